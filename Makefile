@@ -30,6 +30,8 @@ APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring 
 # What CRI-O is built with, and runs containers by.
 APT_DELEGATES := gcc libc6-dev conmon $(APT_CONTAINERD)
 APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
+# What clouds' disks are made with.
+APT_DISK := fdisk e2fsprogs dosfstools mtools
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian
 # Debian's own releases of the libraries, for test-debian.
@@ -65,7 +67,7 @@ apt-base:
 	$(call need,$(APT_BASE))
 
 apt-test: apt-base
-	$(call need,$(APT_TEST) $(APT_CONTAINERD) $(APT_RUN) $(APT_IMAGE) $(APT_DEB))
+	$(call need,$(APT_TEST) $(APT_CONTAINERD) $(APT_RUN) $(APT_IMAGE) $(APT_DISK) $(APT_DEB))
 
 .PHONY: venv
 venv: $(VENV_DONE) ## Make .venv with Infranetes and the tools of its tests

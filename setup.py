@@ -102,7 +102,7 @@ setup(
     entry_points={
         "console_scripts": [
             "infranetes-ctl=infranetes.control.cli:main",
-            "infranetes-guest=infranetes.guest.cli:main",
+            "infranetes-guest=infranetes.publish.command:main",
             "infranetes-flexvolume=infranetes.flexvolume.cli:main",
         ],
         # Found like any plug-in's, which shows that these doors are open.

@@ -14,6 +14,7 @@ from twisted.internet.interfaces import (
     IReactorCore,
     IReactorFDSet,
     IReactorProcess,
+    IReactorSocket,
     IReactorTCP,
     IReactorThreads,
     IReactorTime,
@@ -24,7 +25,14 @@ __all__ = ["IReactor", "installed"]
 
 
 class IReactor(
-    IReactorCore, IReactorTime, IReactorThreads, IReactorTCP, IReactorUNIX, IReactorProcess, IReactorFDSet
+    IReactorCore,
+    IReactorTime,
+    IReactorThreads,
+    IReactorTCP,
+    IReactorUNIX,
+    IReactorProcess,
+    IReactorFDSet,
+    IReactorSocket,
 ):
     """What Twisted's reactors on Linux provide, as far as Infranetes uses it."""
 

@@ -21,6 +21,7 @@ NEVER = {
     "infranetes": ("vmserver", "infranetes_simulation"),
     "vmserver": ("infranetes", "infranetes_simulation"),
     "infranetes.providers": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
+    "infranetes.publish": ("infranetes.cri", "infranetes.pods", "infranetes.machines", "infranetes.daemon"),
     "infranetes.machines": ("infranetes.cri", "infranetes.pods"),
     "infranetes.csi": ("infranetes.cri", "infranetes.pods", "infranetes.machines", "infranetes.daemon"),
     "infranetes.overlay": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),

@@ -48,8 +48,9 @@ from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.delivery import IdentitySource
 from vmserver.identity.identity_file import CertificateFiles, IdentityFile
 from vmserver.identity.listener import Listen, Listener
-from vmserver.identity.metadata import CloudIdentity, MetadataGate
+from vmserver.identity.metadata import DETECT, CloudIdentity, MetadataGate, MetadataService, detect
 from vmserver.identity.virtio_serial import VirtioSerial
+from vmserver.interruptions import FindNotice, find_by
 from vmserver.pod_settings import PodSettings
 from vmserver.prewarm import prewarm
 from vmserver.provider_choice import ProviderChoice
@@ -121,6 +122,7 @@ class Vmserver(Service):
             limits=config.limits,
             run_dir=config.run_dir,
             own_machine=own_machine,
+            find_notice=self._make_find_notice() if own_machine else None,
         )
         service = GrpcService(vmserver.Agent, *self._agent.implementations)
         limits = Limits(connection_window=CONNECTION_WINDOW, max_frame=MAX_FRAME)
@@ -213,6 +215,17 @@ class Vmserver(Service):
                 self._reactor, config.source, config.endpoint, accept, waiting, tools=config.vmtoolsd
             )
         return VirtioSerial(self._reactor, config.path, partial(accept, live=True), waiting)
+
+    def _make_find_notice(self) -> FindNotice | None:
+        """What looks whether the machine's cloud will take it away; None: it is in none that says so."""
+        config = self._config.identity
+        if config.source not in configuration.CLOUDS:
+            return None
+        try:
+            source = detect() if config.source == DETECT else config.source
+        except errors.FailedPrecondition:
+            return None  # whoever looks for the identity tells of it
+        return find_by(source, MetadataService(self._reactor, config.endpoint, marked=True), self._reactor)
 
     async def _reload(self) -> None:
         """Read the configuration again and apply its limits; all else needs a restart."""

@@ -11,9 +11,9 @@ from twisted.python.failure import Failure
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Member
+from infranetes.pods.asking import made_for
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.launch import size_of
 from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sides import ProviderSide
@@ -204,7 +204,7 @@ class ControlService:
             handler=record.runtime_handler,
         )
         if record.state in WITH_VM:
-            size = self._node.handler_of(record).sized(size_of(sandbox.config))
+            size = self._node.handler_of(record).sized(made_for(sandbox))
             pod.vm.CopyFrom(shown_vm(sandbox.instance, record, size))
         return pod
 

@@ -77,7 +77,7 @@ class SandboxCalls:
         record, watch, instance = sandbox.record, sandbox.watch, sandbox.instance
         return {
             "state": record.state.value,
-            "message": record.message,
+            "message": record.message or sandbox.interrupted,
             "provider": self._node.side_of(record).name,
             "vm": {
                 "id": record.instance_id,

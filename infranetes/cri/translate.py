@@ -25,7 +25,8 @@ _TAG = b"\x0a"  # field 1, length-delimited
 
 def sandbox_state(sandbox: Sandbox) -> cri.PodSandboxState:
     """Return READY or NOTREADY."""
-    return cri.SANDBOX_READY if sandbox.state in SHOWN_READY else cri.SANDBOX_NOTREADY
+    ready = sandbox.state in SHOWN_READY and not sandbox.interrupted
+    return cri.SANDBOX_READY if ready else cri.SANDBOX_NOTREADY
 
 
 def sandbox_item(sandbox: Sandbox) -> cri.PodSandbox:

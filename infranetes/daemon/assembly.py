@@ -36,6 +36,8 @@ from infranetes.hostports.table import Table
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import container_images
 from infranetes.kubernetes.api_server import ApiServer
+from infranetes.kubernetes.pod_events import PodEvents
+from infranetes.kubernetes.pod_needs import ApiServerNeeds
 from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
@@ -105,9 +107,10 @@ class Daemon(OrderedServices):
         lock = StateLock(config.state_dir)
         clear_socket(config.socket_path)
         clear_socket(config.control_socket)
-        server = self._make_api_server()
+        server = self._api_server = self._make_api_server()
         self._policies = self._make_policies(server)
         self._services = self._make_services(server)
+        self._pod_events = PodEvents(reactor, server, config.node) if server is not None else None
         self._pods = PodsService(self._make_node(), self._backends.make)
         if (delegate := self._backends.delegate) is not None:
             node, sandboxes = self._pods.node, self._pods.sandboxes
@@ -181,6 +184,9 @@ class Daemon(OrderedServices):
         node.services = self._services
         if self._policies is not None:
             node.firewalls = PodFirewalls(reactor, self._policies, partial(enforce, node), node.started)
+        node.pod_events = self._pod_events
+        if self._api_server is not None:
+            node.pod_needs = ApiServerNeeds(reactor, self._api_server)
         node.network = config.kubernetes.network
         node.overlay = self._make_overlay()
         addressed = False
@@ -223,6 +229,8 @@ class Daemon(OrderedServices):
             self._add("services", self._services)
         if self._policies is not None:
             self._add("policies", self._policies)
+        if self._pod_events is not None:
+            self._add("pod events", self._pod_events)
         self._add("pods", self._pods)
         self._add("streaming server", StartStop(streams.start, streams.stop))
         self._add("control socket", self._control_socket())

@@ -17,17 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infranetes.guest import image as images
 from infranetes.guest import recipe
 from infranetes.guest.image import GuestImage
+from infranetes.guest.programs import Progress, check, run
 from infranetes.guest.recipe import Containers
 from infranetes.guest.sources import Sources, of_this_machine
-from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
-
-Progress = Callable[[str], None]
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted
 
 TOOLS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg", "apt-get": "apt"}
 NEEDED_BYTES = 3 << 30  # of disk during a build
@@ -103,7 +102,7 @@ def _make(
     disk = work / "disk.raw"
     options = "lazy_itable_init=1,assume_storage_prezeroed=1,nodiscard"
     # No journal: a clone's disk goes with the clone, and is never mounted again.
-    _run(
+    run(
         "mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-L", "infranetes", "-E", options,
         "-d", str(root), str(disk), f"{recipe.DISK_GIB}G",
     )  # fmt: skip
@@ -183,38 +182,7 @@ def _mmdebstrap(
         str(root),
         str(work / "sources.list"),
     ]
-    _run(*command, progress=progress)
-
-
-def _run(*command: str, progress: Progress | None = None) -> None:
-    """Run a program to its end; mmdebstrap's steps are passed to `progress`.
-
-    :raise InfranetesError: it failed; the message has the end of its output.
-    """
-    environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
-    environment["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
-    output: list[str] = []
-    with subprocess.Popen(  # noqa: S603
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                output = [*output[-60:], line.rstrip()]
-                if progress is not None and line.startswith("I: ") and "-hook" not in line:
-                    progress(line[3:].rstrip())
-        except BaseException:
-            process.terminate()
-            raise
-    if process.returncode != 0:
-        end = "\n".join(line for line in output if line)[-4000:]
-        raise InfranetesError(f"{command[0]} failed with exit code {process.returncode}:\n{end}")
+    run(*command, progress=progress)
 
 
 def _our_packages(debs: Path) -> list[Path]:
@@ -241,15 +209,9 @@ def _key(packages: Sequence[Path], containers: Containers) -> str:
 
 
 def _check_machine() -> None:
-    missing = [package for tool, package in TOOLS.items() if not _which(tool)]
-    if missing:
-        raise FailedPrecondition(f"to build a guest image, install: apt-get install {' '.join(missing)}")
+    check(TOOLS, "to build a guest image")
     if os.geteuid() != 0:
         raise FailedPrecondition("a guest image is built by root: its files belong to the guest's users")
-
-
-def _which(tool: str) -> str | None:
-    return shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
 
 
 def _check_space(directory: Path) -> None:

@@ -1,24 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `infranetes-guest`: build the guest image, and show the one in use."""
+"""The command `infranetes-guest`: build the guest image, show the one in use, make clouds' disks."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
+import attrs
+
+from infranetes.guest import cloud_recipe, recipe
 from infranetes.guest import image as images
-from infranetes.guest import recipe
 from infranetes.guest.build import build, say
+from infranetes.guest.cloud_disk import DEFAULT_GIB, build_cloud_disk
 from infranetes.guest.image import GuestImage
 from infranetes_common import __version__
 from infranetes_common.errors import InfranetesError
 
+_UNDONE = "nothing is left of the build"
 
-def main(arguments: Sequence[str] | None = None) -> int:
+
+@attrs.frozen
+class Subcommand:
+    """A subcommand. :ivar interrupted: what a person is told after Ctrl-C."""
+
+    run: Callable[[argparse.Namespace], None]
+    interrupted: str = _UNDONE
+
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Add: TypeAlias = Callable[[Subparsers], Mapping[str, Subcommand]]
+"""Adds the parsers of further subcommands, and returns these by their names."""
+
+
+def main(arguments: Sequence[str] | None = None, further: Add = lambda parsers: {}) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="infranetes-guest", description="The image that a pod's virtual machine boots."
@@ -38,25 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "and Docker for pods that choose it",
     )
     shower = commands.add_parser("show", help="show the image in use")
-    for each in (builder, shower):
+    disk_maker = commands.add_parser(
+        "cloud-disk", help="make a disk of the image that a cloud's machines boot"
+    )
+    _add_disk_arguments(disk_maker)
+    for each in (builder, shower, disk_maker):
         each.add_argument(
             "--image-dir", type=Path, default=images.DEFAULT_DIR, help="where images are (%(default)s)"
         )
+    subcommands = {**_SUBCOMMANDS, **further(commands)}
     options = parser.parse_args(arguments)
     try:
-        if options.command == "build":
-            started = time.monotonic()
-            _show(
-                build(
-                    options.image_dir,
-                    options.debs,
-                    functools.partial(say, started),
-                    force=options.force,
-                    containers=recipe.CONTAINERS[options.containers],
-                )
-            )
-        else:
-            _show(images.current(options.image_dir))
+        subcommands[options.command].run(options)
     except InfranetesError as error:
         print(f"infranetes-guest: {error}", file=sys.stderr)
         return 1
@@ -64,9 +77,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"infranetes-guest: {error.filename or 'input/output'}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("infranetes-guest: interrupted; nothing is left of the build", file=sys.stderr)
+        print(f"infranetes-guest: interrupted; {subcommands[options.command].interrupted}", file=sys.stderr)
         return 130
     return 0
+
+
+def _add_disk_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", choices=sorted(cloud_recipe.SOURCES), help="the cloud")
+    parser.add_argument("file", type=Path, help="the raw disk; a file of that name is replaced")
+    parser.add_argument(
+        "--kind",
+        choices=cloud_recipe.KINDS,
+        default=cloud_recipe.DEFAULT_KIND,
+        help="what runs the pod's containers (%(default)s); machine: the pod is the VM",
+    )
+    parser.add_argument(
+        "--size", type=int, default=DEFAULT_GIB, metavar="GIB", help="of the disk (%(default)s)"
+    )
+    parser.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="run in the disk's tree, for packages and units of your own",
+    )
+
+
+def _build(options: argparse.Namespace) -> None:
+    started = time.monotonic()
+    made = build(
+        options.image_dir,
+        options.debs,
+        functools.partial(say, started),
+        force=options.force,
+        containers=recipe.CONTAINERS[options.containers],
+    )
+    _show(made)
+
+
+def _make_disk(options: argparse.Namespace) -> None:
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        build_cloud_disk(
+            options.source,
+            options.kind,
+            options.file,
+            options.size,
+            functools.partial(say, time.monotonic()),
+            script=options.script,
+            image_dir=options.image_dir,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    """Have what was begun undone, as after Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def _show(image: GuestImage) -> None:
@@ -78,6 +144,12 @@ def _show(image: GuestImage) -> None:
     if image.providers:
         print(f"  runs    containers by {', '.join(image.providers)}")
 
+
+_SUBCOMMANDS: Mapping[str, Subcommand] = {
+    "build": Subcommand(_build),
+    "cloud-disk": Subcommand(_make_disk),
+    "show": Subcommand(lambda options: _show(images.current(options.image_dir))),
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -292,13 +292,11 @@ DOCKER = Containers(
     enabled=("docker.service", "infranetes-warm.service", shims.UNIT_NAME),
 )
 
-_AGENT = "etc/infranetes/vmserver.toml"
+AGENT = "etc/infranetes/vmserver.toml"
 
 # conmon and crun, which the agent starts by itself; images come as layers. A handler's pods may have
 # executables, which the VM's systemd runs.
-OCI = Containers(
-    "oci", ("oci", "systemd"), (), {_AGENT: (0o644, 'provider = "oci"\nchoices = ["systemd"]\n')}
-)
+OCI = Containers("oci", ("oci", "systemd"), (), {AGENT: (0o644, 'provider = "oci"\nchoices = ["systemd"]\n')})
 
 # The same, and Docker, which does not run before a pod wants it.
 BOTH = Containers(
@@ -306,7 +304,7 @@ BOTH = Containers(
     ("oci", "docker", "systemd"),
     ("docker.io",),
     {
-        _AGENT: (
+        AGENT: (
             0o644,
             'provider = "oci"\nchoices = ["docker", "systemd"]\n\n[providers.docker]\n'
             'start_command = ["/usr/bin/systemctl", "start", "docker.service"]\n',

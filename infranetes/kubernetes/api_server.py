@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,12 +41,13 @@ IDLE_SECONDS = 180.0  # without a byte; a watch has a bookmark about each minute
 MAX_LINE = 16 << 20  # bytes of one event
 MAX_LIST = 4 << 30  # bytes of one answer, which are not kept
 MAX_REFUSAL = 4096
+_CONTENT_TYPES = {"POST": "application/json", "PATCH": "application/strategic-merge-patch+json"}
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class Refused(Exception):
-    """The server answers with another status than 200. :ivar status: which."""
+    """The server answers with an error. :ivar status: which."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(f"the API server answers {status}: {why}")
@@ -92,28 +94,54 @@ class ApiServer:
         :raise Unavailable: it can't be reached, is silent, or the answer breaks off.
         :raise FailedPrecondition: the kubeconfig is none.
         """
-        await self._get(path, query, _Lines(self._reactor, take))
+        await self._ask("GET", path, _Lines(self._reactor, take), query=query)
 
     async def pieces(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
         """Ask for something and hand the answer to `take` as it comes. Raises as `lines`."""
-        await self._get(path, query, _Pieces(self._reactor, take))
+        await self._ask("GET", path, _Pieces(self._reactor, take), query=query)
 
-    async def _get(self, path: str, query: Mapping[str, str], body: _Body) -> None:
+    async def create(self, path: str, document: object) -> None:
+        """Create an object, told as JSON. Raises as `lines`; `Refused` with 409: there is one of its name."""
+        await self._ask("POST", path, _Ignored(self._reactor), document=document)
+
+    async def merge(self, path: str, document: object) -> None:
+        """Change an object by a strategic merge patch, told as JSON. Idempotent. Raises as `lines`."""
+        await self._ask("PATCH", path, _Ignored(self._reactor), document=document)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: _Body,
+        *,
+        query: Mapping[str, str] | None = None,
+        document: object = None,
+    ) -> None:
         access = await self._current()
         headers = Headers({"Accept": ["application/json"]})
+        data = None
+        if document is not None:
+            data = json.dumps(document).encode()
+            headers.setRawHeaders("Content-Type", [_CONTENT_TYPES[method]])
         if access.token:
             headers.setRawHeaders("Authorization", [f"Bearer {access.token}"])
         try:
-            asking = treq.get(
-                access.server + path, params=query, headers=headers, agent=self._agent, unbuffered=True
+            asking = treq.request(
+                method,
+                access.server + path,
+                params=query,
+                headers=headers,
+                data=data,
+                agent=self._agent,
+                unbuffered=True,
             )
             response = cast(
-                IResponse, await within(self._reactor, ANSWER_SECONDS, asking, f"GET {path}")
+                IResponse, await within(self._reactor, ANSWER_SECONDS, asking, f"{method} {path}")
             )  # treq's type has no name
         except Exception as error:  # twisted.web's and OpenSSL's have no base of their own
             self._credentials.unreachable()
             raise Unavailable(f"{access.server} can't be asked: {_words(error)}") from error
-        if response.code == 200:
+        if response.code in (200, 201):
             await _delivered(response, body)
             return
         if response.code == 401:
@@ -236,6 +264,13 @@ class _Pieces(_Body):
         if self._size > MAX_LIST:
             raise ValueError(f"it has over {MAX_LIST} bytes")
         self._take(data)
+
+
+class _Ignored(_Body):
+    """None of it."""
+
+    def received(self, data: bytes) -> None:
+        pass
 
 
 class _Refusal(_Body):

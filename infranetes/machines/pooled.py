@@ -11,20 +11,21 @@ import attrs
 
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_record import PoolRecord, PoolState
-from infranetes.providers.annotations import CONTAINERS, PREFIX
+from infranetes.providers.annotations import CONTAINERS, CPU, MEMORY, PREFIX
 from infranetes.providers.interface import Size
 from infranetes_common.concurrency import Flight, backoff
 
 LONGEST_RETRY_SECONDS = 300.0
 MINUTE = 60.0
 # What a pod says about its own VM. Those of the pool were made without it. What runs containers in a VM is
-# chosen when a pod has it.
+# chosen when a pod has it, and how large a VM is says whether it fits.
+_OF_ANY_VM = frozenset(PREFIX + name for name in (CONTAINERS, CPU.name, MEMORY.name))
 _OWN_VM = re.compile(r"infranetes\.[^/]*|(?:[^/]*\.)?infranetes\.io/.*")
 
 
 def wants_own_vm(annotations: Iterable[str]) -> bool:
     """Whether a pod with these annotations (keys) says how its VM is to be made."""
-    return any(_OWN_VM.fullmatch(key) for key in annotations if key != PREFIX + CONTAINERS)
+    return any(_OWN_VM.fullmatch(key) for key in annotations if key not in _OF_ANY_VM)
 
 
 def fits(asked: Size, had: PoolRecord) -> bool:

@@ -101,6 +101,17 @@ class AgentListener:
         if container is not None:
             self._lost(container)
 
+    def interrupted(self, interruption: vmserver.Interruption) -> None:
+        """Have the sandbox shown as not ready, so that its pod is moved while the VM is still there."""
+        if self._sandbox.interrupted:
+            return
+        reason = interruption.reason or "its cloud will take its VM away"
+        _log.warn("sandbox {sandbox} is interrupted: {reason}",
+                  sandbox=self._sandbox.id, pod=self._sandbox.pod, reason=reason)  # fmt: skip
+        self._sandbox.interrupt(reason)
+        if self._node.pod_events is not None:
+            self._node.pod_events.interrupted(self._sandbox.config.metadata, reason)
+
     def reach_changed(self, reach: Reach) -> None:
         """Log it, and have the containers' states computed again."""
         watch = self._sandbox.watch

@@ -64,6 +64,7 @@ class ContainerCreation:
         return container
 
     def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, image: Image) -> Container:
+        sandbox.check_stays()
         check_image(self._node, sandbox, image)
         if image.machine and sandbox.containers:
             raise FailedPrecondition(

@@ -46,6 +46,7 @@ async def start_container(node: NodeContext, container: Container) -> None:
         and has ended."""
     if not _is_startable(container):
         raise FailedPrecondition(f"container {container.id} {_why_not_startable(container)}")
+    container.sandbox.check_stays()
     await shielded(_start(node, container, container.sandbox.agent()))
 
 

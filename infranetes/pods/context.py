@@ -35,6 +35,7 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 
 if TYPE_CHECKING:
+    from infranetes.kubernetes.pod_needs import PodNeeds
     from infranetes.machines.pool import Pool
     from infranetes.machines.renewal import Renewal
     from infranetes.machines.timekeeping import Timekeeping
@@ -101,6 +102,16 @@ class Images(Protocol):
         """Forget the image if the catalogue that it was found in no longer has it."""
 
 
+class TellsOfPods(Protocol):
+    """What of `infranetes.kubernetes.pod_events.PodEvents` is needed."""
+
+    def interrupted(self, pod: cri.PodSandboxMetadata, reason: str) -> None:
+        """Tell that the VM of a pod's sandbox will be taken away."""
+
+    def moved(self, pod: cri.PodSandboxMetadata) -> None:
+        """Tell that a pod has another sandbox than the one that was interrupted."""
+
+
 def _no_dns() -> Awaitable[cri.DNSConfig]:
     return succeed(cri.DNSConfig())
 
@@ -125,9 +136,11 @@ class NodeContext:
     :ivar services: the cluster's Services; None: the VMs are not told of them.
     :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they don't hold.
     :ivar overlay: gives the pods of those sides that have it addresses of the pods' network.
+    :ivar pod_needs: knows what pods request beyond what the CRI says; None: nobody does.
     :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
     :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
     :ivar nfs_volumes: has VMs mount what NFS servers export; None: it is carried as files are.
+    :ivar pod_events: tells Kubernetes what happens to pods; None: nobody is told.
     :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
     :ivar resizing: held while a sandbox's VM is made larger or smaller, by its id.
     :ivar dns: gives the node's own DNS, for pods that name none.
@@ -173,9 +186,11 @@ class NodeContext:
         self.services: ServiceRules | None = None
         self.firewalls: PodFirewalls | None = None
         self.overlay: Overlay | None = None
+        self.pod_needs: PodNeeds | None = None
         self.shadows: Shadows | None = None
         self.pod_volumes: PodVolumes | None = None
         self.nfs_volumes: NfsVolumes | None = None
+        self.pod_events: TellsOfPods | None = None
         self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.times = times

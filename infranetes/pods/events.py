@@ -4,7 +4,8 @@
     Event       of a container                     of a sandbox
     CREATED     CREATING -> CREATED                LAUNCHING -> READY
     STARTED     -> RUNNING                         LAUNCHING -> READY, next
-    STOPPED     -> EXITED, or RUNNING -> REMOVING  READY -> LOST, or STOPPING -> STOPPED
+    STOPPED     -> EXITED, or RUNNING -> REMOVING  READY -> LOST, or STOPPING -> STOPPED; before, if its
+                                                   cloud tells that it will take its VM away
     DELETED     its record is deleted              its record is deleted
 
 A container that ran is STARTED before it is STOPPED, however soon it ended. There are no events of what the
@@ -63,6 +64,11 @@ class Events:
             self._emit(EventType.CREATED, sandbox, None)
             self._emit(EventType.STARTED, sandbox, None)
         elif after is SandboxState.LOST or (after is SandboxState.STOPPED and not sandbox.record.message):
+            self._emit(EventType.STOPPED, sandbox, None)
+
+    def sandbox_interrupted(self, sandbox: Sandbox) -> None:
+        """Emit that the sandbox is not ready any more, though its containers still run."""
+        if sandbox.state is SandboxState.READY:
             self._emit(EventType.STOPPED, sandbox, None)
 
     def sandbox_removed(self, sandbox: Sandbox) -> None:

@@ -112,6 +112,8 @@ class Sandbox:
     :ivar loads: what is on its way into the VM.
     :ivar ending: the end of an ABANDONED one.
     :ivar zone: where its VM has to be, "": anywhere; None: that was not looked up by this process.
+    :ivar interrupted: why its cloud will take its VM away, for people; "": nothing is known of that. It is
+        shown as not ready from then on, and gets no more containers. Its agent tells each daemon.
     """
 
     def __init__(self, record: SandboxRecord, machine_for: Callable[[Sandbox], PodMachine]) -> None:
@@ -129,6 +131,7 @@ class Sandbox:
         self.aborted = ""  # why its launch is ended, for people
         self.zone: str | None = None
         self.events: Events | None = None
+        self.interrupted = ""
         self.machine = machine_for(self)
 
     @property
@@ -170,6 +173,22 @@ class Sandbox:
         if self.state is not SandboxState.READY or self.client is None:
             raise FailedPrecondition(f"sandbox {self.id} is not ready: it is {self.state.value}")
         return self.client
+
+    def interrupt(self, reason: str) -> None:
+        """Note that its cloud will take its VM away. Idempotent."""
+        if self.interrupted:
+            return
+        self.interrupted = reason
+        self.cache.clear()
+        if self.events is not None:
+            self.events.sandbox_interrupted(self)
+
+    def check_stays(self) -> None:
+        """Check that it may have more containers. :raise FailedPrecondition: its VM will be taken away."""
+        if self.interrupted:
+            raise FailedPrecondition(
+                f"sandbox {self.id} gets no more containers: {self.interrupted}; its pod needs another one"
+            )
 
 
 _Entry = TypeVar("_Entry", Sandbox, Container)

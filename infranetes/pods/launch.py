@@ -12,6 +12,7 @@ from twisted.logger import Logger
 from infranetes.machines.context import VmRequest
 from infranetes.pods import node_names
 from infranetes.pods.agent_events import connect
+from infranetes.pods.asking import made_for
 from infranetes.pods.container_providers import container_provider
 from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import ports_of
@@ -21,45 +22,11 @@ from infranetes.pods.sandbox_vm import zone_for
 from infranetes.pods.service_rules import tell_of_services
 from infranetes.pods.shadows import attachment_of
 from infranetes.pods.states import SandboxState
-from infranetes.providers.interface import Size
+from infranetes.providers.annotations import wants_spot
 from infranetes_common.concurrency import shielded, within
 from infranetes_common.errors import Unavailable
-from infranetes_common.huge_pages import bytes_of
-from infranetes_common.wire import cri
-
-CPU_PERIOD = 100_000  # microseconds, the kernel's default
-SHARES_PER_CORE = 1024
-UNLIMITED = 1 << 60  # bytes
 
 _log = Logger()
-
-
-def size_of(config: cri.PodSandboxConfig) -> Size:
-    """Return what the pod asks for: its limits, else its requests; and its runtime class's overhead."""
-    return size_with(config.linux.resources, config.linux.overhead)
-
-
-def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources) -> Size:
-    """Return what these ask for. Processors of the overhead are for what is no part of the VM."""
-    return Size(
-        cpu_millis=_cpu_millis(resources),
-        memory_bytes=_memory(resources),
-        overhead_bytes=max(overhead.memory_limit_in_bytes, 0),
-        huge_bytes=bytes_of(resources),
-    )
-
-
-def _memory(resources: cri.LinuxContainerResources) -> int:
-    """The limit in bytes; 0: none, which a control group of version 1 says as a number."""
-    limit = resources.memory_limit_in_bytes
-    return int(limit) if 0 < limit < UNLIMITED else 0
-
-
-def _cpu_millis(resources: cri.LinuxContainerResources) -> int:
-    if resources.cpu_quota > 0:
-        return int(resources.cpu_quota * 1000 // (resources.cpu_period or CPU_PERIOD))
-    # kubelet gives a pod without requests 2 shares: that asks for nothing
-    return int(resources.cpu_shares * 1000 // SHARES_PER_CORE) if resources.cpu_shares > 2 else 0
 
 
 Undo = Callable[[Sandbox], Coroutine[Any, Any, None]]  # Any: what a coroutine yields
@@ -103,7 +70,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     deadline = began + node.times.launch
     found = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
     config, handler = sandbox.config, node.handler_of(sandbox.record)
-    size, parent = handler.sized(size_of(config)), config.linux.cgroup_parent
+    size, parent = handler.sized(made_for(sandbox)), config.linux.cgroup_parent
     annotations = handler.annotations.applied(config.annotations)
     attachment = None if found else await attachment_of(node.shadows, sandbox)
     zone = "" if found else await zone_for(node, sandbox)
@@ -137,5 +104,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         seconds=clock.seconds() - began,
         vm_seconds=up.vm_seconds,
     )
+    if node.pod_events is not None and config.metadata.attempt and wants_spot(annotations):
+        node.pod_events.moved(config.metadata)
     if not found:
         node.renewal.soon(sandbox.machine)

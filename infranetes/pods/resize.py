@@ -16,10 +16,10 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from infranetes.machines.agent.client import AgentClient
+from infranetes.pods.asking import asked_for, made_for
 from infranetes.pods.context import NodeContext
 from infranetes.pods.huge_pages import huge_bytes
 from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.launch import size_of, size_with
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
 from infranetes_common.concurrency import backoff, shielded, sleep
@@ -49,10 +49,12 @@ class Resizer:
         :raise FailedPrecondition: the VM can't be made so large, or does not give back what it has.
         :raise InfranetesError: it is not known to be so large.
         """
-        asked = size_with(resources, overhead)
+        asked, complete = await asked_for(self._node, sandbox, resources, overhead)
         async with self._node.resizing.held(sandbox.id):
             _check_ready(sandbox)
             before = size_now(sandbox)
+            if not complete:  # nothing is taken from what its containers may request
+                asked = attrs.evolve(asked, memory_bytes=max(asked.memory_bytes, before.memory_bytes))
             wanted = attrs.evolve(
                 asked,
                 cpu_millis=asked.cpu_millis or before.cpu_millis,
@@ -215,13 +217,7 @@ def size_now(sandbox: Sandbox, without: Container | None = None) -> Size:
     """What the pod asked for when it was made or was resized last, and its containers ask for in huge pages.
 
     :param without: a container whose huge pages are not counted."""
-    made = size_of(sandbox.config)
-    return attrs.evolve(
-        made,
-        cpu_millis=sandbox.record.cpu_millis or made.cpu_millis,
-        memory_bytes=sandbox.record.memory_bytes or made.memory_bytes,
-        huge_bytes=huge_bytes(sandbox, without),
-    )
+    return attrs.evolve(made_for(sandbox), huge_bytes=huge_bytes(sandbox, without))
 
 
 def _check_provided(sandbox: Sandbox, before: Size, wanted: Size, has: Size) -> None:

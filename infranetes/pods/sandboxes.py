@@ -21,11 +21,12 @@ from infranetes.handler_config import CNI, MACHINE
 from infranetes.hostports.mappings import host_ports_of
 from infranetes.ids import new_id
 from infranetes.pods.agent_events import disconnect, vm_ended
+from infranetes.pods.asking import asked_for
 from infranetes.pods.container_providers import check_container_provider, check_user_namespace
 from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import taken_ports
 from infranetes.pods.inventory import Sandbox, sandbox_name
-from infranetes.pods.launch import launch, size_of
+from infranetes.pods.launch import launch
 from infranetes.pods.pod_network import check_network, network_of
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_stop import end_containers
@@ -216,11 +217,17 @@ class Sandboxes:
             await self._launch(sandbox)
 
     async def _record(self, sandbox: Sandbox) -> None:
-        """Record a VM of the pool as the sandbox's, which then has the VM's id; else the sandbox itself."""
+        """Record a VM of the pool as the sandbox's, which then has the VM's id; else the sandbox itself.
+
+        How large the VM is to be is recorded with it: a launch that is gone on with asks for the same."""
+        config, handler = sandbox.config, self._node.handler_of(sandbox.record)
+        size, _ = await asked_for(self._node, sandbox, config.linux.resources, config.linux.overhead)
+        sandbox.record = attrs.evolve(
+            sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes
+        )
         if sandbox.state is SandboxState.LAUNCHING:
-            config, handler = sandbox.config, self._node.handler_of(sandbox.record)
             pool = self._node.pool_for(handler)
-            size, take_over = handler.sized(size_of(config)), partial(adopt, self._node, sandbox)
+            size, take_over = handler.sized(size), partial(adopt, self._node, sandbox)
             zone = await zone_for(self._node, sandbox)
             if pool and await pool.claim(size, config.annotations, take_over, zone):
                 return

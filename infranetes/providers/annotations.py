@@ -15,10 +15,13 @@ from typing import Any
 import attrs
 
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.quantities import Needs, thousandths, units
 
 PREFIX = "infranetes.io/"
 CONTAINERS = "containers"  # which of CONTAINER_PROVIDERS is to run the pod's containers
 CONTAINER_PROVIDERS = ("docker", "oci")
+MOST_CPU_MILLIS = 1024 * 1000
+LEAST_MEMORY, MOST_MEMORY = 1 << 20, 64 << 40  # bytes; less is a number whose unit was forgotten
 _MAX_VALUE = 4096
 
 
@@ -30,6 +33,7 @@ class Wishes:
     instance_type: str = ""
     gpus: int = 0
     spot: bool = False
+    spot_fallback: bool = False
     spot_max_price: float | None = None
     region: str = ""
     subnet: str = ""
@@ -111,6 +115,20 @@ def _bytes(text: str) -> int:
     return int(found[1]) << {"Mi": 20, "Gi": 30, "Ti": 40}[found[2]]
 
 
+def _cpu(text: str) -> int:
+    millis = thousandths(text)
+    if not 0 < millis <= MOST_CPU_MILLIS:
+        raise ValueError(text)
+    return millis
+
+
+def _memory(text: str) -> int:
+    size = units(text)
+    if not LEAST_MEMORY <= size <= MOST_MEMORY:
+        raise ValueError(text)
+    return size
+
+
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._/:@+=-]{0,254}"
 
 
@@ -118,6 +136,8 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(_matching(_WORD)(each.strip()) for each in text.split(","))
 
 
+CPU = Annotation("cpu", "", _cpu, "a number of processors such as 2 or 500m, up to 1024")
+MEMORY = Annotation("memory", "", _memory, "a size from 1Mi to 64Ti, such as 8Gi")
 NETWORKS = ("vpc", "overlay")
 NETWORK = Annotation("network", "", _matching("|".join(NETWORKS)), " or ".join(NETWORKS))
 SERVICE_PROXY = Annotation("service-proxy", "", _bool, "true or false", ("infranetes.startproxy",))
@@ -130,8 +150,11 @@ TABLE = (
         "a type's name",
         ("infranetes.aws.instancetype",),
     ),
+    CPU,
+    MEMORY,
     Annotation("gpus", "gpus", _gpus, "a number of GPUs"),
     Annotation("spot", "spot", _bool, "true or false"),
+    Annotation("spot-fallback", "spot_fallback", _bool, "true or false"),
     Annotation("spot-max-price", "spot_max_price", _price, "a price of an hour, such as 0.05"),
     Annotation(
         "region", "region", _matching(r"[a-z0-9-]{1,32}"), "a region's name", ("infranetes.aws.region",)
@@ -203,6 +226,23 @@ def wants_service_proxy(annotations: Mapping[str, str]) -> bool:
     """Whether a pod with these annotations, which `read` accepts, reaches Services by its VM's own rules."""
     names = (PREFIX + SERVICE_PROXY.name, *SERVICE_PROXY.aliases)
     return all(_bool(annotations[name].strip()) for name in names if name in annotations)
+
+
+def wants_spot(annotations: Mapping[str, str]) -> bool:
+    """Whether a pod with these annotations, which `read` accepts, asks for a spot instance."""
+    return _bool(annotations.get(PREFIX + "spot", "false").strip())
+
+
+def requests(annotations: Mapping[str, str]) -> Needs:
+    """What a pod requests for all of its containers together. :raise InvalidArgument: that is malformed."""
+    cpu, memory = (
+        _value(row, PREFIX + row.name, annotations[PREFIX + row.name])
+        if PREFIX + row.name in annotations
+        else 0
+        for row in (CPU, MEMORY)
+    )
+    assert isinstance(cpu, int) and isinstance(memory, int)
+    return Needs(cpu, memory)
 
 
 def network(annotations: Mapping[str, str]) -> str:

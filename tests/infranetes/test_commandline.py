@@ -19,7 +19,7 @@ DAEMONS = ("infranetes", "vmserver")
 PROGRAMS = {
     "infranetes-ctl": ["-m", "infranetes.control.cli"],
     "infranetes-flexvolume": ["-m", "infranetes.flexvolume.cli"],
-    "infranetes-guest": ["-m", "infranetes.guest.cli"],
+    "infranetes-guest": ["-m", "infranetes.publish.command"],
 }
 
 

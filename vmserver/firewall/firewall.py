@@ -2,9 +2,10 @@
 """The pod's firewall in the kernel: tables of its own, replaced as a whole.
 
 What the VM sends is judged once the service proxy has translated it, and what it receives before anything
-else. Of what comes and goes by its interfaces these pass: connections of the node's, neighbour discovery and
-DHCP, without which the VM has no address. Nothing on the loopback interface is judged. Where the pod has its
-address by a tunnel to the node, the node judges what goes by it, and the tunnel's own packets pass.
+else. Of what comes and goes by its interfaces these pass: connections of the node's, the agent's own to the
+cloud's metadata service, neighbour discovery, and DHCP, without which the VM has no address. Nothing on the
+loopback interface is judged. Where the pod has its address by a tunnel to the node, the node judges what goes
+by it, and the tunnel's own packets pass.
 """
 
 from __future__ import annotations
@@ -23,17 +24,22 @@ from infranetes_common.nftables_watch import TablesWatch, open_socket
 from infranetes_common.pod_firewall import OPEN, PodFirewall
 from infranetes_common.pod_firewall_rules import FAMILIES, Way, chains, listed
 from infranetes_common.reactors import IReactor
+from vmserver.marked_connections import MARK
 from vmserver.pod_tunnel import DEVICE
 
 TABLE = "infranetes-firewall"  # of both families
 SECONDS = 60.0
 MAX_LISTING = 16 << 20
 NO_NODE = "127.0.0.1"  # none is known yet
+METADATA = "169.254.169.254"
 
 _NEIGHBOURS = "nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, nd-router-advert"
 # What is received and sent by each version of IP whatever the firewall is.
 _ALWAYS = {
-    4: ("udp sport 67 udp dport 68", "udp sport 68 udp dport 67"),
+    4: (
+        f"ip saddr {METADATA} tcp sport 80 ct direction reply accept\n    udp sport 67 udp dport 68",
+        f"ip daddr {METADATA} meta mark {MARK:#x} accept\n    udp sport 68 udp dport 67",
+    ),
     6: (
         f"icmpv6 type {{ {_NEIGHBOURS}, mld-listener-query }} accept\n    udp sport 547 udp dport 546",
         f"icmpv6 type {{ {_NEIGHBOURS}, mld-listener-report, mld2-listener-report }} accept\n"

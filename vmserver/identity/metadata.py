@@ -11,8 +11,9 @@ cloud     whichever of them the machine's DMI names
 ========  ===================================================================================
 
 User-data holds the machine's key and can't be erased, and containers share the machine's network. So once
-the identity is read, the metadata service is closed to the whole machine, unless the pod's annotation
-`infranetes.io/metadata-access` is `allow`. DNS and time, which GCP serves at the same address, stay open.
+the identity is read, the metadata service is closed to the whole machine but the agent, unless the pod's
+annotation `infranetes.io/metadata-access` is `allow`. DNS and time, which GCP serves at the same address,
+stay open.
 """
 
 from __future__ import annotations
@@ -33,10 +34,17 @@ from twisted.web.client import Agent, ResponseDone
 from twisted.web.http_headers import Headers
 
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from infranetes_common.identity import MAX_DOCUMENT_BYTES
 from infranetes_common.reactors import IReactor
 from vmserver.identity.delivery import POLL_SECONDS, Accept, answer
+from vmserver.marked_connections import MARK, MarkedEndpoints
 
 AWS, GCP, VSPHERE, DETECT = "aws", "gcp", "vsphere", "cloud"
 SOURCES = (AWS, GCP, VSPHERE, DETECT)
@@ -57,6 +65,7 @@ _CLOSED = (
     + f"""table inet {_TABLE} {{
   chain output {{
     type filter hook output priority 0; policy accept;
+    meta mark {MARK:#x} accept
     ip daddr 169.254.169.254 tcp dport != 53 reject with tcp reset
     ip daddr 169.254.169.254 udp dport != {{ 53, 123 }} reject
     ip6 daddr {{ fd00:ec2::254, fd20:ce::254 }} tcp dport != 53 reject with tcp reset
@@ -124,24 +133,38 @@ class MetadataService:
     """A client of the cloud's metadata service.
 
     :param endpoint: in place of the service's own address.
+    :param marked: also while the service is closed to everybody else.
     """
 
-    def __init__(self, reactor: IReactor, endpoint: str = "") -> None:
-        self._agent = Agent(reactor, connectTimeout=_SECONDS)
+    def __init__(self, reactor: IReactor, endpoint: str = "", *, marked: bool = False) -> None:
+        self._agent = (
+            Agent.usingEndpointFactory(reactor, MarkedEndpoints(reactor))
+            if marked
+            else Agent(reactor, connectTimeout=_SECONDS)
+        )
         self._reactor = reactor
         self._endpoint = (endpoint or _ENDPOINT).rstrip("/")
 
     async def aws(self) -> bytes:
         """Read the document from EC2's user-data. :raise InfranetesError: it can't be had now."""
-        headers = {"X-aws-ec2-metadata-token-ttl-seconds": _TOKEN_SECONDS}
-        token = await self._request(b"PUT", "/latest/api/token", headers, _MAX_TOKEN)
-        session = {"X-aws-ec2-metadata-token": token}
-        return await self._request(b"GET", "/latest/user-data", session, MAX_DOCUMENT_BYTES)
+        return await self.read_aws("user-data", MAX_DOCUMENT_BYTES)
 
     async def gcp(self) -> bytes:
         """Read the document from an instance's attribute. :raise InfranetesError: it can't be had now."""
-        path = "/computeMetadata/v1/instance/attributes/infranetes-identity"
-        return await self._request(b"GET", path, {"Metadata-Flavor": b"Google"}, MAX_DOCUMENT_BYTES)
+        return await self.read_gcp("attributes/infranetes-identity", MAX_DOCUMENT_BYTES)
+
+    async def read_aws(self, path: str, limit: int) -> bytes:
+        """Read what EC2 has below `latest/`. :raise NotFound: nothing.
+
+        :raise InfranetesError: it can't be had now, or is more than `limit` bytes."""
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": _TOKEN_SECONDS}
+        token = await self._request(b"PUT", "/latest/api/token", headers, _MAX_TOKEN)
+        return await self._request(b"GET", f"/latest/{path}", {"X-aws-ec2-metadata-token": token}, limit)
+
+    async def read_gcp(self, path: str, limit: int) -> bytes:
+        """Read what Compute Engine has of the instance. Raises as `read_aws` does."""
+        headers = {"Metadata-Flavor": b"Google"}
+        return await self._request(b"GET", f"/computeMetadata/v1/instance/{path}", headers, limit)
 
     async def _request(self, method: bytes, path: str, headers: Mapping[str, bytes], limit: int) -> bytes:
         requested = self._agent.request(
@@ -158,6 +181,8 @@ class MetadataService:
             raise
         except Exception as error:
             raise Unavailable(f"the metadata service does not answer: {type(error).__name__}") from None
+        if response.code == 404:
+            raise NotFound(f"the metadata service has no {path}")
         if response.code != 200:
             raise Unavailable(f"the metadata service answers {response.code} to {path}")
         return data

@@ -11,6 +11,7 @@ from vmserver.firewall.firewall import Firewall
 from vmserver.huge_pages import HugePages
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
+from vmserver.interruptions import FindNotice, Interruptions
 from vmserver.memory import MachineMemory
 from vmserver.pod_settings import PodSettings
 from vmserver.pod_tunnel import PodTunnel
@@ -51,6 +52,7 @@ class AgentService:
 
     :param run_dir: for files that a boot removes.
     :param own_machine: the VM is the pod's alone; false where simulated VMs share one machine.
+    :param find_notice: looks whether the cloud will take the machine away; None: nothing is looked for.
     :ivar implementations: the objects that answer, for `txgrpc.Service`.
     """
 
@@ -67,6 +69,7 @@ class AgentService:
         limits: LimitsConfig,
         run_dir: Path,
         own_machine: bool = True,
+        find_notice: FindNotice | None = None,
     ) -> None:
         self._timekeeping = Timekeeping(reactor, KernelClock()) if own_machine else None
         self.machine = MachineCalls(
@@ -74,6 +77,11 @@ class AgentService:
         )
         self.clock = ClockCalls(self._timekeeping)
         self.watch = WatchCalls(choice)
+        self._interruptions = (
+            Interruptions(reactor, find_notice, self.watch.interrupted, lambda: choice.provider)
+            if find_notice is not None
+            else None
+        )
         points = volumes.attached if own_machine else None
         self._nfs = NfsMounts(reactor, points, lambda: identity.sandbox_id) if points is not None else None
         self.nfs = NfsCalls(self._nfs)
@@ -125,6 +133,8 @@ class AgentService:
     def _begin(self) -> None:
         """Begin what a machine without an identity does not need."""
         self.stats.begin_stats()
+        if self._interruptions is not None:
+            self._interruptions.begin()
         if self._timekeeping is not None:
             self._timekeeping.begin()
         if self._upkeep is not None:
@@ -149,6 +159,8 @@ class AgentService:
     def stop(self) -> None:
         """Do nothing by itself any more. Idempotent."""
         self.volumes.stop()
+        if self._interruptions is not None:
+            self._interruptions.stop()
         if self._timekeeping is not None:
             self._timekeeping.stop()
         if self._pod_disks is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch: the pod's containers as they are, then every change."""
+"""Watch: the pod's containers as they are, then every change, and the machine's own end where it is known."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from infranetes_common.concurrency import Notifier
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
+from vmserver.interruptions import Interruption
 from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 
@@ -18,6 +19,7 @@ _RANK = {
     cri.CONTAINER_RUNNING: 2,
     cri.CONTAINER_EXITED: 3,
 }
+_MACHINE = ""  # no container's id
 
 
 class Watcher:
@@ -38,8 +40,12 @@ class Watcher:
         """Note that a container is gone."""
         self._put(id, messages.WatchEvent(removed=id))
 
+    def interrupted(self, interruption: messages.Interruption) -> None:
+        """Note that the machine will be taken away."""
+        self._put(_MACHINE, messages.WatchEvent(interruption=interruption))
+
     def take(self) -> dict[str, messages.WatchEvent]:
-        """Return the events since the last call, by container id."""
+        """Return the events since the last call, by container id; `_MACHINE` for the machine itself."""
         taken, self._events = self._events, {}
         return taken
 
@@ -62,6 +68,7 @@ class WatchCalls:
     def __init__(self, choice: ProviderChoice) -> None:
         self._choice = choice
         self.watchers: set[Watcher] = set()
+        self._interruption: messages.Interruption | None = None
         choice.watch(self._changed, self._removed)
 
     def _changed(self, state: messages.ContainerState) -> None:
@@ -72,6 +79,14 @@ class WatchCalls:
         for watcher in self.watchers:
             watcher.removed(id)
 
+    def interrupted(self, interruption: Interruption) -> None:
+        """Tell every Watch call, also later ones, that the machine will be taken away."""
+        self._interruption = messages.Interruption(
+            at_nanos=int(interruption.at * 1e9), reason=interruption.reason
+        )
+        for watcher in self.watchers:
+            watcher.interrupted(self._interruption)
+
     async def Watch(self, request: messages.WatchRequest, call: Call) -> AsyncIterator[messages.WatchEvent]:
         watcher = Watcher()
         self.watchers.add(watcher)
@@ -81,11 +96,15 @@ class WatchCalls:
             for id, event in watcher.take().items():
                 if event.HasField("removed"):
                     snapshot.pop(id, None)
-                elif id not in snapshot or _rank(event.container) >= _rank(snapshot[id]):
+                elif event.HasField("container") and (
+                    id not in snapshot or _rank(event.container) >= _rank(snapshot[id])
+                ):
                     snapshot[id] = event.container
             for state in snapshot.values():
                 yield messages.WatchEvent(container=bounds.state(state))
             yield messages.WatchEvent(synced=messages.Synced())
+            if self._interruption is not None:
+                watcher.interrupted(self._interruption)
             while True:
                 await watcher.wait()
                 for event in watcher.take().values():

@@ -73,6 +73,9 @@ class IContainerListener(Interface):
     def removed(container_id: str) -> None:
         """One container is gone."""
 
+    def interrupted(interruption: vmserver.Interruption) -> None:
+        """The cloud will take the VM away. Told again after each snapshot."""
+
     def reach_changed(reach: Reach) -> None:
         """The agent can be reached, or no longer."""
 
@@ -241,6 +244,8 @@ class ContainerWatch:
             self._listener.changed(event.container)
         elif kind == "removed":
             self._listener.removed(event.removed)
+        elif kind == "interruption":
+            self._listener.interrupted(event.interruption)
 
     def _become_live(self) -> None:
         self._lost_at = None

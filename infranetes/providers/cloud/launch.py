@@ -46,10 +46,11 @@ _log = Logger()
 
 @attrs.frozen
 class _Attempt:
-    """One attempt at a launch: its zone and size. :ivar zone: one of `Cloud.zones`."""
+    """One attempt at a launch. :ivar zone: one of `Cloud.zones`."""
 
     size: str
     zone: str
+    spot: bool
 
 
 class Launcher(Generic[D]):
@@ -157,7 +158,8 @@ class Launcher(Generic[D]):
         )
         zones = self._cloud.zones(wishes, spec.zone)
         sizes = [offer.name for offer in offers[: self._settings.max_sizes]]
-        return request, [_Attempt(size, zone) for size in sizes for zone in zones]
+        markets = [True, False] if wishes.spot and wishes.spot_fallback else [wishes.spot]
+        return request, [_Attempt(size, zone, spot) for spot in markets for size in sizes for zone in zones]
 
     async def _launch(self, request: LaunchRequest, attempts: Sequence[_Attempt]) -> CloudVM:
         for number in range(request.number, request.number + _MAX_NUMBERS):
@@ -172,7 +174,8 @@ class Launcher(Generic[D]):
         """Launch the cheapest size that a zone has, trying zones in their order."""
         refusal: CloudError | None = None
         for attempt in attempts:
-            asked = attrs.evolve(request, size=attempt.size, zone=attempt.zone)
+            wishes = request.wishes if attempt.spot else attrs.evolve(request.wishes, spot=False)
+            asked = attrs.evolve(request, size=attempt.size, zone=attempt.zone, wishes=wishes)
             try:
                 vm = await self._calls.call(
                     f"launch a {attempt.size}",
@@ -188,12 +191,14 @@ class Launcher(Generic[D]):
             except CloudError as error:
                 if error.kind is ErrorKind.CONFLICT:
                     return await self._find_launched(request.token, error)
-                if error.kind is not ErrorKind.CAPACITY:
+                falls_back = attempt.spot and not attempts[-1].spot
+                if not (error.kind is ErrorKind.CAPACITY or (falls_back and error.kind is ErrorKind.QUOTA)):
                     raise
                 refusal = error
                 _log.info(
-                    "{cloud} has no {size} {zone}: {error}",
+                    "{cloud} has no {spot}{size} {zone}: {error}",
                     cloud=self._cloud.location,
+                    spot="spot " if attempt.spot else "",
                     size=attempt.size,
                     zone=attempt.zone,
                     error=error,

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from infranetes.providers.cloud.aws.bundled import offers
 from infranetes_common.wire import cri
+from tests.infranetes.daemon.case import reactor
 from tests.infranetes.daemon.cloud import CloudDaemonCase
+from tests.infranetes.kubernetes.api_server import SimulatedApiServer
+from tests.infranetes.services.test_cluster import KUBECONFIG
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.faults import FaultKind
 from txgrpc import Code, GrpcError
@@ -35,6 +39,34 @@ class AwsDaemonTests(CloudDaemonCase):
         self.assertEqual(status.status.network.ip, instance["PrivateIpAddress"])
         await self.stop_pod(sandbox)
         await self.nothing_is_left()
+        await self.remove_pod(sandbox)
+
+    async def test_a_pod_that_requests_memory_and_limits_none_has_it(self) -> None:
+        """kubelet does not say it: an annotation does, or the API server; else the smallest type serves."""
+        server = SimulatedApiServer(reactor)
+        server.start()
+        self.addCleanup(server.stop)
+        requests = {"requests": {"memory": "8Gi"}}
+        server.pods["/api/v1/namespaces/default/pods/web"] = {
+            "metadata": {"namespace": "default", "name": "web", "uid": "uid-web"},
+            "spec": {"containers": [{"name": "main", "resources": requests}]},
+        }
+        kubeconfig = self.root / "kubeconfig"
+        kubeconfig.write_text(KUBECONFIG % server.url)
+        (self.root / "token").write_text("secret")
+        self.config["kubernetes"] = {"kubeconfig": str(kubeconfig), "service_proxy": False}
+        await self.start()
+        of_api = {"kubernetes.io/config.source": "api"}
+        by_annotation = {"infranetes.io/memory": "8Gi"}
+        for name, given, gib in (("web", of_api, 8), ("own", by_annotation, 8), ("small", {}, 0)):
+            sandbox = await self.run_pod(name, annotations=given)
+            [instance] = self.world.instances()
+            [offer] = [one for one in offers("eu-west-1") if one.name == instance["InstanceType"]]
+            self.assertEqual(offer.memory_bytes > 8 << 30, gib == 8, offer)
+            await self.remove_pod(sandbox)
+        server.status = 403
+        sandbox = await self.run_pod("web", annotations=of_api)
+        self.assertIn("what pod default/web requests is not known", self.log)
         await self.remove_pod(sandbox)
 
     async def test_an_instance_that_is_taken_away_leaves_a_sandbox_that_is_not_ready(self) -> None:

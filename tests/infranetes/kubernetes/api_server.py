@@ -7,6 +7,7 @@ It is as strict as Kubernetes' about the parameters of a watch, forgets old vers
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any, cast
@@ -29,6 +30,7 @@ KINDS = {
     "/apis/discovery.k8s.io/v1/endpointslices": ("discovery.k8s.io/v1", "EndpointSlice"),
     "/apis/networking.k8s.io/v1/servicecidrs": ("networking.k8s.io/v1", "ServiceCIDR"),
 }
+_POD = re.compile(r"/api/v1/namespaces/[^/]+/pods/[^/]+")
 
 
 class SimulatedApiServer(Resource):
@@ -39,6 +41,8 @@ class SimulatedApiServer(Resource):
     :ivar trickle: what watches are told comes so many bytes at a time; 0: at once.
     :ivar absent: paths that it does not have.
     :ivar refused: the paths that nobody may ask for.
+    :ivar pods: single ones, by their whole paths. :ivar silent: paths whose requests are never answered.
+    :ivar written: what was created and changed: the method, the path, and the document.
     :ivar asked: the query of each request, the path as `path`. :ivar token: that every request has to bear.
     :ivar clients: who asked, by the certificates that they have shown.
     """
@@ -61,6 +65,9 @@ class SimulatedApiServer(Resource):
         self.status = 0
         self.absent: set[str] = set()
         self.refused: set[str] = set()
+        self.pods: dict[str, Json] = {}
+        self.silent: set[str] = set()
+        self.written: list[tuple[str, str, Json]] = []
         self.token = ""
         self.asked: list[dict[str, str]] = []
         self.clients: list[str] = []
@@ -193,11 +200,41 @@ class SimulatedApiServer(Resource):
             return _refusal(request, 404, "the server could not find the requested resource")
         if path in self.refused:
             return _refusal(request, 403, "forbidden")
+        if path in self.silent:
+            request.notifyFinish().addErrback(lambda _: None)
+            return server.NOT_DONE_YET
+        if _POD.fullmatch(path):
+            if path not in self.pods:
+                return _refusal(request, 404, f"pods {path.rpartition('/')[2]!r} not found")
+            return json.dumps(self.pods[path]).encode()
         if query.get("watch") not in ("1", "true"):
             return self._list(request, path, query)
         if "sendInitialEvents" in query and not self.streaming:
             return _refusal(request, 422, "sendInitialEvents is forbidden for watch")
         return self._watch(request, path, query)
+
+    def render_POST(self, request: Request) -> bytes:
+        return self._write_object(request, "POST", "application/json", 201)
+
+    def render_PATCH(self, request: Request) -> bytes:
+        return self._write_object(request, "PATCH", "application/strategic-merge-patch+json", 200)
+
+    def _write_object(self, request: Request, method: str, kind: str, status: int) -> bytes:
+        path = request.path.decode()
+        if self.token and request.getHeader("authorization") != f"Bearer {self.token}":
+            return _refusal(request, 401, "Unauthorized")
+        if self.status:
+            return _refusal(request, self.status, "as it is told to")
+        if path in self.refused:
+            return _refusal(request, 403, "forbidden")
+        if request.getHeader("content-type") != kind:
+            return _refusal(request, 415, "the body of the request was in an unknown format")
+        document = json.loads(request.content.read())
+        if method == "POST" and (method, path, document) in self.written:
+            return _refusal(request, 409, "AlreadyExists")
+        self.written.append((method, path, document))
+        request.setResponseCode(status)
+        return json.dumps(document).encode()
 
     def _list(self, request: Request, path: str, query: Mapping[str, str]) -> bytes:
         following = query.get("continue", "")

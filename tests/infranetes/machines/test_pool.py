@@ -285,6 +285,10 @@ class SizeTests(PoolTestCase):
         ):
             self.assertEqual(self.had(self.run_pod(config)), expected)
 
+    def test_how_large_a_pod_says_to_be_is_no_reason_for_a_vm_of_its_own(self) -> None:
+        asking = {"infranetes.io/cpu": "500m", "infranetes.io/memory": "1Gi"}
+        self.assertEqual(self.had(self.run_pod(pod("some", annotations=asking))), Size(1000, 2 * GIB))
+
     def test_where_none_fits_one_is_launched(self) -> None:
         launches = len(self.provider.specs)
         self.assertEqual(self.had(self.run_pod(sized("big", 8000))), Size(8000, 0))

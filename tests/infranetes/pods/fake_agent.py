@@ -63,6 +63,7 @@ class FakeAgent:
     :ivar holding: a Deferred that each create and load waits for first.
     :ivar clocks: what its machine's clocks say when it is asked: the time, and the steady one.
     :ivar corrections: what it was told of them.
+    :ivar interruption: what it tells of its machine's end, once there is something; see `interrupt`.
     :ivar old: of a release in which what runs containers can't be chosen: Docker does.
     """
 
@@ -100,6 +101,7 @@ class FakeAgent:
         self.unmount_error: Exception | None = None
         self.huge_page_sizes: list[int] = []
         self.sync_error: Exception | None = None
+        self.interruption: vmserver.Interruption | None = None
 
     def _reach(self) -> None:
         if self.away:
@@ -168,7 +170,15 @@ class FakeAgent:
             for state in self.containers.values():
                 stream.feed(vmserver.WatchEvent(container=state))
             stream.feed(vmserver.WatchEvent(synced=vmserver.Synced()))
+            if self.interruption is not None:
+                stream.feed(vmserver.WatchEvent(interruption=self.interruption))
         return stream
+
+    def interrupt(self, reason: str) -> None:
+        """Its cloud will take its machine away."""
+        self.interruption = vmserver.Interruption(at_nanos=1, reason=reason)
+        for stream in self.streams:
+            stream.feed(vmserver.WatchEvent(interruption=self.interruption))
 
     def go_away(self) -> None:
         """The connection is lost and can't be had again."""

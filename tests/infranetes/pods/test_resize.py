@@ -170,7 +170,7 @@ class ResizeTests(ResizeCase):
         self.done(resources(1000, 4 * GIB))
         self.done(resources(1000, 2 * GIB))
         self.done(resources(1000, 3 * GIB))
-        self.assertEqual([memory for _, memory in self.meanwhile], [0, 2 * GIB, 2 * GIB])
+        self.assertEqual([memory for _, memory in self.meanwhile], [GIB, 2 * GIB, 2 * GIB])
 
     def test_when_the_daemon_is_killed_meanwhile_the_next_one_goes_on(self) -> None:
         for memory in (2 * GIB, 4 * GIB):  # tried again, or taken back
@@ -208,7 +208,7 @@ class ResizeTests(ResizeCase):
 
     def test_more_processors_than_there_can_be_are_refused(self) -> None:
         self.assertIn("4000 mCPU", self.refused(FailedPrecondition, resources(9000, GIB)))
-        self.assertEqual(self.recorded(), (0, 0))
+        self.assertEqual(self.recorded(), (1000, GIB))
         self.done(resources(4000, GIB))
 
     def test_a_pod_that_was_made_with_more_processors_than_there_can_be_still_gets_memory(self) -> None:
@@ -226,7 +226,7 @@ class ResizeTests(ResizeCase):
         ):
             self.trouble = trouble
             self.assertEqual(self.refused(type(trouble), resources(2000, GIB)), str(trouble))
-        self.assertEqual(self.recorded(), (0, 0))
+        self.assertEqual(self.recorded(), (1000, GIB))
 
     def test_it_is_done_when_the_guest_uses_what_it_was_given(self) -> None:
         self.follows = False
@@ -246,14 +246,14 @@ class ResizeTests(ResizeCase):
         asked = self.ask(resources(2000, GIB))
         self.world.wait(SETTLE_SECONDS + 5.0)
         self.assertIn("has 1 processors of 2", str(self.failureResultOf(asked, Unavailable).value))
-        self.assertEqual(self.recorded(), (0, 0))
+        self.assertEqual(self.recorded(), (1000, GIB))
         self.follows = True
         self.done(resources(2000, GIB))
 
     def test_an_agent_that_is_away_can_not_say_that_it_is_done(self) -> None:
         self.agent.away = True
         self.refused(Unavailable, resources(2000, GIB))
-        self.assertEqual(self.recorded(), (0, 0))
+        self.assertEqual(self.recorded(), (1000, GIB))
         self.agent.away = False
         self.done(resources(2000, GIB))
 
@@ -317,7 +317,7 @@ class CloudTests(ResizeCase):
         self.assertIn("has 1 processors of 2", words)
         self.assertIn("VMs of fake can't grow", words)
         self.assertIn("has 1024 MiB of 4096", self.refused(FailedPrecondition, resources(1000, 4 * GIB)))
-        self.assertEqual(self.recorded(), (0, 0))
+        self.assertEqual(self.recorded(), (1000, GIB))
 
 
 def pages(number: int) -> cri.LinuxContainerResources:

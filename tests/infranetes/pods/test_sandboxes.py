@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from infranetes.pods.launch import size_of
+from infranetes.pods.asking import size_of
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.providers.interface import Instance, InstanceState, Size

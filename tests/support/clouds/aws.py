@@ -33,6 +33,7 @@ from infranetes.providers.cloud.interface import CLUSTER, SANDBOX, TOKEN
 from tests.support.clouds import agent_processes, aws_policy, ec2_model, moto, moto_answers
 from tests.support.clouds.ec2_buckets import Ec2Buckets
 from tests.support.clouds.ec2_endings import Ec2Endings
+from tests.support.clouds.ec2_images import Ec2Images
 from tests.support.clouds.ec2_snapshots import Ec2Snapshots
 from tests.support.clouds.ec2_types import Ec2Types
 from tests.support.clouds.ec2_volumes import Ec2Volumes
@@ -62,8 +63,9 @@ class SimulatedAws:
 
     :param cluster: the policy in the manual allows what is done for this one, and nothing else; "": for the
         one of the first launch.
-    :ivar granted: actions that are allowed besides, for anything.
+    :ivar granted: actions that are allowed besides, for anything. :ivar policy: the manual's, of those.
     :ivar volumes: EC2's calls about volumes. :ivar snapshots: those about snapshots.
+    :ivar images: those about images.
     :ivar types: those about instance types. :ivar price_list: what these cost.
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar boot_seconds: for which they are pending.
@@ -99,8 +101,10 @@ class SimulatedAws:
         )
         self.urls: list[bytes] = []
         self.granted: set[str] = set()
+        self.policy = aws_policy.POLICY
         self.volumes = Ec2Volumes(reactor, self._forward_as_ec2)
         self.snapshots = Ec2Snapshots(reactor, self._forward_as_ec2)
+        self.images = Ec2Images(self._forward_as_ec2, self.snapshots.states, IMAGE)
         self.types = Ec2Types(self._forward_as_ec2)
         self.price_list = SimulatedPriceList()
         self.endings = Ec2Endings(reactor.seconds, ENDING_SECONDS)
@@ -287,6 +291,8 @@ class SimulatedAws:
             return await self.types.answer(parameters)
         if self.snapshots.serves(action or ""):
             return await self.snapshots.answer(parameters)
+        if self.images.serves(action or ""):
+            return await self.images.answer(parameters)
         if action == "CreateVolume":
             return await self.snapshots.make_volume(parameters, self.volumes.answer)
         if self.volumes.serves(action or ""):
@@ -319,7 +325,7 @@ class SimulatedAws:
         if aws_policy.ids(parameters):
             described = await deferToThread(self._thd_tags)
             tags = {id: described.get(id, {}) for id in aws_policy.ids(parameters)}
-        return aws_policy.refused(parameters, self.cluster, tags)
+        return aws_policy.refused(parameters, self.cluster, tags, self.policy)
 
     def _thd_tags(self) -> dict[str, dict[str, str]]:
         """The tags of all resources; an association has those of its address."""

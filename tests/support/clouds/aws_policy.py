@@ -18,7 +18,9 @@ from typing import Any
 
 import attrs
 
-POLICY = Path(__file__).resolve().parents[3] / "docs" / "provider-aws-policy.json"
+_MANUAL = Path(__file__).resolve().parents[3] / "docs"
+POLICY = _MANUAL / "provider-aws-policy.json"
+PUBLISHER = _MANUAL / "publish-aws-policy.json"
 _RESOURCES = re.compile(r"(Volume|Snapshot|Instance|Allocation|Association)Id(\.\d+)?")
 _TAG = re.compile(r"(TagSpecification\.\d+\.Tag\.\d+)\.Key")
 _TYPES = {
@@ -34,8 +36,10 @@ _MAKES = {
     "CreateSnapshot": ("snapshot",),
     "RunInstances": ("instance", "volume"),
     "AllocateAddress": ("elastic-ip",),
+    "RegisterImage": ("image",),
 }
-_USES = {"RunInstances": ("image", "network-interface", "subnet")}
+_USES = {"RunInstances": ("image", "network-interface", "subnet"), "RegisterImage": ("snapshot",)}
+_IMAGES = {"DeregisterImage": "ImageId", "CreateTags": "ResourceId.1"}  # what names the one that is changed
 
 
 @attrs.frozen
@@ -48,9 +52,9 @@ class Resource:
 
 
 @lru_cache
-def statements(cluster: str) -> list[Any]:
+def statements(cluster: str, policy: Path = POLICY) -> list[Any]:
     """The policy's, for a cluster."""
-    found: list[Any] = json.loads(POLICY.read_text().replace("CLUSTER", cluster))["Statement"]
+    found: list[Any] = json.loads(policy.read_text().replace("CLUSTER", cluster))["Statement"]
     return found
 
 
@@ -63,6 +67,9 @@ def resources(call: Mapping[str, str], tags: Mapping[str, Mapping[str, str]]) ->
     for key, value in call.items():
         if match := _RESOURCES.fullmatch(key):
             found.append(Resource(_TYPES[match[1]], value, tags.get(value, {})))
+    image = call.get(_IMAGES.get(action, ""), "")
+    if image.startswith("ami-"):
+        found.append(Resource("image", image, tags.get(image, {})))
     return found or [Resource("*")]
 
 
@@ -71,15 +78,17 @@ def ids(call: Mapping[str, str]) -> list[str]:
     return [each.id for each in resources(call, {}) if each.tags is not None]
 
 
-def refused(call: Mapping[str, str], cluster: str, tags: Mapping[str, Mapping[str, str]]) -> str | None:
+def refused(
+    call: Mapping[str, str], cluster: str, tags: Mapping[str, Mapping[str, str]], policy: Path = POLICY
+) -> str | None:
     """Why a call is not allowed; None: it is."""
-    action = call["Action"]
+    action, allowing = call["Action"], statements(cluster, policy)
     for resource in resources(call, tags):
-        if not any(_allows(each, call, action, resource) for each in statements(cluster)):
+        if not any(_allows(each, call, action, resource) for each in allowing):
             return f"{action} is not allowed for {resource.type} {resource.id}"
     if asked_tags(call) and action in _MAKES:
         tagging = {**call, "ec2:CreateAction": action}
-        if not any(_allows(each, tagging, "CreateTags", Resource("*")) for each in statements(cluster)):
+        if not any(_allows(each, tagging, "CreateTags", Resource("*")) for each in allowing):
             return f"CreateTags is not allowed with {action}"
     return None
 

@@ -19,6 +19,7 @@ class Imds(Resource):
         super().__init__()
         self._user_data = user_data
         self._tokens: set[str] = set()
+        self.documents: dict[str, bytes] = {}  # all else below latest/, by path
 
     def render(self, request: Any) -> bytes:
         status, body = self._answer(request)
@@ -39,4 +40,5 @@ class Imds(Resource):
             return 401, b"Unauthorized"
         if request.path == b"/latest/user-data" and address in self._user_data:
             return 200, self._user_data[address]
-        return 404, b"Not Found"
+        path = request.path.decode().removeprefix("/latest/")
+        return (200, self.documents[path]) if path in self.documents else (404, b"Not Found")

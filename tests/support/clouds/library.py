@@ -168,14 +168,13 @@ class RestProxy:
 
     async def _deployed(self, request: Any, body: bytes) -> tuple[int, bytes]:
         is_ovf = b"/ovf/" in request.uri
-        spec = json.loads(body)["deployment_spec" if is_ovf else "spec"]
+        asked = json.loads(body)
+        spec = asked["deployment_spec" if is_ovf else "spec"]
         names = await deferToThread(lambda: [vm.name for vm in self._world.images.childEntity])
         if spec["name"] in names:
-            kind = "com.vmware.vapi.std.errors.already_exists"
-            if not is_ovf:
-                return 400, json.dumps({"type": kind, "value": {}}).encode()
-            error = {"category": "SERVER", "error": {"@class": kind, "messages": []}}
-            return 200, json.dumps({"value": {"succeeded": False, "error": {"errors": [error]}}}).encode()
+            return _refused("already_exists", is_ovf)
+        if await deferToThread(self._world.hosts.refusal_of_deployment, asked):
+            return _refused("invalid_argument", is_ovf)
         status, answer = await self._forward(request, body)
         if not is_ovf and status == 200:
             await deferToThread(self._thd_as_vm, json.loads(answer)["value"])
@@ -227,6 +226,15 @@ def _refusal(fault: Fault | None) -> Answer | None:
     if kind is FaultKind.UNKNOWN:  # the session
         return 401, b""
     return None
+
+
+def _refused(error: str, is_ovf: bool) -> tuple[int, bytes]:
+    """Return the answer to a deployment that had no effect."""
+    kind = f"com.vmware.vapi.std.errors.{error}"
+    if not is_ovf:
+        return 400, json.dumps({"type": kind, "value": {}}).encode()
+    shown = {"category": "SERVER", "error": {"@class": kind, "messages": []}}
+    return 200, json.dumps({"value": {"succeeded": False, "error": {"errors": [shown]}}}).encode()
 
 
 def _late(fault: Fault | None) -> Answer | None:

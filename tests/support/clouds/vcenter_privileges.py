@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vCenter asks for before a request is served (source: vSphere Web Services API reference, "Required
-privileges" of each method), and what the role that the manual offers grants."""
+"""What vCenter asks for before a request is served (sources: vSphere Web Services API reference, "Required
+privileges" of each method; vSphere Security, "Required Privileges for Common Tasks", which asks for more when
+a VM is deployed from a template), and what the role that the manual offers grants."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ _FILES = {"Datastore.FileManagement"}
 _CLONE = {
     "VirtualMachine.Provisioning.DeployTemplate",
     "VirtualMachine.Inventory.CreateFromExisting",
+    "VirtualMachine.Config.AddNewDisk",  # in the folder, for the clone's disks
     "Resource.AssignVMToPool",
     "Datastore.AllocateSpace",
     "Network.Assign",

@@ -29,19 +29,8 @@ class Vcsim:
     def __init__(self) -> None:
         command = [str(PROGRAM), "-tls=false", "-l", "127.0.0.1:0", "-stdinexit", "-E", "-"]
         command += ["-username", USER, "-password", PASSWORD]
-        command += [
-            "-cluster",
-            "1",
-            "-host",
-            "1",
-            "-pg",
-            "2",
-            "-standalone-host",
-            "0",
-            "-vm",
-            "2",
-            "-autostart=false",
-        ]
+        command += ["-cluster", "1", "-host", "3", "-pg", "2", "-standalone-host", "0"]
+        command += ["-vm", "2", "-autostart=false"]
         process = subprocess.Popen(
             ["setsid", "--fork", *command],
             stdin=subprocess.PIPE,  # vcsim runs until it is closed

@@ -5,7 +5,7 @@ What is added here because vcsim lacks it, or differs from vCenter:
 
 - a clone gets its requested extraConfig, CPUs, memory and annotation before its task is returned (vcsim sets
   them in a copy, which it drops);
-- what the role in the manual does not grant is refused;
+- what the role in the manual does not grant is refused, and VMs that vCenter has no host for;
 - a VM that is powered on gets an address of the loopback network 127.78.0.0/16 once its agent is started.
 """
 
@@ -35,6 +35,7 @@ from infranetes.providers.cloud.vsphere.specs import IDENTITY
 from tests.support.clouds import agent_processes, vcsim, vmtoolsd
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
 from tests.support.clouds.first_class_disks import FirstClassDisks
+from tests.support.clouds.hosts import Hosts
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.library import RestProxy
 from tests.support.clouds.slow_clones import SlowClones
@@ -96,6 +97,7 @@ class SimulatedVcenter:
         self._directory.mkdir(mode=0o700, parents=True)
         self.vm_images.start()
         self.inventory = self.vcsim.find("vm").CreateFolder(self.folder)
+        self.hosts = Hosts(self.inventory._stub)
         self.images = self.inventory.CreateFolder("images")
         self.password = self._directory / "password"
         self.password.touch(mode=0o600)
@@ -240,6 +242,10 @@ class SimulatedVcenter:
         early = refusal(fault) if fault is not None else None
         if early is not None:
             return (*early, [])
+        if parameters["Action"] == "CloneVM_Task":
+            why = await deferToThread(self.hosts.refusal_of_clone, parameters["this"], parameters["body"])
+            if why is not None:
+                return 500, soap_fault(*why), []
         slow = self.slow_clones.early(parameters["Action"], body)
         if slow is not None:
             return slow

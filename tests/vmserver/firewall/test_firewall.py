@@ -36,8 +36,10 @@ from tests.support.pod_namespaces import (
     sctp,
     udp,
 )
-from vmserver.firewall.firewall import TABLE, Firewall
+from vmserver.firewall import firewall as firewall_module
+from vmserver.firewall.firewall import _ALWAYS, METADATA, TABLE, Firewall
 from vmserver.firewall.message import MAX_NETWORKS, as_firewall
+from vmserver.marked_connections import MARK
 from vmserver.rpc.firewall import node_address
 
 reactor = installed()
@@ -223,6 +225,26 @@ class FirewallTests(TestCase):
                 await sleep(reactor, 0.02)
             await firewall.mend()  # once that is done
         await self.cannot_reach(self.other, self.pod)
+
+    async def test_the_agent_asks_the_metadata_service_whatever_is_said(self) -> None:
+        """Here it is the other machine: nobody's test may take the service's own address."""
+        always = {4: tuple(each.replace(METADATA, OTHER) for each in _ALWAYS[4]), 6: _ALWAYS[6]}
+        self.patch(firewall_module, "_ALWAYS", always)
+        await self.put([], [])
+        with thd_in_namespace(self.other.name, lambda: socket.create_server((OTHER, 80))) as service:
+            for mark, answered in ((0, False), (MARK, True), (MARK + 1, False)):
+                with thd_in_namespace(self.pod.name, socket.socket) as asking:
+                    asking.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
+                    asking.settimeout(ARRIVES if answered else DOES_NOT)
+                    if not answered:
+                        with self.assertRaises(TimeoutError):
+                            await blocking(asking.connect, (OTHER, 80))
+                        continue
+                    await blocking(asking.connect, (OTHER, 80))
+                    served, _ = await blocking(service.accept)
+                    with served:
+                        served.sendall(b"notice")
+                        self.assertEqual(await blocking(asking.recv, 100), b"notice")
 
     async def test_what_nft_refuses_changes_nothing(self) -> None:
         await self.put([])

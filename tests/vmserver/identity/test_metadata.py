@@ -144,6 +144,7 @@ import asyncio, socket, subprocess, sys, threading
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThread
+from vmserver.marked_connections import MARK
 from vmserver.identity.metadata import MetadataGate
 
 for command in ("ip link set lo up", "ip addr add 169.254.169.254/32 dev lo",
@@ -161,6 +162,12 @@ def reaches(port):
     except ConnectionRefusedError:
         return False
 
+def agent_reaches():
+    with socket.socket() as marked:
+        marked.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
+        marked.bind(("10.9.9.9", 0))
+        return marked.connect_ex(("169.254.169.254", 80)) == 0
+
 async def main():
     gate = MetadataGate(reactor, True)
     print(reaches(80), reaches(53))
@@ -168,6 +175,8 @@ async def main():
                  gate.configure({"infranetes.io/metadata-access": "allow"}), gate.configure({})):
         await step
         print(reaches(80), reaches(53))
+        if not agent_reaches():
+            print("the agent itself is shut out")
     reactor.stop()
 
 def failed(failure):

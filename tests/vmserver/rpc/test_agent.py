@@ -25,6 +25,7 @@ from tests.vmserver.harness import Agent, run_directory
 from txgrpc import Code, GrpcError
 from vmserver.config import LimitsConfig
 from vmserver.containers.interface import IContainerProvider
+from vmserver.interruptions import Interruption
 from vmserver.rpc.watch import Watcher
 
 reactor = installed()
@@ -172,6 +173,19 @@ class AgentTests(AgentCase):
         assert self.agent.service is not None
         watchers = self.agent.service._agent.watch.watchers
         await until(lambda: not watchers, "its watcher is gone")
+
+    async def test_who_watches_is_told_that_the_machine_will_be_taken_away(self) -> None:
+        assert self.agent.service is not None
+        calls = self.agent.service._agent.watch
+        before = self.stub.Watch(messages.WatchRequest(), timeout=None)
+        self.assertTrue((await anext(before)).HasField("synced"))
+        calls.interrupted(Interruption(1_700_000_000.5, "EC2 interrupts it"))
+        after = self.stub.Watch(messages.WatchRequest(), timeout=None)
+        self.assertTrue((await anext(after)).HasField("synced"))
+        for watch in (before, after):
+            told = (await anext(watch)).interruption
+            self.assertEqual((told.at_nanos, told.reason), (1_700_000_000_500_000_000, "EC2 interrupts it"))
+            watch.cancel()
 
     async def test_configuring_the_sandbox_checks_it(self) -> None:
         good = messages.ConfigureSandboxRequest(config=cri.PodSandboxConfig(hostname="pod"))

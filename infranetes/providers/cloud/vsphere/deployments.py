@@ -201,10 +201,12 @@ class LibraryDeployments:
         """Begin a deployment, in a thread of its own."""
         inventory, settings = self._inventory, self._settings
         datastore = inventory._thd_datastore(driver)
+        host = inventory._thd_deployments_host(driver)
         target = Target(
             inventory._thd_image_folder(driver)._moId,
             inventory._thd_pool(driver, settings.resource_pools[0])._moId,
             datastore._moId if datastore is not None else "",
+            host._moId if host is not None else "",
         )
         deployment = self._running[image.item.id] = _Deployment()
         threading.Thread(

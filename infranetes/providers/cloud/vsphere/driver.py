@@ -131,15 +131,14 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
                 break
             if is_last or not isinstance(refusal, vim.fault.NotAuthenticated):
                 # What may not be seen must not be taken for what does not exist.
-                raise CloudError(
-                    ErrorKind.CREDENTIALS, f"properties of VMs can't be read: {message_of(refusal)}"
-                )
+                raise CloudError(ErrorKind.CREDENTIALS, f"properties can't be read: {message_of(refusal)}")
             self.session.expired()
         return [(each.obj, {value.name: value.val for value in each.propSet}) for each in objects]
 
-    def _properties_of(
+    def properties(
         self, objects: Sequence[ManagedObject], *paths: str
     ) -> list[tuple[ManagedObject, Mapping[str, Any]]]:  # Any: as in `_properties`
+        """Return objects of one class with these of their properties."""
         if not objects:
             return []
         specs = [_Collector.ObjectSpec(obj=each) for each in objects]
@@ -147,11 +146,11 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
 
     def vm_properties(self, vms: Iterable[VirtualMachine], *paths: str) -> list[VMWithProperties]:
         """Return VMs with these of their properties."""
-        return cast(list[VMWithProperties], self._properties_of(list(vms), *paths))
+        return cast(list[VMWithProperties], self.properties(list(vms), *paths))
 
     def datastore_properties(self, datastore: ManagedObject, *paths: str) -> DatastoreProperties:
         """Return these properties of a datastore."""
-        [(_, properties)] = self._properties_of([self.object(vim.Datastore, datastore._moId)], *paths)
+        [(_, properties)] = self.properties([self.object(vim.Datastore, datastore._moId)], *paths)
         return cast(DatastoreProperties, properties)
 
     def children(self, folder: Entity, *paths: str) -> list[VMWithProperties]:
@@ -239,7 +238,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         wanted: list[Task] = [self.object(vim.Task, id) for id in ids]
         try:
             found = cast(
-                list[tuple[Task, TaskProperties]], self._properties_of(wanted, "info.state", "info.error")
+                list[tuple[Task, TaskProperties]], self.properties(wanted, "info.state", "info.error")
             )
         except vmodl.fault.ManagedObjectNotFound:
             if len(wanted) == 1:

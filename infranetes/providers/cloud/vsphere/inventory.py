@@ -15,9 +15,16 @@ from typing import TypeVar, cast
 from pyVmomi import vim
 
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, LaunchRequest, MachineImage
-from infranetes.providers.cloud.vsphere import specs
+from infranetes.providers.cloud.vsphere import sizes, specs
 from infranetes.providers.cloud.vsphere.driver import Driver, ManagedClass
-from infranetes.providers.cloud.vsphere.pyvmomi_types import DataObject, Entity, NetworkCard, Task
+from infranetes.providers.cloud.vsphere.hosts import Hosts, Needs
+from infranetes.providers.cloud.vsphere.pyvmomi_types import (
+    DataObject,
+    Entity,
+    ManagedObject,
+    NetworkCard,
+    Task,
+)
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.cloud.vsphere.specs import Template
 from infranetes.providers.cloud.vsphere.storage import Place
@@ -28,7 +35,14 @@ IMAGE_NAME = "infranetes.image_name"  # a template's extraConfig with NAME:VERSI
 
 _CACHE_SECONDS = 60.0  # afterwards there may be another template at the same path
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_TEMPLATE = ("name", "config.template", "config.instanceUuid", "config.hardware.device", "snapshot")
+_TEMPLATE = (
+    "name",
+    "config.template",
+    "config.instanceUuid",
+    "config.hardware.device",
+    "snapshot",
+    "datastore",
+)
 _IMAGE = (
     "name",
     "config.template",
@@ -46,11 +60,13 @@ class VCenterInventory:
         self._settings = settings
         self._lock = threading.Lock()
         self._cache: dict[str, tuple[float, object]] = {}  # with the time of the lookup
+        self._hosts = Hosts()
 
     def forget(self) -> None:
         """Empty the cache, as something has changed."""
         with self._lock:
             self._cache.clear()
+        self._hosts.forget()
 
     def _thd_check(self, driver: Driver) -> None:
         """Look everything up. :raise CloudError: something that the configuration names does not exist."""
@@ -58,9 +74,9 @@ class VCenterInventory:
         self._thd_folder(driver)
         self._thd_template(driver, "")
         for pool in settings.resource_pools:
-            self._thd_pool(driver, pool)
+            self._hosts._thd_of_pool(driver, self._thd_pool(driver, pool))
         for network in settings.networks:
-            self._thd_network(driver, network)
+            self._thd_card(driver, network)
         self._thd_datastore(driver)
         if settings.volumes_datastore:
             self._thd_volumes_datastore(driver)
@@ -71,16 +87,31 @@ class VCenterInventory:
         """Begin to clone a VM."""
         settings = self._settings
         template = self._thd_template(driver, request.image)
-        spec = specs.clone(
-            name,
-            request,
-            template,
-            self._thd_pool(driver, request.zone or settings.resource_pools[0]),
-            self._thd_datastore(driver),
-            self._thd_network(driver, request.wishes.subnet or settings.networks[0]),
-        )
+        pool = self._thd_pool(driver, request.zone or settings.resource_pools[0])
+        datastore = self._thd_datastore(driver)
+        network = request.wishes.subnet or settings.networks[0]
+        host = self._hosts._thd_choose(driver, pool, self._thd_needs(driver, template, network, request.size))
+        spec = specs.clone(name, request, template, pool, datastore, self._thd_card(driver, network), host)
         source = driver.vm(template.id)
         return driver.create_node(name, source, self._thd_folder(driver), spec)
+
+    def _thd_needs(self, driver: Driver, template: Template, network: str, size: str) -> Needs:
+        """What a clone needs of its host."""
+        things: dict[str, ManagedObject] = {f"network {network}": self._thd_network(driver, network)}
+        datastore = self._thd_datastore(driver)
+        if datastore is not None:
+            things[f"datastore {self._settings.datastore}"] = datastore
+        if datastore is None or template.snapshot is not None:  # a linked clone reads the template's disks
+            things |= {f"the template's datastore {each._moId}": each for each in template.datastores}
+        if self._settings.volumes_datastore:
+            things["the volumes' datastore"] = self._thd_volumes_datastore(driver)
+        return Needs(things, sizes.parse(size)[1])
+
+    def _thd_deployments_host(self, driver: Driver) -> ManagedObject | None:
+        """The host for what is deployed to the first resource pool; None: vCenter chooses."""
+        datastore = self._thd_datastore(driver)
+        pool = self._thd_pool(driver, self._settings.resource_pools[0])
+        return self._hosts._thd_choose(driver, pool, Needs({"datastore": datastore} if datastore else {}))
 
     # ---- By path
 
@@ -121,9 +152,12 @@ class VCenterInventory:
 
         return self._cached(f"volumes in {folder}", find)
 
-    def _thd_network(self, driver: Driver, path: str) -> DataObject:
+    def _thd_network(self, driver: Driver, path: str) -> Entity:
+        return self._thd_at(driver, "networks", "network", path, vim.Network)
+
+    def _thd_card(self, driver: Driver, path: str) -> DataObject:
         """The backing of a network card at a network."""
-        network = self._thd_at(driver, "networks", "network", path, vim.Network)
+        network = self._thd_network(driver, path)
         kind = cast(ManagedClass, type(network))
         return self._cached(f"card at {path}", lambda: specs.backing(driver.object(kind, network._moId)))
 
@@ -240,4 +274,5 @@ def _thd_read(driver: Driver, id: str) -> Template:
         is_template=bool(properties.get("config.template")),
         snapshot=snapshot.currentSnapshot if snapshot is not None else None,
         card=cards[0] if cards else None,
+        datastores=tuple(properties.get("datastore") or ()),
     )

@@ -35,11 +35,12 @@ class Item:
 
 @attrs.frozen
 class Target:
-    """Where to deploy a VM, by vCenter's ids. :ivar datastore: "": vCenter chooses."""
+    """Where to deploy a VM, by vCenter's ids. :ivar datastore: "": vCenter chooses. :ivar host: likewise."""
 
     folder: str
     pool: str
     datastore: str = ""
+    host: str = ""
 
 
 class Library:
@@ -84,9 +85,12 @@ class Library:
         if item.type == OVF:
             return self._thd_deploy_ovf(item, name, target)
         storage = {"datastore": target.datastore}
+        placement = {"folder": target.folder, "resource_pool": target.pool}
+        if target.host:
+            placement["host"] = target.host
         spec = {
             "name": name,
-            "placement": {"folder": target.folder, "resource_pool": target.pool},
+            "placement": placement,
             "powered_on": False,
             **({"disk_storage": storage, "vm_home_storage": storage} if target.datastore else {}),
         }
@@ -100,13 +104,13 @@ class Library:
         spec: dict[str, object] = {"name": name, "accept_all_EULA": False}
         if target.datastore:
             spec["default_datastore_id"] = target.datastore
+        where = {"resource_pool_id": target.pool, "folder_id": target.folder}
+        if target.host:
+            where["host_id"] = target.host
         answer = self._rest._thd_request(
             "POST",
             f"{_OVF_ITEM}/id:{quote(item.id)}?~action=deploy",
-            {
-                "deployment_spec": spec,
-                "target": {"resource_pool_id": target.pool, "folder_id": target.folder},
-            },
+            {"deployment_spec": spec, "target": where},
         )
         match answer:
             case {"succeeded": True, "resource_id": {"type": str(kind), "id": str(id)}} if _ID.fullmatch(id):

@@ -185,6 +185,7 @@ VMProperties = TypedDict(
     {
         "name": str,
         "snapshot": SnapshotInfo | None,
+        "datastore": Sequence[ManagedObject],
         "recentTask": Sequence[Task],
         "disabledMethod": Sequence[str],
         "runtime.powerState": str,
@@ -203,8 +204,51 @@ VMProperties = TypedDict(
 )
 """A VM's properties by their paths; without those that it lacks, or that were not asked for."""
 
+
 DatastoreProperties = TypedDict("DatastoreProperties", {"name": str, "summary.freeSpace": int}, total=False)
 """A datastore's properties by their paths."""
+
+
+HostProperties = TypedDict(
+    "HostProperties",
+    {
+        "name": str,
+        "runtime.connectionState": str,
+        "runtime.inMaintenanceMode": bool,
+        "summary.hardware.memorySize": int,
+        "summary.quickStats.overallMemoryUsage": int | None,
+        "datastore": Sequence[ManagedObject],
+        "network": Sequence[ManagedObject],
+    },
+    total=False,
+)
+"""A host's properties by their paths. The usage is in MiB."""
+
+
+class PoolProperties(TypedDict):
+    """A resource pool's properties."""
+
+    owner: ManagedObject  # a host, or a cluster
+
+
+class DrsConfig(Protocol):
+    """Whether a cluster chooses hosts for VMs."""
+
+    enabled: bool | None
+
+
+class ClusterConfig(Protocol):
+    """How a cluster is configured."""
+
+    drsConfig: DrsConfig
+
+
+class ClusterProperties(TypedDict, total=False):
+    """A cluster's properties."""
+
+    configurationEx: ClusterConfig
+    host: Sequence[ManagedObject]
+
 
 TaskProperties = TypedDict("TaskProperties", {"info.state": str, "info.error": Exception | None}, total=False)
 """A task's properties by their paths."""

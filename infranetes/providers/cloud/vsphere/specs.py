@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -34,6 +34,7 @@ class Template:
     name: str
     is_template: bool
     snapshot: ManagedObject | None = None  # clones of one share the template's disks
+    datastores: Sequence[ManagedObject] = ()  # where its disks are
     card: NetworkCard | None = None  # its first one
 
 
@@ -44,10 +45,12 @@ def clone(
     pool: ManagedObject,
     datastore: ManagedObject | None,
     network: DataObject,
+    host: ManagedObject | None = None,
 ) -> DataObject:
     """Return the CloneSpec of a VM, which has its tags from the moment it is created.
 
     :param datastore: None: the template's. :param network: the backing of its network card.
+    :param host: None: vCenter chooses.
     :raise CloudError: the identity is too large."""
     if len(request.identity) > MAX_IDENTITY:
         raise CloudError(ErrorKind.INVALID, "the VM's identity is larger than guestinfo may be")
@@ -70,6 +73,8 @@ def clone(
     where = vim.vm.RelocateSpec(pool=pool)
     if datastore is not None:
         where.datastore = datastore
+    if host is not None:
+        where.host = host
     if template.snapshot is not None:
         where.diskMoveType = "createNewChildDiskBacking"
     return vim.vm.CloneSpec(

@@ -44,6 +44,9 @@ class Listener:
     def removed(self, container_id: str) -> None:
         self.told.append(f"{container_id} removed")
 
+    def interrupted(self, interruption: vmserver.Interruption) -> None:
+        self.told.append(interruption.reason)
+
     def reach_changed(self, reach: Reach) -> None:
         self.told.append(reach)
 
@@ -71,6 +74,12 @@ class WatchCase(unittest.SynchronousTestCase):
 
 class WatchTests(WatchCase):
     """It comes and goes."""
+
+    def test_the_end_of_the_vm_is_told(self) -> None:
+        self.watch.start()
+        notice = vmserver.WatchEvent(interruption=vmserver.Interruption(reason="spot"))
+        self.agent.streams[0].feed(notice)
+        self.assertEqual(self.listener.told[-1], "spot")
 
     def test_its_listener_is_one(self) -> None:
         verifyObject(IContainerListener, self.listener)

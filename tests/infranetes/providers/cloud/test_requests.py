@@ -12,11 +12,12 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import Size
-from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument
+from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, ResourceExhausted
 from tests.infranetes.providers.cloud.case import AwsCase
 from tests.support.clouds import aws
 from tests.support.clouds.aws import IMAGE
 from tests.support.clouds.ec2_endings import Ec2Endings
+from tests.support.clouds.faults import FaultKind
 
 
 def _tags(resource: Any) -> dict[str, str]:
@@ -145,6 +146,22 @@ class LaunchTests(AwsCase, TestCase):
         self.assertEqual(launch["InstanceMarketOptions.SpotOptions.MaxPrice"], "0.05")
         self.assertEqual(launch["ImageId"], "ami-760aaa0f")
         self.assertEqual(json.loads(base64.b64decode(launch["UserData"]))["hostname"], "")
+
+    async def test_a_pod_may_have_an_instance_on_demand_where_no_spot_one_is_to_be_had(self) -> None:
+        provider = await self.started()
+        spot = {"infranetes.io/spot": "true", "infranetes.io/spot-max-price": "0.05"}
+        for kind in (FaultKind.CAPACITY, FaultKind.QUOTA):
+            self.world.faults.add(
+                kind, "RunInstances", only=lambda asked: "InstanceMarketOptions.MarketType" in asked
+            )
+            refused = provider.launch(self.spec(annotations=spot))
+            await self.refused(ResourceExhausted, refused)
+            asked = {**spot, "infranetes.io/spot-fallback": "true"}
+            await self.within(provider.launch(self.spec(annotations=asked)))
+            *_, launch = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+            self.assertNotIn("InstanceMarketOptions.MarketType", launch)
+            self.world.faults.clear()
+        self.assertEqual(len(self.world.instances()), 2)
 
     async def test_unsupported_annotations_are_named(self) -> None:
         provider = await self.started()

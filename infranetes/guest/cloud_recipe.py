@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cloud's disk has over the guest image that it is made of. Data only, for `cloud_disk`.
+
+A guest image is a file system for QEMU, which gives it kernel, disk driver, addresses and identity. On a
+cloud the disk boots by itself, by BIOS or by UEFI, and gets its addresses by DHCP and its identity from the
+cloud.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from infranetes.guest import recipe
+from infranetes.guest.image import GuestImage
+from infranetes_common.errors import FailedPrecondition
+
+MIB = 1 << 20
+Files = Mapping[str, tuple[int, str]]  # by path: mode and text
+
+
+@attrs.frozen
+class Source:
+    """A cloud, by the name that the agent has for it as a source of its identity.
+
+    :ivar card: what `[Match]` says of the network cards that DHCP gives addresses.
+    :ivar kernel: further words for the kernel. :ivar packages: Debian's.
+    """
+
+    card: str = "Name=eth*"
+    kernel: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    files: Files = attrs.field(factory=dict)
+
+
+# vmtoolsd reads guestinfo for the agent, and tells vCenter the VM's addresses: its cards' alone.
+_TOOLS = "[guestinfo]\nexclude-nics=docker*,veth*,br-*\n"
+
+SOURCES: Mapping[str, Source] = {
+    # An EBS volume may be slow, but it comes back: Linux' own 30 s would make the root read-only for good.
+    "aws": Source(kernel=("nvme_core.io_timeout=4294967295",)),
+    "gcp": Source(),
+    "vsphere": Source(packages=("open-vm-tools",), files={"etc/vmware-tools/tools.conf": (0o644, _TOOLS)}),
+}
+
+# What runs the pod's containers; `machine`: the pod is the VM.
+KINDS = ("docker", "machine", "oci")
+DEFAULT_KIND = "docker"
+
+# Installed into the disk. Debian's signed boot loader can be started where Secure Boot is on too.
+PACKAGES = ("grub2-common", "grub-pc-bin", "grub-efi-amd64-signed", "shim-signed")
+
+# Of the disks that the root may be on, for the initial RAM disk, which has the guest image's: virtio's.
+DISK_DRIVERS = ("nvme", "sd_mod", "virtio_scsi", "vmw_pvscsi", "hv_storvsc", "xen_blkfront")
+CARD_DRIVERS = ("virtio_net", "ena", "gve", "vmxnet3", "hv_netvsc", "xen_netfront")
+
+# GPT: a boot loader for BIOS, another for UEFI, and the root as the last one, which grows. Sizes in MiB.
+BIOS_START, BIOS_SIZE = 1, 1
+ESP_START, ESP_SIZE = 2, 62
+ROOT_START = 64
+PARTITIONS = f"""\
+label: gpt
+start={BIOS_START}MiB, size={BIOS_SIZE}MiB, type=21686148-6449-6E6F-744E-656564454649, name=bios
+start={ESP_START}MiB, size={ESP_SIZE}MiB, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B, name=esp
+start={ROOT_START}MiB, type=4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709, name=root
+"""
+
+_GROW = """\
+[Unit]
+Description=Give the root what its disk has
+DefaultDependencies=no
+After=systemd-remount-fs.service
+Before=local-fs.target shutdown.target
+Conflicts=shutdown.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/systemd-repart --dry-run=no --seed=random --definitions=/usr/lib/infranetes/root-partition
+ExecStart=/lib/systemd/systemd-growfs /
+
+[Install]
+WantedBy=local-fs.target
+"""
+GROW_UNIT = "infranetes-grow.service"
+DHCP_UNIT = "etc/systemd/network/50-dhcp.network"
+
+
+def files(source: str, kind: str, guest: GuestImage, root: str) -> Files:
+    """The files that are written into the guest's tree.
+
+    :param root: the UUID of its file system. A label would be that of each volume made of such a disk, too.
+    :raise FailedPrecondition: the guest image has nothing that runs containers of this kind.
+    """
+    cloud = SOURCES[source]
+    return {
+        "etc/infranetes/vmserver.toml": (0o644, agent(source, kind, guest)),
+        "etc/fstab": (0o644, f"UUID={root} / ext4 rw,noatime 0 1\n"),
+        "usr/share/initramfs-tools/modules.d/infranetes-cloud": (0o644, "\n".join(DISK_DRIVERS) + "\n"),
+        DHCP_UNIT: (0o644, f"[Match]\n{cloud.card}\n[Network]\nDHCP=ipv4\n[DHCPv4]\nUseMTU=yes\n"),
+        f"etc/systemd/system/{GROW_UNIT}": (0o644, _GROW),
+        "usr/lib/infranetes/root-partition/root.conf": (0o644, "[Partition]\nType=root\n"),
+        "boot/grub/grub.cfg": (0o644, _menu(cloud, root)),
+        **cloud.files,
+    }
+
+
+def agent(source: str, kind: str, guest: GuestImage) -> str:
+    """The agent's configuration. :raise FailedPrecondition: as `files`."""
+    beside = {each.providers: each.files.get(recipe.AGENT, (0, ""))[1] for each in recipe.CONTAINERS.values()}
+    if kind != "machine" and guest.providers and kind not in guest.providers:
+        raise FailedPrecondition(
+            f"the guest image in {guest.directory} runs containers by {', '.join(guest.providers)}, not by "
+            f"{kind}: build one with `infranetes-guest build --containers {kind}`, or choose another kind"
+        )
+    text = f'provider = "{kind}"\n'
+    if kind == "oci":
+        text = beside.get(guest.providers) or text  # with what else the guest's pods may choose
+    return f'{text}\n[identity]\nsource = "{source}"\n'
+
+
+def esp_menu(root: str) -> str:
+    """What the boot loader of UEFI reads beside itself: where the menu is."""
+    return f"search --no-floppy --fs-uuid --set=root {root}\nconfigfile /boot/grub/grub.cfg\n"
+
+
+def _menu(cloud: Source, root: str) -> str:
+    # Messages are read on the serial console. Cards keep the kernel's names, eth0 and so on, on every cloud.
+    words = ["rw", "console=tty0", "console=ttyS0,115200", "net.ifnames=0", *cloud.kernel]
+    return (
+        f"search --no-floppy --fs-uuid --set=root {root}\n"
+        f"linux /vmlinuz root=UUID={root} {' '.join(words)}\n"
+        "initrd /initrd.img\n"
+        "boot\n"
+    )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod needs, as the API server has it: kubelet says no requests of memory to a runtime.
+
+The rule is the scheduler's (KEP-753, KEP-2837), for each resource by itself:
+
+| what | counts as |
+|---|---|
+| a container | the larger of its request and its limit |
+| containers | their sum, and the sidecars' (init containers with `restartPolicy: Always`) |
+| an init container | itself, and the sidecars before it |
+| the pod | the larger of its containers and the largest init container |
+| `spec.resources` | its limit if it has one; else the larger of its request and what the pod is without it |
+
+Nothing else of a pod is looked at, and none of it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import quote
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from infranetes.kubernetes.api_server import ApiServer, Refused
+from infranetes.kubernetes.fields import Fields
+from infranetes_common.concurrency import within
+from infranetes_common.errors import InfranetesError, InvalidArgument
+from infranetes_common.quantities import Needs, thousandths, units
+
+ANSWER_SECONDS = 5.0  # that a pod waits for it at most
+MAX_POD = 4 << 20  # bytes; etcd takes 1.5 MiB
+
+_log = Logger()
+
+
+class PodNeeds(Protocol):
+    """Knows what pods need."""
+
+    async def of(self, namespace: str, name: str, uid: str) -> Needs | None:
+        """Return what a pod needs; None: that is not known now, and is logged. It does not take long."""
+
+
+class ApiServerNeeds:
+    """Asks the API server. It is a PodNeeds."""
+
+    def __init__(self, clock: IReactorTime, server: ApiServer) -> None:
+        self._clock = clock
+        self._server = server
+
+    async def of(self, namespace: str, name: str, uid: str) -> Needs | None:
+        asking = self._ask(namespace, name, uid)
+        try:
+            return await within(self._clock, ANSWER_SECONDS, asking, "the API server's answer")
+        except (InfranetesError, Refused, ValueError) as error:
+            _log.warn(
+                "what pod {pod} requests is not known, so its limits alone make the size of its VM: {error}",
+                pod=f"{namespace}/{name}",
+                error=error,
+            )
+            return None
+
+    async def _ask(self, namespace: str, name: str, uid: str) -> Needs:
+        answer = bytearray()
+
+        def take(piece: bytes) -> None:
+            if len(answer) + len(piece) > MAX_POD:
+                raise ValueError(f"a pod has over {MAX_POD} bytes")
+            answer.extend(piece)
+
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+        await self._server.pieces(path, {}, take)
+        pod = Fields(json.loads(answer), "Pod")
+        pod.name()
+        if pod.fields("metadata").text("uid") != uid:
+            raise InvalidArgument(f"{pod.what} has another uid than {uid}: it was made anew")
+        return needs(pod)
+
+
+def needs(pod: Fields) -> Needs:
+    """Return what a Pod needs. :raise InvalidArgument: it is no Pod as Kubernetes has them."""
+    spec = pod.fields("spec")
+    return Needs(
+        cpu_millis=_need(spec, "cpu", thousandths),
+        memory_bytes=_need(spec, "memory", units),
+    )
+
+
+def _need(spec: Fields, resource: str, parsed: Callable[[str], int]) -> int:
+    sidecars = largest = 0
+    for container in spec.items("initContainers"):
+        its = max(_said(container, resource, parsed))
+        largest = max(largest, sidecars + its)
+        if container.text("restartPolicy") == "Always":
+            sidecars += its
+    containers = sum(max(_said(container, resource, parsed)) for container in spec.items("containers"))
+    request, limit = _said(spec, resource, parsed)
+    return limit or max(request, largest, sidecars + containers)
+
+
+def _said(whose: Fields, resource: str, parsed: Callable[[str], int]) -> tuple[int, int]:
+    """The request and the limit of a container or a pod; 0: none."""
+    resources = whose.fields("resources")
+    request, limit = (_quantity(resources.fields(each), resource, parsed) for each in ("requests", "limits"))
+    return request, limit
+
+
+def _quantity(fields: Fields, resource: str, parsed: Callable[[str], int]) -> int:
+    text = fields.text(resource)
+    try:
+        return parsed(text) if text else 0
+    except ValueError as error:
+        raise InvalidArgument(f"{fields.what}: {resource}: {error}") from None

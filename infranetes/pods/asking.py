@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large a pod's VM has to be. docs/resources.md has the rule as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.providers.annotations import requests
+from infranetes.providers.interface import Size
+from infranetes_common.huge_pages import bytes_of
+from infranetes_common.quantities import Needs
+from infranetes_common.wire import cri
+
+CPU_PERIOD = 100_000  # microseconds, the kernel's default
+SHARES_PER_CORE = 1024
+UNLIMITED = 1 << 60  # bytes
+SOURCE = "kubernetes.io/config.source"  # by which kubelet says where it has a pod from
+API_SERVER = "api"
+
+
+def size_of(config: cri.PodSandboxConfig) -> Size:
+    """Return what the CRI says that the pod asks for; and its runtime class's overhead."""
+    return size_with(config.linux.resources, config.linux.overhead)
+
+
+def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources) -> Size:
+    """Return what these ask for. Processors of the overhead are for what is no part of the VM."""
+    return Size(
+        cpu_millis=_cpu_millis(resources),
+        memory_bytes=_memory(resources),
+        overhead_bytes=max(overhead.memory_limit_in_bytes, 0),
+        huge_bytes=bytes_of(resources),
+    )
+
+
+def made_for(sandbox: Sandbox) -> Size:
+    """What the sandbox's VM is made for, or was resized to, without what its handler adds."""
+    record, said = sandbox.record, size_of(sandbox.config)
+    return attrs.evolve(
+        said,
+        cpu_millis=record.cpu_millis or said.cpu_millis,
+        memory_bytes=record.memory_bytes or said.memory_bytes,
+    )
+
+
+async def asked_for(
+    node: NodeContext,
+    sandbox: Sandbox,
+    resources: cri.LinuxContainerResources,
+    overhead: cri.LinuxContainerResources,
+) -> tuple[Size, bool]:
+    """Return what the pod asks for, and whether that is all: what its containers request may not be known.
+
+    :param resources: the sum of its containers', as kubelet says it.
+    :raise InvalidArgument: an annotation is malformed; names it."""
+    annotations = node.handler_of(sandbox.record).annotations.applied(sandbox.config.annotations)
+    said, by_annotation = size_with(resources, overhead), requests(annotations)
+    if by_annotation.cpu_millis and by_annotation.memory_bytes:
+        return _at_least(said, by_annotation), True
+    needs = await _needs(node, sandbox, annotations)
+    if needs is None:
+        return _at_least(said, by_annotation), False
+    wanted = Needs(
+        cpu_millis=by_annotation.cpu_millis or needs.cpu_millis,
+        memory_bytes=by_annotation.memory_bytes or needs.memory_bytes,
+    )
+    return _at_least(said, wanted), True
+
+
+async def _needs(node: NodeContext, sandbox: Sandbox, annotations: Mapping[str, str]) -> Needs | None:
+    """What the API server has of the pod, which does not have those of other sources; None: not known."""
+    if node.pod_needs is None or annotations.get(SOURCE) != API_SERVER:
+        return Needs()
+    metadata = sandbox.config.metadata
+    return await node.pod_needs.of(metadata.namespace, metadata.name, metadata.uid)
+
+
+def _at_least(said: Size, wanted: Needs) -> Size:
+    return attrs.evolve(
+        said,
+        cpu_millis=max(said.cpu_millis, wanted.cpu_millis),
+        memory_bytes=max(said.memory_bytes, wanted.memory_bytes),
+    )
+
+
+def _memory(resources: cri.LinuxContainerResources) -> int:
+    """The limit in bytes; 0: none, which a control group of version 1 says as a number."""
+    limit = resources.memory_limit_in_bytes
+    return int(limit) if 0 < limit < UNLIMITED else 0
+
+
+def _cpu_millis(resources: cri.LinuxContainerResources) -> int:
+    """The larger of the limit, which may be that of some containers only, and the request."""
+    limit = request = 0
+    if resources.cpu_quota > 0:
+        limit = int(resources.cpu_quota * 1000 // (resources.cpu_period or CPU_PERIOD))
+    if resources.cpu_shares > 2:  # kubelet gives a pod without requests 2 shares: that asks for nothing
+        request = int(resources.cpu_shares * 1000 // SHARES_PER_CORE)
+    return max(limit, request)

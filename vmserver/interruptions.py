@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cloud's notice that it will take this machine away, as it does with spot instances.
+
+=====  ==============================================================================================
+cloud  how it tells, by its metadata service
+=====  ==============================================================================================
+aws    `spot/instance-action`, which is not there before: {"action": ..., "time": ...}, two minutes
+       before (source: Amazon EC2 user guide, "Spot Instance interruption notices")
+gcp    `instance/preempted`, which is FALSE before: TRUE, up to 30 s before (source: Compute Engine,
+       "Spot VMs", "Preemption process")
+=====  ==============================================================================================
+
+The node is told, and shows the sandbox as not ready: kubelet then stops the containers, each with its own
+grace and preStop hook, and makes the pod anew. What still runs when `LAST_SECONDS` are left, or half of the
+time if that is less, is stopped here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes_common.concurrency import settled, sleep, start
+from infranetes_common.errors import InfranetesError, InvalidArgument, NotFound
+from infranetes_common.wire import cri
+from vmserver.containers.interface import IContainerProvider
+from vmserver.identity.metadata import AWS, GCP, MetadataService
+
+POLL_SECONDS = 5.0
+GCP_SECONDS = 30.0
+LAST_SECONDS = 30.0
+SPARE_SECONDS = 5.0  # between the containers' SIGKILL and the machine's end
+_MAX_BYTES = 4096
+_MAX_WORD = 32
+
+_log = Logger()
+
+
+@attrs.frozen
+class Interruption:
+    """The machine's end, as the cloud tells it."""
+
+    at: float  # seconds since 1970 UTC
+    reason: str  # for people
+
+
+FindNotice = Callable[[], Awaitable[Interruption | None]]
+"""Ask the cloud for a notice; None: there is none. :raise InfranetesError: it does not say now."""
+
+
+class Interruptions:
+    """Looks for the notice until there is one.
+
+    :param tell: told once of it. :param provider: gives that of the containers.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        find: FindNotice,
+        tell: Callable[[Interruption], None],
+        provider: Callable[[], IContainerProvider],
+    ) -> None:
+        self._reactor = reactor
+        self._find = find
+        self._tell = tell
+        self._provider = provider
+        self._looking: Deferred[None] | None = None
+
+    def begin(self) -> None:
+        """Look from now on. Idempotent."""
+        if self._looking is None:
+            self._looking = start(self._look())
+            self._looking.addErrback(_log_unless_cancelled)
+
+    def stop(self) -> None:
+        """Look no more, and stop nothing. Idempotent."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def _look(self) -> None:
+        while (notice := await self._found()) is None:
+            await sleep(self._reactor, POLL_SECONDS)
+        _log.warn("this machine will be taken away: {reason}", reason=notice.reason)
+        self._tell(notice)
+        left = max(notice.at - self._reactor.seconds(), 0.0)
+        last = min(LAST_SECONDS, left / 2)
+        await sleep(self._reactor, left - last)
+        await self._stop_all(max(int(last - SPARE_SECONDS), 0))
+
+    async def _found(self) -> Interruption | None:
+        try:
+            return await self._find()
+        except InfranetesError as error:
+            _log.debug("whether this machine will be taken away is not known now: {error}", error=error)
+            return None
+
+    async def _stop_all(self, grace: int) -> None:
+        """Stop what still runs, with so many seconds before it is killed."""
+        provider = self._provider()
+        running = [one for one in await provider.containers() if one.state == cri.CONTAINER_RUNNING]
+        if running:
+            _log.warn("{number} containers still run, and are stopped", number=len(running))
+        await settled(provider.stop_container(one.id, grace) for one in running)
+
+
+def _log_unless_cancelled(failure: Failure) -> None:
+    if not failure.check(CancelledError):
+        _log.failure("the machine may be taken away without a word", failure)
+
+
+def find_by(source: str, service: MetadataService, clock: IReactorTime) -> FindNotice | None:
+    """What looks for the notice of a cloud, by its name among `metadata.SOURCES`; None: nothing does."""
+
+    async def aws() -> Interruption | None:
+        try:
+            return read_aws(await service.read_aws("meta-data/spot/instance-action", _MAX_BYTES))
+        except NotFound:
+            return None
+
+    async def gcp() -> Interruption | None:
+        return read_gcp(await service.read_gcp("preempted", _MAX_BYTES), clock.seconds())
+
+    return {AWS: aws, GCP: gcp}.get(source)
+
+
+def read_aws(document: bytes) -> Interruption:
+    """What EC2's `spot/instance-action` says. :raise InvalidArgument: it says nothing of the kind."""
+    try:
+        found = json.loads(document)
+        action, time = found["action"], found["time"]
+        at = datetime.fromisoformat(time)
+    except (ValueError, TypeError, KeyError):
+        raise InvalidArgument(f"EC2's notice can't be read: {document[:200]!r}") from None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return Interruption(
+        at.timestamp(), f"EC2 interrupts the spot instance at {time[:_MAX_WORD]} ({str(action)[:_MAX_WORD]})"
+    )
+
+
+def read_gcp(document: bytes, now: float) -> Interruption | None:
+    """What Compute Engine's `instance/preempted` says. :param now: seconds since 1970 UTC."""
+    if document.strip() != b"TRUE":
+        return None
+    return Interruption(now + GCP_SECONDS, f"Compute Engine preempts the spot VM within {GCP_SECONDS:.0f} s")
