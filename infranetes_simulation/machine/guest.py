@@ -28,15 +28,17 @@ AGENT, NO_AGENT, SILENT = "agent", "no-agent", "silent"
 
 _RESTART_SECONDS = 0.2  # as debian/vmserver.service has it
 _LOOK_SECONDS = 0.25
-_CONFIGURATION = """\
+IDENTITY = """\
+[identity]
+source = "file"
+path = "/run/machine/identity"
+"""
+CONFIGURATION = f"""\
 provider = "oci"
 volumes_dir = "/run/machine/volumes"
 choice_file = "/run/machine/provider"
 
-[identity]
-source = "file"
-path = "/run/machine/identity"
-
+{IDENTITY}
 [providers.oci]
 directory = "/run/machine/oci"
 layer_dir = "/run/machine/layers"
@@ -65,7 +67,7 @@ def main(directory: str) -> None:
     _mount_all(disk)
     os.close(disk)
     network.set_up(hardware["address"], hardware["gateway"])
-    _Agent(hardware["behaviour"]).keep()
+    _Agent(hardware["behaviour"], hardware.get("configuration", CONFIGURATION)).keep()
 
 
 def read_line() -> str:
@@ -163,12 +165,12 @@ def _checked(outcome: int, what: str) -> None:
 class _Agent:
     """Keeps the agent as it is to be, and waits for every process that ends in the VM."""
 
-    def __init__(self, behaviour: str) -> None:
+    def __init__(self, behaviour: str, configuration: str) -> None:
         self._behaviour = behaviour
         self._agent: subprocess.Popen[bytes] | None = None
         self._due = 0.0  # when it is started again
         self._silent: socket.socket | None = None
-        (DISK / "vmserver.toml").write_text(_CONFIGURATION)
+        (DISK / "vmserver.toml").write_text(configuration)
         (DISK / "tmp").mkdir(exist_ok=True)
 
     def keep(self) -> None:

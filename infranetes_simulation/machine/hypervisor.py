@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from infranetes_simulation.machine import cgroups, network
 from infranetes_simulation.machine.guest import read_line
@@ -40,6 +40,7 @@ class Hardware(TypedDict):
     lock: str  # a file: who has locked it may change the bridge
     cgroup: str  # the cgroup's path
     behaviour: str  # of the agent
+    configuration: NotRequired[str]  # the agent's, in place of `guest.CONFIGURATION`
 
 
 class _TurnedOff(Exception):

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NETWORK_CARD = "eth0"
+LINK_LOCAL = "169.254.0.0/16"  # where clouds have their metadata services
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 
 
@@ -30,9 +31,10 @@ def cable_of(id: str) -> str:
     return f"infsim{hashlib.sha256(id.encode()).hexdigest()[:9]}"
 
 
-def plug_in(lock: Path, bridge: str, cable: str, gateway: str, pid: int) -> None:
-    """Lay a cable from the bridge, which is made where there is none, to a process's network namespace.
+def plug_in(lock: Path, bridge: str, cable: str, gateway: str, namespace: int | str) -> None:
+    """Lay a cable from the bridge, which is made where there is none, to a network namespace.
 
+    :param namespace: its name, or a process that has it.
     :param gateway: the machine's address there, with the length of its prefix.
     :raise OSError, subprocess.CalledProcessError: it can't be had.
     """
@@ -46,7 +48,7 @@ def plug_in(lock: Path, bridge: str, cable: str, gateway: str, pid: int) -> None
         if _FORWARDING.read_text().strip() != "1":
             _FORWARDING.write_text("1\n")
         ip(
-            f"link add {cable} type veth peer name {NETWORK_CARD} netns {pid}",
+            f"link add {cable} type veth peer name {NETWORK_CARD} netns {namespace}",
             f"link set {cable} master {bridge} up",
         )
 
@@ -74,6 +76,7 @@ def set_up(address: str, gateway: str) -> None:
         f"link set {NETWORK_CARD} up",
         f"address add {address} dev {NETWORK_CARD}",
         f"route add default via {gateway.partition('/')[0]}",
+        f"route add {LINK_LOCAL} dev {NETWORK_CARD}",
     )
 
 

@@ -50,7 +50,7 @@ PAGE = 1000  # instances in a page of a list: the most that EC2 has
 
 
 @attrs.define
-class _Vm:
+class Vm:
     id: str
     address: str
     behaviour: str
@@ -69,7 +69,8 @@ class SimulatedAws:
     :ivar types: those about instance types. :ivar price_list: what these cost.
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar boot_seconds: for which they are pending.
-    :ivar user_data: of the metadata service, by address. :ivar vm_images: its images of VM-image pods.
+    :ivar user_data: of the metadata service, by address. :ivar imds: that service.
+    :ivar vm_images: its images of VM-image pods.
     :ivar malformed: what AWS' model of the API does not have of requests. :ivar endings: of its instances.
     :ivar buckets: of the account, which limit how often its nodes together may call; None: nothing does.
     """
@@ -82,7 +83,7 @@ class SimulatedAws:
         self._agent_processes = agent_processes.shared()
         self._pool = HTTPConnectionPool(reactor)
         self._http = Agent(reactor, pool=self._pool)
-        self._vms: dict[str, _Vm] = {}
+        self._vms: dict[str, Vm] = {}
         self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}
         self._stale: dict[str, bytes] = {}
         self._timers: list[IDelayedCall] = []
@@ -95,8 +96,9 @@ class SimulatedAws:
         self.buckets: Ec2Buckets | None = None
         self.vm_images = VMImageInstances(reactor, self._switched_off)
         self._deregistered: set[str] = set()
+        self.imds = Imds(self.user_data)
         self._imds_site, self._proxy_site = (
-            ClosableSite(Imds(self.user_data)),
+            ClosableSite(self.imds),
             ClosableSite(Answering(self._answer, "text/xml;charset=UTF-8")),
         )
         self.urls: list[bytes] = []
@@ -113,7 +115,7 @@ class SimulatedAws:
         """Start a cloud with a VPC, two subnets and a security group. Instances of earlier tests have ended
         and are still listed, as by EC2: each test uses a cluster of its own."""
         self.ec2 = self._moto.client()
-        self.subnets, self.group = moto_answers.make_network(self.ec2)
+        self.subnets, self.group = self._make_network()
         self._imds = self._reactor.listenTCP(0, self._imds_site, interface="0.0.0.0")
         self._proxy = self._reactor.listenTCP(0, self._proxy_site, interface="127.0.0.1")
         self.vm_images.start()
@@ -127,7 +129,7 @@ class SimulatedAws:
         self.volumes.stop()
         self.snapshots.stop()
         for id in self._vms:
-            self._agent_processes.kill(id)
+            self._turn_off(id)
         await deferToThread(self._thd_end_all)
         await self.vm_images.stop()
         for port in (self._imds, self._proxy):
@@ -209,7 +211,7 @@ class SimulatedAws:
     def end(self, id: str) -> None:
         """End an instance, as somebody else would."""
         self.ec2.terminate_instances(InstanceIds=[id])
-        self._agent_processes.kill(id)
+        self._turn_off(id)
 
     def add_twin(self, id: str) -> None:
         """Launch another instance with the same tags."""
@@ -313,7 +315,7 @@ class SimulatedAws:
                 self._tokens[token] = (parameters, body)
         elif action == "TerminateInstances":
             for id in moto_answers.INSTANCE_ID.findall(body):
-                self._agent_processes.kill(id.decode())
+                self._turn_off(id.decode())
         return 200, body
 
     async def _denied(self, parameters: dict[str, str]) -> str | None:
@@ -374,23 +376,33 @@ class SimulatedAws:
         found = moto_answers.INSTANCE_ID.search(body)
         address = re.search(rb"<privateIpAddress>([0-9.]+)</privateIpAddress>", body)
         assert found is not None and address is not None
-        vm = _Vm(found[1].decode(), address[1].decode(), self.behaviour, parameters["ImageId"])
+        vm = Vm(found[1].decode(), address[1].decode(), self.behaviour, parameters["ImageId"])
         self._vms[vm.id] = vm
         self.user_data[vm.address] = base64.b64decode(parameters.get("UserData", ""))
         if vm.behaviour != NEVER:
             self._timers.append(self._reactor.callLater(self.boot_seconds, self._boot, vm))
 
-    def _boot(self, vm: _Vm) -> None:
+    def _boot(self, vm: Vm) -> None:
         vm.booted = True
-        if vm.behaviour == NO_AGENT:
-            return
+        if vm.behaviour != NO_AGENT:
+            self._turn_on(vm)
+
+    # What an instance is; `aws_machines` has another answer
+
+    def _make_network(self) -> tuple[tuple[str, ...], str]:
+        return moto_answers.make_network(self.ec2)
+
+    def _turn_on(self, vm: Vm) -> None:
         self._agent_processes.run(vm.id, self._agent_config(vm))
+
+    def _turn_off(self, id: str) -> None:
+        self._agent_processes.kill(id)
 
     def reboot(self, id: str) -> None:
         """Have an instance boot again by itself: it has no more than what is on its disk."""
         self._agent_processes.reboot(id, self._agent_config(self._vms[id]))
 
-    def _agent_config(self, vm: _Vm) -> dict[str, Any]:
+    def _agent_config(self, vm: Vm) -> dict[str, Any]:
         directory = self._directory / vm.id
         disk = directory / agent_processes.DISK
         return {
@@ -410,7 +422,7 @@ class SimulatedAws:
         """End an instance that powers itself off."""
         ending = {"Action": "TerminateInstances", "InstanceId.1": id, "Version": "2016-11-15"}
         Deferred.fromCoroutine(self._forward(ending)).addErrback(lambda _: None)
-        self._agent_processes.kill(id)
+        self._turn_off(id)
 
 
 def _key(parameters: dict[str, str]) -> str:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EC2's metadata service, version 2: one listener, which tells instances apart by the address they call."""
+"""EC2's metadata service, version 2: one listener, which tells instances apart by the address they call, or
+by their own where that is the service's."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from twisted.web.resource import Resource
+
+ADDRESS = "169.254.169.254"
 
 
 class Imds(Resource):
@@ -27,7 +30,8 @@ class Imds(Resource):
         return body
 
     def _answer(self, request: Any) -> tuple[int, bytes]:
-        address = request.transport.getHost().host
+        called = request.transport.getHost().host
+        address = request.transport.getPeer().host if called == ADDRESS else called
         if request.path == b"/latest/api/token":
             seconds = request.getHeader(b"x-aws-ec2-metadata-token-ttl-seconds") or b""
             if request.method != b"PUT" or not seconds.isdigit():

@@ -46,12 +46,14 @@ def tag_of(resource: dict[str, Any], key: str) -> str:
 
 
 @lru_cache
-def make_network(ec2: Any) -> tuple[tuple[str, ...], str]:
-    """Create subnets and a security group, once; return their ids."""
-    vpc = ec2.create_vpc(CidrBlock=NETWORK)["Vpc"]["VpcId"]
+def make_network(
+    ec2: Any, network: str = NETWORK, parts: tuple[tuple[str, str], ...] = SUBNETS
+) -> tuple[tuple[str, ...], str]:
+    """Create subnets and a security group, once; return their ids. :param parts: subnets, and their zones."""
+    vpc = ec2.create_vpc(CidrBlock=network)["Vpc"]["VpcId"]
     subnets = [
         ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=f"{moto.REGION}{zone}")["Subnet"]
-        for cidr, zone in SUBNETS
+        for cidr, zone in parts
     ]
     group = ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)["GroupId"]
     return tuple(each["SubnetId"] for each in subnets), group
