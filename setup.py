@@ -39,6 +39,7 @@ EXTRAS = {
         "grpcio>=1.51",
         "moto[server,ec2]>=5.2",
         "boto3>=1.26",
+        "jsonschema>=4.10",
         "pyvmomi>=6.7.1",
         "Twisted[conch]",
     ],

@@ -41,6 +41,7 @@ SOURCES: Mapping[str, Source] = {
     # An EBS volume may be slow, but it comes back: Linux' own 30 s would make the root read-only for good.
     "aws": Source(kernel=("nvme_core.io_timeout=4294967295",)),
     "gcp": Source(),
+    "openstack": Source(),
     "vsphere": Source(packages=("open-vm-tools",), files={"etc/vmware-tools/tools.conf": (0o644, _TOOLS)}),
 }
 

@@ -36,6 +36,7 @@ process."""
 _BUILT_IN: dict[str, str] = {
     "aws": "infranetes.providers.cloud.aws:create",
     "gcp": "infranetes.providers.cloud.gcp:create",
+    "openstack": "infranetes.providers.cloud.openstack:create",
     "qemu": "infranetes.providers.qemu:create",
     "vsphere": "infranetes.providers.cloud.vsphere:create",
 }

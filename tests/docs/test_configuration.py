@@ -14,6 +14,7 @@ from infranetes.config import load as load_node
 from infranetes.handler_config import HandlerConfig
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
+from infranetes.providers.cloud.openstack.settings import Settings as OpenStackSettings
 from infranetes.providers.cloud.vsphere.settings import Settings as VsphereSettings
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes_common.config import structure
@@ -48,6 +49,9 @@ OF_THE_MACHINE = {
     ("providers.gcp", "project"),
     ("providers.gcp", "zones"),
     ("providers.gcp", "image"),
+    ("providers.openstack", "cloud"),
+    ("providers.openstack", "image"),
+    ("providers.openstack", "network"),
 }
 
 
@@ -99,6 +103,10 @@ class ReferenceTests(SynchronousTestCase):
     def test_every_key_of_the_gcp_provider_and_its_default(self) -> None:
         zones = ("europe-west1-b",)
         self.check("providers.gcp", GcpSettings(project="test-project", zones=zones, image="guest"))
+
+    def test_every_key_of_the_openstack_provider_and_its_default(self) -> None:
+        settings = OpenStackSettings(cloud="pods", image="infranetes", network="pods")
+        self.check("providers.openstack", settings)
 
 
 class DefaultFileTests(SynchronousTestCase):

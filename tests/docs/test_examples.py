@@ -18,6 +18,7 @@ from infranetes.handler_config import HandlerConfig
 from infranetes.machines.pool_config import PoolSize
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
+from infranetes.providers.cloud.openstack.settings import Settings as OpenStackSettings
 from infranetes.providers.cloud.vsphere.settings import Settings as VsphereSettings
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes_simulation.containers.provider import FakeConfig
@@ -35,6 +36,7 @@ PROVIDERS: dict[str, Any] = {
     "fake": FakeConfig,
     "gcp": GcpSettings,
     "machine": MachineConfig,
+    "openstack": OpenStackSettings,
     "qemu": QemuSettings,
     "simulated": SimulatedSettings,
     "systemd": SystemdConfig,

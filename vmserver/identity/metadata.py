@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The identity from a cloud: its metadata service, or the hypervisor's guestinfo.
 
-========  ===================================================================================
-source    where the document is
-========  ===================================================================================
-aws       user-data, by IMDSv2: a session token first (source: Amazon EC2 user guide, "Use IMDSv2")
-gcp       the instance's attribute `infranetes-identity` (source: Compute Engine, "About VM metadata")
-vsphere   `guestinfo.infranetes.identity`, base64, read by open-vm-tools' vmtoolsd and erased then
-cloud     whichever of them the machine's DMI names
-========  ===================================================================================
+=========  ===================================================================================
+source     where the document is
+=========  ===================================================================================
+aws        user-data, by IMDSv2: a session token first (source: Amazon EC2 user guide, "Use IMDSv2")
+gcp        the instance's attribute `infranetes-identity` (source: Compute Engine, "About VM metadata")
+openstack  user-data (source: Nova user guide, "Metadata")
+vsphere    `guestinfo.infranetes.identity`, base64, read by open-vm-tools' vmtoolsd and erased then
+cloud      whichever of them the machine's DMI names
+=========  ===================================================================================
 
 User-data holds the machine's key and can't be erased, and containers share the machine's network. So once
 the identity is read, the metadata service is closed to the whole machine but the agent, unless the pod's
@@ -46,8 +47,8 @@ from infranetes_common.reactors import IReactor
 from vmserver.identity.delivery import POLL_SECONDS, Accept, answer
 from vmserver.marked_connections import MARK, MarkedEndpoints
 
-AWS, GCP, VSPHERE, DETECT = "aws", "gcp", "vsphere", "cloud"
-SOURCES = (AWS, GCP, VSPHERE, DETECT)
+AWS, GCP, OPENSTACK, VSPHERE, DETECT = "aws", "gcp", "openstack", "vsphere", "cloud"
+SOURCES = (AWS, GCP, OPENSTACK, VSPHERE, DETECT)
 ACCESS_ANNOTATION = "infranetes.io/metadata-access"
 DMI = Path("/sys/class/dmi/id")
 
@@ -55,11 +56,18 @@ _ENDPOINT = "http://169.254.169.254"
 _SECONDS = 5.0
 _TOKEN_SECONDS = b"60"
 _MAX_TOKEN = 4096
-_VENDORS = {"Amazon EC2": AWS, "Google": GCP, "VMware, Inc.": VSPHERE}
+_VENDORS = {
+    "Amazon EC2": AWS,
+    "Google": GCP,
+    "OpenStack Foundation": OPENSTACK,
+    "VMware, Inc.": VSPHERE,
+}
+# Of Nova, under whatever name its vendor has put there.
+_PRODUCTS = {"OpenStack Nova": OPENSTACK, "OpenStack Compute": OPENSTACK}
 _GUESTINFO = "guestinfo.infranetes.identity"
 _TABLE = "infranetes_metadata"
 _OPEN = f"table inet {_TABLE}\ndelete table inet {_TABLE}\n"
-# 53 and 123: GCP's resolver and clock
+# 53 and 123: GCP's resolver and clock; fe80::a9fe:a9fe: Neutron's
 _CLOSED = (
     _OPEN
     + f"""table inet {_TABLE} {{
@@ -68,12 +76,12 @@ _CLOSED = (
     meta mark {MARK:#x} accept
     ip daddr 169.254.169.254 tcp dport != 53 reject with tcp reset
     ip daddr 169.254.169.254 udp dport != {{ 53, 123 }} reject
-    ip6 daddr {{ fd00:ec2::254, fd20:ce::254 }} tcp dport != 53 reject with tcp reset
+    ip6 daddr {{ fd00:ec2::254, fd20:ce::254, fe80::a9fe:a9fe }} tcp dport != 53 reject with tcp reset
   }}
   chain forward {{
     type filter hook forward priority 0; policy accept;
     ip daddr 169.254.169.254 tcp dport != 53 reject with tcp reset
-    ip6 daddr {{ fd00:ec2::254, fd20:ce::254 }} tcp dport != 53 reject with tcp reset
+    ip6 daddr {{ fd00:ec2::254, fd20:ce::254, fe80::a9fe:a9fe }} tcp dport != 53 reject with tcp reset
   }}
 }}
 """
@@ -90,15 +98,20 @@ def detect(dmi: Path = DMI) -> str:
 
     :raise FailedPrecondition: DMI names none that is known.
     """
-    try:
-        vendor = (dmi / "sys_vendor").read_text().strip()
-    except OSError:
-        vendor = ""
-    if vendor not in _VENDORS:
+    vendor = _dmi_text(dmi / "sys_vendor")
+    found = _VENDORS.get(vendor) or _PRODUCTS.get(_dmi_text(dmi / "product_name"))
+    if found is None:
         raise FailedPrecondition(
             f"this machine's vendor is {vendor[:80]!r}, which is no cloud that is known; set identity.source"
         )
-    return _VENDORS[vendor]
+    return found
+
+
+def _dmi_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 class _Body(Protocol):
@@ -165,6 +178,10 @@ class MetadataService:
         """Read what Compute Engine has of the instance. Raises as `read_aws` does."""
         headers = {"Metadata-Flavor": b"Google"}
         return await self._request(b"GET", f"/computeMetadata/v1/instance/{path}", headers, limit)
+
+    async def openstack(self) -> bytes:
+        """Read the document from Nova's user-data. :raise InfranetesError: it can't be had now."""
+        return await self._request(b"GET", "/openstack/latest/user_data", {}, MAX_DOCUMENT_BYTES)
 
     async def _request(self, method: bytes, path: str, headers: Mapping[str, bytes], limit: int) -> bytes:
         requested = self._agent.request(
@@ -253,9 +270,10 @@ class CloudIdentity:
                 _log.warn("no identity from the cloud yet: {words}", words=words)
 
     async def _document(self, source: str) -> bytes:
-        if source == AWS:
-            return await self._metadata.aws()
-        return await (self._metadata.gcp() if source == GCP else guestinfo(self._run, self._tools))
+        if source == VSPHERE:
+            return await guestinfo(self._run, self._tools)
+        services = {AWS: self._metadata.aws, GCP: self._metadata.gcp, OPENSTACK: self._metadata.openstack}
+        return await services[source]()
 
 
 class MetadataGate:

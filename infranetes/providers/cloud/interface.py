@@ -39,7 +39,7 @@ class ErrorKind(enum.Enum):
     QUOTA = "quota"  # not done; a limit has to be raised, or pods removed
     CREDENTIALS = "credentials"  # not done; our credentials or permissions are refused
     CONFLICT = "conflict"  # the token was used for a different request: the VM exists
-    STATE = "state"  # not done; a disk or VM is in a state that does not allow it
+    STATE = "state"  # not done; a disk or VM is in a state that does not allow it, or out of reach
     NOT_FOUND = "not found"  # nothing has this id
     INVALID = "invalid"  # can never succeed as requested
     UNEXPECTED = "unexpected"  # a bug of ours, or an answer that makes no sense
@@ -200,7 +200,9 @@ class Cloud(Protocol[D]):
         """All VMs of ours, including ended ones that the cloud still shows."""
 
     def _thd_get(self, driver: D, id: str) -> CloudVM | None:
-        """One VM, if it exists and is ours."""
+        """One VM, if it exists and is ours.
+
+        :raise CloudError: `ErrorKind.STATE`: the cloud can't tell of this VM now, and can of others."""
 
     def _thd_assign_address(self, driver: D, vm: CloudVM) -> None:
         """Give a running VM its `wanted_address`. Idempotent."""

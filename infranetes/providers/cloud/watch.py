@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.providers.cloud.calls import Calls
-from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, D
+from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, D, ErrorKind
 from infranetes.providers.cloud.ledger import Ledger, LedgerEntry
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.translate import to_infranetes_error
@@ -136,7 +136,12 @@ class Watcher(Generic[D]):
         entry.lists_missed += 1
         if entry.lists_missed < _MAX_LISTS_MISSED:
             return
-        vm = await self._calls.call(f"look at VM {id}", partial(self._cloud._thd_get, id=id), deadline)
+        try:
+            vm = await self._calls.call(f"look at VM {id}", partial(self._cloud._thd_get, id=id), deadline)
+        except CloudError as error:
+            if error.kind is not ErrorKind.STATE:
+                raise
+            return  # the cloud can't tell of this one now, and can of others
         if vm is not None:
             self._ledger.record(vm)
         elif id in self._ledger.entries:

@@ -45,6 +45,8 @@ def certificate() -> Certificate:
     )
     pem = made.public_bytes(serialization.Encoding.PEM)
     options = CertificateOptions(
-        privateKey=crypto.PKey.from_cryptography_key(key), certificate=crypto.X509.from_cryptography(made)
+        privateKey=crypto.PKey.from_cryptography_key(key),
+        certificate=crypto.X509.from_cryptography(made),
+        acceptableProtocols=[b"http/1.1"],  # which requests asks for
     )
     return Certificate(pem, options)

@@ -90,7 +90,7 @@ class KeptIdentityTests(MachineTestCase):
         return clock
 
     async def test_its_clock_is_not_set_back_by_the_time_that_it_booted(self) -> None:
-        for source in ("aws", "gcp", "vsphere"):
+        for source in ("aws", "gcp", "openstack", "vsphere"):
             clock = await self.booted(source, LAUNCH + BOOT_SECONDS * SECOND)
             self.assertEqual(clock.now(), LAUNCH + BOOT_SECONDS * SECOND, source)
             self.assertEqual(clock.settings, [])

@@ -47,6 +47,18 @@ class Gcp(Resource):
         return b'{"the": "identity"}'
 
 
+class Nova(Resource):
+    """Source: Nova user guide, "Metadata"."""
+
+    isLeaf = True
+
+    def render_GET(self, request: Any) -> bytes:
+        if request.path != b"/openstack/latest/user_data":
+            request.setResponseCode(404)
+            return b"no"
+        return b'{"the": "identity"}'
+
+
 class CloudIdentityTests(TestCase):
     timeout = 60
 
@@ -101,6 +113,9 @@ class CloudIdentityTests(TestCase):
     async def test_an_attribute_as_gcp_has_it(self) -> None:
         await self.served(Gcp(), "gcp")
 
+    async def test_user_data_as_nova_has_it(self) -> None:
+        await self.served(Nova(), "openstack")
+
     async def test_guestinfo_as_vsphere_has_it_is_erased_then(self) -> None:
         await self.taken("vsphere", "")
         self.assertEqual(self.commands[1], ["vmtoolsd", "--cmd", "info-get guestinfo.infranetes.identity"])
@@ -131,9 +146,18 @@ class DetectTests(SynchronousTestCase):
     def test_each_cloud_by_its_vendor(self) -> None:
         directory = Path(self.mktemp())
         directory.mkdir()
-        for vendor, source in (("Amazon EC2", "aws"), ("Google", "gcp"), ("VMware, Inc.", "vsphere")):
+        for vendor, source in (
+            ("Amazon EC2", "aws"),
+            ("Google", "gcp"),
+            ("OpenStack Foundation", "openstack"),
+            ("VMware, Inc.", "vsphere"),
+        ):
             (directory / "sys_vendor").write_text(vendor + "\n")
             self.assertEqual(detect(directory), source)
+        (directory / "sys_vendor").write_text("A vendor of Nova\n")
+        (directory / "product_name").write_text("OpenStack Compute\n")
+        self.assertEqual(detect(directory), "openstack")
+        (directory / "product_name").write_text("Standard PC\n")
         (directory / "sys_vendor").write_text("QEMU\n")
         self.assertRaises(FailedPrecondition, detect, directory)
         self.assertRaises(FailedPrecondition, detect, directory / "none")

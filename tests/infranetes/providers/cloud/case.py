@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base classes for tests of the providers of AWS and GCP."""
+"""Base classes for tests of the providers of AWS, GCP and OpenStack."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.world_case import WorldCase
-from tests.support.clouds import discovery, ec2_model
+from tests.support.clouds import discovery, ec2_model, nova_resources, nova_schemas
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.gce_resources import ZONES
 from tests.support.clouds.moto import REGION
+from tests.support.clouds.openstack import SimulatedOpenStack
 
 offers(REGION)  # libcloud's large files, which the daemon reads before its reactor runs
 prices()
 discovery.compute()
 ec2_model.model()
+nova_schemas.schemas()
 
 Call = Mapping[str, str]
 
 
 class CloudCase(WorldCase):
-    """EC2 or Compute Engine, and what tests of both have to know of it."""
+    """EC2, Compute Engine or Nova, and what tests of all have to know of it."""
 
     launch_action: ClassVar[str]  # as in the cloud's `requests`
     destroy_action: ClassVar[str]
@@ -34,6 +36,7 @@ class CloudCase(WorldCase):
     cheapest: ClassVar[tuple[str, str]]  # the first two sizes that are tried for a pod without requests
     large: ClassVar[str]  # a size that is tried for 4 CPUs
     quota: ClassVar[str]  # a part of the message about a full quota
+    asked_again: ClassVar[int] = 2  # times that a launch is asked for again whose answer is lost twice
 
     def is_list(self, call: Call) -> bool:
         """Whether a call lists the VMs."""
@@ -50,6 +53,10 @@ class CloudCase(WorldCase):
     def key(self, launch: Call) -> str:
         """Return the idempotency key of a launch."""
         raise NotImplementedError
+
+    def lose_launches(self) -> None:
+        """Lose the answers of all launches, though the instances are created, for good."""
+        self.world.faults.add(FaultKind.LOST, self.launch_action)
 
     def break_launches(self) -> Callable[[], None]:
         """Answer each launch with an error though the instance is created."""
@@ -115,3 +122,42 @@ class GcpCase(CloudCase):
 
     def key(self, launch: Call) -> str:
         return launch["name"]
+
+
+class OpenStackCase(CloudCase):
+    """Tests on Nova, which a launch asks for a server of its name before it asks for a new one."""
+
+    provider_name = "openstack"
+    launch_action, destroy_action, list_action = "launch", "destroy", "list servers"
+    cheapest, large, quota = ("m1.tiny", "m1.small"), "m1.large", "Quota exceeded"
+    asked_again = 0
+    world: SimulatedOpenStack
+
+    def make_world(self) -> SimulatedOpenStack:
+        return SimulatedOpenStack(reactor, self.run_dir / "machines")
+
+    async def finish(self) -> None:
+        await super().finish()
+        self.assertEqual(set(self.world.malformed), set())
+
+    def zones(self) -> Sequence[str]:
+        return nova_resources.ZONES
+
+    def asked(self, launch: Call) -> tuple[str, str]:
+        return launch["size"], launch["zone"]
+
+    def key(self, launch: Call) -> str:
+        return launch["name"]
+
+    def lose_launches(self) -> None:
+        super().lose_launches()
+        self._hide_lost()
+
+    def break_launches(self) -> Callable[[], None]:
+        mend = super().break_launches()
+        self._hide_lost()
+        return mend
+
+    def _hide_lost(self) -> None:
+        """Have looks for servers fail once one was launched: they would find it."""
+        self.world.faults.add(FaultKind.ERROR, "find servers", only=lambda call: bool(self.world.bodies))

@@ -57,8 +57,8 @@ class PassingFaults(FaultCase):
         fault = self.world.faults.add(FaultKind.LOST, self.launch_action, times=2)
         self.world.faults.add(FaultKind.LOST, self.destroy_action, times=1)
         await self.run_lifecycles(1)
-        self.assertEqual(fault.happened, 2)
-        self.assertEqual(len(self.launches()), 3)
+        self.assertEqual(fault.happened, max(self.asked_again, 1))
+        self.assertEqual(len(self.launches()), self.asked_again + 1)
         self.assertEqual(len({self.key(one) for one in self.launches()}), 1)
 
     async def test_lists_that_lack_a_new_vm(self) -> None:
@@ -148,7 +148,7 @@ class LastingFaults(FaultCase):
         """What the launch left is destroyed, at the latest when it is listed."""
         self.settings["retry_seconds"] = 0.5
         provider = await self.started()
-        self.world.faults.add(FaultKind.LOST, self.launch_action)
+        self.lose_launches()
         await self.refused(Unavailable, provider.launch(self.spec()))
         self.assertEqual(self.world.holdings(), [])
 
@@ -157,7 +157,7 @@ class LastingFaults(FaultCase):
         self.settings["settle_seconds"] = 5.0
         provider = await self.started()
         await self.within(provider.list())
-        self.world.faults.add(FaultKind.LOST, self.launch_action)
+        self.lose_launches()
         token: list[str] = []
         stale = self.world.faults.add(
             FaultKind.STALE, self.list_action, only=lambda each: _of_token(each, token)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The body of a request for a server (source: Compute API, "Create Server")."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+
+from infranetes.providers.cloud.interface import ADDRESS, CLUSTER, NODE, TOKEN, LaunchRequest
+from infranetes.providers.cloud.openstack.names import name_of, tag
+from infranetes.providers.cloud.openstack.settings import Settings
+
+ZONE = "infranetes-zone"  # in a server's metadata: the zone that it was asked for in
+
+
+def server(
+    settings: Settings, request: LaunchRequest, flavor: str, image: str, network: str, address: str
+) -> Mapping[str, object]:
+    """Return the body.
+
+    :param flavor: its id, and so are `image` and `network`.
+    :param address: the floating address that it shall get; "": none."""
+    groups = request.wishes.security_groups or settings.security_groups
+    content: dict[str, object] = {
+        "name": name_of(request.token, request.number),
+        "flavorRef": flavor,
+        "networks": [{"uuid": network}],
+        "metadata": metadata(request, address),
+        "tags": [tag(key, request.tags[key]) for key in (CLUSTER, NODE, TOKEN)],
+        "user_data": base64.b64encode(request.identity).decode(),
+    }
+    if settings.disk_gib:
+        content["block_device_mapping_v2"] = [_volume(settings, image)]
+    else:
+        content["imageRef"] = image
+    if groups:
+        content["security_groups"] = [{"name": group} for group in groups]
+    if request.zone:
+        content["availability_zone"] = request.zone
+    hints = {"os:scheduler_hints": {"group": settings.server_group}} if settings.server_group else {}
+    return {"server": content, **hints}
+
+
+def metadata(request: LaunchRequest, address: str) -> Mapping[str, str]:
+    """Return the server's metadata: whose it is, which lists show, unlike tags, whole."""
+    return {
+        **request.tags,
+        **({ADDRESS: address} if address else {}),
+        **({ZONE: request.zone} if request.zone else {}),
+    }
+
+
+def _volume(settings: Settings, image: str) -> Mapping[str, object]:
+    """The root disk as a volume, which is deleted with the server."""
+    return {
+        "boot_index": 0,
+        "uuid": image,
+        "source_type": "image",
+        "destination_type": "volume",
+        "volume_size": settings.disk_gib,
+        "delete_on_termination": True,
+        **({"volume_type": settings.disk_type} if settings.disk_type else {}),
+    }

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenStack as a `Cloud`.
+
+Nova knows no idempotency tokens, and several servers may have one name. So a launch looks for the name first,
+in the same call: one whose answer was lost finds its server. Nova's lists are of the database that a server
+is in before its launch is answered.
+
+A launch is answered before a host is found: it is followed until the server runs or is in ERROR.
+
+status                          InstanceState   next
+BUILD                           PENDING         ACTIVE, ERROR
+ACTIVE                          RUNNING
+MIGRATING REBOOT PAUSED ...     PENDING         what ran stays RUNNING in the ledger
+SHUTOFF SUSPENDED SHELVED ...   ENDED
+ERROR, launched a moment ago    refused         the server is deleted; the next zone or flavor is tried
+ERROR                           ENDED
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import attrs
+from libcloud.common.exceptions import BaseHTTPError
+
+from infranetes.providers.annotations import PREFIX, Wishes, check_groups
+from infranetes.providers.cloud.interface import (
+    ADDRESS,
+    CLUSTER,
+    NODE,
+    SANDBOX,
+    TOKEN,
+    Action,
+    CloudError,
+    CloudVM,
+    ErrorKind,
+    LaunchRequest,
+    Leftover,
+    MachineImage,
+    Offer,
+    Rate,
+)
+from infranetes.providers.cloud.openstack import body, errors, images, sizes
+from infranetes.providers.cloud.openstack.addresses import FloatingAddresses
+from infranetes.providers.cloud.openstack.credentials import Credentials
+from infranetes.providers.cloud.openstack.driver import Driver
+from infranetes.providers.cloud.openstack.libcloud_types import Image, Server
+from infranetes.providers.cloud.openstack.names import (
+    ID,
+    NAME,
+    exactly,
+    is_any_id,
+    is_id,
+    name_of,
+    tags,
+)
+from infranetes.providers.cloud.openstack.settings import Settings
+from infranetes.providers.interface import InstanceState, ProviderContext
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+
+_ENDED = ("DELETED", "SOFT_DELETED", "ERROR", "SHUTOFF", "SUSPENDED", "SHELVED", "SHELVED_OFFLOADED")
+_BUILD = "BUILD"  # the operation of a launch: its server's own id tells all
+_MAX_REFUSALS = 1000
+
+# Nova itself limits nothing; what stands before it may. These leave room for the cloud's other users.
+_RATES = {
+    Action.LAUNCH: Rate(2.0, 10.0),
+    Action.DESTROY: Rate(5.0, 20.0),
+    Action.CHANGE: Rate(5.0, 20.0),
+    Action.LOOK: Rate(10.0, 40.0),
+}
+
+
+@attrs.define
+class _Found:
+    """What a check has found so far, so that one that is made again after an error goes on from there."""
+
+    image: Image | None = None
+    networks: Mapping[str, str] = attrs.field(factory=dict)  # ids by what the configuration calls them
+    zones: Sequence[str] = ()
+
+
+class OpenStackCloud:
+    """One project in one region."""
+
+    name = "openstack"
+    rates: Mapping[Action, Rate] = _RATES
+
+    def __init__(self, settings: Settings, context: ProviderContext) -> None:
+        self._settings = settings
+        self._ours = {CLUSTER: context.cluster, NODE: context.node}
+        self._credentials = Credentials(settings)
+        self._addresses = FloatingAddresses(context.cluster, context.node)
+        self._architecture = "x86_64"  # of the configured image; all others have to fit
+        self._flavors: dict[str, str] = {}  # ids by names
+        self._network = ""  # the id of the configured one
+        self._found = _Found()
+        self._refused: dict[str, tuple[ErrorKind, str]] = {}  # why launches were, by servers' ids
+        self.offers: Sequence[Offer] = ()
+        self.location = f"openstack {settings.cloud}" + (f" {settings.region}" if settings.region else "")
+
+    def is_id(self, text: str) -> bool:
+        return is_id(text)
+
+    def check_wishes(self, wishes: Wishes) -> None:
+        settings = self._settings
+        served = ("image", "instance_type", "gpus", "region", "subnet", "security_groups", "public_address")
+        wishes.refuse_others("OpenStack", (*served, "elastic_address", "set_hostname", "disk"))
+        problems = {
+            "region": f"this node makes VMs in {settings.region or 'one region'} only; let the pod run on a "
+            "node of that region"
+            if wishes.region not in ("", settings.region)
+            else "",
+            "image": "an image's name or id is expected"
+            if wishes.image and not re.fullmatch(NAME, wishes.image)
+            else "",
+            "subnet": "at OpenStack this is a network's name or id"
+            if wishes.subnet and not re.fullmatch(NAME, wishes.subnet)
+            else "",
+            "elastic-address": 'the id of a floating address is expected, or "new"'
+            if wishes.elastic_address not in ("", "new") and not re.fullmatch(ID, wishes.elastic_address)
+            else "",
+            "public-address": "floating_network in providers.openstack says of which network it would be"
+            if self._wanted_address(wishes) == "new" and not settings.floating_network
+            else "",
+        }
+        for name, problem in problems.items():
+            if problem:
+                raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
+        allowed = settings.allowed_security_groups
+        check_groups(wishes, allowed, "providers.openstack.allowed_security_groups")
+
+    def _wanted_address(self, wishes: Wishes) -> str:
+        public = self._settings.public_address if wishes.public_address is None else wishes.public_address
+        return wishes.elastic_address or ("new" if public else "")
+
+    def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
+        zones = self._settings.zones
+        if not zones:
+            return [""]
+        if within and within not in zones:
+            raise FailedPrecondition(
+                f"the pod's volumes are in zone {within}, and this node makes VMs in {', '.join(zones)} "
+                "only: add the zone to zones in providers.openstack, or let the pod run on a node that has it"
+            )
+        return [within] if within else zones
+
+    def classify(self, error: Exception) -> CloudError | None:
+        return errors.classify(error)
+
+    # ---- Drivers
+
+    def _thd_connect(self, timeout: float) -> Driver:
+        return Driver(self._credentials, timeout)
+
+    def _thd_is_current(self, driver: Driver) -> bool:
+        return True  # each request uses the current token
+
+    def _thd_disconnect(self, driver: Driver) -> None:
+        driver.close()
+
+    def _thd_check(self, driver: Driver) -> str:
+        settings, found = self._settings, self._found
+        if found.image is None:
+            found.image = self._thd_image(driver)
+        if not found.networks:
+            wanted = [each for each in (settings.network, settings.floating_network) if each]
+            found.networks = {each: self._thd_network(driver, each) for each in wanted}
+        if settings.zones and not found.zones:
+            found.zones = driver.zones()
+        missing = set(settings.zones) - set(found.zones)
+        if missing:
+            found.zones = []
+            raise FailedPrecondition(
+                f"{self.location} has no availability zone {min(missing)}; see zones in providers.openstack"
+            )
+        self._architecture = images.architecture_of(found.image)
+        flavors = sizes.usable(driver.flavors(), found.image, own_disk=bool(settings.disk_gib))
+        self._flavors = {each["name"]: each["id"] for each in flavors}
+        self.offers = tuple(sizes.offer(each, self._architecture, settings.gpu_aliases) for each in flavors)
+        self._network = found.networks[settings.network]
+        self._addresses.network = found.networks.get(settings.floating_network, "")
+        self._found = _Found()
+        return self._architecture
+
+    def _thd_image(self, driver: Driver) -> Image:
+        image = images._thd_resolve(driver, self._settings.image)
+        if image is None:
+            raise FailedPrecondition(
+                f"{self.location} has no active image {self._settings.image}; see providers.openstack"
+            )
+        return image
+
+    def _thd_network(self, driver: Driver, text: str) -> str:
+        """Return a network's id. :raise FailedPrecondition: there is none, or several have this name."""
+        found = driver.networks(**{"id" if is_any_id(text) else "name": text, "fields": "id"})
+        if len(found) == 1:
+            return found[0]["id"]
+        what = f"{len(found)} networks called {text}: give an id" if found else f"no network {text}"
+        raise FailedPrecondition(f"{self.location} has {what}")
+
+    # ---- VMs
+
+    def _thd_launch(self, driver: Driver, request: LaunchRequest) -> CloudVM:
+        existing = self._thd_named(driver, name_of(request.token, request.number))
+        if existing is not None:
+            return existing  # launched before, and the answer was lost
+        flavor = self._flavors.get(request.size)
+        if flavor is None:
+            raise CloudError(ErrorKind.CAPACITY, f"there is no flavor {request.size} any more")
+        text = request.image or self._settings.image
+        image = text if is_any_id(text) else (images._thd_resolve(driver, text) or {}).get("id")
+        if image is None:
+            raise CloudError(ErrorKind.INVALID, f"there is no active image {text}")
+        subnet, address = request.wishes.subnet, self._wanted_address(request.wishes)
+        network = self._thd_network(driver, subnet) if subnet else self._network
+        id = driver.create_server(body.server(self._settings, request, flavor, image, network, address))
+        return CloudVM(
+            id=id,
+            token=request.token,
+            sandbox_id=request.sandbox_id,
+            state=InstanceState.PENDING,
+            size=request.size,
+            wanted_address=address,
+            operation=_BUILD,
+            zone=request.zone,
+        )
+
+    def _thd_named(self, driver: Driver, name: str) -> CloudVM | None:
+        """Return our server of this name, the oldest if there are several."""
+        servers = [one for one in driver.servers(name=exactly(name)) if self._is_ours(one)]
+        if not servers:
+            return None
+        oldest = min(servers, key=lambda each: (each.get("created", ""), each["id"]))
+        built = oldest.get("status") not in (_BUILD, "ERROR")
+        return attrs.evolve(self._vm(oldest), operation="" if built else _BUILD)
+
+    def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
+        if vm.id not in self._refused:
+            server = driver.server(vm.id)
+            if server is None or server.get("status") == _BUILD:
+                return vm
+            if server.get("status") != "ERROR":
+                return attrs.evolve(vm, operation="")  # lists tell the rest
+            kind = errors.of_fault(_fault(server))
+            if kind is None:  # another launch would end in the same way
+                return attrs.evolve(self._vm(server), operation="")
+            if len(self._refused) > _MAX_REFUSALS:
+                self._refused.clear()
+            self._refused[vm.id] = kind, _fault(server)
+        self._thd_remove(driver, vm)
+        raise CloudError(*self._refused[vm.id])
+
+    def _thd_remove(self, driver: Driver, vm: CloudVM) -> None:
+        """Destroy a server that was refused, unless that was done and the answer lost."""
+        try:
+            self._thd_destroy(driver, vm)
+        except BaseHTTPError as error:
+            if int(error.code) != 404:
+                raise
+
+    def _thd_find(self, driver: Driver, token: str) -> list[CloudVM]:
+        return self._thd_listed(driver, {TOKEN: token})
+
+    def _thd_list(self, driver: Driver) -> list[CloudVM]:
+        return self._thd_listed(driver, {})
+
+    def _thd_listed(self, driver: Driver, more: dict[str, str]) -> list[CloudVM]:
+        servers = driver.servers(tags=tags({**self._ours, **more}))
+        return [self._vm(server) for server in servers if self._is_ours(server)]
+
+    def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
+        try:
+            server = driver.server(id)
+        except BaseHTTPError as error:
+            if int(error.code) != 500:
+                raise
+            # So Nova answers of a server in a cell whose database is out of reach. Its lists leave it out.
+            raise CloudError(ErrorKind.STATE, f"Nova can't tell of VM {id} now: {error}") from error
+        return self._vm(server) if server is not None and self._is_ours(server) else None
+
+    def _is_ours(self, server: Server) -> bool:
+        told = server.get("metadata") or {}
+        return all(told.get(key) == value for key, value in self._ours.items())
+
+    def _vm(self, server: Server) -> CloudVM:
+        told, status = server.get("metadata") or {}, server.get("status", "")
+        state = InstanceState.ENDED if status in _ENDED else InstanceState.PENDING
+        return CloudVM(
+            id=server["id"],
+            token=told.get(TOKEN, ""),
+            sandbox_id=told.get(SANDBOX, ""),
+            state=InstanceState.RUNNING if status == "ACTIVE" else state,
+            private_address=_address(server, "fixed"),
+            public_address=_address(server, "floating"),
+            created_at=_seconds(server.get("created")),
+            size=(server.get("flavor") or {}).get("original_name", ""),
+            wanted_address=told.get(ADDRESS, ""),
+            detail=_fault(server) if state is InstanceState.ENDED else "",
+            zone=told.get(body.ZONE, ""),
+            gone=status == "DELETED",
+        )
+
+    def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
+        self._thd_release_resources(driver, vm)  # first: once the server is gone nobody asks again
+        try:
+            driver.delete_server(vm.id)
+        except BaseHTTPError as error:
+            if int(error.code) != 409:
+                raise
+            return False  # something else is being done with it, or it is locked
+        return True
+
+    def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
+        if vm.wanted_address == "new":
+            self._addresses._thd_release_of(driver, vm.token)
+
+    # ---- Addresses, consoles
+
+    def _thd_assign_address(self, driver: Driver, vm: CloudVM) -> None:
+        self._addresses._thd_associate(driver, vm)
+
+    def _thd_leftovers(self, driver: Driver) -> list[Leftover]:
+        """Return unused addresses. Disks are deleted with their servers by Nova."""
+        return self._addresses._thd_leftovers(driver)
+
+    def _thd_release(self, driver: Driver, leftover: Leftover) -> None:
+        driver.delete_floating_address(leftover.id)
+
+    def _thd_console_output(self, driver: Driver, id: str) -> str:
+        return driver.console_output(id)
+
+    # ---- Images
+
+    def _thd_find_image(self, driver: Driver, name: str, version: str) -> MachineImage:
+        projects = self._settings.image_projects or (driver.project,)
+        return images._thd_find(driver, projects, name, version, self._architecture)
+
+    def _thd_has_image(self, driver: Driver, id: str) -> bool:
+        return is_any_id(id) and images._thd_resolve(driver, id) is not None
+
+
+def _address(server: Server, kind: str) -> str:
+    """The server's first IPv4 address of a kind."""
+    for addresses in (server.get("addresses") or {}).values():
+        for each in addresses:
+            if each.get("version") == 4 and each.get("OS-EXT-IPS:type") == kind:
+                return each["addr"]
+    return ""
+
+
+def _fault(server: Server) -> str:
+    """Why a server has ended, for people."""
+    message = " ".join((server.get("fault") or {}).get("message", "").split())[:400]
+    return message or f"its status is {server.get('status')}"
+
+
+def _seconds(timestamp: str | None) -> float:
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0

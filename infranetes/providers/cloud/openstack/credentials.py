@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The token of calls to OpenStack, and where its catalog says that the services are.
+
+libcloud's drivers would each get tokens for themselves, so each thread would, and five times, as a driver has
+five connections; before 3.5 none of them forgets a token that was revoked. libcloud takes public endpoints
+only, and those only whose service has the name that DevStack gives it. Here all threads share one token in
+memory, and endpoints are chosen by their type, region and interface.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime
+
+import attrs
+from libcloud.common.base import ConnectionUserAndKey, Response
+
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.openstack import clouds_file
+from infranetes.providers.cloud.openstack.clouds_file import Access
+from infranetes.providers.cloud.openstack.driver import Trusting, words_of
+from infranetes.providers.cloud.openstack.libcloud_types import Token
+from infranetes.providers.cloud.openstack.settings import Settings
+
+_PATH = "/v3/auth/tokens"
+_EARLY = 60.0  # seconds before its end that a token is renewed
+_LEAST = 0.5  # of its time that a token is used
+SERVICES = ("compute", "network", "image")
+# Versions in a catalog's URLs, which requests have themselves; Nova's first API knows no microversions.
+_VERSIONS: Mapping[str, tuple[str, str]] = {
+    "compute": (r"/v2(?=/|$)", "/v2.1"),
+    "network": (r"/v2\.0$", ""),
+    "image": (r"/v2(?:\.\d+)?$", ""),
+}
+
+
+@attrs.frozen
+class Session:
+    """A token. :ivar endpoints: URLs of services, by their types. :ivar until: of the monotonic clock."""
+
+    token: str = attrs.field(repr=False)
+    endpoints: Mapping[str, str]
+    project: str  # its id
+    ca_file: str
+    until: float
+
+
+class _Answer(Response):  # type: ignore[misc]
+    """Keystone's answer, of any status."""
+
+    def success(self) -> bool:
+        return True
+
+
+class _Keystone(Trusting, ConnectionUserAndKey):  # type: ignore[misc]
+    """Asks for a token."""
+
+    responseCls = _Answer
+
+    def __init__(self, access: Access, timeout: float) -> None:
+        self.ca_file = access.ca_file
+        super().__init__("-", "-", url=access.auth_url, timeout=timeout)
+
+    def add_default_headers(self, headers: dict[str, str]) -> dict[str, str]:
+        return {**headers, "Accept": "application/json", "Content-Type": "application/json"}
+
+
+class Credentials:
+    """Gives the current session. Used in threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """The current session. :raise CloudError: there is none."""
+        with self._lock:
+            if self._session is None or time.monotonic() > self._session.until:
+                self._session = None
+                self._session = self._thd_new()
+            return self._session
+
+    def _thd_forget(self, token: str) -> None:
+        """Drop a token that was refused."""
+        with self._lock:
+            if self._session is not None and self._session.token == token:
+                self._session = None
+
+    def _thd_new(self) -> Session:
+        settings = self._settings
+        access = clouds_file._thd_read(clouds_file.find(settings.clouds_file), settings.cloud)
+        begun = time.monotonic()
+        connection = _Keystone(access, settings.call_seconds)
+        answer = connection.request(_PATH, data=json.dumps(access.request), method="POST")
+        if answer.status != 201:
+            raise _refused(int(answer.status), str(answer.body))
+        try:
+            token: Token = json.loads(answer.body)["token"]
+            return Session(
+                token=str(answer.headers["x-subject-token"]),
+                endpoints=endpoints(token, settings.region or access.region, access.interface),
+                project=(token.get("project") or {}).get("id", ""),
+                ca_file=access.ca_file,
+                until=begun + _used_for(token),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            words = f"Keystone's answer is no token ({type(error).__name__})"
+            raise CloudError(ErrorKind.TRANSIENT, words) from None
+
+
+def endpoints(token: Token, region: str, interface: str) -> Mapping[str, str]:
+    """Return the URLs of SERVICES in a token's catalog.
+
+    :param region: "": the only one that there is.
+    :raise CloudError: one is in none or in several regions; says which."""
+    found: dict[str, str] = {}
+    for service in SERVICES:
+        urls = {
+            each.get("region_id") or each.get("region") or "": each["url"]
+            for entry in token.get("catalog") or ()
+            if entry.get("type") == service
+            for each in entry.get("endpoints") or ()
+            if each.get("interface") == interface
+        }
+        here = {name: url for name, url in urls.items() if region in ("", name)}
+        if len(here) != 1:
+            regions = ", ".join(sorted(urls)) or "none"
+            raise CloudError(
+                ErrorKind.CREDENTIALS,
+                f"the catalog has the {interface} endpoint of {service} in these regions: {regions}; "
+                "say in clouds.yaml which region_name and interface to use",
+            )
+        version, replacement = _VERSIONS[service]
+        found[service] = re.sub(version, replacement, next(iter(here.values())).rstrip("/"))
+    return found
+
+
+def _used_for(token: Token) -> float:
+    """Seconds for which a token is used, by Keystone's own clock."""
+    issued, expires = (datetime.fromisoformat(token[key]) for key in ("issued_at", "expires_at"))
+    seconds = (expires - issued).total_seconds()
+    return max(seconds - _EARLY, seconds * _LEAST)
+
+
+def _refused(status: int, body: str) -> CloudError:
+    message = f"Keystone gives no token: {status} {words_of(body)}".rstrip()
+    if status == 429:
+        return CloudError(ErrorKind.THROTTLED, message)
+    return CloudError(ErrorKind.TRANSIENT if status >= 500 else ErrorKind.CREDENTIALS, message)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenStack's errors: the statuses of refused requests, and the faults of servers that did not come up.
+
+Sources: Compute API, "Faults" and the responses of "Create Server"; Networking API, "General information".
+"""
+
+from __future__ import annotations
+
+import re
+
+from libcloud.common.exceptions import BaseHTTPError
+
+from infranetes.providers.cloud.errors import message_of, retry_after
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
+
+# Nova and Cinder say 403 or 413, Neutron 409; the same statuses mean other things, too.
+_QUOTA = re.compile(r"quota|(?:limit|number of \w+) (?:is )?exceeded|OverQuota", re.IGNORECASE)
+# Of Neutron: the network has no address left.
+_FULL = re.compile(
+    r"No more (?:IP|fixed|floating) ?(?:IP )?addresses|IpAddressGenerationFailure", re.IGNORECASE
+)
+# Faults of a server that no host took.
+_NO_HOST = re.compile(
+    r"No valid host|Exceeded maximum number of retries|Exhausted all hosts|Insufficient compute resources",
+    re.IGNORECASE,
+)
+_OLD_API = "this OpenStack is older than Stein: its Nova does not know version {version} of the Compute API"
+
+MICROVERSION = "2.67"  # of the Compute API, since OpenStack Stein: volumes' types, besides tags at launch
+
+
+def classify(error: Exception) -> CloudError | None:
+    """Return what an error of OpenStack means; None: it is none of OpenStack's own."""
+    if not isinstance(error, BaseHTTPError):
+        return None
+    status, message = int(error.code), message_of(error)
+    if status == 406:
+        return CloudError(ErrorKind.INVALID, _OLD_API.format(version=MICROVERSION))
+    kind = _kind(status, message)
+    return None if kind is None else CloudError(kind, message, retry_after(error))
+
+
+def _kind(status: int, message: str) -> ErrorKind | None:
+    """The kind of a refusal; None: as that of any other cloud with this status."""
+    if status in (400, 403, 409, 413) and _FULL.search(message):
+        return ErrorKind.CAPACITY
+    if status in (403, 409, 413) and _QUOTA.search(message):
+        return ErrorKind.QUOTA
+    if status == 413:
+        return ErrorKind.THROTTLED  # as of proxies and of old releases; with Retry-After
+    return ErrorKind.STATE if status == 409 else None
+
+
+def of_fault(message: str) -> ErrorKind | None:
+    """Return what the fault of a server says that another launch can mend; None: nothing can."""
+    if _NO_HOST.search(message) or _FULL.search(message):
+        return ErrorKind.CAPACITY
+    return ErrorKind.QUOTA if _QUOTA.search(message) else None

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names, tags and ids at OpenStack (source: Compute API, "Server tags" and "Create Server")."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+# An id is a UUID, and of projects and older resources one without hyphens.
+ID = r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}"
+NAME = r"[^\s/?#&%,]{1,255}"  # of a resource, or its id
+
+_SERVER = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_MAX_TAG = 60
+_PLAIN_TAG = re.compile(r"[A-Za-z0-9._:=@+-]*")
+
+
+def is_id(text: str) -> bool:
+    """Whether this could be the id of a server."""
+    return _SERVER.fullmatch(text) is not None
+
+
+def is_any_id(text: str) -> bool:
+    """Whether this is an id rather than a name."""
+    return re.fullmatch(ID, text) is not None
+
+
+def name_of(token: str, number: int) -> str:
+    """Return a server's name. Nova allows several of a name: whoever makes one looks for it first."""
+    return f"infranetes-{token}-{number}"
+
+
+def tag(key: str, value: str) -> str:
+    """Return a tag by which servers can be listed. Different values have different tags.
+
+    A tag has no comma, no slash, and no more than 60 characters; what does not fit is `#` and its hash."""
+    text = f"{key}={value}"
+    if len(text) <= _MAX_TAG and _PLAIN_TAG.fullmatch(text):
+        return text
+    return f"{key}=#{hashlib.sha256(value.encode()).hexdigest()[:32]}"
+
+
+def tags(tagged: Mapping[str, str]) -> str:
+    """Return the filter of lists for servers that have all of these."""
+    return ",".join(tag(key, value) for key, value in tagged.items())
+
+
+def exactly(name: str) -> str:
+    """Return a filter for resources of this name: Nova takes names for regular expressions."""
+    return f"^{name}$"

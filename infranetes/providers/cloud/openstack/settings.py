@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration keys of OpenStack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+import attrs
+
+from infranetes.providers.cloud.openstack.names import ID, NAME
+from infranetes.providers.cloud.settings import CloudSettings
+
+T = TypeVar("T")
+_Validator: TypeAlias = Callable[[object, "attrs.Attribute[T]", T], None]
+
+
+def _matching(pattern: str, expected: str) -> _Validator[str]:
+    def check(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
+        if value and not re.fullmatch(pattern, value):
+            raise ValueError(f"{expected} is expected")
+
+    return check
+
+
+def _given(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not value:
+        raise ValueError("it has to be given")
+
+
+def _all(pattern: str, expected: str) -> _Validator[tuple[str, ...]]:
+    def check(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+        if not all(re.fullmatch(pattern, each) for each in value):
+            raise ValueError(f"{expected} are expected")
+
+    return check
+
+
+_is_name = _matching(NAME, "a name or an id")
+_are_names = _all(NAME, "names or ids")
+
+
+@attrs.frozen(kw_only=True)
+class Settings(CloudSettings):
+    """The table `providers.openstack`."""
+
+    cloud: str = attrs.field(validator=[_given, _matching(NAME, "a cloud's name")])  # in clouds.yaml
+    clouds_file: str = ""  # empty: clouds.yaml where OpenStack's other clients look for it
+    region: str = attrs.field(default="", validator=_is_name)  # empty: as clouds.yaml says
+    image: str = attrs.field(validator=[_given, _is_name])  # of a guest with our agent
+    network: str = attrs.field(validator=[_given, _is_name])  # that pods have their addresses of
+    security_groups: tuple[str, ...] = attrs.field(default=(), validator=_are_names)
+    # That pods may ask for; empty: any.
+    allowed_security_groups: tuple[str, ...] = attrs.field(default=(), validator=_are_names)
+    zones: tuple[str, ...] = attrs.field(default=(), validator=_all(NAME, "availability zones"))
+    server_group: str = attrs.field(default="", validator=_matching(ID, "a server group's id"))
+    floating_network: str = attrs.field(default="", validator=_is_name)  # of public addresses
+    public_address: bool = False  # for pods without an annotation
+    disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the flavor has it
+    disk_type: str = attrs.field(default="", validator=_is_name)  # of volumes; empty: Cinder's default
+    # Names of Nova's PCI aliases that are GPUs, with * and ?.
+    gpu_aliases: tuple[str, ...] = attrs.field(default=("*",), validator=_all(r"[A-Za-z0-9_*?-]+", "names"))
+    image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(ID, "projects' ids"))

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flavors as sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from infranetes.providers.cloud.interface import Offer
+from infranetes.providers.cloud.openstack.libcloud_types import Flavor, Image
+
+# Source: Nova's administrator guide, "Attaching physical PCI devices to guests", "Virtual GPU"
+_ALIASES = "pci_passthrough:alias"
+_RESOURCES = ("resources:VGPU", "resources:PGPU")
+
+
+def usable(flavors: Iterable[Flavor], image: Image, *, own_disk: bool) -> list[Flavor]:
+    """Return the flavors that take an image; Nova refuses others.
+
+    :param own_disk: the root disk is a volume, whatever disk the flavor has. Otherwise one without a disk
+        is left out, which most clouds refuse."""
+    least, memory = max(int(image.get("min_disk") or 0), 1), int(image.get("min_ram") or 0)
+    return [
+        each
+        for each in flavors
+        if (own_disk or int(each.get("disk") or 0) >= least) and int(each["ram"]) >= memory
+    ]
+
+
+def offer(flavor: Flavor, architecture: str, gpu_aliases: Sequence[str]) -> Offer:
+    """Return a flavor as an offer. It has no price: OpenStack's API knows none.
+
+    :param architecture: of the image, as flavors tell none."""
+    return Offer(
+        name=flavor["name"],
+        cpu_millis=int(flavor["vcpus"]) * 1000,
+        memory_bytes=int(flavor["ram"]) << 20,
+        gpus=_gpus(flavor.get("extra_specs") or {}, gpu_aliases),
+        architecture=architecture,
+    )
+
+
+def _gpus(specs: Mapping[str, str], aliases: Sequence[str]) -> int:
+    count = sum(_number(specs.get(each, "0")) for each in _RESOURCES)
+    for part in specs.get(_ALIASES, "").split(","):
+        alias, _, number = part.strip().partition(":")
+        if alias and any(fnmatchcase(alias, each) for each in aliases):
+            count += _number(number or "1")
+    return count
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

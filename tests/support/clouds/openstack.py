@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated OpenStack over HTTPS, with faults between it and the provider, and agents in its servers.
+
+One server is Keystone, Nova, Neutron and Glance, each below a path of its own; another one is the metadata
+service of all servers, which it knows by their source address: the network is a part of 127.0.0.0/8, where
+every address is the loopback interface's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import attrs
+from twisted.internet.interfaces import IDelayedCall
+
+from infranetes.providers.cloud.interface import SANDBOX, TOKEN
+from tests.support.clouds import agent_processes, keystone_rules, nova_resources, nova_schemas
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
+from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
+from tests.support.clouds.nova_resources import PROJECT, REGION, ZONES, Json
+from tests.support.clouds.openstack_api import OpenStackApi, Refusal, addresses_of
+from tests.support.clouds.tls import certificate
+from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
+
+CLOUD, APPLICATION, SECRET = "pods", "b7f1a0c1d2e3f4a5b6c7d8e9f0a1b2c3", "secret-of-the-test"
+USERNAME, PASSWORD = "infranetes", "password-of-the-test"
+_USER_DATA = "/openstack/latest/user_data"
+_NO_HOST = "No valid host was found. There are not enough hosts available."
+TOKEN_SECONDS = 3600.0
+
+
+@attrs.define
+class _Vm:
+    id: str
+    address: str
+    network: str
+    behaviour: str
+    identity: bytes
+    image: str
+    refused: bool
+
+
+class SimulatedOpenStack:
+    """One test's cloud.
+
+    :ivar faults: what goes wrong. :ivar behaviour: of servers that are launched from now on.
+    :ivar launch_seconds: how long a server is in BUILD.
+    :ivar token_seconds: how long a token is valid.
+    :ivar malformed: what is wrong with requests and answers by Nova's own schemas, and by the manual's rules.
+    :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
+    :ivar bodies: those of launches. :ivar vm_images: its images of VM-image pods.
+    """
+
+    def __init__(self, reactor: Any, directory: Path) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._agent_processes = agent_processes.shared()
+        self._vms: dict[str, _Vm] = {}
+        self._tokens: set[str] = set()
+        self._stale: dict[str, Json] = {}
+        self._timers: list[IDelayedCall] = []
+        self.api = OpenStackApi(self._launched, self._agent_processes.kill)
+        self.faults = Faults()
+        self.behaviour = NORMAL
+        self.launch_seconds = 0.1
+        self.token_seconds = TOKEN_SECONDS
+        self.fault_message = _NO_HOST
+        self.vm_images = VMImageInstances(reactor, self._switched_off)
+        self._fault: Fault | None = None  # of the current call
+        self.malformed: list[str] = []
+        self.requests: list[dict[str, str]] = []
+        self.bodies: list[Json] = []
+        self.authentications: list[Json] = []
+        self.urls: list[bytes] = []
+        self._sites = [
+            ClosableSite(Answering(self._answer, "application/json")),
+            ClosableSite(Answering(self._metadata, "application/octet-stream")),
+        ]
+
+    def start(self) -> None:
+        """Start a cloud with networks, flavors, an image, two zones and an application credential."""
+        nova_schemas.schemas()  # which takes long
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
+        options = certificate().options
+        self._port = self._reactor.listenSSL(0, self._sites[0], options, interface="127.0.0.1")
+        self.vm_images.start()
+        self.endpoint = f"https://127.0.0.1:{self._port.getHost().port}"
+        self.ca_file = self._directory / "ca.pem"
+        self.ca_file.write_bytes(certificate().pem)
+        self.clouds_file = self._directory / "clouds.yaml"
+        self.write_clouds(application_credential_id=APPLICATION, application_credential_secret=SECRET)
+
+    def write_clouds(self, **auth: str) -> None:
+        """Write clouds.yaml, of which JSON is a part."""
+        entry = {
+            "auth_type": "v3applicationcredential" if "application_credential_secret" in auth else "password",
+            "auth": {"auth_url": f"{self.endpoint}/identity/v3", **auth},
+            "region_name": REGION,
+            "cacert": str(self.ca_file),
+        }
+        self.clouds_file.touch(mode=0o600)
+        self.clouds_file.write_text(json.dumps({"clouds": {CLOUD: entry}}))
+
+    async def stop(self) -> None:
+        """Stop everything."""
+        for timer in self._timers:
+            if timer.active():
+                timer.cancel()
+        for id in self._vms:
+            self._agent_processes.kill(id)
+        await self.vm_images.stop()
+        await self._imds.stopListening()
+        await self._port.stopListening()
+        for site in self._sites:
+            await site.close_connections()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def table(self) -> Json:
+        """Return the provider's configuration for this cloud."""
+        return {
+            "cloud": CLOUD,
+            "clouds_file": str(self.clouds_file),
+            "image": "infranetes",
+            "network": "pods",
+            "security_groups": ["infranetes"],
+            "floating_network": "public",
+            "zones": list(ZONES),
+            "sizes": ["m1.*"],
+            "retry_first": 0.02,
+            "retry_most": 0.2,
+            "retry_seconds": 5.0,
+            "call_seconds": 5.0,
+            "calls_per_second": 200.0,
+            "poll_seconds": 0.1,
+            "watch_seconds": 0.3,
+            "settle_seconds": 1.0,
+            "destroy_seconds": 20.0,
+        }
+
+    # ---- The cloud from outside
+
+    def running(self) -> list[str]:
+        """Return the ids of servers that have not ended."""
+        return [id for id, one in self.api.servers.items() if one["status"] in ("BUILD", "ACTIVE")]
+
+    def seen(self) -> list[RunningVM]:
+        """Return servers that have not ended."""
+        found = []
+        for id in self.running():
+            one = self.api.servers[id]
+            fixed = [each["addr"] for each in addresses_of(one)]
+            size, sandbox = one["flavor"]["original_name"], one["metadata"][SANDBOX]
+            found.append(RunningVM(id, self._vms[id].image, size, sandbox, fixed[0] if fixed else ""))
+        return found
+
+    def held(self) -> dict[str, str]:
+        """Return descriptions of everything that costs money, with the token that it is tagged with."""
+        servers = {
+            f"server {id}": str(one["metadata"].get(TOKEN, "")) for id, one in list(self.api.servers.items())
+        }
+        return servers | {
+            f"address {id}": str(one["description"].rpartition("=")[2])
+            for id, one in list(self.api.floating.items())
+        }
+
+    def holdings(self) -> list[str]:
+        """Return descriptions of everything that costs money."""
+        return list(self.held())
+
+    def end(self, id: str) -> None:
+        """Switch a server off, as somebody else would."""
+        self._agent_processes.kill(id)
+        nova_resources.stopped(self.api.servers[id])
+
+    def add_twin(self, id: str) -> None:
+        """Create another server with the same name, metadata and tags."""
+        one = json.loads(json.dumps(self.api.servers[id]))
+        one.update(id=nova_resources.new_id(), created=nova_resources.now(60))
+        self.api.servers[one["id"]] = one
+
+    async def machine_image(self, name: str) -> str:
+        """Return the id of a new image of VM-image pods, with `name` (NAME:VERSION) in its properties."""
+        called, _, version = name.partition(":")
+        properties = {"infranetes_image_name": called, "infranetes_image_version": version}
+        image = self.api.add_image(f"machine-{secrets.token_hex(4)}", infranetes="true", **properties)
+        return await self.vm_images.add(image)
+
+    def deregister(self, image: str) -> None:
+        """Remove an image, as somebody else would."""
+        self.vm_images.images.remove(image)
+        del self.api.images[image]
+
+    def revoke_tokens(self) -> None:
+        """Refuse all tokens from before."""
+        self._tokens.clear()
+
+    # ---- Calls
+
+    async def _answer(self, request: Any) -> Answer:
+        self.urls.append(request.uri)
+        parts, content = urlsplit(request.uri.decode()), request.content.read()
+        service, _, path = unquote(parts.path).lstrip("/").partition("/")
+        method, query = request.method.decode(), dict(parse_qsl(parts.query, keep_blank_values=True))
+        body = json.loads(content) if content else {}
+        parameters = self._parameters(method, service, path, query, body)
+        self.requests.append(parameters)
+        self._fault = self.faults.befalling(parameters)
+        early = _refusal(self._fault) if self._fault is not None else None
+        if early is not None:
+            return early
+        if service == "identity":
+            return self._issue(path, body)
+        if not keystone_rules.allows(service, method, f"/{path}"):
+            self.malformed.append(f"no access rule allows {method} {service}/{path}")
+        if request.getHeader("X-Auth-Token") not in self._tokens:
+            return _error(401, "The request you have made requires authentication.")
+        if parameters["Action"] == "launch":
+            self.bodies.append(body)
+        if self._fault is not None and self._fault.kind is FaultKind.IGNORED:
+            return 204, b""
+        version = request.getHeader("OpenStack-API-Version") or ""
+        try:
+            answer = self._served(service, method, path, query, body, version)
+        except Refusal as refusal:
+            if self._fault is not None and self._fault.kind in (FaultKind.LOST, FaultKind.ACTED):
+                return self._sent(parameters, {}, self._fault)
+            return _error(refusal.status, refusal.message, neutron=service == "network")
+        return self._sent(parameters, answer, self._fault)
+
+    def _served(
+        self, service: str, method: str, path: str, query: dict[str, str], body: Json, version: str
+    ) -> Json | None:
+        if service == "network":
+            return self.api.neutron(method, path, query, body)
+        if service == "image":
+            return self.api.glance(method, path, query)
+        path = path.removeprefix("v2.1")
+        self.malformed += nova_schemas.schemas().wrong_request(method, path, query, body)
+        answer = self.api.nova(method, path, query, body, version)
+        self.malformed += nova_schemas.schemas().wrong_answer(method, path, answer)
+        return answer
+
+    def _sent(self, parameters: dict[str, str], answer: Json | None, fault: Fault | None) -> Answer:
+        """Return what arrives of an answer."""
+        kind = fault.kind if fault is not None else None
+        key = json.dumps(parameters)
+        if kind is FaultKind.STALE:
+            answer = self._stale.get(key, {"servers": []})
+        elif answer is not None:
+            self._stale[key] = json.loads(json.dumps(answer))
+        if kind is FaultKind.ACTED:
+            return _error(500, "Unexpected API Error.")
+        if kind is FaultKind.LOST:
+            raise ConnectionError
+        if answer is None:
+            return 204, b""
+        return 202 if parameters["Action"] == "launch" else 200, json.dumps(answer).encode()
+
+    def _issue(self, path: str, body: Json) -> Answer:
+        """Give a token, as Keystone does (source: Identity API v3, "Authentication and token management")."""
+        self.authentications.append(body)
+        if path != "v3/auth/tokens" or not _is_known(body):
+            return _error(401, "The request you have made requires authentication.")
+        token = secrets.token_hex(16)
+        self._tokens.add(token)
+        answer = {
+            "token": {
+                "methods": body["auth"]["identity"]["methods"],
+                "issued_at": nova_resources.now().replace("Z", ".000000Z"),
+                "expires_at": nova_resources.now(self.token_seconds).replace("Z", ".000000Z"),
+                "project": {"id": PROJECT, "name": "pods", "domain": {"id": "default", "name": "Default"}},
+                "user": {"id": nova_resources.USER, "name": USERNAME},
+                "catalog": nova_resources.catalog(self.endpoint),
+            }
+        }
+        return 201, json.dumps(answer).encode(), ("X-Subject-Token", token)
+
+    def _parameters(
+        self, method: str, service: str, path: str, query: dict[str, str], body: Json
+    ) -> dict[str, str]:
+        """Return a request's action and parameters, as rules of faults name them."""
+        found = {"Action": f"{method.lower()} {path.partition('/')[2] or path}", "path": path, **query}
+        match (service, method, *path.split("/")):
+            case ("identity", *_):
+                found["Action"] = "token"
+            case ("compute", "GET", "v2.1", "servers", "detail"):
+                found["Action"] = "find servers" if "name" in query else "list servers"
+            case ("compute", "GET", "v2.1", "servers", _):
+                found["Action"] = "get server"
+            case ("compute", "POST", "v2.1", "servers"):
+                asked = body["server"]
+                names = {each["id"]: each["name"] for each in self.api.flavors}
+                size, zone = names.get(asked["flavorRef"], ""), asked.get("availability_zone", "")
+                found.update(Action="launch", name=asked["name"], size=size, zone=zone)
+            case ("compute", "DELETE", "v2.1", "servers", _):
+                found["Action"] = "destroy"
+            case ("network", _, "v2.0", kind, *_):
+                found["Action"] = f"{method.lower()} {kind}"
+            case ("image", "GET", *_):
+                found["Action"] = "get images"
+        return found
+
+    async def _metadata(self, request: Any) -> Answer:
+        address = request.transport.getHost().host
+        mine = [vm for vm in self._vms.values() if vm.address == address]
+        if request.path.decode() != _USER_DATA or not mine:
+            return 404, b"Not Found"
+        return 200, mine[-1].identity
+
+    # ---- AgentProcesses
+
+    def _launched(self, one: Json, asked: Json) -> None:
+        volumes = asked.get("block_device_mapping_v2")
+        vm = self._vms[one["id"]] = _Vm(
+            id=one["id"],
+            address=self.api.free_address(),
+            network=asked["networks"][0]["uuid"],
+            behaviour=self.behaviour,
+            identity=base64.b64decode(asked["user_data"]),
+            image=volumes[0]["uuid"] if volumes else asked["imageRef"],
+            refused=self._fault is not None and self._fault.kind is FaultKind.CAPACITY,
+        )
+        if vm.behaviour != NEVER or vm.refused:
+            self._timers.append(self._reactor.callLater(self.launch_seconds, partial(self._boot, one, vm)))
+
+    def _boot(self, one: Json, vm: _Vm) -> None:
+        if self.api.servers.get(vm.id) is not one or one["status"] != "BUILD":
+            return
+        if vm.refused:
+            nova_resources.failed(one, self.fault_message)
+            return
+        self.api.run(one, vm.network, vm.address)
+        if vm.behaviour == NO_AGENT:
+            return
+        directory = self._directory / vm.id
+        self._agent_processes.run(
+            vm.id,
+            {
+                **self.vm_images.containers(vm.image, vm.id, directory),
+                "listen": f"{vm.address}:2475",
+                "run_dir": str(directory),
+                "volumes_dir": str(directory / "volumes"),
+                "etc_dir": str(directory),
+                "identity": {
+                    "source": "openstack",
+                    "apply": False,
+                    "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
+                },
+            },
+        )
+
+    def _switched_off(self, id: str) -> None:
+        """Stop a server that powers itself off; it exists until it is deleted."""
+        if id in self.running():
+            self.end(id)
+
+
+def _is_known(body: Json) -> bool:
+    """Whether Keystone knows who asks."""
+    identity = body["auth"]["identity"]
+    match identity["methods"]:
+        case ["application_credential"]:
+            known: Json = {"id": APPLICATION, "secret": SECRET}
+            return bool(identity["application_credential"] == known and "scope" not in body["auth"])
+        case ["password"]:
+            user = identity["password"]["user"]
+            project = {"name": "pods", "domain": {"id": "default"}}
+            known = {"name": USERNAME, "domain": {"name": "Default"}, "password": PASSWORD}
+            return bool(user == known and body["auth"]["scope"] == {"project": project})
+    return False
+
+
+def _refusal(fault: Fault) -> Answer | None:
+    """Return the answer to a call that had no effect."""
+    if fault.kind is FaultKind.THROTTLE:
+        header = [("Retry-After", f"{fault.retry_after:g}")] if fault.retry_after else []
+        return (*_error(429, "This request was rate-limited."), *header)
+    answers = {
+        FaultKind.ERROR: (503, "Service Unavailable"),
+        FaultKind.QUOTA: (403, "Quota exceeded for cores: Requested 1, but already used 20 of 20 cores"),
+        FaultKind.UNKNOWN: (404, "Instance could not be found."),
+        FaultKind.REVOKED: (401, "The request you have made requires authentication."),
+        FaultKind.BUSY: (409, "Cannot 'delete' instance while it is in task_state powering-off"),
+    }
+    return _error(*answers[fault.kind]) if fault.kind in answers else None
+
+
+def _error(status: int, message: str, neutron: bool = False) -> Answer:
+    """Return an error: Neutron has a form of its own."""
+    names = {
+        400: "badRequest",
+        401: "error",
+        403: "forbidden",
+        404: "itemNotFound",
+        409: "conflictingRequest",
+    }
+    body: Json = {names.get(status, "computeFault"): {"code": status, "message": message}}
+    if neutron:
+        body = {"NeutronError": {"type": "NotFound", "message": message, "detail": ""}}
+    return status, json.dumps(body).encode()

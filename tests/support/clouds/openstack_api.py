@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a simulated OpenStack has and answers: Nova, Neutron and Glance, without HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import re
+from collections.abc import Callable
+
+from infranetes.providers.cloud.openstack.errors import MICROVERSION
+from tests.support.clouds import nova_resources as resources
+from tests.support.clouds.nova_resources import PROJECT, ZONES, Json
+
+NETWORK = ipaddress.ip_network("127.80.0.0/16")  # all of it is the loopback interface's
+OUTSIDE = "203.0.113."
+MOST_PER_PAGE = 1000
+
+
+class Refusal(Exception):
+    """An error that is answered."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class OpenStackApi:
+    """One project.
+
+    :param launched: is called with each server that was asked for, and with the request.
+    :param deleted: is called with the id of each server whose end was asked for.
+    :ivar page: how many servers or flavors a list has at most.
+    :ivar newest: the minor version of its Compute API.
+    :ivar hidden: ids of servers in a cell whose database does not answer.
+    """
+
+    def __init__(self, launched: Callable[[Json, Json], None], deleted: Callable[[str], None]) -> None:
+        self._launched = launched
+        self._deleted = deleted
+        self.flavors = resources.flavors()
+        self.images: dict[str, Json] = {}
+        self.networks: dict[str, Json] = {}
+        self.servers: dict[str, Json] = {}
+        self.ports: dict[str, Json] = {}
+        self.floating: dict[str, Json] = {}
+        self.page = MOST_PER_PAGE
+        self.newest = int(MICROVERSION.partition(".")[2])
+        self.hidden: set[str] = set()
+        self.add_image("infranetes")
+        self.network, self.outside = self.add_network("pods"), self.add_network("public")
+
+    def add_image(self, name: str, **properties: str) -> str:
+        """Add an image, and return its id."""
+        image = resources.image(name, **properties)
+        self.images[image["id"]] = image
+        return str(image["id"])
+
+    def add_network(self, name: str) -> str:
+        """Add a network, and return its id."""
+        id = resources.new_id()
+        self.networks[id] = {"id": id, "name": name}
+        return id
+
+    def add_floating(self, **fields: str) -> str:
+        """Allocate a floating address, and return its id."""
+        id = resources.new_id()
+        self.floating[id] = {
+            "id": id,
+            "floating_ip_address": f"{OUTSIDE}{len(self.floating) + 1}",
+            "floating_network_id": self.outside,
+            "project_id": PROJECT,
+            "port_id": None,
+            "description": "",
+            "status": "DOWN",
+            **fields,
+        }
+        return id
+
+    # ---- Nova
+
+    def nova(self, method: str, path: str, query: dict[str, str], body: Json, version: str) -> Json | None:
+        """Answer a request. :raise Refusal: an error."""
+        wanted = version.removeprefix("compute 2.")
+        if not wanted.isdecimal() or int(wanted) > self.newest:
+            raise Refusal(406, f"Version {version} is not supported by the API. Maximum is 2.{self.newest}.")
+        match (method, *path.strip("/").split("/")):
+            case ("GET", "flavors", "detail"):
+                return self._paged("flavors", self.flavors, query)
+            case ("GET", "os-availability-zone"):
+                zones = [
+                    {"zoneName": zone, "zoneState": {"available": True}, "hosts": None} for zone in ZONES
+                ]
+                return {"availabilityZoneInfo": zones}
+            case ("GET", "servers", "detail"):
+                return self._paged("servers", self._matching(query), query)
+            case ("POST", "servers"):
+                return self._create(body["server"])
+            case ("GET", "servers", id):
+                if id in self.hidden:
+                    raise Refusal(500, "Unexpected API Error. <class 'nova.exception.NovaException'>")
+                return {"server": self._server(id)}
+            case ("DELETE", "servers", id):
+                self._server(id)
+                self.delete(id)
+                return None
+            case ("POST", "servers", id, "action") if "os-getConsoleOutput" in body:
+                self._server(id)
+                return {"output": f"[    0.000000] Linux\nconsole of {id}\n"}
+        raise Refusal(404, "The resource could not be found.")
+
+    def _paged(self, kind: str, every: list[Json], query: dict[str, str]) -> Json:
+        ids = [each["id"] for each in every]
+        begin = ids.index(query["marker"]) + 1 if "marker" in query else 0
+        page = every[begin : begin + self.page]
+        if begin + self.page >= len(every):
+            return {kind: page}
+        link = {"rel": "next", "href": f"http://nova/v2.1/{kind}/detail?marker={page[-1]['id']}"}
+        return {kind: page, f"{kind}_links": [link]}
+
+    def _matching(self, query: dict[str, str]) -> list[Json]:
+        """Return servers, the newest first. What users may not filter by is ignored, as Nova does."""
+        tags = {each for each in query.get("tags", "").split(",") if each}
+        name = query.get("name", "")
+        return [
+            one
+            for one in reversed(self.servers.values())
+            if one["id"] not in self.hidden and tags <= set(one["tags"]) and re.search(name, one["name"])
+        ]
+
+    def _server(self, id: str) -> Json:
+        if id not in self.servers:
+            raise Refusal(404, f"Instance {id} could not be found.")
+        return self.servers[id]
+
+    def _create(self, asked: Json) -> Json:
+        flavor = next((each for each in self.flavors if each["id"] == asked["flavorRef"]), None)
+        if flavor is None:
+            raise Refusal(400, f"Flavor {asked['flavorRef']} could not be found.")
+        volumes = asked.get("block_device_mapping_v2", [])
+        image = asked.get("imageRef") or volumes[0]["uuid"]
+        if image not in self.images:
+            raise Refusal(400, f"Image {image} could not be found.")
+        if not volumes and not flavor["disk"]:
+            raise Refusal(403, "Only volume-backed servers are allowed for flavors with zero disk.")
+        if asked["networks"][0]["uuid"] not in self.networks:
+            raise Refusal(400, f"Network {asked['networks'][0]['uuid']} could not be found.")
+        if asked.get("availability_zone", ZONES[0]) not in ZONES:
+            raise Refusal(400, "The requested availability zone is not available")
+        id = resources.new_id()
+        one = self.servers[id] = resources.server(id, asked, flavor)
+        self._launched(one, asked)
+        groups = [{"name": each["name"]} for each in asked.get("security_groups", [{"name": "default"}])]
+        return {
+            "server": {
+                "id": id,
+                "links": one["links"],
+                "OS-DCF:diskConfig": "MANUAL",
+                "security_groups": groups,
+                "adminPass": "unused",
+            }
+        }
+
+    def delete(self, id: str) -> None:
+        """Delete a server with its ports. Floating addresses stay."""
+        self._deleted(id)
+        self.servers.pop(id, None)
+        for port in [each["id"] for each in self.ports.values() if each["device_id"] == id]:
+            del self.ports[port]
+            for address in self.floating.values():
+                if address["port_id"] == port:
+                    address["port_id"] = None
+
+    def run(self, one: Json, network: str, address: str) -> None:
+        """Have a server run, with a port."""
+        id = resources.new_id()
+        self.ports[id] = {"id": id, "device_id": one["id"], "network_id": network}
+        resources.launched(one, self.networks[network]["name"], address)
+
+    def free_address(self) -> str:
+        """Return an address that no server has."""
+        taken = {each["addr"] for one in self.servers.values() for each in addresses_of(one)}
+        while (found := str(NETWORK[random.randrange(2, NETWORK.num_addresses - 1)])) in taken:  # noqa: S311
+            pass
+        return found
+
+    # ---- Neutron
+
+    def neutron(self, method: str, path: str, query: dict[str, str], body: Json) -> Json | None:
+        """Answer a request. :raise Refusal: an error."""
+        kinds = {"networks": self.networks, "ports": self.ports, "floatingips": self.floating}
+        match (method, *path.strip("/").split("/")):
+            case ("GET", "v2.0", kind) if kind in kinds:
+                fields = query.pop("fields", "")
+                found = [
+                    each
+                    for each in kinds[kind].values()
+                    if all(each.get(key) == value for key, value in query.items())
+                ]
+                return {kind: [{fields: each[fields]} if fields else each for each in found]}
+            case ("POST", "v2.0", "floatingips"):
+                asked = body["floatingip"]
+                if asked["floating_network_id"] != self.outside:
+                    raise Refusal(404, "ExternalNetworkNotFound")
+                made = self.floating[self.add_floating(**asked)]
+                self._give(made, asked.get("port_id"))
+                return {"floatingip": made}
+            case ("PUT", "v2.0", "floatingips", id) if id in self.floating:
+                self._give(self.floating[id], body["floatingip"]["port_id"])
+                return {"floatingip": self.floating[id]}
+            case ("DELETE", "v2.0", "floatingips", id) if id in self.floating:
+                self._give(self.floating[id], None)
+                del self.floating[id]
+                return None
+        raise Refusal(404, "The resource could not be found.")
+
+    def _give(self, address: Json, port: str | None) -> None:
+        """Give an address to a port, or to none, and have Nova show it."""
+        text = address["floating_ip_address"]
+        for one in self.servers.values():
+            for each in one["addresses"].values():
+                each[:] = [shown for shown in each if shown["addr"] != text]
+        address["port_id"] = port
+        if port is None:
+            return
+        if port not in self.ports:
+            raise Refusal(404, f"Port {port} could not be found.")
+        one = self.servers[self.ports[port]["device_id"]]
+        [shown] = one["addresses"].values()
+        shown.append({**shown[0], "addr": text, "OS-EXT-IPS:type": "floating"})
+
+    # ---- Glance
+
+    def glance(self, method: str, path: str, query: dict[str, str]) -> Json:
+        """Answer a request. :raise Refusal: an error."""
+        match (method, *path.strip("/").split("/")):
+            case ("GET", "v2", "images"):
+                wanted = {key: value for key, value in query.items() if key not in ("sort", "limit")}
+                found = [
+                    each
+                    for each in reversed(self.images.values())
+                    if all(str(each.get(key)) == value for key, value in wanted.items())
+                ]
+                return {"images": found, "first": "/v2/images", "schema": "/v2/schemas/images"}
+            case ("GET", "v2", "images", id) if id in self.images:
+                return self.images[id]
+        raise Refusal(404, "No image found")
+
+
+def addresses_of(one: Json) -> list[Json]:
+    """Return a server's addresses."""
+    return [each for network in one["addresses"].values() for each in network]
