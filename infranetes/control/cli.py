@@ -22,7 +22,7 @@ from infranetes.config import CONTROL_SOCKET
 from infranetes.control import render
 from infranetes.control.render_services import same
 from infranetes.control.tables import at
-from infranetes_common import __version__
+from infranetes_common import __version__, quantities
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
@@ -111,11 +111,25 @@ async def _policies(stub: Stub, options: argparse.Namespace) -> tuple[control.Ge
     return answer, DONE if current or not options.pod else FAILED
 
 
+async def _sizes(stub: Stub, options: argparse.Namespace) -> tuple[control.ChooseSizeResponse, int]:
+    request = control.ChooseSizeRequest(
+        cpu_millis=options.cpu,
+        memory_bytes=options.memory,
+        overhead_bytes=options.overhead,
+        gpus=options.gpus,
+        provider=options.provider,
+        limit=options.limit,
+    )
+    answer = await stub.ChooseSize(request, timeout=ASK_SECONDS)
+    return answer, DONE if answer.fitting else FAILED
+
+
 _COMMANDS: dict[str, tuple[Ask, str]] = {
     "pods": (_pods, "list pods with their VM, its size, age and cost, and their state"),
     "console": (_console, "show what a pod's VM wrote to its console, also when it is gone"),
     "services": (_services, "list the rules of Kubernetes' Services, and which VMs have them"),
     "policies": (_policies, "say what pods may receive and send by NetworkPolicies, and what is in force"),
+    "sizes": (_sizes, "say which size of VM a pod would get, what it costs, and why no cheaper one"),
     "orphans": (_orphans, "list VMs that are tagged ours and that no record knows"),
     "end-orphans": (_end_orphans, "end those, or the ones named"),
     "pool": (_pool, "list the VMs that wait for pods"),
@@ -162,6 +176,8 @@ def parser() -> argparse.ArgumentParser:
             )
         if name == "services":
             _add_services(command)
+        if name == "sizes":
+            _add_sizes(command)
         if name in ("pool", "drain", "fill"):
             words = 'only the pool of this handler; "": the node\'s own (default: all pools)'
             command.add_argument("--handler", metavar="NAME", help=words)
@@ -194,6 +210,44 @@ def destination(text: str) -> Destination:
             f"{text!r} is not like 10.96.0.10:53/udp, [fd00::a]:53/udp or 10.96.0.1:443"
         ) from None
     return Destination(address, int(match["port"]), match["protocol"] or "tcp")
+
+
+def _quantity(read: Callable[[str], int]) -> Callable[[str], int]:
+    """Return a type of arguments that are Kubernetes' quantities."""
+
+    def quantity(text: str) -> int:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return quantity
+
+
+def _count(text: str) -> int:
+    """Read a small number. :raise ArgumentTypeError: it is none."""
+    if not re.fullmatch(r"[0-9]{1,4}", text):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no number up to 9999")
+    return int(text)
+
+
+def _add_sizes(command: argparse.ArgumentParser) -> None:
+    memory = _quantity(quantities.units)
+    command.add_argument(
+        "--cpu", type=_quantity(quantities.thousandths), default=0, metavar="CPUS", help="such as 2 or 500m"
+    )
+    command.add_argument("--memory", type=memory, default=0, metavar="BYTES", help="such as 8Gi")
+    command.add_argument("--gpus", type=_count, default=0, metavar="N", help="how many GPUs")
+    command.add_argument(
+        "--overhead", type=memory, default=0, metavar="BYTES", help="the overhead of the pod's RuntimeClass"
+    )
+    command.add_argument(
+        "--provider",
+        default="",
+        metavar="NAME",
+        help="whose (default: the first that has sizes)",
+    )
+    command.add_argument("--limit", type=_count, default=0, metavar="N", help="how many are listed")
 
 
 def _add_services(command: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from infranetes.control import render_policies, render_services
-from infranetes.control.tables import Json, lines, table
+from infranetes.control import render_policies, render_services, render_sizes
+from infranetes.control.tables import Json, age, lines, table
 from infranetes_common.wire import control
 
 _NANOS = 1e9
@@ -119,6 +119,7 @@ _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the comm
     "pods": _pods_json,
     "services": render_services.services_json,
     "policies": render_policies.policies_json,
+    "sizes": render_sizes.sizes_json,
     "orphans": lambda answer, options: {
         "vms": [_vm(vm) for vm in answer.vms],
         "troubles": list(answer.troubles),
@@ -131,22 +132,6 @@ _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the comm
 
 
 # ---- text
-
-
-def age(created_at: int, now: float) -> str:
-    """Return how long ago that was, in one unit or two."""
-    if not created_at:
-        return "-"
-    seconds = max(int(now - created_at / _NANOS), 0)
-    for unit, size, smaller, smaller_size in (
-        ("d", 86400, "h", 3600),
-        ("h", 3600, "m", 60),
-        ("m", 60, "s", 1),
-    ):
-        if seconds >= size:
-            rest = seconds % size // smaller_size
-            return f"{seconds // size}{unit}" + (f"{rest}{smaller}" if rest and seconds // size < 10 else "")
-    return f"{seconds}s"
 
 
 def cost(vms: Iterable[control.Vm]) -> str:
@@ -289,6 +274,7 @@ _TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {  # Any: the comma
     "pods": _pods_text,
     "services": render_services.services_text,
     "policies": render_policies.policies_text,
+    "sizes": render_sizes.sizes_text,
     "console": _console_text,
     "orphans": _orphans_text,
     "end-orphans": _ended_text,

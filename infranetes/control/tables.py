@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 Json = dict[str, object]
+_NANOS = 1e9
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -34,3 +35,19 @@ def some(given: Iterable[str], count: int = 0, most: int = 3) -> str:
     its = list(given)
     rest = max(count, len(its)) - most
     return ", ".join(its[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def age(created_at: int, now: float) -> str:
+    """Return how long ago that was, in one unit or two."""
+    if not created_at:
+        return "-"
+    seconds = max(int(now - created_at / _NANOS), 0)
+    for unit, size, smaller, smaller_size in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "m", 60),
+        ("m", 60, "s", 1),
+    ):
+        if seconds >= size:
+            rest = seconds % size // smaller_size
+            return f"{seconds // size}{unit}" + (f"{rest}{smaller}" if rest and seconds // size < 10 else "")
+    return f"{seconds}s"

@@ -16,6 +16,7 @@ from infranetes.config import ADDRESSING, Config
 from infranetes.control.policies import PolicyCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
+from infranetes.control.sizes import SizeCalls
 from infranetes.control.volumes import VolumeCalls
 from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import logged
@@ -253,7 +254,8 @@ class Daemon(OrderedServices):
         services = ServiceCalls(node, self._services)
         policies = PolicyCalls(node, self._policies, node.firewalls)
         volumes = VolumeCalls(self._publisher)
-        calls = GrpcService(control.Control, pods, services, policies, volumes)
+        sizes = SizeCalls(node)
+        calls = GrpcService(control.Control, pods, services, policies, volumes, sizes)
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
         return SocketService(self._reactor, path, CONTROL_MODE, server, drain)

@@ -30,6 +30,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import alsoProvides, implementer
 
+from infranetes.providers.annotations import Wishes
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.catalogue import MachineImages
 from infranetes.providers.cloud.disk_calls import DiskCalls
@@ -41,6 +42,7 @@ from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.cloud.offer_refresh import OfferRefresh
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.size_choices import explain
 from infranetes.providers.cloud.snapshots import give_snapshots
 from infranetes.providers.cloud.sweep import Sweeper
 from infranetes.providers.cloud.tasks import Tasks
@@ -57,7 +59,9 @@ from infranetes.providers.interface import (
     IPodProvider,
     Progress,
     ProviderContext,
+    Size,
 )
+from infranetes.providers.size_choices import IChoosesSizes, SizeChoice
 from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, sleep
 from infranetes_common.errors import (
@@ -76,7 +80,7 @@ CONSOLE_CHARACTERS = 1000
 _log = Logger()
 
 
-@implementer(IPodProvider, IHasCatalogue, IInVpc)
+@implementer(IPodProvider, IHasCatalogue, IInVpc, IChoosesSizes)
 class CloudProvider(Generic[D]):
     """See `IPodProvider`.
 
@@ -221,6 +225,11 @@ class CloudProvider(Generic[D]):
             "calls": f"{calls.made} made, {calls.failed} failed{slowed}",
             **{f"VMs {state.value}": str(states.count(state)) for state in InstanceState},
         }
+
+    def choose_size(self, size: Size, gpus: int, limit: int) -> SizeChoice:
+        self._check_started()
+        need = self._launcher.need(size, Wishes(gpus=gpus))
+        return explain(self._cloud.offers, need, size, self._settings, self._book, limit)
 
     # ---- Bodies
 

@@ -10,7 +10,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.control.cli import parser, socket_of
-from infranetes.control.render import age, as_json, as_text
+from infranetes.control.render import as_json, as_text
+from infranetes.control.tables import age
 from infranetes_common.wire import control
 
 OPTIONS = argparse.Namespace(dry_run=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase, TestCase
+from zope.interface.verify import verifyObject
 
 from infranetes.providers.cloud.aws import bundled
 from infranetes.providers.cloud.aws.credentials import Keys
@@ -15,6 +16,7 @@ from infranetes.providers.cloud.aws.price_list import _MAX_PAGES, PriceList, pri
 from infranetes.providers.cloud.aws.regions import price_list
 from infranetes.providers.cloud.interface import CloudError, Offer
 from infranetes.providers.interface import Size
+from infranetes.providers.size_choices import IChoosesSizes
 from infranetes_common.errors import ConfigError
 from tests.infranetes.providers.cloud.case import AwsCase
 from tests.support.clouds import sigv4
@@ -83,6 +85,40 @@ class ToldTests(AwsCase, TestCase):
         self.world.types.gaps = {("t3.micro", f"{REGION}{zone}") for zone in "ab"}  # c has it
         provider = await self.started()
         self.assertEqual((await self.within(provider.launch(self.spec()))).size, "t3.small")
+
+    async def test_the_choice_is_explained(self) -> None:
+        self.world.types.gaps = {("m5.large", f"{REGION}{zone}") for zone in "ab"}
+        self.settings["sizes"] = ["t3.*", "m5.*", "t4g.*"]
+        self.world.price_list.prices = {
+            "m5.xlarge": 0.214,
+            "m5.large": 0.107,
+            "c5.large": 0.096,
+            "t3.large": 0.0912,
+            "t4g.large": 0.0736,
+        }
+        provider = await self.started()
+        verifyObject(IChoosesSizes, provider)
+        assert IChoosesSizes.providedBy(provider)
+        for _ in range(2):
+            choice = provider.choose_size(Size(2000, 3 << 30), 0, 100)
+            self.assertEqual(choice.fitting[0].name, "m5.xlarge")
+            self.assertEqual((choice.needed, choice.guest_memory), (Size(2000, 13 << 28), 1 << 28))
+            self.assertEqual(choice.fitting[0].price, 0.214)
+            why = {one.name: one.why_not for one in choice.cheaper}
+            self.assertEqual(why["m5.large"], "none of the zones in use offers it")
+            self.assertEqual(why["t3.large"], "0.6 CPUs: the baseline of its 2")
+            self.assertEqual(why["c5.large"], "the configuration's sizes do not allow it")
+            self.assertEqual(why["t4g.large"], "it is arm64, and the image x86_64")
+            self.assertEqual(choice.cheaper_count, len(why))
+            prices = [one.price or 0.0 for one in choice.cheaper]
+            self.assertEqual(prices, sorted(prices, reverse=True))
+            self.assertTrue(all(price <= (choice.fitting[0].price or 0.0) for price in prices))
+            self.assertEqual((choice.offers_from, choice.prices_from), ("EC2", "AWS' price list"))
+        self.assertEqual(len(provider.choose_size(Size(), 0, 2).fitting), 2)
+        self.assertEqual(provider.choose_size(Size(), 0, 1).needed.memory_bytes, 1 << 30)
+        nothing = provider.choose_size(Size(10**6), 0, 1)
+        self.assertEqual((nothing.fitting, nothing.cheaper_count), ((), len(FEW)))
+        self.assertEqual([one["Action"] for one in self.world.requests][-1], "DescribeInstances")
 
     async def test_without_permission_libclouds_tables_serve(self) -> None:
         for action in ASKED:

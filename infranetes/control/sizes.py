@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `Control` says of the sizes of VMs that pods get."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from infranetes.pods.context import NodeContext
+from infranetes.pods.sides import ProviderSide
+from infranetes.providers.interface import Size
+from infranetes.providers.size_choices import IChoosesSizes, SizeOnOffer
+from infranetes_common.errors import FailedPrecondition, NotFound
+from infranetes_common.wire import control
+from txgrpc import Call
+
+_LIMIT = 5
+_NANOS = 10**9
+
+
+class SizeCalls:
+    """One method per RPC."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+
+    async def ChooseSize(self, request: control.ChooseSizeRequest, call: Call) -> control.ChooseSizeResponse:
+        side = self._side(request.provider)
+        size = Size(request.cpu_millis, request.memory_bytes, request.overhead_bytes)
+        provider = cast(IChoosesSizes, side.provider)
+        choice = provider.choose_size(size, request.gpus, request.limit or _LIMIT)
+        return control.ChooseSizeResponse(
+            provider=side.name,
+            cpu_millis=choice.needed.cpu_millis,
+            memory_bytes=choice.needed.memory_bytes,
+            architecture=choice.architecture,
+            guest_memory=choice.guest_memory,
+            min_memory=choice.min_memory,
+            fitting=[_shown(one) for one in choice.fitting],
+            fitting_count=choice.fitting_count,
+            cheaper=[_shown(one) for one in choice.cheaper],
+            cheaper_count=choice.cheaper_count,
+            offers_from=choice.offers_from,
+            offers_at=int(choice.offers_at * _NANOS),
+            prices_from=choice.prices_from,
+            prices_at=int(choice.prices_at * _NANOS),
+            currency=choice.currency,
+        )
+
+    def _side(self, name: str) -> ProviderSide:
+        """The provider that is meant. :raise NotFound, FailedPrecondition: there is none."""
+        sides = self._node.sides
+        if name and name not in sides:
+            raise NotFound(f"the node has no provider {name[:64]!r}: it has {', '.join(sides)}")
+        wanted = [sides[name]] if name else list(sides.values())
+        found = [side for side in wanted if IChoosesSizes.providedBy(side.provider)]
+        if not found:
+            raise FailedPrecondition(
+                f"VMs of {', '.join(side.name for side in wanted)} are as large as their pods ask: there are "
+                "no sizes to choose from"
+            )
+        return found[0]
+
+
+def _shown(one: SizeOnOffer) -> control.SizeOnOffer:
+    shown = control.SizeOnOffer(
+        name=one.name,
+        cpu_millis=one.cpu_millis,
+        shared_cpus=one.shared_cpus,
+        memory_bytes=one.memory_bytes,
+        gpus=one.gpus,
+        architecture=one.architecture,
+        priced_by=one.priced_by,
+        why_not=one.why_not,
+    )
+    if one.price is not None:
+        shown.price = one.price
+    return shown
