@@ -33,6 +33,7 @@ from infranetes.pods.states import SandboxState
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes.volumes import mounts
 from infranetes.volumes.at_launch import VolumesAtLaunch
+from infranetes.volumes.checks import check_device, check_mount, describe_device
 from infranetes.volumes.lent_devices import LentDevices
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import KeyedLock, within
@@ -105,7 +106,7 @@ class PodVolumes:
         for index, mount in enumerate(changed.mounts):
             with _named(mounts.describe(index, mount)):
                 if (volume := _told(next(volumes))) is not None:
-                    _check_mount(mount, volume)
+                    check_mount(mount, volume)
                     mount.host_path = await self._have(container.sandbox, volume)
                     mount.readonly = mount.readonly or volume.read_only
         for index, device in enumerate(changed.devices):
@@ -113,7 +114,7 @@ class PodVolumes:
                 volume = _told(next(volumes)) or await self._lent.volume_at(device.host_path, provider)
                 if volume is None:
                     continue  # the VM's own
-                _check_device(changed, volume)
+                check_device(changed, volume)
                 device.host_path = await self._have(container.sandbox, volume)
                 if volume.read_only:
                     device.permissions = (device.permissions or "rwm").replace("w", "") or "r"
@@ -364,11 +365,6 @@ def _live_agent(sandbox: Sandbox) -> AgentClient | None:
     return sandbox.client if sandbox.watch is not None and sandbox.watch.live else None
 
 
-def describe_device(index: int, device: cri.Device) -> str:
-    """A container's device as messages name it."""
-    return f"config.devices[{index}] ({device.host_path[:256]} at {device.container_path[:256]})"
-
-
 @contextmanager
 def _named(what: str) -> Iterator[None]:
     """Have errors name what they are about."""
@@ -399,29 +395,6 @@ async def _mounted(agent: AgentClient, serial: str, wanted: PublishedVolume) -> 
             "shares a machine. Build the guest image anew, and have the pod made anew"
         ) from None
     return PREFIX + serial + (f"/{wanted.below}" if wanted.below else "")
-
-
-def _check_mount(mount: cri.Mount, volume: PublishedVolume) -> None:
-    if volume.raw:
-        raise FailedPrecondition(
-            f"volume {volume.volume} is a raw block device (volumeMode: Block), which is no mount: name it "
-            "among the container's volumeDevices"
-        )
-    if mount.uidMappings or mount.gidMappings:
-        raise FailedPrecondition("a volume can't be mounted with mapped ids yet: leave out hostUsers: false")
-
-
-def _check_device(config: cri.ContainerConfig, volume: PublishedVolume) -> None:
-    if not volume.raw:
-        raise FailedPrecondition(
-            f"volume {volume.volume} has a file system (volumeMode: Filesystem), and is no device: name it "
-            "among the container's volumeMounts"
-        )
-    options = config.linux.security_context.namespace_options
-    if options.userns_options.mode == cri.POD and options.HasField("userns_options"):
-        raise FailedPrecondition(
-            "the users of a pod with a user namespace may not open a disk: leave out hostUsers: false"
-        )
 
 
 def _pod_named(sandbox: Sandbox) -> str:
