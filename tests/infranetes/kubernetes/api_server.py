@@ -10,6 +10,7 @@ import json
 import re
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from twisted.internet.address import IPv4Address
@@ -80,6 +81,18 @@ class SimulatedApiServer(Resource):
         address = self.port.getHost()
         assert isinstance(address, IPv4Address)
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{address.port}"
+
+    def kubeconfig(self, path: Path) -> Path:
+        """Write a kubeconfig of somebody without credentials, and return where it is."""
+        path.write_text(
+            json.dumps({
+                "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+                "users": [{"name": "u", "user": {}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            })
+        )  # fmt: skip
+        return path
 
     def start(self, port: int = 0, tls: CertificateOptions | None = None) -> None:
         site: Any = server.Site(self)  # Any: its type is too narrow for listenTCP

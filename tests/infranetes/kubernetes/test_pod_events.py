@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from twisted.internet.task import Clock
@@ -30,15 +29,7 @@ class PodEventsTests(TestCase):
         self.server = SimulatedApiServer(reactor)
         self.server.start()
         self.addCleanup(self.server.stop)
-        kubeconfig = Path(self.mktemp())
-        kubeconfig.write_text(
-            json.dumps({
-                "clusters": [{"name": "c", "cluster": {"server": self.server.url}}],
-                "users": [{"name": "u", "user": {}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            })
-        )  # fmt: skip
+        kubeconfig = self.server.kubeconfig(Path(self.mktemp()))
         self.clock = Clock()
         self.clock.advance(1_700_000_000)
         self.events = PodEvents(self.clock, ApiServer(reactor, kubeconfig), "node-1")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +106,7 @@ class AskingTests(TestCase):
         self.server = SimulatedApiServer(reactor)
         self.server.start()
         self.addCleanup(self.server.stop)
-        kubeconfig = Path(self.mktemp())
-        kubeconfig.write_text(
-            json.dumps({
-                "clusters": [{"name": "c", "cluster": {"server": self.server.url}}],
-                "users": [{"name": "u", "user": {}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            })
-        )  # fmt: skip
+        kubeconfig = self.server.kubeconfig(Path(self.mktemp()))
         self.clock = Clock()
         self.needs = ApiServerNeeds(self.clock, ApiServer(reactor, kubeconfig))
         self.server.pods[PATH] = pod(container(8 * GIB))
