@@ -16,7 +16,7 @@ from infranetes_common.errors import ConfigError
 VIRTIO_SERIAL = "virtio-serial"
 FILE = "file"
 CERTIFICATE = "certificate"
-CLOUDS = ("aws", "gcp", "openstack", "vsphere", "cloud")  # see vmserver.identity.metadata
+CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere", "cloud")  # see vmserver.identity.metadata
 DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
 
 
@@ -24,7 +24,7 @@ DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
 class IdentityConfig:
     """The table `identity`: where the machine's identity comes from, and what is done with it."""
 
-    # virtio-serial, file, certificate, aws, gcp, openstack, vsphere, or cloud: whichever cloud it is in
+    # virtio-serial, file, certificate, a cloud of `CLOUDS`, or cloud: whichever of them the machine is in
     source: str = VIRTIO_SERIAL
     path: Path = DEFAULT_CHANNEL  # the channel's device, or the document
     cert: str = ""  # with the source `certificate`: the machine's certificate and its CA's, PEM

@@ -40,6 +40,8 @@ _TOOLS = "[guestinfo]\nexclude-nics=docker*,veth*,br-*\n"
 SOURCES: Mapping[str, Source] = {
     # An EBS volume may be slow, but it comes back: Linux' own 30 s would make the root read-only for good.
     "aws": Source(kernel=("nvme_core.io_timeout=4294967295",)),
+    # Not the cards behind these that accelerated networking adds: they have the same addresses.
+    "azure": Source(card="Driver=hv_netvsc"),
     "gcp": Source(),
     "openstack": Source(),
     "vsphere": Source(packages=("open-vm-tools",), files={"etc/vmware-tools/tools.conf": (0o644, _TOOLS)}),

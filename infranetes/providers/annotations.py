@@ -146,7 +146,7 @@ TABLE = (
     Annotation(
         "instance-type",
         "instance_type",
-        _matching(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}"),
+        _matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"),
         "a type's name",
         ("infranetes.aws.instancetype",),
     ),

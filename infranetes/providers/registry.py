@@ -35,6 +35,7 @@ process."""
 # module:attribute of each built-in ProviderFactory
 _BUILT_IN: dict[str, str] = {
     "aws": "infranetes.providers.cloud.aws:create",
+    "azure": "infranetes.providers.cloud.azure:create",
     "gcp": "infranetes.providers.cloud.gcp:create",
     "openstack": "infranetes.providers.cloud.openstack:create",
     "qemu": "infranetes.providers.qemu:create",

@@ -13,6 +13,7 @@ from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
 from infranetes.handler_config import HandlerConfig
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
+from infranetes.providers.cloud.azure.settings import Settings as AzureSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
 from infranetes.providers.cloud.openstack.settings import Settings as OpenStackSettings
 from infranetes.providers.cloud.vsphere.settings import Settings as VsphereSettings
@@ -37,6 +38,13 @@ VSPHERE: dict[str, Any] = {  # what has to be given
     "resource_pools": ["cluster/Resources"],
     "networks": ["pods"],
 }
+AZURE: dict[str, Any] = {  # likewise
+    "subscription": "00000000-0000-0000-0000-000000000000",
+    "resource_group": "pods",
+    "location": "westeurope",
+    "image": "gallery/pod",
+    "subnet": "network/pods",
+}
 # The machine's or the owner's own names: they have no default that could be written down.
 OF_THE_MACHINE = {
     ("infranetes.toml", "node"),
@@ -46,6 +54,7 @@ OF_THE_MACHINE = {
     ("providers.aws", "region"),  # of the account
     ("providers.aws", "image"),
     *(("providers.vsphere", key) for key in VSPHERE),
+    *(("providers.azure", key) for key in AZURE),
     ("providers.gcp", "project"),
     ("providers.gcp", "zones"),
     ("providers.gcp", "image"),
@@ -99,6 +108,9 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_the_vsphere_provider_and_its_default(self) -> None:
         self.check("providers.vsphere", structure(VSPHERE, VsphereSettings, source="test"))
+
+    def test_every_key_of_the_azure_provider_and_its_default(self) -> None:
+        self.check("providers.azure", structure(AZURE, AzureSettings, source="test"))
 
     def test_every_key_of_the_gcp_provider_and_its_default(self) -> None:
         zones = ("europe-west1-b",)

@@ -17,6 +17,7 @@ from infranetes.config import Config as NodeConfig
 from infranetes.handler_config import HandlerConfig
 from infranetes.machines.pool_config import PoolSize
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
+from infranetes.providers.cloud.azure.settings import Settings as AzureSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
 from infranetes.providers.cloud.openstack.settings import Settings as OpenStackSettings
 from infranetes.providers.cloud.vsphere.settings import Settings as VsphereSettings
@@ -32,6 +33,7 @@ from vmserver.containers.systemd.config import SystemdConfig
 TREE = Path(__file__).resolve().parents[2]
 PROVIDERS: dict[str, Any] = {
     "aws": AwsSettings,
+    "azure": AzureSettings,
     "docker": DockerConfig,
     "fake": FakeConfig,
     "gcp": GcpSettings,

@@ -5,6 +5,7 @@
 source     where the document is
 =========  ===================================================================================
 aws        user-data, by IMDSv2: a session token first (source: Amazon EC2 user guide, "Use IMDSv2")
+azure      user-data, base64 (source: Azure, "Azure Instance Metadata Service")
 gcp        the instance's attribute `infranetes-identity` (source: Compute Engine, "About VM metadata")
 openstack  user-data (source: Nova user guide, "Metadata")
 vsphere    `guestinfo.infranetes.identity`, base64, read by open-vm-tools' vmtoolsd and erased then
@@ -47,8 +48,9 @@ from infranetes_common.reactors import IReactor
 from vmserver.identity.delivery import POLL_SECONDS, Accept, answer
 from vmserver.marked_connections import MARK, MarkedEndpoints
 
-AWS, GCP, OPENSTACK, VSPHERE, DETECT = "aws", "gcp", "openstack", "vsphere", "cloud"
-SOURCES = (AWS, GCP, OPENSTACK, VSPHERE, DETECT)
+AWS, AZURE, GCP = "aws", "azure", "gcp"
+OPENSTACK, VSPHERE, DETECT = "openstack", "vsphere", "cloud"
+SOURCES = (AWS, AZURE, GCP, OPENSTACK, VSPHERE, DETECT)
 ACCESS_ANNOTATION = "infranetes.io/metadata-access"
 DMI = Path("/sys/class/dmi/id")
 
@@ -59,6 +61,7 @@ _MAX_TOKEN = 4096
 _VENDORS = {
     "Amazon EC2": AWS,
     "Google": GCP,
+    "Microsoft Corporation": AZURE,
     "OpenStack Foundation": OPENSTACK,
     "VMware, Inc.": VSPHERE,
 }
@@ -67,7 +70,8 @@ _PRODUCTS = {"OpenStack Nova": OPENSTACK, "OpenStack Compute": OPENSTACK}
 _GUESTINFO = "guestinfo.infranetes.identity"
 _TABLE = "infranetes_metadata"
 _OPEN = f"table inet {_TABLE}\ndelete table inet {_TABLE}\n"
-# 53 and 123: GCP's resolver and clock; fe80::a9fe:a9fe: Neutron's
+# 53 and 123: GCP's resolver and clock; fe80::a9fe:a9fe: Neutron's. 168.63.129.16 is Azure's resolver too, and
+# what Azure's own agents ask.
 _CLOSED = (
     _OPEN
     + f"""table inet {_TABLE} {{
@@ -76,11 +80,13 @@ _CLOSED = (
     meta mark {MARK:#x} accept
     ip daddr 169.254.169.254 tcp dport != 53 reject with tcp reset
     ip daddr 169.254.169.254 udp dport != {{ 53, 123 }} reject
+    ip daddr 168.63.129.16 tcp dport {{ 80, 32526 }} reject with tcp reset
     ip6 daddr {{ fd00:ec2::254, fd20:ce::254, fe80::a9fe:a9fe }} tcp dport != 53 reject with tcp reset
   }}
   chain forward {{
     type filter hook forward priority 0; policy accept;
     ip daddr 169.254.169.254 tcp dport != 53 reject with tcp reset
+    ip daddr 168.63.129.16 tcp dport {{ 80, 32526 }} reject with tcp reset
     ip6 daddr {{ fd00:ec2::254, fd20:ce::254, fe80::a9fe:a9fe }} tcp dport != 53 reject with tcp reset
   }}
 }}
@@ -161,6 +167,15 @@ class MetadataService:
     async def aws(self) -> bytes:
         """Read the document from EC2's user-data. :raise InfranetesError: it can't be had now."""
         return await self.read_aws("user-data", MAX_DOCUMENT_BYTES)
+
+    async def azure(self) -> bytes:
+        """Read the document from Azure's user-data. :raise InfranetesError: it can't be had now."""
+        path = "/metadata/instance/compute/userData?api-version=2021-01-01&format=text"
+        text = await self._request(b"GET", path, {"Metadata": b"true"}, MAX_DOCUMENT_BYTES * 4 // 3 + 4)
+        try:
+            return base64.b64decode(text.strip(), validate=True)
+        except binascii.Error:
+            raise InvalidArgument("the metadata service's user-data is not base64") from None
 
     async def gcp(self) -> bytes:
         """Read the document from an instance's attribute. :raise InfranetesError: it can't be had now."""
@@ -272,7 +287,12 @@ class CloudIdentity:
     async def _document(self, source: str) -> bytes:
         if source == VSPHERE:
             return await guestinfo(self._run, self._tools)
-        services = {AWS: self._metadata.aws, GCP: self._metadata.gcp, OPENSTACK: self._metadata.openstack}
+        services = {
+            AWS: self._metadata.aws,
+            AZURE: self._metadata.azure,
+            GCP: self._metadata.gcp,
+            OPENSTACK: self._metadata.openstack,
+        }
         return await services[source]()
 
 

@@ -47,6 +47,23 @@ class Gcp(Resource):
         return b'{"the": "identity"}'
 
 
+class Azure(Resource):
+    """Source: Azure, "Azure Instance Metadata Service", section "Get user data". :param data: in base64."""
+
+    isLeaf = True
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._data = data
+
+    def render_GET(self, request: Any) -> bytes:
+        wanted = b"/metadata/instance/compute/userData?api-version=2021-01-01&format=text"
+        if request.getHeader("metadata") != "true" or request.uri != wanted:
+            request.setResponseCode(400)
+            return b"Bad request"
+        return self._data
+
+
 class Nova(Resource):
     """Source: Nova user guide, "Metadata"."""
 
@@ -116,6 +133,20 @@ class CloudIdentityTests(TestCase):
     async def test_user_data_as_nova_has_it(self) -> None:
         await self.served(Nova(), "openstack")
 
+    async def test_user_data_as_azure_has_it(self) -> None:
+        await self.served(Azure(base64.b64encode(b'{"the": "identity"}\n')), "azure")
+
+    async def test_user_data_of_azure_that_is_not_base64_is_refused(self) -> None:
+        port = reactor.listenTCP(0, Site(Azure(b"{}"), timeout=None), interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        asked = metadata.MetadataService(reactor, f"http://127.0.0.1:{port.getHost().port}")
+        try:
+            await asked.azure()
+        except InvalidArgument as error:
+            self.assertIn("base64", str(error))
+        else:
+            self.fail("it was taken")
+
     async def test_guestinfo_as_vsphere_has_it_is_erased_then(self) -> None:
         await self.taken("vsphere", "")
         self.assertEqual(self.commands[1], ["vmtoolsd", "--cmd", "info-get guestinfo.infranetes.identity"])
@@ -149,6 +180,7 @@ class DetectTests(SynchronousTestCase):
         for vendor, source in (
             ("Amazon EC2", "aws"),
             ("Google", "gcp"),
+            ("Microsoft Corporation", "azure"),
             ("OpenStack Foundation", "openstack"),
             ("VMware, Inc.", "vsphere"),
         ):
@@ -172,16 +204,21 @@ from vmserver.marked_connections import MARK
 from vmserver.identity.metadata import MetadataGate
 
 for command in ("ip link set lo up", "ip addr add 169.254.169.254/32 dev lo",
-    "ip addr add 10.9.9.9/32 dev lo"):
+    "ip addr add 168.63.129.16/32 dev lo", "ip addr add 10.9.9.9/32 dev lo"):
     subprocess.run(command.split(), check=True)
 listeners = []
-for port in (80, 53):
-    listener = socket.create_server(("169.254.169.254", port))
-    listeners.append(listener)
+for host in ("169.254.169.254", "168.63.129.16"):
+    for port in (80, 53):
+        listener = socket.create_server((host, port))
+        listeners.append(listener)
 
 def reaches(port):
+    reached = {reaches_at(host, port) for host in ("169.254.169.254", "168.63.129.16")}
+    return reached.pop() if len(reached) == 1 else "differs"
+
+def reaches_at(host, port):
     try:
-        socket.create_connection(("169.254.169.254", port), 30, ("10.9.9.9", 0)).close()
+        socket.create_connection((host, port), 30, ("10.9.9.9", 0)).close()
         return True
     except ConnectionRefusedError:
         return False

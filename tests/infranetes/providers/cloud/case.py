@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base classes for tests of the providers of AWS, GCP and OpenStack."""
+"""Base classes for tests of the providers of AWS, Azure, GCP and OpenStack."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.world_case import WorldCase
-from tests.support.clouds import discovery, ec2_model, nova_resources, nova_schemas
+from tests.support.clouds import (
+    azure_models,
+    azure_resources,
+    discovery,
+    ec2_model,
+    nova_resources,
+    nova_schemas,
+)
 from tests.support.clouds.aws import SimulatedAws
+from tests.support.clouds.azure import SimulatedAzure
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.gce_resources import ZONES
@@ -22,13 +30,14 @@ offers(REGION)  # libcloud's large files, which the daemon reads before its reac
 prices()
 discovery.compute()
 ec2_model.model()
+azure_models.api()
 nova_schemas.schemas()
 
 Call = Mapping[str, str]
 
 
 class CloudCase(WorldCase):
-    """EC2, Compute Engine or Nova, and what tests of all have to know of it."""
+    """EC2, Azure, Compute Engine or Nova, and what tests of all have to know of it."""
 
     launch_action: ClassVar[str]  # as in the cloud's `requests`
     destroy_action: ClassVar[str]
@@ -116,6 +125,31 @@ class GcpCase(CloudCase):
 
     def zones(self) -> Sequence[str]:
         return ZONES
+
+    def asked(self, launch: Call) -> tuple[str, str]:
+        return launch["size"], launch["zone"]
+
+    def key(self, launch: Call) -> str:
+        return launch["name"]
+
+
+class AzureCase(CloudCase):
+    """Tests on Azure."""
+
+    provider_name = "azure"
+    launch_action, destroy_action, list_action = "launch", "destroy", "list VMs"
+    cheapest, large, quota = ("Standard_B1s", "Standard_B2s"), "Standard_D4s_v5", "OperationNotAllowed"
+    world: SimulatedAzure
+
+    def make_world(self) -> SimulatedAzure:
+        return SimulatedAzure(reactor, self.run_dir / "machines")
+
+    async def finish(self) -> None:
+        await super().finish()
+        self.assertEqual(set(self.world.malformed), set())
+
+    def zones(self) -> Sequence[str]:
+        return azure_resources.ZONES
 
     def asked(self, launch: Call) -> tuple[str, str]:
         return launch["size"], launch["zone"]

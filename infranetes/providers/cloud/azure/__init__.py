@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods on Microsoft Azure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from infranetes.providers.cloud.azure.cloud import AzureCloud
+from infranetes.providers.cloud.azure.driver import Driver
+from infranetes.providers.cloud.azure.settings import Settings
+from infranetes.providers.cloud.provider import CloudProvider
+from infranetes.providers.interface import ProviderContext
+from infranetes_common import config
+from infranetes_common.reactors import IReactor
+
+__all__ = ["create"]
+
+
+def create(reactor: IReactor, table: Mapping[str, object], context: ProviderContext) -> CloudProvider[Driver]:
+    """Make the provider of Azure's virtual machines (see `registry.ProviderFactory`)."""
+    settings = config.structure(table, Settings, source=context.source, prefix="providers.azure")
+    return CloudProvider(reactor, AzureCloud(settings, context), settings, context)

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Azure as a `Cloud`.
+
+A launch is up to three requests, each of which names what it makes and can be made again: a public address,
+the network interface, the VM. What is made and not used, because the daemon was killed or the VM is refused,
+is deleted at once or swept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import attrs
+
+from infranetes.providers.annotations import PREFIX, Wishes, check_groups
+from infranetes.providers.cloud.azure import body, errors, images, names
+from infranetes.providers.cloud.azure.addresses import Addresses
+from infranetes.providers.cloud.azure.credentials import Credentials
+from infranetes.providers.cloud.azure.driver import ADDRESS, DISK, NIC, VM, Driver
+from infranetes.providers.cloud.azure.errors import AzureError
+from infranetes.providers.cloud.azure.names import Group, is_id, last, name_of
+from infranetes.providers.cloud.azure.resources import Operation, Status, Tagged, Vm
+from infranetes.providers.cloud.azure.settings import Settings
+from infranetes.providers.cloud.azure.sizes import SizedOffer, Wanted, offers
+from infranetes.providers.cloud.azure.states import state_of, statuses_of
+from infranetes.providers.cloud.connections import close_session
+from infranetes.providers.cloud.interface import (
+    CLUSTER,
+    NODE,
+    SANDBOX,
+    TOKEN,
+    Action,
+    CloudError,
+    CloudVM,
+    ErrorKind,
+    LaunchRequest,
+    Leftover,
+    MachineImage,
+    Offer,
+    Rate,
+)
+from infranetes.providers.interface import InstanceState, ProviderContext
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
+
+_KINDS = {"network interface": NIC, "address": ADDRESS, "disk": DISK}  # of leftovers, in the order of release
+
+# Source: Azure Resource Manager, "Understand how Azure Resource Manager throttles requests": buckets of 250
+# reads and 200 writes or deletions, filled by 25 and 10 a second. A launch is two or three writes, a look up
+# to four reads.
+_RATES = {
+    Action.LAUNCH: Rate(3.0, 60.0),
+    Action.DESTROY: Rate(10.0, 200.0),
+    Action.CHANGE: Rate(3.0, 20.0),
+    Action.LOOK: Rate(8.0, 60.0),
+}
+
+
+class AzureCloud:
+    """One location of one subscription, in one resource group."""
+
+    name = "azure"
+    rates: Mapping[Action, Rate] = _RATES
+
+    def __init__(self, settings: Settings, context: ProviderContext) -> None:
+        self._settings = settings
+        self._group = Group(settings.subscription, settings.resource_group)
+        self._ours = {CLUSTER: context.cluster, NODE: context.node}
+        self._credentials = Credentials(settings)
+        self._sizes: dict[str, SizedOffer] = {}
+        self._addresses = Addresses()
+        self._architecture = "x86_64"  # of the configured image; all others have to fit
+        self.offers: Sequence[Offer] = ()
+        self.location = f"azure {settings.resource_group} {settings.location}"
+
+    def is_id(self, text: str) -> bool:
+        return is_id(text)
+
+    def check_wishes(self, wishes: Wishes) -> None:
+        here = self._settings.location
+        problems = {
+            "region": f"this node makes VMs in {here} only; let the pod run on a node of that location"
+            if wishes.region not in ("", here)
+            else "",
+            "image": "GALLERY/IMAGE[/VERSION] is expected, or an image's id from subscriptions/ on"
+            if wishes.image and not re.fullmatch(names.IMAGE, wishes.image)
+            else "",
+            "subnet": "NETWORK/SUBNET is expected, or a subnet's id from subscriptions/ on"
+            if wishes.subnet and not re.fullmatch(names.SUBNET, wishes.subnet)
+            else "",
+            "security-groups": "at Azure these are application security groups, by name or id"
+            if not all(re.fullmatch(names.APPLICATION_GROUP, each) for each in wishes.security_groups)
+            else "",
+            "elastic-address": f'the name of a public address in {self._group.name} is expected, or "new"'
+            if wishes.elastic_address and not re.fullmatch(names.NAME, wishes.elastic_address)
+            else "",
+            "instance-profile": "at Azure this is a user-assigned identity, by name or id"
+            if wishes.instance_profile and not re.fullmatch(names.IDENTITY, wishes.instance_profile)
+            else "",
+        }
+        for name, problem in problems.items():
+            if problem:
+                raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
+        allowed = self._settings.allowed_application_security_groups
+        check_groups(wishes, allowed, "providers.azure.allowed_application_security_groups")
+
+    def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
+        zones = [self._zone(each) for each in self._settings.zones]
+        if within and within not in zones:
+            raise FailedPrecondition(
+                f"the pod's volumes are in zone {within}, and this node makes VMs in "
+                f"{', '.join(zones) or 'no zone'} only: add the zone to zones in providers.azure, or let the "
+                "pod run on a node that has it"
+            )
+        return [within] if within else zones or [""]
+
+    def _zone(self, number: str) -> str:
+        """A zone's name, as Kubernetes' nodes at Azure have it."""
+        return f"{self._settings.location}-{number}"
+
+    def classify(self, error: Exception) -> CloudError | None:
+        return errors.classify(error)
+
+    # ---- Drivers
+
+    def _thd_connect(self, timeout: float) -> Driver:
+        return Driver(self._settings, self._group, self._credentials, timeout)
+
+    def _thd_is_current(self, driver: Driver) -> bool:
+        return True  # each request uses the current token
+
+    def _thd_disconnect(self, driver: Driver) -> None:
+        close_session(driver)
+
+    def _thd_check(self, driver: Driver) -> str:
+        settings = self._settings
+        image = driver.image(names.definition_of(self._group.image(settings.image)))
+        if image is None:
+            raise FailedPrecondition(
+                f"{self.location} has no image {settings.image}; see image in providers.azure"
+            )
+        images.check(image, f"{self.location}: {settings.image}")
+        if not driver.has_subnet(self._group.subnet(settings.subnet)):
+            raise FailedPrecondition(f"{self.location} has no subnet {settings.subnet}; see providers.azure")
+        wanted = Wanted(
+            settings.location,
+            image["properties"].get("hyperVGeneration") or "V1",
+            settings.disk_type.startswith("Premium"),
+        )
+        self._sizes = offers(driver.skus(settings.location), wanted)
+        self.offers = tuple(each.offer for each in self._sizes.values())
+        self._architecture = images.architecture_of(image)
+        return self._architecture
+
+    # ---- Launching
+
+    def _thd_launch(self, driver: Driver, request: LaunchRequest) -> CloudVM:
+        self._check_size(request)
+        name = name_of(request.token, request.number)
+        content = body.vm(self._settings, self._group, request, name)
+        try:
+            self._thd_make_nic(driver, request, name)
+            operation = driver.create_vm(name, content)
+        except AzureError as error:
+            cloud_error = errors.classify(error)
+            assert cloud_error is not None
+            if cloud_error.kind is ErrorKind.CONFLICT:
+                existing = self._thd_get(driver, name)  # launched before, and the answer was lost
+                if existing is not None:
+                    return existing
+            elif cloud_error.kind not in (ErrorKind.TRANSIENT, ErrorKind.THROTTLED):
+                self._thd_delete_unused(driver, name)
+            raise
+        return CloudVM(
+            id=name,
+            token=request.token,
+            sandbox_id=request.sandbox_id,
+            state=InstanceState.PENDING,
+            size=request.size,
+            operation=operation,
+            zone=request.zone,
+        )
+
+    def _check_size(self, request: LaunchRequest) -> None:
+        """:raise CloudError: the zone lacks the size."""
+        size, number = self._sizes.get(request.size), request.zone.rpartition("-")[2]
+        if size is None or (number and number not in size.zones):
+            where = request.zone or self._settings.location
+            raise CloudError(ErrorKind.CAPACITY, f"{where} does not offer {request.size}")
+
+    def _thd_make_nic(self, driver: Driver, request: LaunchRequest, name: str) -> None:
+        """Make the VM's network interface, and its public address if it shall have one."""
+        wishes, address = request.wishes, ""
+        public = self._settings.public_address if wishes.public_address is None else wishes.public_address
+        is_kept = wishes.elastic_address not in ("", "new")
+        if is_kept:
+            address = self._thd_reserved(driver, wishes.elastic_address)
+        elif public or wishes.elastic_address:
+            driver.create(ADDRESS, name, body.public_address(self._settings, request))
+            address = self._group.resource(ADDRESS, name)
+        driver.create(NIC, name, body.nic(self._settings, self._group, request, address, is_kept))
+
+    def _thd_reserved(self, driver: Driver, name: str) -> str:
+        """Return the id of a public address that is somebody's own."""
+        if driver.public_address(name) is None:
+            raise CloudError(
+                ErrorKind.INVALID,
+                f"annotation {PREFIX}elastic-address: {self._group.name} has no public address {name!r}",
+            )
+        return self._group.resource(ADDRESS, name)
+
+    def _thd_delete_unused(self, driver: Driver, name: str) -> None:
+        """Delete what was made for a VM that is refused. What can't be deleted now is swept."""
+        for kind in (NIC, ADDRESS):
+            try:
+                driver.delete(kind, name)
+            except AzureError as error:
+                cloud_error = errors.classify(error)
+                if cloud_error is not None and cloud_error.kind is ErrorKind.STATE:
+                    return
+                raise
+
+    def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
+        operation: Operation = driver.operation(vm.operation) or {"status": "Succeeded"}
+        status = operation.get("status", "")
+        if status not in ("Failed", "Canceled"):
+            return attrs.evolve(vm, operation="") if status == "Succeeded" else vm
+        driver.delete(VM, vm.id)  # which is there all the same
+        said = operation.get("error") or {}
+        error = AzureError(409, said.get("code", status), said.get("message", "its operation failed"))
+        cloud_error = errors.classify(error)
+        if cloud_error is not None and cloud_error.kind is ErrorKind.TRANSIENT:
+            # It stays failed however often it is looked at: only another launch may succeed.
+            raise CloudError(ErrorKind.CAPACITY, str(cloud_error)) from error
+        raise error
+
+    # ---- VMs
+
+    def _thd_find(self, driver: Driver, token: str) -> list[CloudVM]:
+        return [vm for vm in self._thd_list(driver) if vm.token == token]
+
+    def _thd_list(self, driver: Driver) -> list[CloudVM]:
+        vms = [vm for vm in driver.vms() if self._is_ours(vm)]
+        if not vms:
+            return []
+        statuses = {
+            last(one["id"]).lower(): statuses_of(one)
+            for one in driver.states()
+            if self._group.holds(one.get("id", ""))
+        }
+        self._addresses._thd_learn(driver, [vm["name"] for vm in vms])
+        return [self._vm(vm, statuses.get(vm["name"].lower(), ())) for vm in vms]
+
+    def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
+        vm = driver.vm(id)
+        if vm is None or not self._is_ours(vm):
+            return None
+        self._addresses._thd_learn(driver, [vm["name"]])
+        return self._vm(vm, statuses_of(vm))
+
+    def _is_ours(self, resource: Tagged) -> bool:
+        tags = resource.get("tags") or {}
+        return all(tags.get(key) == each for key, each in self._ours.items())
+
+    def _vm(self, vm: Vm, statuses: Sequence[Status]) -> CloudVM:
+        """:param statuses: its states, if they are known."""
+        tags, properties = vm.get("tags") or {}, vm["properties"]
+        state, detail = state_of(properties, statuses)
+        addresses = self._addresses.of(vm["name"])
+        created = properties.get("timeCreated")
+        zones = vm.get("zones") or ()
+        return CloudVM(
+            id=vm["name"],
+            token=tags.get(TOKEN, ""),
+            sandbox_id=tags.get(SANDBOX, ""),
+            state=state,
+            private_address=addresses.private,
+            public_address=addresses.public,
+            created_at=datetime.fromisoformat(created).timestamp() if created else 0.0,
+            size=properties.get("hardwareProfile", {}).get("vmSize", ""),
+            detail=detail,
+            zone=self._zone(zones[0]) if zones else "",
+        )
+
+    def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
+        if not driver.delete(VM, vm.id):
+            raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {vm.id}")
+        return True
+
+    def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
+        """Delete what outlives a VM whose launch did not come to its end."""
+        self._thd_delete_unused(driver, vm.id)
+
+    # ---- Addresses, disks, consoles
+
+    def _thd_assign_address(self, driver: Driver, vm: CloudVM) -> None:
+        """Do nothing: the VM was launched with its address."""
+
+    def _thd_leftovers(self, driver: Driver) -> list[Leftover]:
+        """Return unused network interfaces, public addresses and disks of VMs."""
+        nics = [one for one in driver.nics() if not one["properties"].get("virtualMachine")]
+        addresses = [one for one in driver.public_addresses() if not one["properties"].get("ipConfiguration")]
+        disks = [one for one in driver.disks() if not one.get("managedBy")]
+        unused: Mapping[str, Sequence[Tagged]] = {
+            "network interface": nics,
+            "address": addresses,
+            "disk": disks,
+        }
+        return [
+            Leftover(one["name"], kind, (one.get("tags") or {})[TOKEN])
+            for kind, found in unused.items()
+            for one in found
+            if self._is_ours(one) and TOKEN in (one.get("tags") or {})
+        ]
+
+    def _thd_release(self, driver: Driver, leftover: Leftover) -> None:
+        driver.delete(_KINDS[leftover.kind], leftover.id)
+
+    def _thd_console_output(self, driver: Driver, id: str) -> str:
+        return driver.console_output(id)
+
+    # ---- Images
+
+    def _thd_find_image(self, driver: Driver, name: str, version: str) -> MachineImage:
+        galleries = self._settings.image_galleries
+        return images._thd_find(driver, self._group, galleries, name, version, self._architecture)
+
+    def _thd_has_image(self, driver: Driver, id: str) -> bool:
+        return images._thd_has(driver, self._group, id)

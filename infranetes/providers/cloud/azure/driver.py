@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libcloud's driver for Azure Resource Manager, with what it lacks or gets wrong.
+
+- Its connection logs in when it is made, knows applications' secrets only, and takes no other endpoint: see
+  `credentials`.
+- `create_node` knows neither tags of network interfaces, spot VMs, user-data, zones, nor what is deleted with
+  a VM, and can't be told not to change a VM that exists; `destroy_node` and its polling hold the thread for
+  minutes; `list_nodes` asks for each VM's state and interface by itself; `list_sizes` uses a deprecated call
+  that knows no capabilities. Here requests are made as Azure documents them, and return at once.
+- An answer 204, which deletions of what is gone have, is an error to it, and errors lose their codes.
+
+libcloud is untyped; from here on resources have the types of `resources`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, urlsplit
+
+from libcloud.common.azure_arm import AzureJsonResponse, AzureResourceManagementConnection
+from libcloud.common.base import ConnectionUserAndKey
+from libcloud.common.types import MalformedResponseError
+from libcloud.compute.drivers.azure_arm import AzureNodeDriver
+from libcloud.utils.connection import get_response_object
+
+from infranetes.providers.cloud.azure.credentials import Credentials, environment
+from infranetes.providers.cloud.azure.errors import AzureError
+from infranetes.providers.cloud.azure.names import Group
+from infranetes.providers.cloud.azure.resources import (
+    Disk,
+    Image,
+    Nic,
+    Operation,
+    PublicAddress,
+    Sku,
+    Version,
+    Vm,
+)
+from infranetes.providers.cloud.azure.settings import Settings
+from infranetes.providers.cloud.connections import connection_arguments
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
+
+COMPUTE, NETWORK = "2025-04-01", "2024-10-01"  # versions of the API
+DISKS, GALLERIES, SKUS = "2025-01-02", "2025-03-03", "2021-07-01"
+VM, NIC, ADDRESS, DISK = (
+    "Microsoft.Compute/virtualMachines",
+    "Microsoft.Network/networkInterfaces",
+    "Microsoft.Network/publicIPAddresses",
+    "Microsoft.Compute/disks",
+)
+_VERSIONS = {VM: COMPUTE, NIC: NETWORK, ADDRESS: NETWORK, DISK: DISKS}
+_MAX_PAGES = 1000
+_MAX_CONSOLE = 64 * 1024
+
+_Json: TypeAlias = Any
+"""What Azure answers, before whoever asked says which resource it is."""
+
+
+class Response(AzureJsonResponse):  # type: ignore[misc]
+    """Keeps the codes and headers of errors."""
+
+    def success(self) -> bool:
+        return int(self.status) < 300
+
+    def parse_error(self) -> str:
+        try:
+            said = json.loads(self.body)["error"]
+            code, message = str(said["code"]), str(said.get("message") or "")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            code, message = "", f"status {self.status}"
+        raise AzureError(int(self.status), code, message, self.headers)
+
+    def parse_body(self) -> _Json:
+        body = super().parse_body()
+        if body and not isinstance(body, dict):
+            raise MalformedResponseError("no object", driver=self.connection.driver)
+        return body or {}
+
+
+class Connection(AzureResourceManagementConnection):  # type: ignore[misc]
+    """Sends requests with the token that all threads share."""
+
+    responseCls = Response
+
+    def __init__(
+        self,
+        user_id: str,
+        key: str,
+        secure: bool,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        credentials: Credentials,
+        **options: Any,  # Any: libcloud's base class takes them
+    ) -> None:
+        for name in ("tenant_id", "subscription_id", "cloud_environment"):
+            options.pop(name, None)
+        ConnectionUserAndKey.__init__(self, user_id, key, secure=secure, host=host, port=port, **options)
+        self._credentials = credentials
+        self._sent_token = ""
+
+    def connect(self, **options: Any) -> Any:  # Any: libcloud's base class takes and returns them
+        return ConnectionUserAndKey.connect(self, **options)
+
+    def add_default_headers(self, headers: dict[str, str]) -> dict[str, str]:
+        self._sent_token = self._credentials.access_token
+        headers["Content-Type"] = "application/json"
+        headers["Authorization"] = f"Bearer {self._sent_token}"
+        return headers
+
+    def request(self, *args: Any, **options: Any) -> Any:  # Any: libcloud's base class takes and returns them
+        try:
+            return ConnectionUserAndKey.request(self, *args, **options)
+        except AzureError as error:
+            if error.code != 401:
+                raise
+            self._credentials._thd_forget(self._sent_token)
+        return ConnectionUserAndKey.request(self, *args, **options)  # once more, with a new token
+
+
+class Driver(AzureNodeDriver):  # type: ignore[misc]
+    """One thread's driver."""
+
+    connectionCls = Connection
+    connection: Connection
+
+    def __init__(self, settings: Settings, group: Group, credentials: Credentials, timeout: float) -> None:
+        self._credentials = credentials
+        self._group = group
+        endpoint = settings.endpoint or environment(settings.environment)["resourceManagerEndpointUrl"]
+        self._own = urlsplit(endpoint).netloc
+        super().__init__(
+            settings.tenant,
+            settings.subscription,
+            "-",
+            "-",
+            timeout=timeout,
+            **connection_arguments(endpoint),
+        )
+
+    def _ex_connection_class_kwargs(self) -> dict[str, object]:
+        return {"credentials": self._credentials}
+
+    # ---- VMs and what belongs to them
+
+    def vm(self, name: str) -> Vm | None:
+        """One VM with its state, if it exists."""
+        path = self._group.resource(VM, name)
+        vm: Vm | None = self._find(path, COMPUTE, {"$expand": "instanceView"})
+        return vm
+
+    def vms(self) -> list[Vm]:
+        """The resource group's VMs, without their states."""
+        vms: list[Vm] = self._in_group(VM)
+        return vms
+
+    def states(self) -> list[Vm]:
+        """All VMs of the subscription with their states, and with little else."""
+        path = f"/subscriptions/{self._group.subscription}/providers/{VM}"
+        return list(self._pages(path, COMPUTE, {"statusOnly": "true"}))
+
+    def create_vm(self, name: str, body: Mapping[str, object]) -> str:
+        """Create a VM. Returns its operation's path; "": it is done.
+
+        :raise AzureError: `PreconditionFailed`: there is a VM of that name."""
+        answer = self.connection.request(
+            self._group.resource(VM, name),
+            params={"api-version": COMPUTE},
+            data=body,
+            headers={"If-None-Match": "*"},
+            method="PUT",
+            retry_failed=False,
+        )
+        link = answer.headers.get("azure-asyncoperation", "")
+        parts = urlsplit(link)
+        if link and parts.netloc != self._own:
+            raise CloudError(ErrorKind.UNEXPECTED, f"an operation is at {parts.netloc}, not at {self._own}")
+        return f"{parts.path}?{parts.query}" if link else ""
+
+    def operation(self, path: str) -> Operation | None:
+        """One operation; None: nothing is known of it any more. :param path: with its query."""
+        parts = urlsplit(path)
+        query = dict(parse_qsl(parts.query))
+        operation: Operation | None = self._unless_missing("GET", parts.path, query)
+        return operation
+
+    def create(self, kind: str, name: str, body: Mapping[str, object]) -> _Json:
+        """Create a resource of the group, or make it what `body` says; return it. Idempotent."""
+        path = self._group.resource(kind, name)
+        return self._request("PUT", path, {"api-version": _VERSIONS[kind]}, body)
+
+    def delete(self, kind: str, name: str) -> bool:
+        """Delete a resource of the group. Returns whether there was one. Idempotent."""
+        params = {"api-version": _VERSIONS[kind]}
+        if kind == VM:
+            params["forceDeletion"] = "true"  # its system is not waited for
+        try:
+            answer = self.connection.request(
+                self._group.resource(kind, name), params=params, method="DELETE", retry_failed=False
+            )
+        except AzureError as error:
+            if error.code == 404:
+                return False
+            raise
+        return int(answer.status) != 204
+
+    def nics(self) -> list[Nic]:
+        """The resource group's network interfaces."""
+        nics: list[Nic] = self._in_group(NIC)
+        return nics
+
+    def public_addresses(self) -> list[PublicAddress]:
+        """The resource group's public addresses."""
+        addresses: list[PublicAddress] = self._in_group(ADDRESS)
+        return addresses
+
+    def public_address(self, name: str) -> PublicAddress | None:
+        """One public address of the resource group, if it exists."""
+        address: PublicAddress | None = self._find(self._group.resource(ADDRESS, name), NETWORK)
+        return address
+
+    def disks(self) -> list[Disk]:
+        """The resource group's disks."""
+        disks: list[Disk] = self._in_group(DISK)
+        return disks
+
+    def console_output(self, name: str) -> str:
+        """The end of a VM's output to its serial port; "": there is none."""
+        path = f"{self._group.resource(VM, name)}/retrieveBootDiagnosticsData"
+        try:
+            found = self._request("POST", path, {"api-version": COMPUTE})
+        except AzureError as error:
+            if error.code in (404, 409):
+                return ""
+            raise
+        link = found.get("serialConsoleLogBlobUri") or ""
+        if not link:
+            return ""
+        answer = get_response_object(link, retry_failed=False)  # the link is signed: no token is sent there
+        return str(answer.body or "")[-_MAX_CONSOLE:].strip()
+
+    # ---- What VMs are made of
+
+    def image(self, id: str) -> Image | None:
+        """An image of a gallery, if it exists."""
+        image: Image | None = self._find(id, GALLERIES)
+        return image
+
+    def images(self, gallery: str) -> Iterator[Image]:
+        """A gallery's images."""
+        path = f"{self._group.resource('Microsoft.Compute/galleries', gallery)}/images"
+        yield from self._pages(path, GALLERIES)
+
+    def version(self, id: str) -> Version | None:
+        """A version of an image, if it exists."""
+        version: Version | None = self._find(id, GALLERIES)
+        return version
+
+    def versions(self, image: str) -> Iterator[Version]:
+        """An image's versions. :param image: its id."""
+        yield from self._pages(f"{image}/versions", GALLERIES)
+
+    def has_subnet(self, id: str) -> bool:
+        """Whether there is a subnet with this id."""
+        return self._find(id, NETWORK) is not None
+
+    def skus(self, location: str) -> Iterator[Sku]:
+        """What a location offers: sizes of VMs, and much else."""
+        path = f"/subscriptions/{self._group.subscription}/providers/Microsoft.Compute/skus"
+        yield from self._pages(path, SKUS, {"$filter": f"location eq '{location}'"})
+
+    # ---- Requests
+
+    def _request(
+        self, method: str, path: str, params: Mapping[str, str], body: Mapping[str, object] | None = None
+    ) -> _Json:
+        return self.connection.request(
+            path, params=dict(params), data=body, method=method, retry_failed=False
+        ).object
+
+    def _find(self, path: str, version: str, params: Mapping[str, str] | None = None) -> _Json:
+        """Return a resource; None: it does not exist."""
+        return self._unless_missing("GET", path, {"api-version": version, **(params or {})})
+
+    def _unless_missing(self, method: str, path: str, params: Mapping[str, str]) -> _Json:
+        try:
+            return self._request(method, path, params)
+        except AzureError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def _in_group(self, kind: str) -> _Json:
+        return list(self._pages(f"{self._group.path}/providers/{kind}", _VERSIONS[kind]))
+
+    def _pages(self, path: str, version: str, params: Mapping[str, str] | None = None) -> Iterator[_Json]:
+        query = {"api-version": version, **(params or {})}
+        for _ in range(_MAX_PAGES):
+            page = self._request("GET", path, query)
+            yield from page.get("value") or ()
+            following = page.get("nextLink") or ""
+            if not following:
+                return
+            parts = urlsplit(following)
+            if parts.netloc != self._own:
+                raise CloudError(
+                    ErrorKind.UNEXPECTED, f"a list goes on at {parts.netloc}, not at {self._own}"
+                )
+            path, query = parts.path, dict(parse_qsl(parts.query))
+        raise CloudError(ErrorKind.UNEXPECTED, f"the list {path} does not end")

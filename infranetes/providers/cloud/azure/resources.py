@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fields that are used of Azure's resources, which libcloud returns as untyped JSON.
+
+Names are Azure's (source: "Azure REST API reference", Compute and Network).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class Reference(TypedDict, total=False):
+    """Another resource, or one that is made with this one."""
+
+    id: str
+
+
+class Status(TypedDict, total=False):
+    """One of the states that a VM is in, such as `PowerState/running`."""
+
+    code: str
+    message: str
+
+
+class InstanceView(TypedDict, total=False):
+    """What a VM does now."""
+
+    statuses: Sequence[Status]
+
+
+class HardwareProfile(TypedDict, total=False):
+    """A VM's size."""
+
+    vmSize: str
+
+
+class VmProperties(TypedDict, total=False):
+    """What a VM is."""
+
+    hardwareProfile: HardwareProfile
+    provisioningState: str
+    timeCreated: str
+    priority: str
+    instanceView: InstanceView
+
+
+class Tagged(TypedDict, total=False):
+    """The fields that all resources have."""
+
+    id: str
+    name: str
+    tags: Mapping[str, str]
+
+
+class Vm(Tagged, total=False):
+    """A virtual machine."""
+
+    zones: Sequence[str]
+    properties: VmProperties
+
+
+class IpConfigurationProperties(TypedDict, total=False):
+    """An address of a network interface."""
+
+    privateIPAddress: str
+    publicIPAddress: Reference
+
+
+class IpConfiguration(TypedDict, total=False):
+    """The same, with its name."""
+
+    properties: IpConfigurationProperties
+
+
+class NicProperties(TypedDict, total=False):
+    """What a network interface is."""
+
+    virtualMachine: Reference
+    ipConfigurations: Sequence[IpConfiguration]
+
+
+class Nic(Tagged, total=False):
+    """A network interface."""
+
+    properties: NicProperties
+
+
+class PublicAddressProperties(TypedDict, total=False):
+    """What a public address is."""
+
+    ipAddress: str
+    ipConfiguration: Reference | None
+
+
+class PublicAddress(Tagged, total=False):
+    """A public address."""
+
+    properties: PublicAddressProperties
+
+
+class Disk(Tagged, total=False):
+    """A managed disk. :ivar managedBy: the id of its VM."""
+
+    managedBy: str | None
+
+
+class ImageProperties(TypedDict, total=False):
+    """What all versions of an image are."""
+
+    osState: str
+    architecture: str
+    hyperVGeneration: str
+
+
+class Image(Tagged, total=False):
+    """An image of a gallery."""
+
+    properties: ImageProperties
+
+
+class OsDiskImage(TypedDict, total=False):
+    """The disk in a version of an image."""
+
+    sizeInGB: int
+
+
+class StorageProfile(TypedDict, total=False):
+    """The disks in a version of an image."""
+
+    osDiskImage: OsDiskImage
+
+
+class PublishingProfile(TypedDict, total=False):
+    """How a version of an image was published."""
+
+    publishedDate: str
+
+
+class VersionProperties(TypedDict, total=False):
+    """What a version of an image is."""
+
+    provisioningState: str
+    publishingProfile: PublishingProfile
+    storageProfile: StorageProfile
+
+
+class Version(Tagged, total=False):
+    """A version of an image."""
+
+    properties: VersionProperties
+
+
+class Capability(TypedDict):
+    """Something that a size has; all values are text."""
+
+    name: str
+    value: str
+
+
+class RestrictionInfo(TypedDict, total=False):
+    """Where a restriction holds."""
+
+    zones: Sequence[str]
+
+
+class Restriction(TypedDict, total=False):
+    """Why a size can't be had. :ivar type: `Location` or `Zone`."""
+
+    type: str
+    restrictionInfo: RestrictionInfo
+
+
+class LocationInfo(TypedDict, total=False):
+    """The zones that have a size."""
+
+    location: str
+    zones: Sequence[str]
+
+
+class Sku(TypedDict, total=False):
+    """A size of VM, or of something else."""
+
+    name: str
+    resourceType: str
+    capabilities: Sequence[Capability]
+    locationInfo: Sequence[LocationInfo]
+    restrictions: Sequence[Restriction]
+
+
+class OperationError(TypedDict, total=False):
+    """Why an operation failed."""
+
+    code: str
+    message: str
+
+
+class Operation(TypedDict, total=False):
+    """What a request has begun."""
+
+    status: str
+    error: OperationError

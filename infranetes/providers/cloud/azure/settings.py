@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration keys of Azure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal, TypeAlias, TypeVar
+
+import attrs
+
+from infranetes.providers.cloud.azure.names import (
+    APPLICATION_GROUP,
+    GROUP,
+    IDENTITY,
+    IMAGE,
+    LOCATION,
+    NAME,
+    SECURITY_GROUP,
+    SUBNET,
+    UUID,
+    ZONE,
+)
+from infranetes.providers.cloud.settings import CloudSettings
+
+T = TypeVar("T")
+_Validator: TypeAlias = Callable[[object, "attrs.Attribute[T]", T], None]
+
+_ENDPOINT = r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?/?"
+
+
+def _matching(pattern: str, expected: str) -> _Validator[str]:
+    def check(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
+        if value and not re.fullmatch(pattern, value):
+            raise ValueError(f"{expected} is expected")
+
+    return check
+
+
+def _given(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not value:
+        raise ValueError("it has to be given")
+
+
+def _all(pattern: str, expected: str) -> _Validator[tuple[str, ...]]:
+    def check(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+        if not all(re.fullmatch(pattern, each) for each in value):
+            raise ValueError(f"{expected} are expected")
+
+    return check
+
+
+_application_groups = _all(APPLICATION_GROUP, "application security groups' names or ids")
+
+
+@attrs.frozen(kw_only=True)
+class Settings(CloudSettings):
+    """The table `providers.azure`."""
+
+    subscription: str = attrs.field(validator=[_given, _matching(UUID, "a subscription's id")])
+    resource_group: str = attrs.field(validator=[_given, _matching(GROUP, "a resource group's name")])
+    location: str = attrs.field(validator=[_given, _matching(LOCATION, "a name such as westeurope")])
+    # Tried in this order; empty: VMs are put into no zone.
+    zones: tuple[str, ...] = attrs.field(default=(), validator=_all(ZONE, "zones, such as 1,"))
+    image: str = attrs.field(
+        validator=[_given, _matching(IMAGE, "GALLERY/IMAGE, GALLERY/IMAGE/VERSION, or an image's id")]
+    )  # of a guest with our agent
+    subnet: str = attrs.field(validator=[_given, _matching(SUBNET, "NETWORK/SUBNET, or a subnet's id")])
+    security_group: str = attrs.field(
+        default="", validator=_matching(SECURITY_GROUP, "a network security group's name or id")
+    )
+    application_security_groups: tuple[str, ...] = attrs.field(default=(), validator=_application_groups)
+    # That pods may ask for; empty: any.
+    allowed_application_security_groups: tuple[str, ...] = attrs.field(
+        default=(), validator=_application_groups
+    )
+    pod_identity: str = attrs.field(
+        default="", validator=_matching(IDENTITY, "a user-assigned identity's name or id")
+    )
+    public_address: bool = False  # for pods without an annotation
+    disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
+    disk_type: Literal["Standard_LRS", "StandardSSD_LRS", "StandardSSD_ZRS", "Premium_LRS", "Premium_ZRS"] = (
+        "StandardSSD_LRS"
+    )
+    image_galleries: tuple[str, ...] = attrs.field(default=(), validator=_all(NAME, "galleries' names"))
+    sizes: tuple[str, ...] = ("Standard_B*", "Standard_D*", "Standard_E*", "Standard_F*", "Standard_NC*")
+    environment: Literal["AzureCloud", "AzureChinaCloud", "AzureUSGovernment"] = "AzureCloud"
+    tenant: str = attrs.field(default="", validator=_matching(UUID, "a tenant's id"))
+    # Of an application, or of one of several user-assigned identities of the node's VM.
+    client_id: str = attrs.field(default="", validator=_matching(UUID, "a client's id"))
+    secret_file: str = ""  # of the application
+    federated_token_file: str = ""  # in place of a secret; neither: the node's own managed identity
+    endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    login_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    metadata_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "http://HOST"))
+
+    def __attrs_post_init__(self) -> None:
+        if self.secret_file and self.federated_token_file:
+            raise ValueError("secret_file and federated_token_file exclude each other: give one")
+        if (self.secret_file or self.federated_token_file) and not (self.tenant and self.client_id):
+            raise ValueError("secret_file and federated_token_file need tenant and client_id")

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The location's sizes of VMs, by their capabilities (source: Azure REST API, "Resource Skus - List").
+
+Azure gives no prices there, so all sizes are without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import attrs
+
+from infranetes.providers.cloud.azure.resources import Sku
+from infranetes.providers.cloud.interface import Offer
+
+# The share of each vCPU that burstable sizes may use for good, and their vCPUs (source: Virtual Machines, "B
+# family sizes"). Azure tells the vCPUs only.
+_BASELINES = {
+    "Standard_B1ls": 0.05,
+    "Standard_B1s": 0.1,
+    "Standard_B1ms": 0.2,
+    "Standard_B2s": 0.2,
+    "Standard_B2ms": 0.3,
+    "Standard_B4ms": 0.225,
+    "Standard_B8ms": 0.16875,
+    "Standard_B12ms": 0.16875,
+    "Standard_B16ms": 0.16875,
+    "Standard_B20ms": 0.16875,
+}
+_SMALL_V2, _NEXT_V2, _LARGE_V2 = 0.2, 0.3, 0.4  # of B…ts_v2, B…ls_v2 and all others of the second version
+_GIB = 1 << 30
+
+
+@attrs.frozen
+class Wanted:
+    """What sizes have to be able to do. :ivar generation: of the image's boot: `V1` or `V2`."""
+
+    location: str
+    generation: str
+    premium: bool
+
+
+@attrs.frozen
+class SizedOffer:
+    """A size, and the zones that have it."""
+
+    offer: Offer
+    zones: frozenset[str]
+
+
+def offers(skus: Iterable[Sku], wanted: Wanted) -> dict[str, SizedOffer]:
+    """Return the sizes that can be used, by name."""
+    found = (_offer(sku, wanted) for sku in skus if sku.get("resourceType") == "virtualMachines")
+    return {each.offer.name: each for each in found if each is not None}
+
+
+def _offer(sku: Sku, wanted: Wanted) -> SizedOffer | None:
+    """Return a size; None: it can't be used."""
+    has = {each["name"]: each["value"] for each in sku.get("capabilities") or ()}
+    if not _is_usable(has, wanted):
+        return None
+    zones = {
+        zone
+        for info in sku.get("locationInfo") or ()
+        if info.get("location", "").lower() == wanted.location
+        for zone in info.get("zones") or ()
+    }
+    for restriction in sku.get("restrictions") or ():
+        if restriction.get("type") == "Location":
+            return None
+        zones -= set((restriction.get("restrictionInfo") or {}).get("zones") or ())
+    name, cpus = sku["name"], int(has.get("vCPUsAvailable") or has["vCPUs"])
+    share = _baseline(name)
+    return SizedOffer(
+        Offer(
+            name=name,
+            cpu_millis=round(cpus * 1000 * share),
+            memory_bytes=int(float(has["MemoryGB"]) * _GIB),
+            gpus=int(has.get("GPUs") or 0),
+            architecture="arm64" if has.get("CpuArchitectureType") == "Arm64" else "x86_64",
+            shared_cpus=cpus if share < 1 else 0,
+        ),
+        frozenset(zones),
+    )
+
+
+def _is_usable(has: dict[str, str], wanted: Wanted) -> bool:
+    """Whether VMs of a size boot the image as it is, with the disk that they get."""
+    return (
+        "vCPUs" in has
+        and "MemoryGB" in has
+        and wanted.generation in _several(has.get("HyperVGenerations") or "V1")
+        and "SCSI" in _several(has.get("DiskControllerTypes") or "SCSI")
+        and not has.get("ConfidentialComputingType")  # such VMs need an image of their own
+        and (not wanted.premium or has.get("PremiumIO") == "True")
+    )
+
+
+def _several(value: str) -> Collection[str]:
+    return [each.strip() for each in value.split(",")]
+
+
+def _baseline(name: str) -> float:
+    """The share of each vCPU that a size may use for good."""
+    if name in _BASELINES:
+        return _BASELINES[name]
+    if not name.startswith("Standard_B"):
+        return 1.0
+    kind = name.removesuffix("_v2").rstrip("0123456789").lower()
+    if kind.endswith("ts"):
+        return _SMALL_V2
+    return _NEXT_V2 if kind.endswith("ls") else _LARGE_V2

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Azure says of a VM, and what it is:
+
+provisioningState      power state                       InstanceState
+Creating               running                           RUNNING
+Creating               any other                         PENDING
+Failed                 running                           RUNNING       something was changed, and failed
+Failed                 any other that is known           ENDED
+Deleting               any                               ENDED
+any other              running                           RUNNING
+any other              stopping, stopped, deallocating,
+                       deallocated                       ENDED
+any other              any other, or not known yet       PENDING       what ran stays RUNNING in the ledger
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from infranetes.providers.cloud.azure.names import last
+from infranetes.providers.cloud.azure.resources import Status, Vm, VmProperties
+from infranetes.providers.interface import InstanceState
+
+_STOPPED = ("stopping", "stopped", "deallocating", "deallocated")
+
+
+def statuses_of(vm: Vm) -> Sequence[Status]:
+    """Return what a VM's answer tells of its state; (): nothing."""
+    return (vm["properties"].get("instanceView") or {}).get("statuses") or ()
+
+
+def state_of(properties: VmProperties, statuses: Sequence[Status]) -> tuple[InstanceState, str]:
+    """Return a VM's state, and why it has ended: see the table above."""
+    codes = [each.get("code", "") for each in statuses]
+    power = next((last(code) for code in codes if code.startswith("PowerState/")), "")
+    provisioning = properties.get("provisioningState", "")
+    if provisioning == "Deleting":
+        return InstanceState.ENDED, "it is being deleted"
+    if power == "running":
+        return InstanceState.RUNNING, ""
+    if provisioning == "Failed" and statuses:
+        return InstanceState.ENDED, f"Azure failed to make it: {_failure(statuses)}"
+    if power in _STOPPED and provisioning != "Creating":
+        is_spot = properties.get("priority") == "Spot"
+        if is_spot and power.startswith("dealloc"):
+            return InstanceState.ENDED, "preempted: Azure has taken the spot VM away, or it was deallocated"
+        return InstanceState.ENDED, f"it is {power}"
+    return InstanceState.PENDING, ""
+
+
+def _failure(statuses: Sequence[Status]) -> str:
+    failed = [each for each in statuses if "/failed" in each.get("code", "").lower()]
+    words = "; ".join(f"{last(each.get('code', ''))}: {each.get('message', '')}" for each in failed)
+    return words or "it does not say why"

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Azure provider's requests: tags, secrets, addresses, annotations, tokens, and what is left."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from twisted.trial.unittest import TestCase
+
+from infranetes.providers.cloud.azure.cloud import AzureCloud
+from infranetes.providers.cloud.azure.settings import Settings
+from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
+from infranetes.providers.interface import Instance, InstanceState
+from infranetes_common import config
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from tests.contract.pod_provider_case import reactor
+from tests.infranetes.providers.cloud.case import AzureCase
+from tests.support.clouds import azure_resources
+from tests.support.clouds.azure import ASSERTION
+from tests.support.clouds.azure_resources import SUBNET
+from tests.support.clouds.faults import NO_AGENT, FaultKind
+
+
+class LaunchTests(AzureCase, TestCase):
+    """What is asked for."""
+
+    def setUp(self) -> object:
+        result = super().setUp()
+        self.world.behaviour = NO_AGENT
+        return result
+
+    async def test_all_that_a_pod_costs_has_its_tags_and_ends_with_it(self) -> None:
+        provider = await self.started()
+        spec = self.spec(annotations={"infranetes.io/public-address": "true"})
+        instance = await self.running(provider, spec)
+        self.assertEqual(set(self.world.held().values()), {spec.token})
+        self.assertEqual(len(self.world.held()), 4)
+        [body] = self.world.bodies
+        disk = body["properties"]["storageProfile"]["osDisk"]
+        [reference] = body["properties"]["networkProfile"]["networkInterfaces"]
+        options = (disk["deleteOption"], reference["properties"]["deleteOption"])
+        self.assertEqual(options, ("Delete", "Delete"))
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), [])
+        await self.until(lambda: not any(self.world.arm.of.values()), "nothing is left of it")
+
+    async def test_the_identity_is_in_the_user_data_and_no_url(self) -> None:
+        provider = await self.started()
+        spec = self.spec()
+        await self.running(provider, spec)
+        [body] = self.world.bodies
+        document = json.loads(base64.b64decode(body["properties"]["userData"]))
+        self.assertIn(spec.identity.key_pem, document.values())
+        self.assertNotIn("osProfile", body["properties"])
+        self.assertFalse(any(b"PRIVATE" in url or b"secret" in url for url in self.world.urls))
+
+    async def test_what_annotations_ask_for(self) -> None:
+        provider = await self.started()
+        wishes = {
+            "infranetes.io/spot": "true",
+            "infranetes.io/spot-max-price": "0.05",
+            "infranetes.io/security-groups": "web,db",
+            "infranetes.io/instance-profile": "reader",
+            "infranetes.io/instance-type": "Standard_D2s_v5",
+            "infranetes.io/image": "infranetes/pod/1.0.0",
+        }
+        instance = await self.running(provider, self.spec(annotations=wishes))
+        self.assertEqual(instance.size, "Standard_D2s_v5")
+        [body], [nic] = self.world.bodies, self.world.nics
+        properties = body["properties"]
+        self.assertEqual((properties["priority"], properties["evictionPolicy"]), ("Spot", "Deallocate"))
+        self.assertEqual(properties["billingProfile"], {"maxPrice": 0.05})
+        [identity] = body["identity"]["userAssignedIdentities"]
+        self.assertTrue(identity.endswith("/Microsoft.ManagedIdentity/userAssignedIdentities/reader"))
+        self.assertTrue(properties["storageProfile"]["imageReference"]["id"].endswith("/versions/1.0.0"))
+        [configuration] = nic["properties"]["ipConfigurations"]
+        groups = [each["id"] for each in configuration["properties"]["applicationSecurityGroups"]]
+        self.assertEqual([id.rpartition("/")[2] for id in groups], ["web", "db"])
+
+    async def test_an_address_of_somebodys_own_outlives_the_vm(self) -> None:
+        ours = azure_resources.address("mine", {"properties": {}}, "203.0.113.9")
+        self.world.arm.of["publicIPAddresses"]["mine"] = ours
+        provider = await self.started()
+        instance = await self.running(
+            provider, self.spec(annotations={"infranetes.io/elastic-address": "mine"})
+        )
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.world.holdings(), ["address mine"])
+        await self.until(lambda: not self.world.arm.of["virtualMachines"], "the VM is gone")
+        self.assertEqual(self.world.holdings(), ["address mine"])
+        del self.world.arm.of["publicIPAddresses"]["mine"]
+
+    async def test_unsupported_annotations_are_named(self) -> None:
+        provider = await self.started()
+        for name, value in (
+            ("infranetes.io/region", "eastus"),
+            ("infranetes.io/image", "ami-1"),
+            ("infranetes.io/subnet", "Subnet_1"),
+            ("infranetes.io/security-groups", "a/b"),
+            ("infranetes.io/elastic-address", "nowhere"),
+            ("infranetes.io/instance-profile", "a/b"),
+            ("infranetes.io/instance-type", "Standard_NC4as_T4_v3"),  # not among the allowed sizes
+        ):
+            error = await self.refused(InvalidArgument, provider.launch(self.spec(annotations={name: value})))
+            self.assertIn(name, str(error))
+        self.assertEqual((self.world.bodies, self.world.holdings()), ([], []))
+
+    async def test_missing_resources_are_reported_at_the_start(self) -> None:
+        self.world.add_image("generalized", {}, {}, osState="Generalized")
+        for key, value, words in (
+            ("image", "infranetes/nothing", "has no image infranetes/nothing"),
+            ("image", "infranetes/generalized", "--os-state Specialized"),
+            ("subnet", "cluster/nowhere", "has no subnet cluster/nowhere"),
+        ):
+            good = self.settings[key]
+            self.settings[key] = value
+            error = await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))
+            self.assertIn(words, str(error))
+            self.settings[key] = good
+
+    async def test_long_lists_have_several_pages(self) -> None:
+        self.world.arm.page = 2
+        provider = await self.started()
+        for _ in range(3):
+            await self.running(provider, self.spec())
+        listed = await self.within(provider.list())
+        self.assertEqual([one.state for one in listed], [InstanceState.RUNNING] * 3)
+
+
+class LeftTests(AzureCase, TestCase):
+    """What a launch could leave."""
+
+    def setUp(self) -> object:
+        result = super().setUp()
+        self.world.behaviour = NO_AGENT
+        self.settings["sweep_seconds"] = 0.2
+        return result
+
+    async def test_a_daemon_that_is_killed_after_each_request_leaves_nothing(self) -> None:
+        for action in ("create address", "create network interface", "launch"):
+            provider = await self.started()
+            untold = self.world.faults.add(FaultKind.LOST, action)
+            spec = self.spec(annotations={"infranetes.io/public-address": "true"})
+            launching = self.assertFailure(provider.launch(spec), Unavailable)
+            while not untold.happened:
+                await self.sleep(0.02)
+            await self.within(provider.stop())
+            await launching
+            self.world.faults.clear()
+            self.assertNotEqual(self.world.holdings(), [], action)
+            provider = await self.started()
+            for one in await self.within(provider.list()):
+                await self.within(provider.destroy(one.id))
+            await self.until(lambda: not self.world.holdings(), "it is swept")
+            await self.within(provider.stop())
+
+    async def test_a_refused_launch_leaves_no_interface(self) -> None:
+        self.settings["sweep_seconds"] = 600.0
+        provider = await self.started()
+        self.world.faults.add(FaultKind.QUOTA, "launch")
+        spec = self.spec(annotations={"infranetes.io/public-address": "true"})
+        await self.refused(ResourceExhausted, provider.launch(spec))
+        self.assertEqual(len(self.world.nics), 1)
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_an_interface_that_azure_still_reserves_is_swept(self) -> None:
+        provider = await self.started()
+        self.world.faults.add(FaultKind.QUOTA, "launch")
+        spec = self.spec()
+        self.world.arm.reserved.add(f"infranetes-{spec.token}-0")
+        await self.refused(ResourceExhausted, provider.launch(spec))
+        self.assertEqual(len(self.world.holdings()), 1)
+        self.world.arm.reserved.clear()
+        await self.until(lambda: not self.world.holdings(), "it is swept")
+
+    async def test_what_has_not_all_of_our_tags_is_left_alone(self) -> None:
+        ours = {"infranetes-cluster": self.cluster, "infranetes-node": self.node}
+        disks = {
+            "mine": {**ours, "infranetes-token": "f" * 32},
+            "volume": ours,
+            "theirs": {**ours, "infranetes-token": "f" * 32, "infranetes-node": "other"},
+            "nobodys": {},
+        }
+        for name, tags in disks.items():
+            self.world.arm.of["disks"][name] = azure_resources.disk(name, tags)
+        await self.started()
+        await self.until(lambda: "disk mine" not in self.world.holdings(), "it is swept")
+        await self.sleep(0.5)
+        self.assertEqual(sorted(self.world.arm.of["disks"]), ["nobodys", "theirs", "volume"])
+        self.world.arm.of["disks"].clear()
+
+    async def test_a_launch_that_azure_fails_to_make_is_tried_elsewhere(self) -> None:
+        provider = await self.started()
+        self.world.refusal = ("InternalExecutionError", "An internal execution error occurred.")
+        self.world.faults.add(FaultKind.CAPACITY, "launch", times=1)
+        instance = await self.running(provider, self.spec())
+        self.assertEqual(instance.zone, azure_resources.ZONES[1])
+        self.assertEqual(self.world.running(), [instance.id])
+
+
+class EndTests(AzureCase, TestCase):
+    """VMs' ends."""
+
+    async def test_an_evicted_spot_vm_says_so(self) -> None:
+        self.world.behaviour = NO_AGENT
+        provider = await self.started()
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        instance = await self.running(provider, self.spec(annotations={"infranetes.io/spot": "true"}))
+        self.world.evict(instance.id)
+        await self.until(lambda: ended, "the eviction is told")
+        self.assertIs(ended[0].state, InstanceState.ENDED)
+        error = await self.refused(Unavailable, provider.wait_running(instance.id, 1.0))
+        self.assertIn("preempted", str(error))
+        self.assertIn("Welcome to the guest", str(error))
+
+
+class CredentialTests(AzureCase, TestCase):
+    """How the node is known to Azure."""
+
+    async def tokens(self) -> int:
+        provider = await self.started()
+        await self.within(provider.list())
+        await self.within(provider.stop())
+        return [one["Action"] for one in self.world.requests].count("token")
+
+    async def test_one_token_serves_all_threads(self) -> None:
+        self.assertEqual(await self.tokens(), 1)
+
+    async def test_a_managed_identity(self) -> None:
+        for key in ("tenant", "secret_file"):
+            del self.settings[key]
+        self.assertEqual(await self.tokens(), 1)
+        del self.settings["client_id"]
+        self.assertEqual(await self.tokens(), 2)
+
+    async def test_a_token_of_another_issuer(self) -> None:
+        file = self.run_dir / "token"
+        file.touch(mode=0o600)
+        file.write_text(f"{ASSERTION}\n")
+        del self.settings["secret_file"]
+        self.settings["federated_token_file"] = str(file)
+        self.assertEqual(await self.tokens(), 1)
+
+    async def test_a_token_that_is_refused_is_replaced_at_once(self) -> None:
+        provider = await self.started()
+        self.world.revoke_tokens()
+        self.assertEqual(await self.within(provider.list()), [])
+
+    async def test_a_secret_that_is_wrong_or_that_others_may_read_is_refused_unseen(self) -> None:
+        file = self.world.secret_file
+        good = file.read_text()
+        file.write_text("hush")
+        error = await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))
+        self.assertIn("AADSTS7000215", str(error))
+        self.assertNotIn("hush", str(error))
+        file.chmod(0o644)
+        error = await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))
+        self.assertIn("chmod 600", str(error))
+        file.chmod(0o600)
+        file.write_text(good)
+
+
+class ImageTests(AzureCase, TestCase):
+    """Finding machine images."""
+
+    async def found(self, work: Any) -> Any:
+        """Return what `work` does with a cloud and a driver."""
+        settings = config.structure(self.settings, Settings, source="test")
+        cloud = AzureCloud(settings, self.context())
+        return await run_in_thread(reactor, lambda: work(cloud, cloud._thd_connect(5.0)))
+
+    async def test_the_newest_usable_version_is_found(self) -> None:
+        tags = {"infranetes": "true", "infranetes-image-name": "web"}
+        old, new = ({"infranetes": "true", "infranetes-image-version": each} for each in ("1.0", "1.1"))
+        image = self.world.add_image("web", tags, {"1.0.0": old, "1.0.1": old, "1.0.2": old, "1.1.0": new})
+        self.world.arm.versions[f"{image}/versions/1.0.2"]["properties"]["provisioningState"] = "Failed"
+        self.world.add_image("arm", tags, {"9.0.0": old}, architecture="Arm64")
+        self.world.add_image("generalized", tags, {"9.0.0": old}, osState="Generalized")
+        found = await self.found(lambda cloud, driver: cloud._thd_find_image(driver, "web", "1.0"))
+        id = f"{image}/versions/1.0.1".lstrip("/")
+        self.assertEqual(found, MachineImage(id, "web", "1.0", 8 << 30))
+        self.assertTrue(await self.found(lambda cloud, driver: cloud._thd_has_image(driver, id)))
+        del self.world.arm.versions[f"/{id}"]
+        for gone in (id, "x/../y", "infranetes/nothing"):
+            there = await self.found(lambda cloud, driver, gone=gone: cloud._thd_has_image(driver, gone))
+            self.assertFalse(there)
+
+    async def test_a_missing_image_error_says_what_was_looked_for(self) -> None:
+        def look(cloud: Any, driver: Any) -> Any:
+            try:
+                return cloud._thd_find_image(driver, "web", "1.0")
+            except CloudError as error:
+                return error
+
+        error = await self.found(look)
+        self.assertIs(error.kind, ErrorKind.NOT_FOUND)
+        self.assertIn("infranetes-image-name=web", str(error))
+
+
+class RoleTests(AzureCase, TestCase):
+    """What the manual's roles do not grant is refused."""
+
+    async def test_a_subnet_that_the_node_may_not_use(self) -> None:
+        path = SUBNET.replace("/subnets/", "/virtualNetworkPeerings/")
+        driver: Any = await self.found_driver()
+        error = await run_in_thread(reactor, lambda: _refused(driver, path))
+        self.assertIs(error.kind, ErrorKind.CREDENTIALS)
+        self.assertIn("Microsoft.Network/virtualNetworks/virtualNetworkPeerings/read", str(error))
+
+    async def found_driver(self) -> Any:
+        settings = config.structure(self.settings, Settings, source="test")
+        cloud = AzureCloud(settings, self.context())
+        self.cloud = cloud
+        return await run_in_thread(reactor, lambda: cloud._thd_connect(5.0))
+
+
+def _refused(driver: Any, path: str) -> Any:
+    from infranetes.providers.cloud.azure.errors import AzureError, classify
+
+    try:
+        driver._request("GET", path, {"api-version": "2024-10-01"})
+    except AzureError as error:
+        return classify(error)

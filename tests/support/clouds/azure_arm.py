@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Azure Resource Manager's resources, as far as the provider uses them. No HTTP, no clock.
+
+Source: Azure REST API, Compute and Network. Requests and answers are held to Azure's models. Launches and
+deletions take the time that `later` gives them; meanwhile there is an operation.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from tests.support.clouds import azure_resources as resources
+from tests.support.clouds.azure_resources import GROUP, LOCATION, NETWORK, SIZES, SUBNET, SUBSCRIPTION, Json
+
+_KINDS = {  # of resources, by the name in their ids
+    "virtualMachines": "Microsoft.Compute",
+    "disks": "Microsoft.Compute",
+    "networkInterfaces": "Microsoft.Network",
+    "publicIPAddresses": "Microsoft.Network",
+}
+
+
+class Refusal(Exception):
+    """An error that is answered."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+@attrs.define
+class Answer:
+    """What is answered. :ivar operation: its name, if one has begun."""
+
+    status: int
+    body: Json = attrs.field(factory=dict)
+    operation: str = ""
+
+
+class Arm:
+    """One resource group with its images.
+
+    :param launched: is called with VMs that are created, their operations and what was asked for; starts
+        their agents and says when they run. :param ended: told of VMs that stop to execute.
+    :ivar later: has work done when an operation has taken its time. :ivar page: how long lists are.
+    """
+
+    def __init__(self, launched: Callable[[Json, str, Json], None], ended: Callable[[str], None]) -> None:
+        self._launched = launched
+        self._ended = ended
+        self.later: Callable[[Callable[[], None]], None] = lambda work: work()
+        self.page = 500
+        self.endpoint = ""
+        self.of: dict[str, dict[str, Json]] = {kind: {} for kind in _KINDS}  # resources, by kind and name
+        self.power: dict[str, str] = {}  # of VMs, by name
+        self.failures: dict[str, Json] = {}  # of VMs
+        self.operations: dict[str, Json] = {}
+        self.images: dict[str, Json] = {}  # by id, as versions
+        self.versions: dict[str, Json] = {}
+        self.reserved: set[str] = set()  # names of interfaces that can't be deleted yet
+
+    # ---- Requests
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: Any, once: bool) -> Answer:
+        """Serve a request. :param once: it says not to change what exists. :raise Refusal: it is refused."""
+        match (method, *path.strip("/").split("/")):
+            case ("GET", "subscriptions", _, "providers", "Microsoft.Compute", "skus"):
+                return self._list(resources.skus(), path, query)
+            case ("GET", "subscriptions", _, "providers", "Microsoft.Compute", "virtualMachines"):
+                return self._list(
+                    [self._status(vm) for vm in self.of["virtualMachines"].values()], path, query
+                )
+            case ("GET", "subscriptions", _, "providers", _, "locations", _, "operations", name):
+                return Answer(200, self._there(self.operations.get(name), name))
+            case (_, "subscriptions", _, "resourceGroups", group, "providers", *rest) if group == GROUP:
+                return self._in_group(method, path, rest, query, body, once)
+        raise Refusal(404, "ResourceGroupNotFound", f"{path} could not be found.")
+
+    def _in_group(
+        self, method: str, path: str, rest: list[str], query: dict[str, str], body: Any, once: bool
+    ) -> Answer:
+        match (method, *rest):
+            case ("GET", "Microsoft.Compute", "galleries", _, "images"):
+                return self._list(self._below(self.images, path), path, query)
+            case ("GET", "Microsoft.Compute", "galleries", _, "images", _):
+                return Answer(200, self._there(self.images.get(path), path))
+            case ("GET", "Microsoft.Compute", "galleries", _, "images", _, "versions"):
+                return self._list(self._below(self.versions, path), path, query)
+            case ("GET", "Microsoft.Compute", "galleries", _, "images", _, "versions", _):
+                return Answer(200, self._there(self.versions.get(path), path))
+            case ("GET", "Microsoft.Network", "virtualNetworks", *_) if path == SUBNET:
+                return Answer(200, resources.subnet())
+            case ("POST", "Microsoft.Compute", "virtualMachines", name, "retrieveBootDiagnosticsData"):
+                self._there(self.of["virtualMachines"].get(name), name)
+                return Answer(200, {"serialConsoleLogBlobUri": f"{self.endpoint}/console/{name}?sig=x"})
+            case ("GET", _, kind) if kind in self.of:
+                return self._list(list(self.of[kind].values()), path, query)
+            case ("GET", _, "virtualMachines", name):
+                vm = self._there(self.of["virtualMachines"].get(name), name)
+                return Answer(200, self._status(vm) if query.get("$expand") == "instanceView" else vm)
+            case ("GET", _, kind, name) if kind in self.of:
+                return Answer(200, self._there(self.of[kind].get(name), name))
+            case ("PUT", _, "virtualMachines", name):
+                return self._create_vm(name, body, once)
+            case ("PUT", _, "networkInterfaces", name):
+                return self._create_nic(name, body)
+            case ("PUT", _, "publicIPAddresses", name):
+                made = self.of["publicIPAddresses"].get(name) or resources.address(name, body, "203.0.113.5")
+                self.of["publicIPAddresses"][name] = made
+                return Answer(201, made)
+            case ("DELETE", _, kind, name) if kind in self.of:
+                return self._delete(kind, name)
+        raise Refusal(404, "ResourceNotFound", f"The Resource '{path}' was not found.")
+
+    @staticmethod
+    def _there(found: Json | None, name: str) -> Json:
+        if found is None:
+            raise Refusal(404, "ResourceNotFound", f"The Resource '{name}' was not found.")
+        return found
+
+    @staticmethod
+    def _below(found: dict[str, Json], path: str) -> list[Json]:
+        return [each for id, each in found.items() if id.rpartition("/")[0] == path]
+
+    def _list(self, found: list[Json], path: str, query: dict[str, str]) -> Answer:
+        begin = int(query.get("$skiptoken", "0"))
+        answer: Json = {"value": found[begin : begin + self.page]}
+        if len(found) > begin + self.page:
+            version = query["api-version"]
+            answer["nextLink"] = (
+                f"{self.endpoint}{path}?api-version={version}&$skiptoken={begin + self.page}"
+                + ("&statusOnly=true" if "statusOnly" in query else "")
+            )
+        return Answer(200, answer)
+
+    def _status(self, vm: Json) -> Json:
+        """Return a VM with its state. Such ids are in upper case."""
+        name, provisioning = vm["name"], vm["properties"]["provisioningState"]
+        failure = self.failures.get(name)
+        code = f"ProvisioningState/{provisioning.lower()}"
+        words: Json = {"code": code, "level": "Info", "displayStatus": f"Provisioning {provisioning.lower()}"}
+        if failure is not None:
+            words |= {"code": f"{code}/{failure['code']}", "level": "Error", "message": failure["message"]}
+        statuses = [words]
+        if name in self.power:
+            power = self.power[name]
+            statuses.append({"code": f"PowerState/{power}", "level": "Info", "displayStatus": f"VM {power}"})
+        properties = {**vm["properties"], "instanceView": {"statuses": statuses}}
+        return {**vm, "id": vm["id"].replace(GROUP, GROUP.upper()), "properties": properties}
+
+    # ---- VMs
+
+    def _create_vm(self, name: str, body: Json, once: bool) -> Answer:
+        vms = self.of["virtualMachines"]
+        if name in vms and once:
+            raise Refusal(412, "PreconditionFailed", "The precondition given in the request header failed.")
+        if name in vms:
+            raise AssertionError("a VM is changed")
+        self._check(body)
+        [reference] = body["properties"]["networkProfile"]["networkInterfaces"]
+        nic = self.of["networkInterfaces"].get(reference["id"].rpartition("/")[2])
+        if nic is None:
+            raise Refusal(400, "InvalidResourceReference", f"{reference['id']} was not found.")
+        vm = vms[name] = resources.vm(name, body)
+        disk = body["properties"]["storageProfile"]["osDisk"]["name"]
+        self.of["disks"][disk] = resources.disk(disk, dict(body["tags"]), vm["id"])
+        nic["properties"]["virtualMachine"] = {"id": vm["id"]}
+        operation = self.begin()
+        answered = {**vm, "properties": dict(vm["properties"])}
+        self._launched(vm, operation, body)
+        return Answer(201, answered, operation)
+
+    def _check(self, body: Json) -> None:
+        """Refuse what Azure refuses at once."""
+        properties = body["properties"]
+        size, zone = properties["hardwareProfile"]["vmSize"], (body.get("zones") or [""])[0]
+        if not any(size == name and zone in ("", *zones) for name, *_, zones in SIZES):
+            raise Refusal(409, "SkuNotAvailable", f"{size} is not available in location '{LOCATION}'.")
+        image = properties["storageProfile"]["imageReference"]["id"]
+        definition = image.partition("/versions/")[0]
+        if image not in {*self.images, *self.versions}:
+            raise Refusal(404, "GalleryImageNotFound", f"The gallery image {image} is not available.")
+        specialized = self.images[definition]["properties"]["osState"] == "Specialized"
+        if specialized is ("osProfile" in properties):
+            raise Refusal(400, "InvalidParameter", "Parameter 'osProfile' is not allowed, or is missing.")
+
+    def begin(self) -> str:
+        """Begin an operation; return its name."""
+        name = secrets.token_hex(16)
+        self.operations[name] = {"name": name, "startTime": resources.now(), "status": "InProgress"}
+        return name
+
+    def finish(self, operation: str, code: str = "", message: str = "") -> None:
+        """End an operation; `code` is its error."""
+        said = self.operations[operation]
+        said.update(status="Failed" if code else "Succeeded", endTime=resources.now())
+        if code:
+            said["error"] = {"code": code, "message": message}
+
+    def fail(self, name: str, operation: str, code: str, message: str) -> None:
+        """Have a launch fail: the VM is there all the same."""
+        vm = self.of["virtualMachines"].get(name)
+        if vm is not None and vm["properties"]["provisioningState"] == "Creating":
+            vm["properties"]["provisioningState"] = "Failed"
+            self.failures[name] = {"code": code, "message": message}
+        self.finish(operation, code, message)
+
+    def boot(self, name: str, operation: str) -> bool:
+        """Have a VM run. Returns whether it does."""
+        vm = self.of["virtualMachines"].get(name)
+        if vm is None or vm["properties"]["provisioningState"] != "Creating":
+            self.finish(operation, "OperationPreempted", "The operation was preempted by a deletion.")
+            return False
+        vm["properties"]["provisioningState"] = "Succeeded"
+        self.power[name] = "running"
+        self.finish(operation)
+        return True
+
+    def stop(self, name: str, power: str = "stopped") -> None:
+        """Stop a VM, as somebody else would, or as Azure evicts it."""
+        self.power[name] = power
+        self._ended(name)
+
+    def _create_nic(self, name: str, body: Json) -> Answer:
+        nics = self.of["networkInterfaces"]
+        [asked] = body["properties"]["ipConfigurations"]
+        if asked["properties"]["subnet"]["id"] != SUBNET:
+            raise Refusal(400, "InvalidResourceReference", "The subnet was not found.")
+        reference = asked["properties"].get("publicIPAddress")
+        public = self.of["publicIPAddresses"].get(reference["id"].rpartition("/")[2]) if reference else None
+        if reference and public is None:
+            raise Refusal(400, "InvalidResourceReference", "The public address was not found.")
+        if name not in nics:
+            taken = {self.address_of(each) for each in nics.values()}
+            number = next(each for each in map(self._any_address, range(1000)) if each not in taken)
+            nics[name] = resources.nic(name, body, number)
+        if public is not None:
+            [configuration] = nics[name]["properties"]["ipConfigurations"]
+            public["properties"]["ipConfiguration"] = {"id": configuration["id"]}
+            public["properties"]["deleteOption"] = reference["properties"]["deleteOption"]
+        return Answer(201, nics[name])
+
+    @staticmethod
+    def _any_address(number: int) -> str:
+        return str(NETWORK[256 + secrets.randbelow(60000)])
+
+    @staticmethod
+    def address_of(nic: Json) -> str:
+        """Return a network interface's address."""
+        return str(nic["properties"]["ipConfigurations"][0]["properties"]["privateIPAddress"])
+
+    # ---- Deletions
+
+    def _delete(self, kind: str, name: str) -> Answer:
+        found = self.of[kind].get(name)
+        if found is None:
+            return Answer(204)
+        if kind == "virtualMachines":
+            found["properties"]["provisioningState"] = "Deleting"
+            self._ended(name)
+            operation = self.begin()
+            self.later(lambda: self._gone(name, operation))
+            return Answer(202, operation=operation)
+        if kind == "networkInterfaces" and (
+            name in self.reserved or found["properties"].get("virtualMachine")
+        ):
+            raise Refusal(
+                400, "NicReservedForAnotherVm", "Nic(s) is reserved for another VM for 180 seconds."
+            )
+        if kind == "publicIPAddresses" and found["properties"].get("ipConfiguration"):
+            raise Refusal(400, "PublicIPAddressCannotBeDeleted", "The address is still allocated.")
+        if kind == "disks" and found.get("managedBy"):
+            raise Refusal(409, "OperationNotAllowed", "The disk is attached to a VM.")
+        self._remove(kind, name)
+        return Answer(202, operation=self.begin())
+
+    def _gone(self, name: str, operation: str) -> None:
+        self.finish(operation)
+        self.remove_vm(name)
+
+    def remove_vm(self, name: str) -> None:
+        """Remove a VM with what goes with it."""
+        if self.of["virtualMachines"].pop(name, None) is None:
+            return
+        self.power.pop(name, None)
+        for kind in ("disks", "networkInterfaces"):
+            self._remove(kind, name)
+
+    def _remove(self, kind: str, name: str) -> None:
+        """Remove a resource; a network interface with its public address, if that is the VM's own."""
+        found = self.of[kind].pop(name, None)
+        if found is None or kind != "networkInterfaces":
+            return
+        had_vm = bool(found["properties"].get("virtualMachine"))
+        reference = found["properties"]["ipConfigurations"][0]["properties"].get("publicIPAddress")
+        public = reference["id"].rpartition("/")[2] if reference else ""
+        if public in self.of["publicIPAddresses"]:
+            properties = self.of["publicIPAddresses"][public]["properties"]
+            properties.pop("ipConfiguration", None)
+            if had_vm and properties["deleteOption"] == "Delete":
+                del self.of["publicIPAddresses"][public]
+
+    def going(self) -> set[str]:
+        """Return the names of VMs that are being deleted."""
+        vms = self.of["virtualMachines"]
+        return {name for name, vm in list(vms.items()) if vm["properties"]["provisioningState"] == "Deleting"}
+
+
+def operation_path(name: str) -> str:
+    """Return where an operation is."""
+    return (
+        f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Compute/locations/{LOCATION}/operations/{name}"
+        "?api-version=2025-04-01"
+    )

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Azure's access control asks for before a request is served (source: Azure permissions for Compute and
+for Networking), and what the roles that the manual offers grant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_DOCS = Path(__file__).resolve().parents[3] / "docs"
+_ROLES = {"group": "provider-azure-role.json", "subscription": "provider-azure-subscription-role.json"}
+_FOR_VMS = (
+    "Microsoft.Network/networkInterfaces/join/action",
+    "Microsoft.Compute/disks/write",
+    "Microsoft.Compute/galleries/images/read",
+    "Microsoft.Compute/galleries/images/versions/read",
+)
+_JOINS = {
+    "subnet": "Microsoft.Network/virtualNetworks/subnets/join/action",
+    "publicIPAddress": "Microsoft.Network/publicIPAddresses/join/action",
+    "applicationSecurityGroups": "Microsoft.Network/applicationSecurityGroups/joinIpConfiguration/action",
+}
+
+
+@lru_cache
+def granted(scope: str) -> frozenset[str]:
+    """Return the permissions of the role in the manual. :param scope: where it is assigned."""
+    return frozenset(json.loads((_DOCS / _ROLES[scope]).read_text())["Actions"])
+
+
+def missing(method: str, path: str, body: Any) -> set[str]:
+    """Return the permissions that a request needs and that the roles do not grant."""
+    inside = "/resourceGroups/" in path
+    allowed = granted("subscription") | (granted("group") if inside else frozenset())
+    return set(_needed(method, path, body)) - allowed
+
+
+def _needed(method: str, path: str, body: Any) -> Iterator[str]:
+    provider, *parts = path.partition("/providers/")[2].split("/")
+    last_is_action = method == "POST"
+    kinds = parts[::2]
+    if provider == "Microsoft.Compute" and parts[0] == "locations":
+        kinds = ["locations", "operations"]
+    kind = f"{provider}/{'/'.join(kinds)}"
+    if last_is_action:
+        yield f"{provider}/{parts[0]}/{parts[-1]}/action"
+        return
+    yield f"{kind}/{ {'GET': 'read', 'PUT': 'write', 'DELETE': 'delete'}[method] }"
+    if method == "PUT" and kind.endswith("virtualMachines"):
+        yield from _FOR_VMS
+    elif method == "PUT" and kind.endswith("networkInterfaces"):
+        properties = body["properties"]
+        for name, permission in _JOINS.items():
+            if any(each["properties"].get(name) for each in properties["ipConfigurations"]):
+                yield permission
+        if properties.get("networkSecurityGroup"):
+            yield "Microsoft.Network/networkSecurityGroups/join/action"
