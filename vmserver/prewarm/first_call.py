@@ -45,14 +45,17 @@ class _Issuer:
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
-        self.certificate = self._sign(self._key, x509.BasicConstraints(ca=True, path_length=0))
+        self._name = _common_name("prewarm CA")
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        self.certificate = self._sign(self._key, self._name, constraints)
 
-    def _sign(self, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> str:
+    def _sign(
+        self, key: ec.EllipticCurvePrivateKey, subject: x509.Name, *extensions: x509.ExtensionType
+    ) -> str:
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder()
-            .subject_name(self._name)
+            .subject_name(subject)
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
@@ -71,7 +74,13 @@ class _Issuer:
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        return self._sign(key, names, x509.ExtendedKeyUsage([usage])), pem.decode()
+        # Not the CA's name: OpenSSL would take the certificate for one that signed itself.
+        certificate = self._sign(key, _common_name(_NAME), names, x509.ExtendedKeyUsage([usage]))
+        return certificate, pem.decode()
+
+
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 @implementer(IOpenSSLClientConnectionCreator)

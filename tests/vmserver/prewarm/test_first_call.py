@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first call is made over mutual TLS, and answered."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.reactors import installed
+from infranetes_common.wire import vmserver
+from txgrpc import Call, Server, Service
+from vmserver.prewarm.first_call import make_first_call
+
+reactor = installed()
+
+
+class Agent:
+    """Answers Info."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def Info(self, request: vmserver.InfoRequest, call: Call) -> vmserver.InfoResponse:
+        self.asked += 1
+        return vmserver.InfoResponse()
+
+
+class FirstCallTests(TestCase):
+    async def test_the_agent_answers_it(self) -> None:
+        agent = Agent()
+        await make_first_call(reactor, Server(reactor, [Service(vmserver.Agent, agent)]).factory)
+        self.assertEqual(agent.asked, 1)
