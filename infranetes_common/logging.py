@@ -3,12 +3,13 @@
 
 Code logs with ``twisted.logger.Logger`` and passes `FIELDS` by name. Only these are written beside the
 message, so nothing else that an event holds gets into the log. Credentials in a message or a traceback are
-replaced by "(hidden)".
+replaced by "(hidden)". Lines for systemd's journal begin with their priority, which it takes off.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import string
 import sys
@@ -37,6 +38,9 @@ from infranetes_common.errors import ConfigError
 Format = Literal["text", "json"]
 
 FIELDS = ("sandbox", "container", "pod", "vm", "provider", "image", "seconds")
+
+# Source: systemd.exec(5), SyslogLevelPrefix=, and sd-daemon(3)
+_PRIORITIES = {"debug": 7, "info": 6, "warn": 4, "error": 3, "critical": 2}
 
 _HIDDEN = "(hidden)"
 _SECRETS = (
@@ -69,13 +73,34 @@ def observer(format: str = "text", level: str = "info", stream: TextIO | None = 
         known = ", ".join(constant.name for constant in LogLevel.iterconstants())
         raise ConfigError(f"log level {level!r} is not known; known are {known}") from None
     formats: dict[str, Callable[[LogEvent], str | None]] = {"text": format_text, "json": format_json}
-    file = FileLogObserver(sys.stdout if stream is None else stream, formats[format])
+    output = sys.stdout if stream is None else stream
+    formatted = formats[format]
+    file = FileLogObserver(output, with_priority(formatted) if is_journal(output) else formatted)
     predicate = LogLevelFilterPredicate(defaultLogLevel=least)
     if least is LogLevel.info:
         # Twisted's own transports log each start and stop ("_ServerFactory starting on ..."). Errors that are
         # logged this way are critical.
         predicate.setLogLevelForNamespace("log_legacy", LogLevel.warn)
     return FilteringLogObserver(file, [predicate])
+
+
+def is_journal(stream: TextIO) -> bool:
+    """Whether what is written to `stream` goes to systemd's journal."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # it has no descriptor, or is closed
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def with_priority(formatted: Callable[[LogEvent], str | None]) -> Callable[[LogEvent], str]:
+    """Return a format whose lines begin with what the journal takes as their priority."""
+
+    def format(event: LogEvent) -> str:
+        prefix = f"<{_PRIORITIES[_level(event)]}>"
+        return "".join(prefix + line for line in (formatted(event) or "").splitlines(keepends=True))
+
+    return format
 
 
 def start(format: str = "text", level: str = "info", stream: TextIO | None = None) -> None:

@@ -13,6 +13,7 @@ from infranetes_common import reactors
 from infranetes_common.commandline import DaemonOptions
 from infranetes_common.errors import ConfigError
 from infranetes_common.hangups import Hangups
+from infranetes_common.logging import LoggedService, observer
 from vmserver import config as configuration
 from vmserver.config import Config
 from vmserver.daemon import Vmserver
@@ -79,7 +80,7 @@ def makeService(options: Options) -> Service:
     hangups = Hangups(reactor)
     hangups.install()
     try:
-        return Vmserver(
+        agent = Vmserver(
             reactor,
             options.vmserver_config,
             hangups=hangups,
@@ -88,3 +89,6 @@ def makeService(options: Options) -> Service:
         )
     except ConfigError as error:
         raise SystemExit(f"vmserver: {error}") from None
+    service = LoggedService(observer())
+    agent.setServiceParent(service)  # type: ignore[no-untyped-call]
+    return service

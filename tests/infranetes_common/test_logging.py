@@ -40,6 +40,35 @@ def fail(log: Logger, error: Exception) -> None:
         log.failure("it broke", sandbox="abc")
 
 
+class JournalTests(SynchronousTestCase):
+    """Lines for systemd's journal, which shows warnings on a VM's console."""
+
+    def written(self, journal: str) -> list[str]:
+        """What is written to a file, where the journal is said to be this device and inode."""
+        with (Path(self.mktemp())).open("w+") as file:
+            status = os.fstat(file.fileno())
+            text = journal.format(device=status.st_dev, inode=status.st_ino)
+            self.patch(os, "environ", {**os.environ, "JOURNAL_STREAM": text})
+            log = Logger(namespace="here", observer=LogPublisher(logging.observer("text", "debug", file)))
+            log.debug("one")
+            log.info("two")
+            log.warn("three")
+            log.error("four")
+            fail(log, ValueError("five"))
+            file.seek(0)
+            return file.read().splitlines()
+
+    def test_each_line_has_its_events_priority(self) -> None:
+        lines = self.written("{device}:{inode}")
+        self.assertEqual([line[:3] for line in lines[:4]], ["<7>", "<6>", "<4>", "<3>"])
+        self.assertGreater(len(lines), 5, "a traceback is several lines")
+        self.assertEqual({line[:3] for line in lines[4:]}, {"<2>"})
+
+    def test_no_other_output_has_priorities(self) -> None:
+        for journal in ("{device}:1{inode}", "", "nonsense"):
+            self.assertNotIn("<", self.written(journal)[0][:3])
+
+
 class TextTests(SynchronousTestCase):
     def test_a_line_has_time_level_namespace_and_message(self) -> None:
         line = logged(lambda log: log.info("made {what}", what="it"))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network like a cloud's, for one machine: DHCP with an MTU and leases, a router, the metadata service."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any, cast
+
+from twisted.internet.defer import maybeDeferred
+from twisted.internet.interfaces import IListeningPort, IReactorSocket
+from twisted.web.resource import Resource
+
+from infranetes_common.reactors import installed
+from tests.e2e.pod_network import pod_network
+from tests.support.clouds.http_sites import ClosableSite
+from tests.support.spaces import Space
+
+METADATA = "169.254.169.254"
+MAC = "52:54:00:c1:0d:01"
+LEASE_SECONDS = 120  # the shortest that dnsmasq gives
+TAP = "tap0"
+_HOPS = 1  # of the metadata service's answers: to the machine itself, and no further
+
+reactor = cast(IReactorSocket, installed())
+
+
+class CloudNetwork:
+    """A network in a namespace of its own, which reaches the host by a cable alone.
+
+    :param mtu: of the network. :param lone: the machine's address comes without a subnet, as Compute Engine
+        has it: all goes by the router.
+    """
+
+    def __init__(self, directory: Path, *, mtu: int, lone: bool) -> None:
+        self._net = pod_network()
+        self._leases = directory / "leases"
+        self.log = directory / "dnsmasq.log"
+        self.address = self._net.node.removesuffix(".1") + ".10"
+        self._router = self._net.node.removesuffix(".1") + ".2"
+        self._sites: list[tuple[ClosableSite, IListeningPort]] = []
+        self.space = Space("cloud")
+        self._lay_out()
+        self._dhcp = self._start_dhcp(mtu, lone)
+
+    def _lay_out(self) -> None:
+        bridge = self._net.bridge
+        self.space.ip(
+            "link add br0 type bridge",
+            "link set br0 up",
+            f"addr add {self._router}/24 dev br0",
+            f"addr add {METADATA}/32 dev br0",
+            f"tuntap add {TAP} mode tap",
+            f"link set {TAP} master br0 up",
+            f"link add node type veth peer name {bridge} netns 1",
+            "link set node master br0 up",
+        )
+        for command in (f"addr add {self._net.node}/24 dev {bridge}", f"link set {bridge} up"):
+            subprocess.run(["ip", *command.split()], check=True)
+        self.space.said("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.conf.all.send_redirects=0")
+
+    def _start_dhcp(self, mtu: int, lone: bool) -> subprocess.Popen[bytes]:
+        options = [f"option:mtu,{mtu}", f"option:router,{self._router}", f"option:dns-server,{METADATA}"]
+        if lone:
+            routes = f"{self._router}/32,0.0.0.0,0.0.0.0/0,{self._router}"
+            options += ["option:netmask,255.255.255.255", f"option:classless-static-route,{routes}"]
+        network = self._net.node.removesuffix(".1") + ".0"
+        command = self.space.command(
+            "dnsmasq",
+            "--keep-in-foreground",
+            "--conf-file=/dev/null",
+            "--user=root",
+            "--port=0",
+            "--interface=br0",
+            "--except-interface=lo",
+            "--bind-interfaces",
+            "--no-ping",
+            "--log-facility=-",
+            "--pid-file=",
+            "--dhcp-authoritative",
+            f"--dhcp-leasefile={self._leases}",
+            f"--dhcp-range={network},static,255.255.255.0,{LEASE_SECONDS}",
+            f"--dhcp-host={MAC},{self.address}",
+            *(f"--dhcp-option={option}" for option in options),
+        )
+        with self.log.open("wb") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def leased(self) -> bool:
+        """Whether the machine has its address."""
+        return self._leases.exists() and self.address in self._leases.read_text()
+
+    def serve_metadata(self, resource: Resource) -> None:
+        """Answer at the metadata service's address."""
+
+        def listening() -> socket.socket:
+            made = socket.create_server((METADATA, 80))
+            made.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, _HOPS)
+            made.setblocking(False)
+            return made
+
+        site: Any = ClosableSite(resource)  # Any: it wraps a factory of servers, and has not its type
+        with self.space.inside(listening) as listener:
+            port = reactor.adoptStreamPort(listener.fileno(), socket.AF_INET, site)
+        self._sites.append((site, port))
+
+    async def end(self) -> None:
+        """Remove it. What uses it has ended."""
+        for site, port in self._sites:
+            await site.close_connections()
+            await maybeDeferred(port.stopListening)
+        self._dhcp.terminate()
+        self._dhcp.wait()
+        self.space.end()

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disks of clouds boot in QEMU, as on those clouds, until the agent has its identity from the cloud.
+
+The network gives an address by DHCP, the metadata service is simulated. QEMU has no guestinfo: what is
+booted of vSphere's disk is all before the agent gets its identity out of that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.trial.unittest import TestCase
+from twisted.web.resource import Resource
+
+from infranetes.authority import Authority
+from infranetes.guest.cloud_disk import build_cloud_disk
+from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.clock_reading import ClockReading, correct_clock, read_clock
+from infranetes_common.concurrency import start
+from infranetes_common.errors import InfranetesError
+from infranetes_common.identity import Identity, encode
+from infranetes_common.wire import cri
+from tests.contract.pod_provider_case import reactor
+from tests.e2e.cloud_network import MAC, METADATA, TAP, CloudNetwork
+from tests.e2e.qemu_case import IMAGES, QEMU
+from tests.support.clouds.gce_metadata import GceMetadata
+from tests.support.clouds.imds import Imds
+from tests.support.waiting import until
+from txgrpc import Channel
+
+BOOT_SECONDS = 500.0  # without KVM, on a machine that has other work
+GIB = 3  # of the disk that is made; the machine's is larger
+LARGER_GIB = 5
+BEHIND_SECONDS = 3600  # the machine's clock when it boots
+RIGHT_SECONDS = 0.5
+SECOND = 10**9
+CONTAINER = "c" * 32
+COLOURS = re.compile("\x1b\\[[0-9;]*m")
+OVMF = Path("/usr/share/OVMF")
+UNIT = """\
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=true
+
+[Install]
+WantedBy=multi-user.target
+"""
+SCRIPT = f"""\
+#!/bin/sh -eu
+cat >/etc/systemd/system/own.service <<END
+{UNIT}
+END
+systemctl enable own.service
+"""
+PROBE = f"""\
+import socket
+try:
+    socket.create_connection(("{METADATA}", 80), 5)
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+class CloudDiskTests(TestCase):
+    timeout = 900.0
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp()).absolute()
+        self.directory.mkdir()
+        self.serial = self.directory / "serial"
+        self.authority = Authority(self.mktemp())
+        self.told: list[str] = []
+
+    # What there is
+
+    def disk(self, source: str, kind: str, script: Path | None = None) -> Path:
+        """A disk that is larger than the one that was made, as a cloud gives it to a machine."""
+        target = self.directory / f"{source}.raw"
+        build_cloud_disk(source, kind, target, GIB, self.told.append, script=script, image_dir=IMAGES)
+        os.truncate(target, LARGER_GIB << 30)
+        return target
+
+    def network(self, mtu: int, *, lone: bool = False) -> CloudNetwork:
+        made = CloudNetwork(self.directory, mtu=mtu, lone=lone)
+        self.addCleanup(lambda: start(made.end()))
+        return made
+
+    def boot(self, network: CloudNetwork, disk: Path, *devices: str, firmware: Sequence[str] = ()) -> None:
+        """Start a machine, which ends with the test."""
+        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - BEHIND_SECONDS))
+        command = network.space.command(
+            QEMU,
+            *("-machine", "q35,smm=on,accel=tcg", "-cpu", "max", "-smp", "2", "-m", "1024"),
+            *("-nodefaults", "-display", "none", "-serial", f"file:{self.serial}", "-rtc", f"base={clock}"),
+            *("-drive", f"file={disk},format=raw,if=none,id=disk,cache=unsafe"),
+            *("-netdev", f"tap,id=net,ifname={TAP},script=no,downscript=no"),
+            *(word for device in devices for word in ("-device", device)),
+            *firmware,
+        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+        def end() -> None:
+            process.kill()
+            process.communicate()
+
+        self.addCleanup(end)
+
+    def secure_firmware(self) -> Sequence[str]:
+        """UEFI that starts nothing but what Microsoft has signed, as does Debian's boot loader."""
+        variables = self.directory / "variables"
+        variables.write_bytes((OVMF / "OVMF_VARS_4M.ms.fd").read_bytes())
+        code = OVMF / "OVMF_CODE_4M.secboot.fd"
+        return (
+            *("-global", "driver=cfi.pflash01,property=secure,value=on"),
+            *("-drive", f"if=pflash,format=raw,readonly=on,unit=0,file={code}"),
+            *("-drive", f"if=pflash,format=raw,unit=1,file={variables}"),
+        )
+
+    def identity(self) -> Identity:
+        sandbox_id = secrets.token_hex(16)
+        certificate, key = self.authority.issue_vm(sandbox_id, 3600)
+        return Identity(
+            sandbox_id=sandbox_id,
+            certificate_pem=certificate,
+            key_pem=key,
+            ca_pem=self.authority.ca_pem,
+            hostname="pod",
+            now_nanos=time.time_ns(),
+        )
+
+    # What happens
+
+    def seen(self, words: str) -> bool:
+        """Whether the serial console says this, in whatever colours."""
+        return self.serial.exists() and words in COLOURS.sub("", self.serial.read_text(errors="replace"))
+
+    async def until(self, holds: Callable[[], object], what: str) -> None:
+        try:
+            await until(holds, what, BOOT_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.serial.read_text(errors='replace')[-3000:]}") from None
+
+    async def booted(self, network: CloudNetwork, identity: Identity) -> AgentClient:
+        """The machine's agent, once it answers with the certificate of its identity."""
+        await self.until(network.leased, "an address")
+        options = self.authority.client_options(identity.sandbox_id)
+        channel = Channel(reactor, wrapClientTLS(options, HostnameEndpoint(reactor, network.address, 2475)))
+        self.addCleanup(lambda: channel.close())
+        client = AgentClient(identity.sandbox_id, channel)
+        answers: list[object] = []
+
+        async def ask() -> None:
+            try:
+                answers.append(await client.info())
+            except InfranetesError:
+                return
+
+        def answered() -> bool:
+            if not asking[0].called:
+                return False
+            asking[0] = start(ask())
+            return bool(answers)
+
+        asking: list[Deferred[None]] = [start(ask())]
+        await self.until(answered, "the agent's answer")
+        await asking[0]
+        return client
+
+    async def ran(self, client: AgentClient, *command: str) -> str:
+        """What a command in the machine says."""
+        return (await client.exec_sync(CONTAINER, command, 60, 70.0, 1 << 16)).stdout.decode().strip()
+
+    async def read(self, client: AgentClient) -> ClockReading:
+        _, reading = await read_clock(client.info, time.time_ns)
+        return reading
+
+    async def check_clock(self, client: AgentClient, identity: Identity) -> None:
+        first = await self.read(client)
+        self.assertGreater(first.machine, identity.now_nanos, "it has the time of its launch at least")
+        await correct_clock(identity.sandbox_id, client, first)
+        await self.until_right(client)
+
+    async def until_right(self, client: AgentClient) -> None:
+        for _ in range(60):
+            reading = await self.read(client)
+            if abs(reading.ahead) < RIGHT_SECONDS * SECOND:
+                return
+            await correct_clock("", client, reading)
+        self.fail(f"the clock stays wrong: {reading}")
+
+    async def check_machine(self, client: AgentClient, mtu: int) -> None:
+        """Look at a machine that is a pod of its own."""
+        await client.create(CONTAINER, "sha256:" + "0" * 64, cri.ContainerConfig(), cri.PodSandboxConfig())
+        await client.start(CONTAINER)
+        self.assertEqual(await self.ran(client, "cat", "/sys/class/net/eth0/mtu"), str(mtu))
+        size = int((await self.ran(client, "df", "--block-size=1", "--output=size", "/")).split()[-1])
+        self.assertGreater(size, (LARGER_GIB - 0.4) * (1 << 30), "the root has grown")
+        self.assertEqual(await self.ran(client, "python3", "-c", PROBE), "ConnectionRefusedError")
+        self.assertEqual(await self.ran(client, "systemctl", "--failed", "--quiet", "--plain"), "")
+        self.assertEqual(await self.ran(client, "hostname"), "pod")
+
+    async def boot_pod(
+        self,
+        network: CloudNetwork,
+        disk: Path,
+        devices: Sequence[str],
+        metadata: Callable[[bytes], Resource],
+        firmware: Sequence[str] = (),
+    ) -> AgentClient:
+        identity = self.identity()
+        network.serve_metadata(metadata(encode(identity)))
+        self.boot(network, disk, *devices, firmware=firmware)
+        client = await self.booted(network, identity)
+        await self.check_clock(client, identity)
+        return client
+
+    async def test_that_of_aws_by_bios_from_nvme(self) -> None:
+        script = self.directory / "script"
+        script.write_text(SCRIPT)
+        disk = self.disk("aws", "machine", script)
+        network = self.network(9001)
+        devices = ("nvme,drive=disk,serial=vol0123456789abcdef0", f"virtio-net-pci,netdev=net,mac={MAC}")
+        client = await self.boot_pod(network, disk, devices, lambda document: Imds({METADATA: document}))
+        await self.check_machine(client, 9001)
+        self.assertEqual(await self.ran(client, "systemctl", "is-active", "own"), "active")
+
+    async def test_that_of_gcp_by_secure_uefi_from_virtio_scsi(self) -> None:
+        disk = self.disk("gcp", "machine")
+        network = self.network(1460, lone=True)
+        devices = ("virtio-scsi-pci", "scsi-hd,drive=disk", f"virtio-net-pci,netdev=net,mac={MAC}")
+        firmware = self.secure_firmware()
+        client = await self.boot_pod(network, disk, devices, GceMetadata, firmware)
+        await self.check_machine(client, 1460)
+        self.assertTrue(self.seen("Secure boot enabled"))
+
+    async def test_that_of_vsphere_by_bios_from_pvscsi_up_to_the_wait_for_guestinfo(self) -> None:
+        disk = self.disk("vsphere", "docker")
+        network = self.network(1500)
+        self.boot(network, disk, "pvscsi", "scsi-hd,drive=disk", f"vmxnet3,netdev=net,mac={MAC}")
+        await self.until(network.leased, "an address")
+        await self.until(
+            lambda: self.seen("no identity from the cloud yet: vmtoolsd"), "a wait for guestinfo"
+        )
+        await self.until(lambda: self.seen("Started docker.service"), "Docker")
+        self.assertTrue(self.seen("resizing filesystem"))
