@@ -92,6 +92,7 @@ class VmRequest:
     cgroup_parent: str = ""  # likewise
     attachment: Attachment | None = None  # likewise
     zone: str = ""  # likewise
+    granted: frozenset[str] = frozenset()  # likewise
 
 
 class MachineTimes(Protocol):

@@ -319,6 +319,7 @@ class PodMachine:
             identity=identity,
             size=request.size,
             annotations=request.annotations,
+            granted=request.granted,
             image=request.image,
             cgroup_parent=request.cgroup_parent,
             attachment=request.attachment,

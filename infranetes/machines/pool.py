@@ -239,9 +239,9 @@ class Pool:
         try:
             if new:
                 await context.store.put_pool(member.record)
-            await member.machine.bring_up(
-                VmRequest(member.size, annotations=self.purpose.annotations), began + context.times.launch
-            )
+            given = self.purpose.annotations
+            request = VmRequest(member.size, annotations=given, granted=frozenset(given))
+            await member.machine.bring_up(request, began + context.times.launch)
             await member.machine.renew_certificate()
             if (
                 name := self.purpose.contprovider or context.contprovider

@@ -74,7 +74,10 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     annotations = handler.annotations.applied(config.annotations)
     attachment = None if found else await attachment_of(node.shadows, sandbox)
     zone = "" if found else await zone_for(node, sandbox)
-    request = VmRequest(size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone)
+    granted = frozenset(handler.annotations.set)
+    request = VmRequest(
+        size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone, granted
+    )
     up = await sandbox.machine.bring_up(request, deadline, lambda: _connected(node, sandbox))
     assert sandbox.client is not None and sandbox.watch is not None
     if found:

@@ -59,19 +59,6 @@ class Wishes:
                 )
 
 
-def check_groups(wishes: Wishes, allowed: Container[str], key: str) -> None:
-    """Check that a pod asks for none but allowed security groups, or what stands for them.
-
-    :param allowed: empty: any. :param key: of the configuration, where they are.
-    :raise InvalidArgument: it asks for another."""
-    others = [each for each in wishes.security_groups if allowed and each not in allowed]
-    if others:
-        raise InvalidArgument(
-            f"annotation {PREFIX}security-groups: {others[0]} is none that pods may ask for; have an "
-            f"administrator add it to {key}, or leave it out"
-        )
-
-
 @attrs.frozen
 class Annotation:
     """One row of the table."""

@@ -67,6 +67,7 @@ class InstanceSpec:
     identity: Identity  # without its network, which the provider fills in
     size: Size = Size()
     annotations: Mapping[str, str] = attrs.field(factory=dict)
+    granted: frozenset[str] = frozenset()  # names of those that the configuration says, not the pod's author
     image: str = ""  # the machine image to boot, as the catalogue names it; "": the provider's own for pods
     attachment: Attachment | None = None  # only for providers of IJoinsNamespaces; None: their own network
     cgroup_parent: str = ""  # of the node's cgroups, where the VM's process is to count; "": nowhere special

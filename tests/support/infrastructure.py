@@ -132,7 +132,7 @@ class SimulatedCloud(_Sound):
         self.world.start()
 
     def table(self) -> dict[str, object]:
-        return dict(self.world.table())
+        return {**self.world.table(), "allowed_elastic_addresses": ["new"]}
 
     async def resources(self) -> dict[str, str]:
         return dict(await deferToThread(self.world.held))

@@ -14,6 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.providers.annotations import PREFIX, Wishes, read
+from infranetes.providers.cloud.allowed import check_allowed
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.interface import (
     ADDRESS,
@@ -124,6 +125,7 @@ class Launcher(Generic[D]):
                 "machine image, says"
             )
         self._cloud.check_wishes(wishes)
+        check_allowed(wishes, spec.granted, self._settings, self._cloud.name)
         offers = choose(self._cloud.offers, self.need(spec.size, wishes))
         if offers[0].gpus and not (wishes.image or spec.image):
             raise InvalidArgument(

@@ -23,7 +23,14 @@ class CloudSettings:
     """Keys of every cloud's table."""
 
     sizes: tuple[str, ...] = ()  # that pods may get, with * and ?; empty: all that the cloud has
-    # How many of these are tried while there is no capacity.
+    # What pods may ask for by annotation, with * and ?; empty: nothing. See `allowed`.
+    allowed_images: tuple[str, ...] = ()
+    allowed_subnets: tuple[str, ...] = ()
+    allowed_security_groups: tuple[str, ...] = ()
+    allowed_instance_profiles: tuple[str, ...] = ()
+    allowed_elastic_addresses: tuple[str, ...] = ()
+    allow_public_address: bool = False
+    # How many sizes are tried while there is no capacity.
     max_sizes: int = attrs.field(default=5, validator=attrs.validators.ge(1))
     guest_memory: Bytes = Bytes(256 << 20)
     min_memory: Bytes = Bytes(1 << 30)  # of a VM, whatever its pod asks for

@@ -192,6 +192,7 @@ class AllOfMachinePods(MachinePods):
         await self.remove_pod(sandbox)
 
     async def test_an_annotation_can_not_name_another_image(self) -> None:
+        self.config["providers"][self.provider]["allowed_images"] = ["*"]
         await self.started()
         sandbox = await self.run_pod(annotations=dict([self.annotation]))
         call = self.create(sandbox, self.machine())

@@ -246,6 +246,7 @@ class SizeAndAnnotationTests(MixedCase):
             self.world.east.specs[-1].annotations,
             {"infranetes.io/spot": "true", "example.org/team": "a", **SUBNET},
         )
+        self.assertEqual(self.world.east.specs[-1].granted, frozenset(SUBNET))
         self.assertEqual(self.world.node.inventory.sandboxes[id].config, config)
 
     def test_what_is_not_allowed_is_refused_before_there_is_anything(self) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
-from infranetes.providers.annotations import PREFIX, Wishes, check_groups
+from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.aws import addresses, errors
 from infranetes.providers.cloud.aws.burstable import is_burstable
 from infranetes.providers.cloud.aws.credentials import Credentials
@@ -94,7 +94,6 @@ class AwsCloud:
                 f"annotation {PREFIX}security-groups needs a subnet: give {PREFIX}subnet, "
                 "or subnets in providers.aws"
             )
-        check_groups(wishes, self._settings.allowed_security_groups, "providers.aws.allowed_security_groups")
         if wishes.elastic_address not in ("", "new") and not wishes.elastic_address.startswith("eipalloc-"):
             raise InvalidArgument(
                 f"annotation {PREFIX}elastic-address: {wishes.elastic_address!r}: "

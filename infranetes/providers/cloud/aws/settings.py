@@ -49,7 +49,6 @@ class Settings(CloudSettings):
     image_owners: tuple[str, ...] = attrs.field(default=("self",), validator=are_owners)
     subnets: tuple[str, ...] = ()  # tried in this order; empty: the default VPC's choice
     security_groups: tuple[str, ...] = attrs.field(default=(), validator=_have_subnets)  # ids
-    allowed_security_groups: tuple[str, ...] = ()  # that pods may ask for; empty: any
     key_name: str = ""  # an SSH key pair's, for looking into a VM
     instance_profile: str = ""  # what pods may do at AWS, unless their annotation says otherwise
     public_address: bool = False  # for pods without an annotation

@@ -14,7 +14,7 @@ from datetime import datetime
 
 import attrs
 
-from infranetes.providers.annotations import PREFIX, Wishes, check_groups
+from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.azure import body, errors, images, names
 from infranetes.providers.cloud.azure.addresses import Addresses
 from infranetes.providers.cloud.azure.credentials import Credentials
@@ -102,8 +102,6 @@ class AzureCloud:
         for name, problem in problems.items():
             if problem:
                 raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
-        allowed = self._settings.allowed_application_security_groups
-        check_groups(wishes, allowed, "providers.azure.allowed_application_security_groups")
 
     def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
         zones = [self._zone(each) for each in self._settings.zones]

@@ -70,10 +70,6 @@ class Settings(CloudSettings):
         default="", validator=_matching(SECURITY_GROUP, "a network security group's name or id")
     )
     application_security_groups: tuple[str, ...] = attrs.field(default=(), validator=_application_groups)
-    # That pods may ask for; empty: any.
-    allowed_application_security_groups: tuple[str, ...] = attrs.field(
-        default=(), validator=_application_groups
-    )
     pod_identity: str = attrs.field(
         default="", validator=_matching(IDENTITY, "a user-assigned identity's name or id")
     )

@@ -10,7 +10,7 @@ from datetime import datetime
 import attrs
 from libcloud.common.google import GoogleBaseError
 
-from infranetes.providers.annotations import PREFIX, Wishes, check_groups
+from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.connections import close_session
 from infranetes.providers.cloud.gcp import body, errors, images
 from infranetes.providers.cloud.gcp.credentials import Credentials
@@ -117,8 +117,6 @@ class GcpCloud:
         for name, problem in problems.items():
             if problem:
                 raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
-
-        check_groups(wishes, self._settings.allowed_tags, "providers.gcp.allowed_tags")
 
     def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
         zones = self._settings.zones

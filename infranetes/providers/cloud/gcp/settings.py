@@ -70,8 +70,6 @@ class Settings(CloudSettings):
     network: str = attrs.field(default="", validator=_matching(NETWORK, "a network's name"))
     subnetwork: str = attrs.field(default="", validator=_matching(SUBNETWORK, "a subnetwork's name"))
     tags: tuple[str, ...] = attrs.field(default=(), validator=_all(LABEL, "network tags"))
-    # That pods may ask for; empty: any.
-    allowed_tags: tuple[str, ...] = attrs.field(default=(), validator=_all(LABEL, "network tags"))
     service_account: str = attrs.field(default="", validator=_matching(_ACCOUNT, "an account's address"))
     public_address: bool = False  # for pods without an annotation
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it

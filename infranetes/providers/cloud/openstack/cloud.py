@@ -25,7 +25,7 @@ from datetime import datetime
 import attrs
 from libcloud.common.exceptions import BaseHTTPError
 
-from infranetes.providers.annotations import PREFIX, Wishes, check_groups
+from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.interface import (
     ADDRESS,
     CLUSTER,
@@ -129,8 +129,6 @@ class OpenStackCloud:
         for name, problem in problems.items():
             if problem:
                 raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
-        allowed = settings.allowed_security_groups
-        check_groups(wishes, allowed, "providers.openstack.allowed_security_groups")
 
     def _wanted_address(self, wishes: Wishes) -> str:
         public = self._settings.public_address if wishes.public_address is None else wishes.public_address

@@ -51,8 +51,6 @@ class Settings(CloudSettings):
     image: str = attrs.field(validator=[_given, _is_name])  # of a guest with our agent
     network: str = attrs.field(validator=[_given, _is_name])  # that pods have their addresses of
     security_groups: tuple[str, ...] = attrs.field(default=(), validator=_are_names)
-    # That pods may ask for; empty: any.
-    allowed_security_groups: tuple[str, ...] = attrs.field(default=(), validator=_are_names)
     zones: tuple[str, ...] = attrs.field(default=(), validator=_all(NAME, "availability zones"))
     server_group: str = attrs.field(default="", validator=_matching(ID, "a server group's id"))
     floating_network: str = attrs.field(default="", validator=_is_name)  # of public addresses

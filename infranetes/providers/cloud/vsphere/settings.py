@@ -75,6 +75,7 @@ class Settings(CloudSettings):
     resource_pools: tuple[str, ...] = attrs.field(validator=_are_paths)  # tried in this order, below host/
     # below network/: the first one is what pods get, the others they may ask for
     networks: tuple[str, ...] = attrs.field(validator=_are_paths)
+    allowed_subnets: tuple[str, ...] = ("*",)  # of networks
     datastore: str = attrs.field(default="", validator=_is_path_or_empty)  # empty: where the template is
     # Of volumes, below datastore/; empty: there are none.
     volumes_datastore: str = attrs.field(default="", validator=_is_path_or_empty)

@@ -31,7 +31,9 @@ class AwsVolumesCase(AwsCase, CloudVolumesCase[Driver]):
 
     def setUp(self) -> object:
         self.others: list[str] = []
-        return super().setUp()
+        begun = super().setUp()
+        self.settings["allowed_subnets"] = ["subnet-*"]
+        return begun
 
     async def vm(self, subnet: str = "") -> str:
         wishes = {"annotations": {"infranetes.io/subnet": subnet}} if subnet else {}

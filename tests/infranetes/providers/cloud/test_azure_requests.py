@@ -33,6 +33,7 @@ class LaunchTests(AzureCase, TestCase):
         return result
 
     async def test_all_that_a_pod_costs_has_its_tags_and_ends_with_it(self) -> None:
+        self.settings["allow_public_address"] = True
         provider = await self.started()
         spec = self.spec(annotations={"infranetes.io/public-address": "true"})
         instance = await self.running(provider, spec)
@@ -58,6 +59,11 @@ class LaunchTests(AzureCase, TestCase):
         self.assertFalse(any(b"PRIVATE" in url or b"secret" in url for url in self.world.urls))
 
     async def test_what_annotations_ask_for(self) -> None:
+        self.settings |= {
+            "allowed_images": ["infranetes/*"],
+            "allowed_security_groups": ["web", "db"],
+            "allowed_instance_profiles": ["reader"],
+        }
         provider = await self.started()
         wishes = {
             "infranetes.io/spot": "true",
@@ -83,6 +89,7 @@ class LaunchTests(AzureCase, TestCase):
     async def test_an_address_of_somebodys_own_outlives_the_vm(self) -> None:
         ours = azure_resources.address("mine", {"properties": {}}, "203.0.113.9")
         self.world.arm.of["publicIPAddresses"]["mine"] = ours
+        self.settings["allowed_elastic_addresses"] = ["mine"]
         provider = await self.started()
         instance = await self.running(
             provider, self.spec(annotations={"infranetes.io/elastic-address": "mine"})
@@ -94,6 +101,7 @@ class LaunchTests(AzureCase, TestCase):
         del self.world.arm.of["publicIPAddresses"]["mine"]
 
     async def test_unsupported_annotations_are_named(self) -> None:
+        self.settings["allowed_elastic_addresses"] = ["*"]
         provider = await self.started()
         for name, value in (
             ("infranetes.io/region", "eastus"),
@@ -140,6 +148,7 @@ class LeftTests(AzureCase, TestCase):
         return result
 
     async def test_a_daemon_that_is_killed_after_each_request_leaves_nothing(self) -> None:
+        self.settings["allow_public_address"] = True
         for action in ("create address", "create network interface", "launch"):
             provider = await self.started()
             untold = self.world.faults.add(FaultKind.LOST, action)
@@ -158,7 +167,7 @@ class LeftTests(AzureCase, TestCase):
             await self.within(provider.stop())
 
     async def test_a_refused_launch_leaves_no_interface(self) -> None:
-        self.settings["sweep_seconds"] = 600.0
+        self.settings |= {"sweep_seconds": 600.0, "allow_public_address": True}
         provider = await self.started()
         self.world.faults.add(FaultKind.QUOTA, "launch")
         spec = self.spec(annotations={"infranetes.io/public-address": "true"})

@@ -140,6 +140,13 @@ class LaunchTests(GcpCase, TestCase):
     async def test_annotations_are_served(self) -> None:
         self.world.api.add_image("other")
         self.world.api.add_address("web")
+        self.settings |= {
+            "allowed_images": ["other"],
+            "allowed_subnets": ["pods"],
+            "allowed_security_groups": ["web", "int*"],
+            "allowed_instance_profiles": ["*@test-project.iam.gserviceaccount.com"],
+            "allowed_elastic_addresses": ["web"],
+        }
         provider = await self.started()
         wanted = {
             "infranetes.aws.instancetype": "e2-standard-2",
@@ -177,12 +184,12 @@ class LaunchTests(GcpCase, TestCase):
     async def test_pods_ask_for_no_tags_but_those_that_are_allowed(self) -> None:
         """Tags, which firewall rules name, are what stands around all pods whatever they ask for."""
         name = "infranetes.io/security-groups"
-        self.settings["tags"], self.settings["allowed_tags"] = ["pods"], ["web", "internal"]
+        self.settings |= {"tags": ["pods"], "allowed_security_groups": ["web", "internal"]}
         provider = await self.started()
         for tags in ("pods", "web,open"):
             spec = self.spec(annotations={name: tags})
             error = await self.refused(InvalidArgument, provider.launch(spec))
-            self.assertIn("providers.gcp.allowed_tags", str(error))
+            self.assertIn("providers.gcp.allowed_security_groups", str(error))
         self.assertEqual(self.world.bodies, [])
         for asked, made in (({name: "web,internal"}, ["web", "internal"]), ({}, ["pods"])):
             await self.within(provider.launch(self.spec(annotations=asked)))
@@ -198,6 +205,7 @@ class LaunchTests(GcpCase, TestCase):
 
     async def test_gpus_come_with_the_machine_type(self) -> None:
         self.settings["sizes"] = ["e2-*", "g2-*"]
+        self.settings["allowed_images"] = ["with-drivers"]
         self.world.api.add_image("with-drivers")
         provider = await self.started()
         wanted = {"infranetes.io/gpus": "1", "infranetes.io/image": "with-drivers"}
@@ -218,6 +226,7 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual((await self.within(provider.launch(whole))).size, "g2-standard-4")
 
     async def test_a_public_address_is_released_with_the_vm(self) -> None:
+        self.settings |= {"allow_public_address": True, "allowed_elastic_addresses": ["new"]}
         provider = await self.started()
         for name, value in (("public-address", "true"), ("elastic-address", "new")):
             instance = await self.running(provider, self.spec(annotations={f"infranetes.io/{name}": value}))
@@ -227,6 +236,7 @@ class LaunchTests(GcpCase, TestCase):
             self.assertEqual(self.world.holdings(), [])
 
     async def test_unsupported_annotations_are_named(self) -> None:
+        self.settings["allowed_elastic_addresses"] = ["*"]
         provider = await self.started()
         for name, value in (
             ("infranetes.io/region", "us-central1"),

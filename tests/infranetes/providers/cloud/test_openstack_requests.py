@@ -25,6 +25,7 @@ class RequestCase(OpenStackCase):
 
     async def started_for_requests(self, **settings: Any) -> Any:
         self.world.behaviour = NO_AGENT
+        self.settings["allowed_elastic_addresses"] = ["*"]
         self.settings.update(settings)
         return await self.started()
 
@@ -122,7 +123,9 @@ class LaunchTests(RequestCase, TestCase):
         other = self.world.api.add_image("other")
         network = self.world.api.add_network("inner")
         reserved = self.world.api.add_floating()
-        provider = await self.started_for_requests()
+        provider = await self.started_for_requests(
+            allowed_images=["other"], allowed_subnets=["in*"], allowed_security_groups=["web", "internal"]
+        )
         wanted = {
             "infranetes.io/instance-type": "m1.medium",
             "infranetes.io/image": "other",
@@ -142,7 +145,9 @@ class LaunchTests(RequestCase, TestCase):
         del self.world.api.floating[reserved]
 
     async def test_annotations_that_can_not_be_served_are_refused_by_name(self) -> None:
-        provider = await self.started_for_requests(floating_network="", allowed_security_groups=["web"])
+        provider = await self.started_for_requests(
+            floating_network="", allowed_images=["*"], allowed_subnets=["*"], allowed_security_groups=["web"]
+        )
         for name, value in (
             ("spot", "true"),
             ("spot_max_price", "0.1"),

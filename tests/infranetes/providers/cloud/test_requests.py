@@ -128,6 +128,11 @@ class LaunchTests(AwsCase, TestCase):
         self.assertEqual(sent, [("t3.micro", "standard"), ("m5.large", None), ("t3.micro", "unlimited")])
 
     async def test_annotations_are_served(self) -> None:
+        self.settings |= {
+            "allowed_images": ["ami-76*"],
+            "allowed_subnets": [self.world.subnets[1]],
+            "allowed_security_groups": ["*"],
+        }
         provider = await self.started()
         wanted = {
             "infranetes.aws.instancetype": "t3.large",
@@ -186,7 +191,7 @@ class LaunchTests(AwsCase, TestCase):
         web = ec2.create_security_group(
             GroupName=f"web-{self.cluster}", Description="web", VpcId=subnet["VpcId"]
         )["GroupId"]
-        self.settings["allowed_security_groups"] = [web]
+        self.settings |= {"allowed_security_groups": [web], "allow_public_address": True}
         provider = await self.started()
         for groups in (self.world.group, f"{web},{self.world.group}", "sg-0123456789abcdef0"):
             spec = self.spec(annotations={name: groups})
@@ -226,6 +231,7 @@ class LaunchTests(AwsCase, TestCase):
             give = partial(ec2.modify_subnet_attribute, SubnetId=subnet)
             give(MapPublicIpOnLaunch={"Value": True})
             self.addCleanup(give, MapPublicIpOnLaunch={"Value": False})
+        self.settings["allow_public_address"] = True
         provider = await self.started()
         for asked, expected in (({name: "true"}, True), ({name: "false"}, False), ({}, False)):
             launched = await self.within(provider.launch(self.spec(annotations=asked)))
@@ -242,6 +248,11 @@ class LaunchTests(AwsCase, TestCase):
 
 class AddressTests(AwsCase, TestCase):
     """Elastic addresses and disks, which could outlive a VM."""
+
+    def setUp(self) -> object:
+        begun = super().setUp()
+        self.settings["allowed_elastic_addresses"] = ["new", "eipalloc-*"]
+        return begun
 
     async def test_a_new_elastic_address_is_released_with_the_vm(self) -> None:
         provider = await self.started()

@@ -263,6 +263,7 @@ class CatalogueTests(VsphereCase, TestCase):
 
     async def test_an_annotations_image_is_in_the_image_folder(self) -> None:
         self.put("web-1.0")
+        self.settings["allowed_images"] = ["*"]
         provider = await self.started()
         await self.running(provider, self.spec(annotations={"infranetes.io/image": "web-1.0"}))
         for name in (vcsim.BARE, "nowhere"):
