@@ -67,8 +67,9 @@ class OfferSource(Protocol[D_contra]):
     def _thd_prices(self, driver: D_contra, offers: Sequence[Offer]) -> Mapping[str, float]:
         """Ask for the prices of an hour of these, by name. :raise Exception: as a cloud's calls."""
 
-    def _thd_bundled(self) -> Sequence[Offer]:
-        """Return sizes with prices that came with the software. The first call takes long."""
+    def _thd_bundled(self, offers: Sequence[Offer]) -> Sequence[Offer]:
+        """Return sizes with prices that came with the software, or at least prices of these. The first call
+        takes long."""
 
 
 @attrs.frozen

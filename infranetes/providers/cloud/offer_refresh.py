@@ -3,23 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.logger import Logger
 
 from infranetes.providers.cloud.calls import BY_THE_WAY, Calls
-from infranetes.providers.cloud.interface import CloudError, D, Offer
+from infranetes.providers.cloud.interface import CloudError, D
 from infranetes.providers.cloud.offer_book import OfferBook
-from infranetes_common.concurrency import run_in_thread, sleep
-from infranetes_common.errors import InfranetesError
+from infranetes_common.concurrency import run_in_thread, sleep, start
+from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 
 FRESH_SECONDS = 24 * 3600.0
 AGAIN_SECONDS = 3600.0  # after a failure
 FIRST_SECONDS = 15.0  # after which the first start asks for neither again
 _LATER_SECONDS = 300.0
+_PATIENCE = 10.0  # for which the first start waits for prices
 
 _log = Logger()
 
@@ -38,11 +40,18 @@ class OfferRefresh(Generic[D]):
         self.trouble: dict[str, str] = {}
 
     async def begin(self) -> None:
-        """Have sizes to choose from: those of the file, or else of the cloud, or else bundled ones."""
+        """Have sizes to choose from: those of the file, or else of the cloud, or else bundled ones.
+
+        :raise Unavailable: there are none; says why."""
         self._tell("the file", await run_in_thread(self._reactor, self._book._thd_load))
         if not self._book.told.offers_at:
-            await self.refresh(self._first_seconds)
+            await self._ask("sizes", self._thd_ask_types, self._first_seconds)
+        if self._book.told.offers_at and not self._book.told.prices_at:
+            await self._ask_for_prices_a_while()
         await self._fill_gaps()
+        if not self._book.everything:
+            why = "; ".join(self.trouble.values())
+            raise Unavailable(f"{self._book.source.sources.location}: no sizes are known: {why}")
 
     async def run(self) -> None:
         """Ask again and again until stopped."""
@@ -68,6 +77,14 @@ class OfferRefresh(Generic[D]):
         if not _is_fresh(now, told.prices_at):
             await self._ask("prices", self._thd_ask_prices, seconds)
 
+    async def _ask_for_prices_a_while(self) -> None:
+        """Ask for prices, and go on without them when that takes long: they are used once they come."""
+        asking = start(self._ask("prices", self._thd_ask_prices, self._first_seconds))
+        waiting: Deferred[None] = Deferred()
+        asking.addBoth(lambda _: None if waiting.called else waiting.callback(None))
+        with suppress(TimeoutError):
+            await waiting.addTimeout(_PATIENCE, self._reactor)
+
     def _due(self) -> float:
         """Seconds until it is to be asked again."""
         told = self._book.told
@@ -79,10 +96,13 @@ class OfferRefresh(Generic[D]):
     async def _fill_gaps(self) -> None:
         """Use the bundled sizes, or their prices, where the cloud has never told its own."""
         told = self._book.told
-        if (told.offers_at and told.prices_at) or self._book.bundled:
+        if told.offers_at and told.prices_at:
             return
-        bundled: Sequence[Offer] = await run_in_thread(self._reactor, self._book.source._thd_bundled)
+        first = not self._book.bundled
+        bundled = await run_in_thread(self._reactor, self._book.source._thd_bundled, told.offers)
         self._book.use_bundled(bundled)
+        if not first:
+            return
         _log.warn(
             "{cloud}: {what} are those of {bundled}, which age: {why}",
             cloud=self._book.source.sources.location,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's own description of Compute Engine's API, by which requests and answers are judged.
+"""Google's own descriptions of Compute Engine's API and Cloud Billing's, by which requests and answers are
+judged.
 
-It is the discovery document that google-api-python-client's release has, which is fetched with pip, pinned,
-into build/. Nothing else of that library is used.
+They are the discovery documents that google-api-python-client's release has, which is fetched with pip,
+pinned, into build/. Nothing else of that library is used.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PINNED = (
     "google-api-python-client==2.202.0 "
     "--hash=sha256:aaa90064c9bb642ff1d065b22ca8958a2cb6e345909cefe70d0e5452fc50e08b\n"
 )
-_DOCUMENT = "googleapiclient/discovery_cache/documents/compute.v1.json"
+_DOCUMENT = "googleapiclient/discovery_cache/documents/{}.v1.json"
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -41,8 +42,18 @@ Kind = tuple[str, int]
 @lru_cache
 def compute() -> Api:
     """Return Compute Engine's API. The first call takes long."""
+    return _api("compute")
+
+
+@lru_cache
+def billing() -> Api:
+    """Return Cloud Billing's API."""
+    return _api("cloudbilling")
+
+
+def _api(name: str) -> Api:
     with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive:
-        document = json.loads(archive.read(_DOCUMENT))
+        document = json.loads(archive.read(_DOCUMENT.format(name)))
     served: dict[Kind, list[tuple[str, Json]]] = {}
     for method in _methods(document["resources"]):
         path = method["flatPath"]

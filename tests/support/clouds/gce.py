@@ -24,7 +24,7 @@ from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.providers.cloud.gcp.names import label, value
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, discovery, gce_permissions, gce_resources
+from tests.support.clouds import agent_processes, discovery, gce_permissions, gce_price_list, gce_resources
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
 from tests.support.clouds.gce_api import Gce
 from tests.support.clouds.gce_operations import Refusal, Task
@@ -33,6 +33,8 @@ from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 ACCOUNT = f"node@{PROJECT}.iam.gserviceaccount.com"
+_COMPUTE = "https://www.googleapis.com/auth/compute"
+_PRICES = "https://www.googleapis.com/auth/cloud-billing.readonly"
 _API = "/compute/v1/projects/"
 _TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"
 _ATTRIBUTE = "/computeMetadata/v1/instance/attributes/infranetes-identity"
@@ -83,6 +85,7 @@ class SimulatedGce:
             "ZONE_RESOURCE_POOL_EXHAUSTED",
             "The zone does not have enough resources available to fulfill the request.",
         )
+        self.price_list = gce_price_list.SimulatedGcePriceList()
         self.refused: Fault | None = None  # how the current launch shall fail
         self.malformed: list[str] = []
         self.requests: list[dict[str, str]] = []
@@ -134,6 +137,7 @@ class SimulatedGce:
             "key_file": str(self.key_file),
             "endpoint": self.endpoint,
             "token_endpoint": self.endpoint,
+            "price_endpoint": self.endpoint,
             "sizes": ["e2-*"],
             "retry_first": 0.02,
             "retry_most": 0.2,
@@ -225,6 +229,8 @@ class SimulatedGce:
         self.urls.append(request.uri)
         parts, content = urlsplit(request.uri.decode()), request.content.read()
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if parts.path == gce_price_list.PATH:
+            return self.price_list.answer(request)
         if not parts.path.startswith(_API):
             return self._token(request, parts.path, content)
         path = parts.path.removeprefix(_API)
@@ -281,11 +287,14 @@ class SimulatedGce:
         if path == _TOKEN:
             if request.getHeader("Metadata-Flavor") != "Google":
                 return 403, b"{}"
-        elif path != "/o/oauth2/token" or not _is_signed(parse_qs(content.decode())):
+        elif path != "/o/oauth2/token" or not _signed_scope(parse_qs(content.decode())):
             return 400, json.dumps({"error": "invalid_grant", "error_description": "bad"}).encode()
-        self.requests.append({"Action": "token"})
         token = secrets.token_hex(16)
-        self._tokens.add(token)
+        if path != _TOKEN and _signed_scope(parse_qs(content.decode())) == _PRICES:
+            self.price_list.tokens.add(token)
+        else:
+            self.requests.append({"Action": "token"})
+            self._tokens.add(token)
         answer = {"access_token": token, "expires_in": 3599, "token_type": "Bearer"}
         return 200, json.dumps(answer).encode()
 
@@ -386,8 +395,8 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Json) -> di
     return found
 
 
-def _is_signed(form: dict[str, list[str]]) -> bool:
-    """Whether this is a grant signed with our service account's key (source: RFC 7523)."""
+def _signed_scope(form: dict[str, list[str]]) -> str:
+    """The scope of a grant signed with our service account's key (source: RFC 7523); "": it is none."""
     try:
         head, claims, signature = form["assertion"][0].split(".")
         document = json.loads(_decoded(claims))
@@ -395,10 +404,10 @@ def _is_signed(form: dict[str, list[str]]) -> bool:
             _decoded(signature), f"{head}.{claims}".encode(), padding.PKCS1v15(), hashes.SHA256()
         )
     except Exception:
-        return False
+        return ""
     grant = form["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
-    scope = "https://www.googleapis.com/auth/compute"
-    return bool(grant and document["iss"] == ACCOUNT and document["scope"] == scope)
+    scope = str(document["scope"])
+    return scope if grant and document["iss"] == ACCOUNT and scope in (_COMPUTE, _PRICES) else ""
 
 
 def _decoded(text: str) -> bytes:

@@ -57,7 +57,7 @@ class AwsOffers:
         finally:
             prices.close()
 
-    def _thd_bundled(self) -> Sequence[Offer]:
+    def _thd_bundled(self, offers: Sequence[Offer]) -> Sequence[Offer]:
         return bundled.offers(self._settings.region)
 
 

@@ -32,7 +32,6 @@ from infranetes.providers.cloud.gcp.names import (
     value,
 )
 from infranetes.providers.cloud.gcp.settings import Settings
-from infranetes.providers.cloud.gcp.sizes import _thd_types
 from infranetes.providers.cloud.interface import (
     CLUSTER,
     NODE,
@@ -48,6 +47,7 @@ from infranetes.providers.cloud.interface import (
     Offer,
     Rate,
 )
+from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
@@ -73,18 +73,21 @@ class GcpCloud:
     name = "gcp"
     rates: Mapping[Action, Rate] = _RATES
 
-    def __init__(self, settings: Settings, context: ProviderContext) -> None:
+    def __init__(self, settings: Settings, context: ProviderContext, book: OfferBook[Driver]) -> None:
         self._settings = settings
         self._ours = {CLUSTER: context.cluster, NODE: context.node}
         self._credentials = Credentials(settings)
-        self._types: dict[str, dict[str, Offer]] = {}  # by zone
+        self._book = book
         self._destroyed: set[str] = set()  # ids of VMs of which nobody asks why they ended
         self._details: dict[str, str] = {}  # why VMs ended, by id
         self._architecture = "x86_64"  # of the configured image; all others have to fit
         self._disk_gib = 0  # of VMs of the configured image; 0: as the image says
         self._region = region_of(settings.zones[0])
-        self.offers: Sequence[Offer] = ()
         self.location = f"gcp {settings.project} {self._region}"
+
+    @property
+    def offers(self) -> Sequence[Offer]:
+        return self._book.offers
 
     def is_id(self, text: str) -> bool:
         return is_id(text)
@@ -151,11 +154,6 @@ class GcpCloud:
         subnetwork = settings.subnetwork
         if subnetwork and "/" not in subnetwork and not driver.has_subnetwork(self._region, subnetwork):
             raise FailedPrecondition(f"{self.location} has no subnetwork {subnetwork}; see providers.gcp")
-        self._types = {zone: _thd_types(driver, zone) for zone in settings.zones}
-        merged: dict[str, Offer] = {}
-        for types in self._types.values():
-            merged = {**types, **merged}
-        self.offers = tuple(merged.values())
         is_larger = settings.disk_gib > int(image.get("diskSizeGb") or 0)
         self._disk_gib = settings.disk_gib if is_larger else 0
         self._architecture = images.architecture_of(image)
@@ -164,8 +162,8 @@ class GcpCloud:
     # ---- VMs
 
     def _thd_launch(self, driver: Driver, request: LaunchRequest) -> CloudVM:
-        offer = self._types.get(request.zone, {}).get(request.size)
-        if offer is None:
+        offer = next((one for one in self.offers if one.name == request.size), None)
+        if offer is None or request.zone not in offer.zones:
             raise CloudError(ErrorKind.CAPACITY, f"zone {request.zone} does not offer {request.size}")
         address = self._thd_reserved(driver, request.wishes.elastic_address)
         id = id_of(request.zone, name_of(request.token, request.number))

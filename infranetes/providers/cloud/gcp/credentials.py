@@ -83,7 +83,8 @@ def _thd_sign(key_pem: bytes, message: bytes) -> bytes:
 class Credentials:
     """Gives the current token, as libcloud's connections ask for it. Used in threads."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, scope: str = SCOPE) -> None:
+        self._scope = scope
         self._key_file = settings.key_file
         self._endpoint = settings.token_endpoint.rstrip("/")
         self._timeout = settings.call_seconds
@@ -124,7 +125,7 @@ class Credentials:
         return _Account(
             key["client_email"],
             key["private_key"],
-            [SCOPE],
+            [self._scope],
             timeout=self._timeout,
             **connection_arguments(self._endpoint),
         ).get_new_token()

@@ -79,4 +79,7 @@ class Settings(CloudSettings):
     sizes: tuple[str, ...] = ("e2-*", "n2-*", "n2d-*", "c2-*", "g2-*", "a2-*")
     key_file: str = ""  # of a service account; empty: the account of the instance that the node is
     endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    # In place of that of Google's price list.
+    price_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    prices_file: str = ""  # of one's own prices, see `own_prices`
     token_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The zones' machine types, with libcloud's prices."""
+"""The zones' machine types, and libcloud's prices of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from libcloud.pricing import get_pricing
 
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.libcloud_types import MachineType
-from infranetes.providers.cloud.gcp.names import region_of
 from infranetes.providers.cloud.interface import Offer
 
 # The sustained share of a CPU of types that claim two (source: Compute Engine, "E2 shared-core machine
@@ -32,37 +31,39 @@ def prices() -> Mapping[str, Any]:  # Any: libcloud's price list, whose depth di
 def _thd_types(driver: Driver, zone: str) -> dict[str, Offer]:
     """Return a zone's machine types by name."""
     return {
-        each["name"]: offer(each, region_of(zone))
+        each["name"]: offer(each)
         for each in driver.machine_types(zone)
         if (each.get("deprecated") or {}).get("state") not in ("OBSOLETE", "DELETED")
     }
 
 
-def offer(machine_type: MachineType, region: str) -> Offer:
-    """Return a machine type as an offer."""
+def offer(machine_type: MachineType) -> Offer:
+    """Return a machine type as an offer, without a price."""
     name, shown = str(machine_type["name"]), float(machine_type.get("guestCpus") or 0)
-    cpus = _SHARED.get(name, shown)
-    mib = int(machine_type.get("memoryMb") or 0)
     arm = machine_type.get("architecture") == "ARM64" or name.startswith(_ARM)
     accelerators = machine_type.get("accelerators") or []
     return Offer(
         name=name,
-        cpu_millis=int(cpus * 1000),
-        memory_bytes=mib << 20,
-        price=None if accelerators else _price(name, region, cpus, mib),
+        cpu_millis=int(_SHARED.get(name, shown) * 1000),
+        memory_bytes=int(machine_type.get("memoryMb") or 0) << 20,
         gpus=sum(int(each.get("guestAcceleratorCount") or 0) for each in accelerators),
         architecture="arm64" if arm else "x86_64",
         shared_cpus=int(shown) if name in _SHARED else 0,
     )
 
 
-def _price(name: str, region: str, cpus: float, mib: int) -> float | None:
-    """The price of an hour, computed as libcloud does, except that n2d is not taken for n2."""
+def bundled_price(offer: Offer, region: str) -> float | None:
+    """Return libcloud's price of an hour, computed as libcloud does, except that n2d is not taken for n2.
+    None: it has none, or the type comes with GPUs."""
+    name = offer.name
     family = prices().get(name.partition("-")[0], {})
     try:
         cpu = float(family["cpu"]["on_demand"][region]["price"])
+        if offer.gpus:
+            return None
         if name in ("f1-micro", "g1-small"):
             return cpu  # the price of the whole machine
-        return cpus * cpu + mib / 1024 * float(family["ram"]["on_demand"][region]["price"])
+        ram = float(family["ram"]["on_demand"][region]["price"])
+        return offer.cpu_millis / 1000 * cpu + offer.memory_bytes / (1 << 30) * ram
     except KeyError:
         return None

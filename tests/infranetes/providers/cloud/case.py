@@ -122,6 +122,7 @@ class GcpCase(CloudCase):
     async def finish(self) -> None:
         await super().finish()
         self.assertEqual(set(self.world.malformed), set())
+        self.assertEqual(self.world.price_list.malformed, [])
 
     def zones(self) -> Sequence[str]:
         return ZONES

@@ -22,9 +22,11 @@ from infranetes.providers.cloud.gcp import errors, names
 from infranetes.providers.cloud.gcp.cloud import GcpCloud
 from infranetes.providers.cloud.gcp.driver import Driver, Response
 from infranetes.providers.cloud.gcp.libcloud_types import MachineType
+from infranetes.providers.cloud.gcp.offers import GcpOffers
 from infranetes.providers.cloud.gcp.settings import Settings
-from infranetes.providers.cloud.gcp.sizes import offer
+from infranetes.providers.cloud.gcp.sizes import bundled_price, offer
 from infranetes.providers.cloud.interface import Cloud, CloudError, ErrorKind
+from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError
@@ -227,7 +229,7 @@ class RecordedTests(SynchronousTestCase):
         return [one for each, one in recorded.resources(recorded.answers()) if each == kind and "id" in one]
 
     def test_every_instance(self) -> None:
-        cloud: Any = GcpCloud(structure(GOOD, Settings, source="test"), CONTEXT)
+        cloud: Any = GcpCloud(structure(GOOD, Settings, source="test"), CONTEXT, _book())
         instances = [one for one in self.kinds("compute#instance") if "zone" in one]
         self.assertGreater(len(instances), 10)
         for one in instances:
@@ -242,16 +244,21 @@ class RecordedTests(SynchronousTestCase):
         types = self.kinds("compute#machineType")
         self.assertGreater(len(types), 10)
         for one in types:
-            found = offer(cast(MachineType, one), "us-central1")
+            found = offer(cast(MachineType, one))
+            price = bundled_price(found, "us-central1")
             self.assertGreaterEqual(found.cpu_millis, 200)
             self.assertGreaterEqual(found.memory_bytes, 512 << 20)
             if found.name.startswith("n1-"):
-                self.assertTrue(found.price and 0.03 < found.price < 10, found)
+                self.assertTrue(price and 0.03 < price < 10, found)
+
+
+def _book() -> OfferBook[Driver]:
+    return OfferBook(Path("/nonexistent"), GcpOffers(structure(GOOD, Settings, source="test")), {})
 
 
 class SettingsTests(SynchronousTestCase):
     def test_it_is_a_cloud(self) -> None:
-        cloud: Cloud[Driver] = GcpCloud(structure(GOOD, Settings, source="test"), CONTEXT)
+        cloud: Cloud[Driver] = GcpCloud(structure(GOOD, Settings, source="test"), CONTEXT, _book())
         self.assertIsInstance(cloud, Cloud)
 
     def test_it_is_registered(self) -> None:

@@ -10,8 +10,10 @@ import attrs
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.gcp.cloud import GcpCloud
+from infranetes.providers.cloud.gcp.offers import GcpOffers
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
+from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common import config
 from infranetes_common.concurrency import run_in_thread
@@ -383,7 +385,8 @@ class ImageTests(GcpCase, TestCase):
     async def found(self, work: Any) -> Any:
         """Return what `work` does with a cloud and a driver."""
         settings = config.structure(self.settings, Settings, source="test")
-        cloud = GcpCloud(settings, self.context())
+        book = OfferBook(self.state_dir / "offers.json", GcpOffers(settings), {})
+        cloud = GcpCloud(settings, self.context(), book)
         return await run_in_thread(reactor, lambda: work(cloud, cloud._thd_connect(5.0)))
 
     def add(self, name: str, version: str, **fields: Any) -> None:

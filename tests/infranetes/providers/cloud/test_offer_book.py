@@ -16,6 +16,7 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 from infranetes.providers.cloud.offer_book import MAX_OFFERS, OfferBook, Sources
 from infranetes.providers.cloud.offer_refresh import OfferRefresh
 from infranetes_common.concurrency import sleep, start
+from infranetes_common.errors import Unavailable
 from tests.contract.pod_provider_case import reactor
 
 GIB = 1 << 30
@@ -34,6 +35,7 @@ class Source:
         self.failing: set[str] = set()
         self.asked: list[str] = []
         self.offers: Sequence[Offer] = (SMALL, LARGE)
+        self.bundled: Sequence[Offer] = BUNDLED
         self.prices: Mapping[str, float] = {"a.small": 0.1, "a.large": 0.2}
 
     def _thd_types(self, driver: str) -> Sequence[Offer]:
@@ -44,9 +46,9 @@ class Source:
         self._ask("prices")
         return self.prices
 
-    def _thd_bundled(self) -> Sequence[Offer]:
+    def _thd_bundled(self, offers: Sequence[Offer]) -> Sequence[Offer]:
         self._ask("bundled")
-        return BUNDLED
+        return self.bundled
 
     def _ask(self, what: str) -> None:
         self.asked.append(what)
@@ -248,6 +250,15 @@ class RefreshTests(BookCase, TestCase):
         await start(self.refresh.refresh(1.0))
         self.assertEqual(self.priced()["a.large"], (0.2, "the list"))
         self.assertEqual(self.source.asked.count("bundled"), 1)
+
+    async def test_without_any_sizes_it_does_not_begin(self) -> None:
+        self.source.failing = {"types"}
+        self.source.bundled = ()
+        error = await self.assertFailure(self.begin(), Unavailable)
+        self.assertIn("no types for you", str(error))
+        self.source.failing = set()
+        await self.begin()
+        self.assertEqual(len(self.book.offers), 2)
 
     async def test_it_goes_on_asking_until_it_is_stopped(self) -> None:
         self.patch(offer_refresh, "AGAIN_SECONDS", 0.01)
