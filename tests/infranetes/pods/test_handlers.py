@@ -296,6 +296,12 @@ class KindTests(MixedCase):
         self.assertEqual(self.world.east.instances, {})
         self.assertNothingLeft()
 
+    def test_a_machine_is_as_large_as_its_pod_asks(self) -> None:
+        config = pod("east", "u2", annotations={"infranetes.io/memory": "3Gi"})
+        machine = self.east_pod(config)
+        self.successResultOf(self.create(machine, "appliance"))
+        self.assertEqual(self.world.east.specs[-1].size, Size(500, 3 << 30))
+
     def test_an_image_of_the_other_kind_is_refused(self) -> None:
         own, machine = self.run_pod(), self.east_pod()
         for sandbox, name, words in (
@@ -344,6 +350,7 @@ class PoolTests(MixedCase):
     def test_its_vms_are_made_as_those_of_its_pods(self) -> None:
         (spec,) = self.world.east.specs
         self.assertEqual((spec.annotations, self.world.provider.specs), (SUBNET, []))
+        self.assertEqual(spec.granted, frozenset(SUBNET), "the configuration says it, no pod")
         (record,) = self.world.store.contents().pool
         self.assertEqual((record.provider, record.handler), ("east", "east"))
 
