@@ -47,7 +47,9 @@ _ALONE = (
     *("setpriv", "--pdeathsig", "KILL"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--propagation", "private"),
 )
-_MAKER = (sys.executable, "-m", "infranetes.guest.disk_maker")
+# With the package that this is, wherever that is, and nothing of the directory in which it is started.
+_PACKAGES = Path(__file__).resolve().parents[2]
+_MAKER = ("env", f"PYTHONPATH={_PACKAGES}", sys.executable, "-P", "-m", "infranetes.guest.disk_maker")
 
 
 def build_cloud_disk(
@@ -95,7 +97,7 @@ def build_cloud_disk(
         arguments = [str(work), str(guest.disk.resolve()), source, kind, root, str(apt)]
         if script is not None:
             arguments.append(str(script.absolute()))
-        run(*_ALONE, *_MAKER, *arguments, progress=report, end_by=signal.SIGKILL)
+        run(*_ALONE, *_MAKER, *arguments, progress=report, end_by=signal.SIGKILL, name="making the disk")
         with disk.open("rb") as file:
             os.fsync(file.fileno())
         disk.replace(target)

@@ -17,10 +17,16 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _STEP = "I: "  # what mmdebstrap begins its steps with
 
 
-def run(*command: str, progress: Progress | None = None, end_by: signal.Signals = signal.SIGTERM) -> None:
+def run(
+    *command: str,
+    progress: Progress | None = None,
+    end_by: signal.Signals = signal.SIGTERM,
+    name: str = "",
+) -> None:
     """Run a program to its end; the lines that begin with `I: ` are passed to `progress`.
 
     :param end_by: what it is sent if it can't be waited for, as at an interruption.
+    :param name: what it is called in an error; "": its own name.
     :raise InfranetesError: it failed; the message has the end of its output.
     """
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "PATH": _PATH}
@@ -45,7 +51,7 @@ def run(*command: str, progress: Progress | None = None, end_by: signal.Signals 
             raise
     if process.returncode != 0:
         end = "\n".join(line for line in output if line)[-4000:]
-        raise InfranetesError(f"{command[0]} failed with exit code {process.returncode}:\n{end}")
+        raise InfranetesError(f"{name or command[0]} failed with exit code {process.returncode}:\n{end}")
 
 
 def check(tools: Mapping[str, str], purpose: str) -> None:

@@ -105,7 +105,7 @@ class CloudDiskTests(SynchronousTestCase):
         self.target.write_text("of before")
         with self.assertRaises(InfranetesError) as caught:
             self.build(BEGIN + "echo no such thing; exit 3")
-        self.assertIn("exit code 3", str(caught.exception))
+        self.assertIn("making the disk failed with exit code 3", str(caught.exception))
         self.assertIn("no such thing", str(caught.exception))
         self.assertEqual((self.target.read_text(), self.left()), ("of before", []))
         self.assertNotIn(str(self.directory), Path("/proc/self/mountinfo").read_text())
