@@ -51,6 +51,7 @@ class Connect(Protocol):
 # Each cloud's `Connect`, and what has to be installed for it. Imported when it is asked for.
 CLOUDS: Mapping[str, tuple[str, str]] = {
     "aws": ("infranetes.publish.aws_command", "python3-botocore, or `infranetes[aws]`"),
+    "gcp": ("infranetes.publish.gcp_command", "python3-requests"),
 }
 
 
@@ -68,7 +69,7 @@ def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
         "that was interrupted is gone on with by the next one.",
     )
     _add_cloud(publish)
-    _add_aws(publish)
+    _add_clouds_own(publish)
     publish.add_argument(
         "--kind",
         choices=KINDS,
@@ -98,7 +99,7 @@ def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
         "or that is known to be in use.",
     )
     _add_cloud(lister)
-    _add_aws(lister)
+    _add_clouds_own(lister)
     which = lister.add_mutually_exclusive_group()
     which.add_argument("--remove", nargs="+", default=[], metavar="IMAGE", help="remove these")
     which.add_argument(
@@ -124,7 +125,7 @@ def _add_cloud(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
 
 
-def _add_aws(parser: argparse.ArgumentParser) -> None:
+def _add_clouds_own(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ebs-endpoint",
         default="",
@@ -136,6 +137,12 @@ def _add_aws(parser: argparse.ArgumentParser) -> None:
         choices=("legacy-bios", "uefi", "uefi-preferred"),
         default="legacy-bios",
         help="aws: how instances boot the image (%(default)s)",
+    )
+    parser.add_argument(
+        "--bucket", default="", metavar="NAME", help="gcp: of Cloud Storage, where the disk is for a while"
+    )
+    parser.add_argument(
+        "--storage-endpoint", default="", metavar="URL", help="gcp: of Cloud Storage, in place of Google's"
     )
 
 

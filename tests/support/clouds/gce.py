@@ -34,8 +34,10 @@ from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 ACCOUNT = f"node@{PROJECT}.iam.gserviceaccount.com"
 _COMPUTE = "https://www.googleapis.com/auth/compute"
+_PUBLISHER = f"{_COMPUTE} https://www.googleapis.com/auth/devstorage.read_write"
 _PRICES = "https://www.googleapis.com/auth/cloud-billing.readonly"
 _API = "/compute/v1/projects/"
+_SCOPES = (_COMPUTE, _PUBLISHER, _PRICES)
 _TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"
 _ATTRIBUTE = "/computeMetadata/v1/instance/attributes/infranetes-identity"
 
@@ -60,6 +62,7 @@ class SimulatedGce:
 
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar operation_seconds: how long launches and all else that has an operation take.
+    :ivar role: the manual's, of whoever calls. :ivar storage_tokens: those that are for Cloud Storage too.
     :ivar malformed: what Google's description of its API does not have of requests and answers.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
     :ivar vm_images: its images of VM-image pods.
@@ -71,6 +74,7 @@ class SimulatedGce:
         self._agent_processes = agent_processes.shared()
         self._vms: dict[str, _Vm] = {}
         self._tokens: set[str] = set()
+        self.storage_tokens: set[str] = set()
         self._stale: dict[str, Json] = {}
         self._timers: list[IDelayedCall] = []
         self.api = Gce(self._launched, self._agent_processes.kill)
@@ -88,6 +92,7 @@ class SimulatedGce:
         self.price_list = gce_price_list.SimulatedGcePriceList()
         self.refused: Fault | None = None  # how the current launch shall fail
         self.malformed: list[str] = []
+        self.role = gce_permissions.ROLE
         self.requests: list[dict[str, str]] = []
         self.bodies: list[Json] = []  # of launches
         self.urls: list[bytes] = []
@@ -241,10 +246,11 @@ class SimulatedGce:
         early = _refusal(fault) if fault is not None else None
         if early is not None:
             return early
-        bearer = (request.getHeader("Authorization") or "").removeprefix("Bearer ")
-        if bearer not in self._tokens:
+        if bearer(request) not in self._tokens:
             return _error(401, "authError", "Invalid Credentials")
-        missing = gce_permissions.needed(request.method.decode(), path, body) - gce_permissions.granted()
+        missing = gce_permissions.needed(request.method.decode(), path, body) - gce_permissions.granted(
+            self.role
+        )
         if missing:
             words = f"Required '{min(missing)}' permission for 'projects/{path}'"
             return _error(403, "forbidden", words)
@@ -290,7 +296,10 @@ class SimulatedGce:
         elif path != "/o/oauth2/token" or not _signed_scope(parse_qs(content.decode())):
             return 400, json.dumps({"error": "invalid_grant", "error_description": "bad"}).encode()
         token = secrets.token_hex(16)
-        if path != _TOKEN and _signed_scope(parse_qs(content.decode())) == _PRICES:
+        scope = _signed_scope(parse_qs(content.decode())) if path != _TOKEN else _COMPUTE
+        if scope == _PUBLISHER:
+            self.storage_tokens.add(token)
+        if scope == _PRICES:
             self.price_list.tokens.add(token)
         else:
             self.requests.append({"Action": "token"})
@@ -301,6 +310,7 @@ class SimulatedGce:
     def revoke_tokens(self) -> None:
         """Refuse all tokens from before."""
         self._tokens.clear()
+        self.storage_tokens.clear()
 
     async def _metadata(self, request: Any) -> Answer:
         address = request.transport.getHost().host
@@ -386,6 +396,10 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Json) -> di
             found.update(Action="delete disk", name=name)
         case ("GET", "global", "images", *_):
             found["Action"] = "get images"
+        case ("POST", "global", "images"):
+            found.update(Action="insert image", name=body["name"])
+        case ("DELETE", "global", "images", name):
+            found.update(Action="delete image", name=name)
         case ("GET", "global", "snapshots", *_):
             found["Action"] = "get snapshots"
         case ("GET", "zones", _, "operations", *_) | ("GET", "global", "operations", _):
@@ -393,6 +407,11 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Json) -> di
         case (_, *parts):
             found["Action"] = f"{method.lower()} {parts[2] if len(parts) > 2 else parts[-1]}"
     return found
+
+
+def bearer(request: Any) -> str:
+    """The token that a request has; "": none."""
+    return str(request.getHeader("Authorization") or "").removeprefix("Bearer ")
 
 
 def _signed_scope(form: dict[str, list[str]]) -> str:
@@ -407,7 +426,7 @@ def _signed_scope(form: dict[str, list[str]]) -> str:
         return ""
     grant = form["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
     scope = str(document["scope"])
-    return scope if grant and document["iss"] == ACCOUNT and scope in (_COMPUTE, _PRICES) else ""
+    return scope if grant and document["iss"] == ACCOUNT and scope in _SCOPES else ""
 
 
 def _decoded(text: str) -> bytes:

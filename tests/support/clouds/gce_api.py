@@ -18,6 +18,7 @@ import attrs
 
 from tests.support.clouds import gce_resources as resources
 from tests.support.clouds.gce_disks import LABEL, NAME, Disks
+from tests.support.clouds.gce_images import Images
 from tests.support.clouds.gce_operations import Operations, Refusal, Task
 from tests.support.clouds.gce_resources import HERE, NETWORK, PROJECT, REGION, ZONES, Json
 from tests.support.clouds.gce_snapshots import Snapshots
@@ -57,6 +58,7 @@ class Gce:
         self.disks = self.volumes.disks
         self.addresses: dict[str, Json] = {}
         self.images: dict[str, Json] = {}
+        self.importing = Images(self.operations, self.images)
         self.unreachable = ""  # a zone that does not answer
         self.page = 500  # results per page
         self.add_image(IMAGE, family="infranetes")
@@ -76,6 +78,10 @@ class Gce:
             case ("GET", "global", "images", "family", name):
                 found = [one for one in self.images.values() if one.get("family") == name]
                 return self._there(max(found, key=lambda one: one["creationTimestamp"], default=None), path)
+            case ("POST", "global", "images"):
+                return self.importing.insert(query, body)
+            case ("DELETE", "global", "images", name):
+                return self.importing.delete(self._there(self.images.get(name), path))
             case ("GET", "global", "images", name):
                 return self._there(self.images.get(name), path)
             case ("GET", "global", "snapshots"):

@@ -10,13 +10,15 @@ from typing import Any
 
 import yaml
 
-ROLE = Path(__file__).resolve().parents[3] / "docs" / "provider-gcp-role.yaml"
+_MANUAL = Path(__file__).resolve().parents[3] / "docs"
+ROLE = _MANUAL / "provider-gcp-role.yaml"
+PUBLISHER = _MANUAL / "publish-gcp-role.yaml"
 
 
 @lru_cache
-def granted() -> frozenset[str]:
-    """Return the permissions of the role in the manual."""
-    return frozenset(yaml.safe_load(ROLE.read_text())["includedPermissions"])
+def granted(role: Path = ROLE) -> frozenset[str]:
+    """Return the permissions of a role in the manual."""
+    return frozenset(yaml.safe_load(role.read_text())["includedPermissions"])
 
 
 def needed(method: str, path: str, body: Any) -> set[str]:
@@ -45,6 +47,8 @@ def needed(method: str, path: str, body: Any) -> set[str]:
             found = f"{kind}.get"
         case ("DELETE", "zones", _, kind, _) | ("DELETE", "global", kind, _):
             found = f"{kind}.delete"
+        case ("POST", "global", "images"):
+            return {"compute.images.create", *({"compute.images.setLabels"} if body.get("labels") else set())}
         case ("POST", "zones", _, "instances"):
             return _launch(body)
         case ("POST", "zones", _, "disks"):

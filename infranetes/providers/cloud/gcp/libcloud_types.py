@@ -65,8 +65,9 @@ class Disk(Labeled, total=False):
     sizeGb: str
     type: str  # a link
     users: Sequence[str]
-    sourceSnapshot: str  # a link, as is the next; whatever has become of them
+    sourceSnapshot: str  # a link, as are the next; whatever has become of them
     sourceDisk: str
+    sourceImage: str
 
 
 class Snapshot(TypedDict, total=False):
@@ -93,6 +94,8 @@ class Image(TypedDict, total=False):
     status: str
     architecture: str
     creationTimestamp: str
+    family: str
+    labels: Mapping[str, str]
     deprecated: Deprecation
     diskSizeGb: str
     archiveSizeBytes: str
