@@ -24,6 +24,7 @@ from infranetes.providers.cloud.interface import SANDBOX, TOKEN
 from tests.support.clouds import agent_processes, azure_models, azure_permissions, azure_resources
 from tests.support.clouds.azure_arm import Answer as ArmAnswer
 from tests.support.clouds.azure_arm import Arm, Refusal, operation_path
+from tests.support.clouds.azure_prices import SimulatedRetailPrices
 from tests.support.clouds.azure_resources import GROUP, LOCATION, SUBSCRIPTION, Json
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
@@ -54,7 +55,7 @@ class SimulatedAzure:
     :ivar operation_seconds: how long launches and deletions take.
     :ivar malformed: what Azure's models of its API do not have of requests and answers.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs. :ivar bodies: of launches.
-    :ivar vm_images: its images of VM-image pods.
+    :ivar vm_images: its images of VM-image pods. :ivar prices: what sizes cost.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
@@ -78,6 +79,7 @@ class SimulatedAzure:
         self.bodies: list[Json] = []
         self.nics: list[Json] = []  # bodies of requests for network interfaces
         self.urls: list[bytes] = []
+        self.prices = SimulatedRetailPrices()
         self._sites = [
             ClosableSite(Answering(self._answer, "application/json; charset=utf-8")),
             ClosableSite(Answering(self._metadata, "text/plain")),
@@ -90,7 +92,9 @@ class SimulatedAzure:
         self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
         self._port = self._reactor.listenTCP(0, self._sites[0], interface="127.0.0.1")
         self.vm_images.start()
-        self.endpoint = self.arm.endpoint = f"http://127.0.0.1:{self._port.getHost().port}"
+        self.endpoint = self.arm.endpoint = self.prices.endpoint = (
+            f"http://127.0.0.1:{self._port.getHost().port}"
+        )
         self.add_image("pod", {}, {"1.0.0": {}})
         self.secret_file = self._directory / "secret"
         self.secret_file.touch(mode=0o600)
@@ -127,6 +131,7 @@ class SimulatedAzure:
             "endpoint": self.endpoint,
             "login_endpoint": self.endpoint,
             "metadata_endpoint": self.endpoint,
+            "price_endpoint": self.endpoint,
             "sizes": ["Standard_B*", "Standard_D*"],
             "retry_first": 0.02,
             "retry_most": 0.2,
@@ -235,6 +240,8 @@ class SimulatedAzure:
         parts, content = urlsplit(request.uri.decode()), request.content.read()
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         method, path = request.method.decode(), parts.path
+        if path == "/api/retail/prices":
+            return self.prices.answer(query)
         if path.startswith("/console/"):
             return 200, b"Welcome to the guest\r\n"
         if not path.startswith("/subscriptions/"):

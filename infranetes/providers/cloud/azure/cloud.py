@@ -23,7 +23,7 @@ from infranetes.providers.cloud.azure.errors import AzureError
 from infranetes.providers.cloud.azure.names import Group, is_id, last, name_of
 from infranetes.providers.cloud.azure.resources import Operation, Status, Tagged, Vm
 from infranetes.providers.cloud.azure.settings import Settings
-from infranetes.providers.cloud.azure.sizes import SizedOffer, Wanted, offers
+from infranetes.providers.cloud.azure.sizes import zone_name
 from infranetes.providers.cloud.azure.states import state_of, statuses_of
 from infranetes.providers.cloud.connections import close_session
 from infranetes.providers.cloud.interface import (
@@ -41,6 +41,7 @@ from infranetes.providers.cloud.interface import (
     Offer,
     Rate,
 )
+from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
@@ -63,16 +64,20 @@ class AzureCloud:
     name = "azure"
     rates: Mapping[Action, Rate] = _RATES
 
-    def __init__(self, settings: Settings, context: ProviderContext) -> None:
+    def __init__(self, settings: Settings, context: ProviderContext, book: OfferBook[Driver]) -> None:
         self._settings = settings
         self._group = Group(settings.subscription, settings.resource_group)
         self._ours = {CLUSTER: context.cluster, NODE: context.node}
         self._credentials = Credentials(settings)
-        self._sizes: dict[str, SizedOffer] = {}
+        self._book = book
+        book.use_zones(self._zone(each) for each in settings.zones)
         self._addresses = Addresses()
         self._architecture = "x86_64"  # of the configured image; all others have to fit
-        self.offers: Sequence[Offer] = ()
         self.location = f"azure {settings.resource_group} {settings.location}"
+
+    @property
+    def offers(self) -> Sequence[Offer]:
+        return self._book.offers
 
     def is_id(self, text: str) -> bool:
         return is_id(text)
@@ -114,8 +119,7 @@ class AzureCloud:
         return [within] if within else zones or [""]
 
     def _zone(self, number: str) -> str:
-        """A zone's name, as Kubernetes' nodes at Azure have it."""
-        return f"{self._settings.location}-{number}"
+        return zone_name(self._settings.location, number)
 
     def classify(self, error: Exception) -> CloudError | None:
         return errors.classify(error)
@@ -141,13 +145,6 @@ class AzureCloud:
         images.check(image, f"{self.location}: {settings.image}")
         if not driver.has_subnet(self._group.subnet(settings.subnet)):
             raise FailedPrecondition(f"{self.location} has no subnet {settings.subnet}; see providers.azure")
-        wanted = Wanted(
-            settings.location,
-            image["properties"].get("hyperVGeneration") or "V1",
-            settings.disk_type.startswith("Premium"),
-        )
-        self._sizes = offers(driver.skus(settings.location), wanted)
-        self.offers = tuple(each.offer for each in self._sizes.values())
         self._architecture = images.architecture_of(image)
         return self._architecture
 
@@ -182,10 +179,9 @@ class AzureCloud:
 
     def _check_size(self, request: LaunchRequest) -> None:
         """:raise CloudError: the zone lacks the size."""
-        size, number = self._sizes.get(request.size), request.zone.rpartition("-")[2]
-        if size is None or (number and number not in size.zones):
-            where = request.zone or self._settings.location
-            raise CloudError(ErrorKind.CAPACITY, f"{where} does not offer {request.size}")
+        zones = next((offer.zones for offer in self.offers if offer.name == request.size), ())
+        if zones and request.zone not in zones:
+            raise CloudError(ErrorKind.CAPACITY, f"{request.zone} does not offer {request.size}")
 
     def _thd_make_nic(self, driver: Driver, request: LaunchRequest, name: str) -> None:
         """Make the VM's network interface, and its public address if it shall have one."""

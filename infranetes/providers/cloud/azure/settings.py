@@ -88,6 +88,8 @@ class Settings(CloudSettings):
     federated_token_file: str = ""  # in place of a secret; neither: the node's own managed identity
     endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
     login_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    price_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    prices_file: str = ""  # of one's own prices, see `own_prices`
     metadata_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "http://HOST"))
 
     def __attrs_post_init__(self) -> None:

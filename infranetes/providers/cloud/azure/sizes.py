@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The location's sizes of VMs, by their capabilities (source: Azure REST API, "Resource Skus - List").
 
-Azure gives no prices there, so all sizes are without one.
+Azure gives no prices there: see `prices`.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ _GIB = 1 << 30
 
 @attrs.frozen
 class Wanted:
-    """What sizes have to be able to do. :ivar generation: of the image's boot: `V1` or `V2`."""
+    """What sizes have to be able to do.
+
+    :ivar generation: of the image's boot: `V1` or `V2`. :ivar zonal: whether VMs are put into zones."""
 
     location: str
     generation: str
     premium: bool
+    zonal: bool
 
 
-@attrs.frozen
-class SizedOffer:
-    """A size, and the zones that have it."""
-
-    offer: Offer
-    zones: frozenset[str]
+def zone_name(location: str, number: str) -> str:
+    """Return a zone's name, as Kubernetes' nodes at Azure have it."""
+    return f"{location}-{number}"
 
 
-def offers(skus: Iterable[Sku], wanted: Wanted) -> dict[str, SizedOffer]:
-    """Return the sizes that can be used, by name."""
+def offers(skus: Iterable[Sku], wanted: Wanted) -> list[Offer]:
+    """Return the sizes that can be used."""
     found = (_offer(sku, wanted) for sku in skus if sku.get("resourceType") == "virtualMachines")
-    return {each.offer.name: each for each in found if each is not None}
+    return [each for each in found if each is not None]
 
 
-def _offer(sku: Sku, wanted: Wanted) -> SizedOffer | None:
+def _offer(sku: Sku, wanted: Wanted) -> Offer | None:
     """Return a size; None: it can't be used."""
     has = {each["name"]: each["value"] for each in sku.get("capabilities") or ()}
     if not _is_usable(has, wanted):
@@ -69,18 +69,18 @@ def _offer(sku: Sku, wanted: Wanted) -> SizedOffer | None:
         if restriction.get("type") == "Location":
             return None
         zones -= set((restriction.get("restrictionInfo") or {}).get("zones") or ())
+    if wanted.zonal and not zones:
+        return None
     name, cpus = sku["name"], int(has.get("vCPUsAvailable") or has["vCPUs"])
     share = _baseline(name)
-    return SizedOffer(
-        Offer(
-            name=name,
-            cpu_millis=round(cpus * 1000 * share),
-            memory_bytes=int(float(has["MemoryGB"]) * _GIB),
-            gpus=int(has.get("GPUs") or 0),
-            architecture="arm64" if has.get("CpuArchitectureType") == "Arm64" else "x86_64",
-            shared_cpus=cpus if share < 1 else 0,
-        ),
-        frozenset(zones),
+    return Offer(
+        name=name,
+        cpu_millis=round(cpus * 1000 * share),
+        memory_bytes=int(float(has["MemoryGB"]) * _GIB),
+        gpus=int(has.get("GPUs") or 0),
+        architecture="arm64" if has.get("CpuArchitectureType") == "Arm64" else "x86_64",
+        shared_cpus=cpus if share < 1 else 0,
+        zones=tuple(zone_name(wanted.location, zone) for zone in sorted(zones)) if wanted.zonal else (),
     )
 
 

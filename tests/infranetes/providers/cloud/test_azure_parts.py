@@ -12,16 +12,20 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.providers import registry
 from infranetes.providers.cloud.azure import errors, names
 from infranetes.providers.cloud.azure.cloud import AzureCloud
+from infranetes.providers.cloud.azure.offers import AzureOffers
+from infranetes.providers.cloud.azure.prices import Item, price_of
 from infranetes.providers.cloud.azure.resources import Sku, Status, VmProperties
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.azure.sizes import Wanted, offers
 from infranetes.providers.cloud.azure.states import state_of
 from infranetes.providers.cloud.interface import Cloud, ErrorKind
+from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
 from tests.support.clouds import azure_resources
+from tests.support.clouds.azure_prices import item
 from tests.support.clouds.azure_resources import LOCATION, SUBSCRIPTION
 
 CONTEXT = ProviderContext(Path("/nonexistent"), Path("/nonexistent"), "c", "n")
@@ -152,7 +156,8 @@ class StateTests(SynchronousTestCase):
 class SizeTests(SynchronousTestCase):
     def found(self, generation: str = "V1", **changes: Any) -> dict[str, Any]:
         skus = [cast(Sku, {**each, **changes}) for each in azure_resources.skus()]
-        return {name: each for name, each in offers(skus, Wanted(LOCATION, generation, premium=True)).items()}
+        wanted = Wanted(LOCATION, generation, premium=True, zonal=True)
+        return {each.name: each for each in offers(skus, wanted)}
 
     def test_what_boots_the_image_and_may_be_had(self) -> None:
         usable = {"Standard_B1ls", "Standard_B1s", "Standard_B2s", "Standard_D2s_v5", "Standard_D4s_v5"}
@@ -163,23 +168,50 @@ class SizeTests(SynchronousTestCase):
     def test_what_a_size_has(self) -> None:
         found = self.found("V2")
         size = found["Standard_D4s_v5"]
-        self.assertEqual((size.offer.cpu_millis, size.offer.memory_bytes), (4000, 16 << 30))
-        self.assertEqual((size.zones, size.offer.shared_cpus), (frozenset("12"), 0))
-        shared = found["Standard_B2s"].offer
+        self.assertEqual((size.cpu_millis, size.memory_bytes), (4000, 16 << 30))
+        self.assertEqual((size.zones, size.shared_cpus), (azure_resources.ZONES, 0))
+        shared = found["Standard_B2s"]
         self.assertEqual((shared.cpu_millis, shared.shared_cpus), (400, 2))
-        self.assertEqual(found["Standard_NC4as_T4_v3"].offer.gpus, 1)
-        self.assertEqual(found["Standard_D2ps_v5"].offer.architecture, "arm64")
+        self.assertEqual(found["Standard_NC4as_T4_v3"].gpus, 1)
+        self.assertEqual(found["Standard_D2ps_v5"].architecture, "arm64")
 
     def test_zones_that_a_subscription_may_not_use(self) -> None:
         restriction = {"type": "Zone", "restrictionInfo": {"locations": [LOCATION], "zones": ["1"]}}
         found = self.found(restrictions=[restriction])
-        self.assertEqual(found["Standard_D4s_v5"].zones, frozenset("2"))
-        self.assertEqual(found["Standard_D8s_v5"].zones, frozenset())
+        self.assertEqual(found["Standard_D4s_v5"].zones, azure_resources.ZONES[1:])
+        self.assertNotIn("Standard_D8s_v5", found)
+
+    def test_without_zones_they_do_not_matter(self) -> None:
+        skus = [cast(Sku, {**each, "locationInfo": []}) for each in azure_resources.skus()]
+        found = offers(skus, Wanted(LOCATION, "V1", premium=False, zonal=False))
+        self.assertEqual({each.zones for each in found}, {()})
+        self.assertEqual(offers(skus, Wanted(LOCATION, "V1", premium=False, zonal=True)), [])
+
+
+class PriceTests(SynchronousTestCase):
+    def test_of_linux_on_demand_alone(self) -> None:
+        size = "Standard_D2s_v5"
+        self.assertEqual(price_of(cast(Item, item(size, 0.1))), 0.1)
+        others: tuple[dict[str, object], ...] = (
+            {"productName": "Virtual Machines Dsv5 Series Windows"},
+            {"productName": "Dsv5 Series Cloud Services"},
+            {"skuName": "D2s v5 Spot"},
+            {"meterName": "D2s v5 Low Priority"},
+            {"type": "Reservation"},
+            {"unitOfMeasure": "1 GB/Month"},
+            {"currencyCode": "EUR"},
+            {"isPrimaryMeterRegion": False},
+            {"armSkuName": ""},
+        )
+        for other in others:
+            self.assertIs(price_of(cast(Item, item(size, 0.1, **other))), None, other)
 
 
 class SettingsTests(SynchronousTestCase):
     def test_it_is_a_cloud(self) -> None:
-        cloud: Cloud[Any] = AzureCloud(structure(GOOD, Settings, source="test"), CONTEXT)
+        settings = structure(GOOD, Settings, source="test")
+        book = OfferBook(Path("/nonexistent"), AzureOffers(settings, names.Group("s", "g")), {})
+        cloud: Cloud[Any] = AzureCloud(settings, CONTEXT, book)
         self.assertIsInstance(cloud, Cloud)
         self.assertEqual(registry.create(cast(IReactor, Clock()), "azure", GOOD, CONTEXT).name, "azure")
 

@@ -10,9 +10,12 @@ from typing import Any
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.azure.cloud import AzureCloud
+from infranetes.providers.cloud.azure.names import Group
+from infranetes.providers.cloud.azure.offers import AzureOffers
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
-from infranetes.providers.interface import Instance, InstanceState
+from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common import config
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
@@ -20,6 +23,7 @@ from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.case import AzureCase
 from tests.support.clouds import azure_resources
 from tests.support.clouds.azure import ASSERTION
+from tests.support.clouds.azure_prices import item
 from tests.support.clouds.azure_resources import SUBNET
 from tests.support.clouds.faults import NO_AGENT, FaultKind
 
@@ -210,6 +214,43 @@ class LeftTests(AzureCase, TestCase):
         self.assertEqual(self.world.running(), [instance.id])
 
 
+class PriceTests(AzureCase, TestCase):
+    """What sizes cost decides which is tried first."""
+
+    def setUp(self) -> object:
+        result = super().setUp()
+        self.world.behaviour = NO_AGENT
+        return result
+
+    async def test_the_cheapest_that_fits_is_launched_and_its_cost_is_known(self) -> None:
+        prices = {"Standard_D2s_v5": 0.2, "Standard_D4s_v5": 0.1}
+        self.world.prices.items = [item(name, price) for name, price in prices.items()]
+        provider = await self.started()
+        instance = await self.within(provider.launch(self.spec(size=Size(cpu_millis=2000))))
+        self.assertEqual((instance.size, instance.cost_per_hour), ("Standard_D4s_v5", 0.1))
+
+    async def test_they_are_asked_for_once_and_kept(self) -> None:
+        provider = await self.started()
+        asked = self.world.prices.asked
+        self.assertEqual(asked, 2)  # pages
+        await self.restarted(provider)
+        self.assertEqual(self.world.prices.asked, asked)
+        self.assertEqual([one["Action"] for one in self.world.requests].count("get skus"), 1)
+
+    async def test_without_prices_the_smallest_is_launched(self) -> None:
+        self.world.prices.broken = True
+        provider = await self.started()
+        instance = await self.within(provider.launch(self.spec(size=Size(cpu_millis=2000))))
+        self.assertEqual((instance.size, instance.cost_per_hour), ("Standard_D2s_v5", None))
+
+    async def test_without_sizes_it_does_not_start(self) -> None:
+        self.world.faults.add(FaultKind.UNKNOWN, "get skus")
+        provider = self.make_provider()
+        error = await self.refused(Unavailable, provider.start(lambda words: None))
+        self.assertIn("told no sizes", str(error))
+        self.world.faults.clear()
+
+
 class EndTests(AzureCase, TestCase):
     """VMs' ends."""
 
@@ -273,13 +314,22 @@ class CredentialTests(AzureCase, TestCase):
         file.write_text(good)
 
 
-class ImageTests(AzureCase, TestCase):
+class CloudTestCase(AzureCase):
+    """A cloud without a provider."""
+
+    def cloud(self) -> AzureCloud:
+        settings = config.structure(self.settings, Settings, source="test")
+        group = Group(settings.subscription, settings.resource_group)
+        book = OfferBook(self.state_dir / "offers.json", AzureOffers(settings, group), {})
+        return AzureCloud(settings, self.context(), book)
+
+
+class ImageTests(CloudTestCase, TestCase):
     """Finding machine images."""
 
     async def found(self, work: Any) -> Any:
         """Return what `work` does with a cloud and a driver."""
-        settings = config.structure(self.settings, Settings, source="test")
-        cloud = AzureCloud(settings, self.context())
+        cloud = self.cloud()
         return await run_in_thread(reactor, lambda: work(cloud, cloud._thd_connect(5.0)))
 
     async def test_the_newest_usable_version_is_found(self) -> None:
@@ -310,7 +360,7 @@ class ImageTests(AzureCase, TestCase):
         self.assertIn("infranetes-image-name=web", str(error))
 
 
-class RoleTests(AzureCase, TestCase):
+class RoleTests(CloudTestCase, TestCase):
     """What the manual's roles do not grant is refused."""
 
     async def test_a_subnet_that_the_node_may_not_use(self) -> None:
@@ -321,9 +371,7 @@ class RoleTests(AzureCase, TestCase):
         self.assertIn("Microsoft.Network/virtualNetworks/virtualNetworkPeerings/read", str(error))
 
     async def found_driver(self) -> Any:
-        settings = config.structure(self.settings, Settings, source="test")
-        cloud = AzureCloud(settings, self.context())
-        self.cloud = cloud
+        cloud = self.cloud()
         return await run_in_thread(reactor, lambda: cloud._thd_connect(5.0))
 
 
