@@ -29,9 +29,11 @@ def size_of(config: cri.PodSandboxConfig) -> Size:
 
 def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources) -> Size:
     """Return what these ask for. Processors of the overhead are for what is no part of the VM."""
+    limit = _memory(resources)
     return Size(
         cpu_millis=_cpu_millis(resources),
-        memory_bytes=_memory(resources),
+        memory_bytes=limit,
+        memory_limited=bool(limit),
         overhead_bytes=max(overhead.memory_limit_in_bytes, 0),
         huge_bytes=bytes_of(resources),
     )

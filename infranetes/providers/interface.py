@@ -41,6 +41,8 @@ class Size:
     memory_bytes: int = 0  # for the pod, without the guest system's own need; 0: the provider's default
     overhead_bytes: int = 0  # what the pod is counted beyond that, for whatever it takes to run it
     huge_bytes: int = 0  # for huge pages, beside `memory_bytes` or the provider's default
+    # Whether containers have limits of memory, so that the pod's control group may have one.
+    memory_limited: bool = attrs.field(default=True, eq=False)
 
     @property
     def all_bytes(self) -> int:

@@ -96,7 +96,8 @@ class PodRoom:
 
     def group_of(self, sandbox_id: str, cgroup_parent: str, size: Size) -> str:
         """Where a pod's VM is to count; "": nowhere special, for the kernel would kill it there."""
-        if not cgroup_parent or not size.memory_bytes or size.overhead_bytes >= self._needed:
+        limited = size.memory_limited and size.memory_bytes
+        if not cgroup_parent or not limited or size.overhead_bytes >= self._needed:
             return cgroup_parent
         if not self._warned:
             self._warned = True

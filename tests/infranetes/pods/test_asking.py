@@ -92,6 +92,12 @@ class SizeTests(AskingCase):
             self.assertIn(name, str(error.value))
             self.assertNothingLeft()
 
+    def test_a_request_is_not_taken_for_a_limit(self) -> None:
+        self.needs.known = Needs(0, 8 * GIB)
+        self.assertFalse(self.size(self.config()).memory_limited)
+        self.assertFalse(self.size(self.config(given={MEMORY: "3Gi"})).memory_limited)
+        self.assertTrue(self.size(self.config(memory=GIB)).memory_limited)
+
     def test_pods_that_the_api_server_does_not_have_are_not_asked_for(self) -> None:
         for source in ({}, {SOURCE: "file"}):
             self.size(pod(annotations=source))

@@ -234,6 +234,7 @@ class SizeAndAnnotationTests(MixedCase):
     def test_a_pod_that_asks_for_nothing_has_its_handlers_size(self) -> None:
         self.east_pod()
         self.assertEqual(self.world.east.specs[-1].size, Size(cpu_millis=500, memory_bytes=2**29))
+        self.assertFalse(self.world.east.specs[-1].size.memory_limited)
         resources = cri.LinuxContainerResources(memory_limit_in_bytes=2**30)
         linux = cri.LinuxPodSandboxConfig(resources=resources)
         self.east_pod(pod("large", "u3", linux=linux))

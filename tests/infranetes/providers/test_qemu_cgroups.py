@@ -477,6 +477,9 @@ class PodRoomTests(SynchronousTestCase):
             self.assertEqual(set(self.groups(*sizes)), {"/kubepods/pod1"})
         self.assertEqual(events, [])
 
+    def test_a_request_is_no_limit(self) -> None:
+        self.assertEqual(self.groups(Size(0, 1 << 30, memory_limited=False)), ["/kubepods/pod1"])
+
     def test_without_room_it_does_not_and_once_it_is_said_how_much_it_takes(self) -> None:
         with capturedLogs() as events:
             self.assertEqual(set(self.groups(Size(0, 1 << 30), Size(0, 1 << 30, 383 << 20))), {""})
