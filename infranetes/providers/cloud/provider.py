@@ -271,9 +271,6 @@ class CloudProvider(Generic[D]):
         if self._refresh is not None and not self._started:
             progress(f"asking {self._cloud.location} for its sizes and their prices")
             await self._refresh.begin()
-            if not self._cloud.offers:
-                why = "; ".join(self._refresh.trouble.values()) or "it offers none where this node makes VMs"
-                raise Unavailable(f"{self._cloud.location} has told no sizes of VMs: {why}; try again later")
         vms = await self._calls.call("list VMs", self._cloud._thd_list)
         self._ledger.record_list(vms)
         await run_in_thread(self._reactor, self._tombstones._thd_prune, {vm.id for vm in vms})

@@ -247,7 +247,7 @@ class PriceTests(AzureCase, TestCase):
         self.world.faults.add(FaultKind.UNKNOWN, "get skus")
         provider = self.make_provider()
         error = await self.refused(Unavailable, provider.start(lambda words: None))
-        self.assertIn("told no sizes", str(error))
+        self.assertIn("no sizes are known", str(error))
         self.world.faults.clear()
 
 
