@@ -4,6 +4,7 @@ by their own where that is the service's."""
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +12,22 @@ from typing import Any
 from twisted.web.resource import Resource
 
 ADDRESS = "169.254.169.254"
+_ROLES = b"/latest/meta-data/iam/security-credentials/"
 
 
 class Imds(Resource):
-    """Source: Amazon EC2 user guide, "Use the Instance Metadata Service". :param user_data: by address."""
+    """Source: Amazon EC2 user guide, "Use the Instance Metadata Service".
+
+    :param user_data: by address. :param roles: instance roles' credentials, by the role's name."""
 
     isLeaf = True
 
-    def __init__(self, user_data: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, user_data: Mapping[str, bytes], roles: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
         super().__init__()
         self._user_data = user_data
+        self._roles = roles if roles is not None else {}
         self._tokens: set[str] = set()
         self.documents: dict[str, bytes] = {}  # all else below latest/, by path
 
@@ -44,5 +51,14 @@ class Imds(Resource):
             return 401, b"Unauthorized"
         if request.path == b"/latest/user-data" and address in self._user_data:
             return 200, self._user_data[address]
+        if request.path.startswith(_ROLES):
+            return self._role(request.path[len(_ROLES) :].decode())
         path = request.path.decode().removeprefix("/latest/")
         return (200, self.documents[path]) if path in self.documents else (404, b"Not Found")
+
+    def _role(self, name: str) -> tuple[int, bytes]:
+        if not name and self._roles:
+            return 200, "\n".join(self._roles).encode()
+        if name in self._roles:
+            return 200, json.dumps({"Code": "Success", "Type": "AWS-HMAC", **self._roles[name]}).encode()
+        return 404, b"Not Found"

@@ -68,7 +68,9 @@ class AwsCloud:
     def __init__(self, settings: Settings, context: ProviderContext, book: OfferBook[Driver]) -> None:
         self._settings = settings
         self._cluster, self._node = context.cluster, context.node
-        self._credentials = Credentials(settings.access_key, settings.secret_key, settings.profile)
+        self._credentials = Credentials(
+            settings.access_key, settings.secret_key, settings.profile, settings.region, settings.call_seconds
+        )
         self._images = Images(settings.image_owners)
         self._architecture = "x86_64"  # of the configured image; all others have to fit
         self._given: dict[str, addresses.Association] = {}  # by the VM's id, of addresses of its own

@@ -1,19 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The credentials of calls to AWS.
 
-Keys of the configuration, or else what botocore finds: the environment, configuration files, SSO, the role of
-the instance or container that the node is. libcloud takes keys only, so that chain with its renewals is
-botocore's.
+Keys of the configuration, or else what botocore finds as AWS' own tools do: the environment, AWS' files with
+their roles, SSO and processes, a web identity, the role of the container or instance that the node is.
+libcloud takes keys only, so that chain with its renewals is botocore's.
 """
 
 from __future__ import annotations
 
-import threading
-from typing import Protocol
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import attrs
 
+from infranetes.providers.cloud.aws.credential_errors import broken, classify
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.renewal import Renewed
+
+_LOOK_AGAIN = 60.0  # seconds after which keys that never end are looked for anew: they may be others by then
+_SPARE = 5.0  # seconds before their end that keys serve no more
+_CONNECT_SECONDS = 3.0
+_METADATA_ATTEMPTS = 3
+_VENDOR = Path("/sys/class/dmi/id/sys_vendor")
+_MOST_PROFILES = 10  # that stand on each other
 
 
 @attrs.frozen
@@ -39,39 +51,148 @@ class _BotocoreCredentials(Protocol):
     def get_frozen_credentials(self) -> _FrozenKeys: ...
 
 
-class Credentials:
-    """Gives the current keys. Methods are called in threads."""
+@runtime_checkable
+class _Refreshable(Protocol):
+    """Credentials of botocore that end."""
 
-    def __init__(self, access_key: str, secret_key: str, profile: str) -> None:
+    def refresh_needed(self, refresh_in: float | None = None) -> bool: ...
+
+
+class _Session(Protocol):
+    """What is used of botocore's session."""
+
+    full_config: Mapping[str, Mapping[str, Mapping[str, str]]]
+
+    def get_config_variable(self, name: str) -> str | int | None: ...
+    def set_config_variable(self, name: str, value: str | int) -> None: ...
+    def set_default_client_config(self, config: object) -> None: ...
+    def get_credentials(self) -> _BotocoreCredentials | None: ...
+
+
+@attrs.frozen
+class _Lease:
+    """Keys, and what tells when they end."""
+
+    value: Keys
+    found: _BotocoreCredentials = attrs.field(repr=False)
+    at: float  # of the monotonic clock
+
+    def is_due(self) -> bool:
+        if isinstance(self.found, _Refreshable):
+            return self.found.refresh_needed()
+        return time.monotonic() > self.at + _LOOK_AGAIN
+
+    def has_ended(self) -> bool:
+        return isinstance(self.found, _Refreshable) and self.found.refresh_needed(_SPARE)
+
+
+class Credentials:
+    """Gives the current keys. Methods are called in threads.
+
+    :param access_key: of the configuration; "": botocore finds others. :param profile: of AWS' files.
+    :param region: whose STS is asked. :param timeout: seconds in which keys are found, or are not.
+    :param vendor_file: says who has made this machine.
+    """
+
+    def __init__(
+        self,
+        access_key: str,
+        secret_key: str,
+        profile: str,
+        region: str,
+        timeout: float = 30.0,
+        vendor_file: Path = _VENDOR,
+    ) -> None:
         self._given = Keys(access_key, secret_key) if access_key else None
         self._profile = profile
-        self._lock = threading.Lock()
+        self._region = region
+        self._timeout = timeout
+        self._vendor_file = vendor_file
         self._found: _BotocoreCredentials | None = None
+        self._keys = Renewed("AWS credentials", self._thd_get)
 
     def _thd_now(self) -> Keys:
-        """Return the current keys. :raise CloudError: there are none."""
-        if self._given is not None:
-            return self._given
-        with self._lock:
-            if self._found is None:
+        """Return the current keys. :raise CloudError: there are none; says whether that may pass."""
+        return self._given or self._keys._thd_now()
+
+    def _thd_get(self) -> _Lease:
+        """Find keys, or renew those that were found before and end."""
+        at = time.monotonic()
+        try:
+            if not isinstance(self._found, _Refreshable):
                 self._found = self._thd_find()
             frozen = self._found.get_frozen_credentials()
-        return Keys(frozen.access_key, frozen.secret_key, frozen.token)
+        except Exception as error:
+            cloud_error = classify(error)
+            if cloud_error.kind is not ErrorKind.TRANSIENT:
+                self._found = None  # whoever mends it may do so in AWS' files
+            raise cloud_error from error
+        return _Lease(Keys(frozen.access_key, frozen.secret_key, frozen.token), self._found, at)
 
     def _thd_find(self) -> _BotocoreCredentials:
+        session = self._session()
+        if self._wants_code(session):
+            raise broken(
+                "the profile asks for the code of an MFA device, for which a daemon can't ask anybody: give "
+                "it a role without mfa_serial"
+            )
+        found = session.get_credentials()
+        if found is not None:
+            return found
+        if self._is_instance():
+            # botocore says the same of a metadata service that does not answer.
+            raise CloudError(
+                ErrorKind.TRANSIENT,
+                "no credentials: the metadata service of this instance gives none; give the instance a role, "
+                "unless it has one",
+            )
+        raise broken(
+            "neither keys in the configuration, nor in the environment, in AWS' files, or by a role of this "
+            "instance"
+        )
+
+    def _session(self) -> _Session:
         try:
+            from botocore.config import Config
             from botocore.session import Session
         except ImportError:
-            raise CloudError(
-                ErrorKind.CREDENTIALS,
+            raise broken(
                 "neither access_key and secret_key are configured nor is python3-botocore installed, "
-                "which finds credentials elsewhere",
+                "which finds credentials elsewhere"
             ) from None
-        found: _BotocoreCredentials | None = Session(profile=self._profile or None).get_credentials()
-        if found is None:
-            raise CloudError(
-                ErrorKind.CREDENTIALS,
-                "no credentials: neither keys in the configuration, nor in the environment, in AWS' "
-                "files, or by an instance's role",
+        make: Callable[..., _Session] = Session
+        session = make(profile=self._profile or None)
+        session.set_config_variable("region", self._region)
+        if session.get_config_variable("metadata_service_num_attempts") == 1:  # botocore's default
+            session.set_config_variable("metadata_service_num_attempts", _METADATA_ATTEMPTS)
+        # Of what asks for keys: what fails is tried again by `calls.Calls`, with its own pauses.
+        session.set_default_client_config(
+            Config(
+                connect_timeout=_CONNECT_SECONDS,
+                read_timeout=max(self._timeout / 3, 1.0),
+                retries={"max_attempts": 1},
             )
-        return found
+        )
+        return session
+
+    def _wants_code(self, session: _Session) -> bool:
+        """Whether the profile, or one that it stands on, asks for the code of an MFA device."""
+        profiles = session.full_config.get("profiles", {})
+        name = str(session.get_config_variable("profile") or "default")
+        for _ in range(_MOST_PROFILES):
+            profile = profiles.get(name, {})
+            if "role_arn" in profile and "mfa_serial" in profile:
+                return True
+            if "source_profile" not in profile:
+                break
+            name = profile["source_profile"]
+        return False
+
+    def _is_instance(self) -> bool:
+        """Whether this is an instance of EC2, whose metadata service may be asked."""
+        if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+            return False
+        try:
+            return self._vendor_file.read_text().strip() == "Amazon EC2"
+        except OSError:
+            return False
