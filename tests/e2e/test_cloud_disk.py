@@ -229,7 +229,9 @@ class CloudDiskTests(TestCase):
         disk = self.disk("aws", "machine", script)
         network = self.network(9001)
         devices = ("nvme,drive=disk,serial=vol0123456789abcdef0", f"virtio-net-pci,netdev=net,mac={MAC}")
-        client = await self.boot_pod(network, disk, devices, lambda document: Imds({METADATA: document}))
+        client = await self.boot_pod(
+            network, disk, devices, lambda document: Imds({network.address: document})
+        )
         await self.check_machine(client, 9001)
         self.assertEqual(await self.ran(client, "systemctl", "is-active", "own"), "active")
 
