@@ -6,6 +6,8 @@ cloud  how it tells, by its metadata service
 =====  ==============================================================================================
 aws    `spot/instance-action`, which is not there before: {"action": ..., "time": ...}, two minutes
        before (source: Amazon EC2 user guide, "Spot Instance interruption notices")
+azure  an event of type Preempt in `scheduledevents`, at least 30 s before (source: Virtual Machines,
+       "Scheduled Events for Linux VMs"); the first question has Azure begin to tell them
 gcp    `instance/preempted`, which is FALSE before: TRUE, up to 30 s before (source: Compute Engine,
        "Spot VMs", "Preemption process")
 =====  ==============================================================================================
@@ -20,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -31,10 +34,12 @@ from infranetes_common.concurrency import settled, sleep, start
 from infranetes_common.errors import InfranetesError, InvalidArgument, NotFound
 from infranetes_common.wire import cri
 from vmserver.containers.interface import IContainerProvider
-from vmserver.identity.metadata import AWS, GCP, MetadataService
+from vmserver.identity.metadata import AWS, AZURE, GCP, MetadataService
 
 POLL_SECONDS = 5.0
 GCP_SECONDS = 30.0
+_AZURE_PATH = "scheduledevents?api-version=2020-07-01"
+_MAX_EVENTS_BYTES = 64 * 1024
 LAST_SECONDS = 30.0
 SPARE_SECONDS = 5.0  # between the containers' SIGKILL and the machine's end
 _MAX_BYTES = 4096
@@ -125,10 +130,13 @@ def find_by(source: str, service: MetadataService, clock: IReactorTime) -> FindN
         except NotFound:
             return None
 
+    async def azure() -> Interruption | None:
+        return read_azure(await service.read_azure(_AZURE_PATH, _MAX_EVENTS_BYTES), clock.seconds())
+
     async def gcp() -> Interruption | None:
         return read_gcp(await service.read_gcp("preempted", _MAX_BYTES), clock.seconds())
 
-    return {AWS: aws, GCP: gcp}.get(source)
+    return {AWS: aws, AZURE: azure, GCP: gcp}.get(source)
 
 
 def read_aws(document: bytes) -> Interruption:
@@ -143,6 +151,24 @@ def read_aws(document: bytes) -> Interruption:
     return Interruption(
         at.timestamp(), f"EC2 interrupts the spot instance at {time[:_MAX_WORD]} ({str(action)[:_MAX_WORD]})"
     )
+
+
+def read_azure(document: bytes, now: float) -> Interruption | None:
+    """What Azure's `scheduledevents` says. :param now: seconds since 1970 UTC.
+
+    :raise InvalidArgument: it says nothing of the kind."""
+    try:
+        events = json.loads(document)["Events"]
+        times = [str(each.get("NotBefore") or "") for each in events if each["EventType"] == "Preempt"]
+        # An event that has begun has no time any more.
+        ends = [parsedate_to_datetime(time).timestamp() if time else now for time in times]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InvalidArgument(f"Azure's events can't be read: {document[:200]!r}") from None
+    if not ends:
+        return None
+    at = min(ends)
+    when = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+    return Interruption(at, f"Azure evicts the spot VM at {when}")
 
 
 def read_gcp(document: bytes, now: float) -> Interruption | None:

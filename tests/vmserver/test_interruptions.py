@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from infranetes_common.concurrency import deferred
@@ -25,6 +27,7 @@ from vmserver.interruptions import (
     Interruptions,
     find_by,
     read_aws,
+    read_azure,
     read_gcp,
 )
 
@@ -109,6 +112,31 @@ class NoticeTests(SynchronousTestCase):
         for text in (b"", b"<html>", b"[]", b"{}", b'{"action": "stop", "time": 5}', b'{"time": "soon"}'):
             self.assertRaises(InvalidArgument, read_aws, text)
 
+    def test_azure_says_when(self) -> None:
+        # As its manual has it, with a second event.
+        event = {"EventId": "A", "EventType": "Preempt", "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT"}
+        reboot = {**event, "EventType": "Reboot", "NotBefore": "Mon, 19 Sep 2016 18:00:00 GMT"}
+        notice = read_azure(json.dumps({"DocumentIncarnation": 2, "Events": [reboot, event]}).encode(), 0.0)
+        assert notice is not None
+        self.assertEqual(notice.at, 1474309787.0)
+        self.assertIn("2016-09-19T18:29:47+00:00", notice.reason)
+
+    def test_azure_has_begun(self) -> None:
+        begun = read_azure(b'{"Events": [{"EventType": "Preempt", "NotBefore": ""}]}', 1000.0)
+        assert begun is not None
+        self.assertEqual(begun.at, 1000.0)
+
+    def test_other_events_of_azure_take_nothing_away(self) -> None:
+        self.assertIsNone(read_azure(b'{"DocumentIncarnation": 1, "Events": []}', 0.0))
+        self.assertIsNone(read_azure(b'{"Events": [{"EventType": "Freeze", "NotBefore": "x"}]}', 0.0))
+
+    def test_what_are_no_events_is_refused(self) -> None:
+        for text in (b"", b"[]", b"{}", b'{"Events": [5]}', b'{"Events": [{}]}', b'{"Events": 5}'):
+            self.assertRaises(InvalidArgument, read_azure, text, 0.0)
+        self.assertRaises(
+            InvalidArgument, read_azure, b'{"Events": [{"EventType": "Preempt", "NotBefore": "soon"}]}', 0.0
+        )
+
     def test_compute_engine_says_that_it_is_soon(self) -> None:
         self.assertIsNone(read_gcp(b"FALSE", 1000.0))
         notice = read_gcp(b"TRUE\n", 1000.0)
@@ -116,10 +144,40 @@ class NoticeTests(SynchronousTestCase):
         self.assertEqual(notice.at, 1030.0)
 
 
+class Events(Resource):
+    """Azure's, source: Virtual Machines, "Scheduled Events for Linux VMs"."""
+
+    isLeaf = True
+    events = b""
+
+    def render_GET(self, request: Any) -> bytes:  # Any: twisted.web's request
+        wanted = b"/metadata/scheduledevents?api-version=2020-07-01"
+        if request.getHeader("metadata") != "true" or request.uri != wanted:
+            request.setResponseCode(400)
+        return b'{"DocumentIncarnation": 1, "Events": [' + self.events + b"]}"
+
+
 class MetadataTests(TestCase):
     """By EC2's protocol, on connections with the agent's mark."""
 
     timeout = 60
+
+    @deferred
+    async def test_azures_events_are_asked_for(self) -> None:
+        events = Events()
+        site: Any = Site(events, timeout=None)  # Any: its type is too narrow for listenTCP
+        port = reactor.listenTCP(0, site, interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        address = port.getHost()
+        assert isinstance(address, IPv4Address)
+        service = MetadataService(reactor, f"http://127.0.0.1:{address.port}", marked=True)
+        find = find_by("azure", service, reactor)
+        assert find is not None
+        self.assertIsNone(await find())
+        events.events = b'{"EventType": "Preempt", "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT"}'
+        notice = await find()
+        assert notice is not None
+        self.assertEqual(notice.at, 1474309787.0)
 
     @deferred
     async def test_there_is_no_notice_before_there_is_one(self) -> None:

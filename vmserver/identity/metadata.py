@@ -170,8 +170,8 @@ class MetadataService:
 
     async def azure(self) -> bytes:
         """Read the document from Azure's user-data. :raise InfranetesError: it can't be had now."""
-        path = "/metadata/instance/compute/userData?api-version=2021-01-01&format=text"
-        text = await self._request(b"GET", path, {"Metadata": b"true"}, MAX_DOCUMENT_BYTES * 4 // 3 + 4)
+        path = "instance/compute/userData?api-version=2021-01-01&format=text"
+        text = await self.read_azure(path, MAX_DOCUMENT_BYTES * 4 // 3 + 4)
         try:
             return base64.b64decode(text.strip(), validate=True)
         except binascii.Error:
@@ -188,6 +188,10 @@ class MetadataService:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": _TOKEN_SECONDS}
         token = await self._request(b"PUT", "/latest/api/token", headers, _MAX_TOKEN)
         return await self._request(b"GET", f"/latest/{path}", {"X-aws-ec2-metadata-token": token}, limit)
+
+    async def read_azure(self, path: str, limit: int) -> bytes:
+        """Read what Azure has below `metadata/`. Raises as `read_aws` does. :param path: with its query."""
+        return await self._request(b"GET", f"/metadata/{path}", {"Metadata": b"true"}, limit)
 
     async def read_gcp(self, path: str, limit: int) -> bytes:
         """Read what Compute Engine has of the instance. Raises as `read_aws` does."""
