@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from twisted.internet.defer import gatherResults
+
 from infranetes.providers.cloud.aws.bundled import offers
+from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import reactor
 from tests.infranetes.daemon.cloud import CloudDaemonCase
@@ -12,6 +17,11 @@ from tests.infranetes.services.test_cluster import KUBECONFIG
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.faults import FaultKind
 from txgrpc import Code, GrpcError
+
+
+def _sandbox(instance: Any) -> str:
+    """Whose VM an instance is. :param instance: as EC2 describes it."""
+    return str(next(tag["Value"] for tag in instance["Tags"] if tag["Key"] == "infranetes-sandbox"))
 
 
 class AwsDaemonTests(CloudDaemonCase):
@@ -46,28 +56,26 @@ class AwsDaemonTests(CloudDaemonCase):
         server = SimulatedApiServer(reactor)
         server.start()
         self.addCleanup(server.stop)
-        requests = {"requests": {"memory": "8Gi"}}
-        server.pods["/api/v1/namespaces/default/pods/web"] = {
+        of_api, pods = {"kubernetes.io/config.source": "api"}, "/api/v1/namespaces/default/pods"
+        server.pods[f"{pods}/web"] = {
             "metadata": {"namespace": "default", "name": "web", "uid": "uid-web"},
-            "spec": {"containers": [{"name": "main", "resources": requests}]},
+            "spec": {"containers": [{"name": "main", "resources": {"requests": {"memory": "8Gi"}}}]},
         }
+        server.refused.add(f"{pods}/secret")
         kubeconfig = self.root / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG % server.url)
         (self.root / "token").write_text("secret")
         self.config["kubernetes"] = {"kubeconfig": str(kubeconfig), "service_proxy": False}
         await self.start()
-        of_api = {"kubernetes.io/config.source": "api"}
-        by_annotation = {"infranetes.io/memory": "8Gi"}
-        for name, given, gib in (("web", of_api, 8), ("own", by_annotation, 8), ("small", {}, 0)):
-            sandbox = await self.run_pod(name, annotations=given)
-            [instance] = self.world.instances()
-            [offer] = [one for one in offers("eu-west-1") if one.name == instance["InstanceType"]]
-            self.assertEqual(offer.memory_bytes > 8 << 30, gib == 8, offer)
-            await self.remove_pod(sandbox)
-        server.status = 403
-        sandbox = await self.run_pod("web", annotations=of_api)
-        self.assertIn("what pod default/web requests is not known", self.log)
-        await self.remove_pod(sandbox)
+        given = {"web": of_api, "own": {"infranetes.io/memory": "8Gi"}, "secret": of_api, "small": {}}
+        runs = [start(self.run_pod(name, annotations=each)) for name, each in given.items()]
+        sandboxes = await gatherResults(runs, consumeErrors=True)
+        memory = {offer.name: offer.memory_bytes >> 30 for offer in offers("eu-west-1")}
+        has = {_sandbox(one): memory[one["InstanceType"]] for one in self.world.instances()}
+        self.assertEqual([has[id] > 8 for id in sandboxes], [True, True, False, False], has)
+        self.assertIn("what pod default/secret requests is not known", self.log)
+        for removed in [start(self.remove_pod(id)) for id in sandboxes]:
+            await removed
 
     async def test_an_instance_that_is_taken_away_leaves_a_sandbox_that_is_not_ready(self) -> None:
         await self.start()
