@@ -54,7 +54,7 @@ BENCHES = {
 CHOICES = {
     "waits": ("pool",),
     "memory": ("docker",),
-    "lives": ("aws", "gcp", "vsphere", "clouds", "troubles", "mixed"),
+    "lives": ("aws", "gcp", "openstack", "vsphere", "clouds", "troubles", "mixed"),
     "volumes": ("aws", "gcp", "vsphere"),
 }
 DEFAULT_JSON = Path("build/bench.json")

@@ -6,14 +6,15 @@ from __future__ import annotations
 import subprocess
 
 from bench.figures import Missing
-from tests.support.clouds import discovery, recorded
+from tests.support.clouds import discovery, keystone_rules, neutron_attributes, nova_schemas, recorded
 
 
 def fetch() -> None:
-    """Have Google's description of its API, by which the simulated Compute Engine serves. Idempotent.
+    """Have the clouds' descriptions of their APIs, by which the simulated ones serve. Idempotent.
 
-    :raise Missing: it can't be fetched."""
-    try:
-        recorded.wheel(discovery.WHEEL, discovery.PINNED)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise Missing(f"benches on Compute Engine need {discovery.WHEEL}: {error}") from error
+    :raise Missing: one can't be fetched."""
+    for module in (discovery, keystone_rules, neutron_attributes, nova_schemas):
+        try:
+            recorded.wheel(module.WHEEL, module.PINNED)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise Missing(f"benches on clouds need {module.WHEEL}: {error}") from error

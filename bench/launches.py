@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import attrs
 
@@ -32,6 +33,7 @@ from tests.support.clouds.ec2_buckets import Ec2Buckets
 from tests.support.clouds.faults import NO_AGENT
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.moto import REGION
+from tests.support.clouds.openstack import SimulatedOpenStack
 
 VMS = 100
 BOOT_SECONDS = 45.0
@@ -44,15 +46,18 @@ _DEFAULTS = {field.name for field in attrs.fields(CloudSettings)} - {"sizes"}
 prepare = clouds.fetch
 
 
+Simulated: TypeAlias = SimulatedAws | SimulatedGce | SimulatedOpenStack
+
+
 async def run(reactor: IReactor, report: Report) -> None:
     offers(REGION)
     prices()
     ec2_model.model()
     with tempfile.TemporaryDirectory() as path:
-        for name in ("aws", "gcp"):
+        for name, make in (("aws", _aws), ("gcp", _gcp), ("openstack", _openstack)):
             directory = Path(path) / name
             directory.mkdir()
-            world, least = _aws(reactor, directory) if name == "aws" else _gcp(reactor, directory)
+            world, least = make(reactor, directory)
             world.start()
             table = {key: value for key, value in world.table().items() if key not in _DEFAULTS}
             provider = registry.create(
@@ -81,6 +86,13 @@ def _gcp(reactor: IReactor, directory: Path) -> tuple[SimulatedGce, float]:
     return world, BOOT_SECONDS
 
 
+def _openstack(reactor: IReactor, directory: Path) -> tuple[SimulatedOpenStack, float]:
+    """Nova, and the seconds that it takes by itself: it takes 100 launches at once."""
+    world = SimulatedOpenStack(reactor, directory / "machines")
+    world.behaviour, world.launch_seconds = NO_AGENT, BOOT_SECONDS
+    return world, BOOT_SECONDS
+
+
 def _specs(directory: Path) -> Sequence[InstanceSpec]:
     authority = Authority(directory)
     specs = []
@@ -103,7 +115,7 @@ def _specs(directory: Path) -> Sequence[InstanceSpec]:
 
 async def _measure(
     provider: IPodProvider,
-    world: SimulatedAws | SimulatedGce,
+    world: Simulated,
     specs: Sequence[InstanceSpec],
     least: float,
     report: Report,

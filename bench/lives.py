@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Soak tests: pods run and end while their daemon is killed at one write to its store after the other.
 
-`lives` runs on simulated VMs; `lives:aws`, `lives:gcp` and `lives:vsphere` on a simulated cloud over HTTP,
-whose VMs have real agents; `lives:clouds` on all three; and `lives:troubles` on all three with faults
-(`tests.support.fault_rotation`). Those on clouds take up to half an hour and run only when named. So does
-`lives:mixed`: pods of containerd's and VMs side by side, of which both daemons are killed.
+`lives` runs on simulated VMs; `lives:aws`, `lives:gcp`, `lives:openstack` and `lives:vsphere` on a simulated
+cloud over HTTP, whose VMs have real agents; `lives:clouds` on all four; and `lives:troubles` on all four with
+faults (`tests.support.fault_rotation`). Those on clouds take up to half an hour and run only when named. So
+does `lives:mixed`: pods of containerd's and VMs side by side, of which both daemons are killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.crash_soak import LASTING, CrashSoak, Outcome
 from tests.support.fault_rotation import ALL
 from tests.support.infrastructure import FAULTY, SOUND
 
-CLOUDS = ("aws", "gcp", "vsphere")
+CLOUDS = ("aws", "gcp", "openstack", "vsphere")
 PODS = 200
 WIDTH = 10
 POOL = 5

@@ -9,11 +9,11 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from bench.__main__ import _prepare
-from tests.support.clouds import discovery, recorded
+from tests.support.clouds import discovery, keystone_rules, neutron_attributes, nova_schemas, recorded
 
 
 class FetchTests(SynchronousTestCase):
-    def test_each_bench_on_clouds_has_googles_description_fetched(self) -> None:
+    def test_each_bench_on_clouds_has_the_clouds_descriptions_fetched(self) -> None:
         asked: list[str] = []
 
         def wheel(name: str, pinned: str) -> Path:
@@ -23,7 +23,8 @@ class FetchTests(SynchronousTestCase):
         self.patch(recorded, "wheel", wheel)
         for name in ("volumes:gcp", "lives:gcp", "launches"):
             _prepare([name])
-        self.assertEqual(asked, [discovery.WHEEL] * 3)
+        modules = (discovery, keystone_rules, neutron_attributes, nova_schemas)
+        self.assertEqual(asked, [module.WHEEL for module in modules] * 3)
 
     def test_without_a_network_the_others_are_prepared_all_the_same(self) -> None:
         def wheel(name: str, pinned: str) -> Path:

@@ -57,6 +57,7 @@ ACTIONS = {
         lambda call: "InstanceId.1" not in call,
     ),
     "gcp": Actions(("launch",), ("destroy",), "list instances"),
+    "openstack": Actions(("launch",), ("destroy",), "list servers"),
     "vsphere": Actions(("CloneVM_Task", "PowerOnVM_Task"), ("Destroy_Task",), LIST),
 }
 
@@ -70,7 +71,7 @@ class FaultRotation:
     def __init__(
         self,
         reactor: IReactorTime,
-        world: Any,  # Any: one of three simulators
+        world: Any,  # Any: one of four simulators
         actions: Actions,
     ) -> None:
         self.happened: Counter[str] = Counter()

@@ -17,12 +17,14 @@ from infranetes_common.reactors import IReactor
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.gce import SimulatedGce
+from tests.support.clouds.openstack import SimulatedOpenStack
 from tests.support.clouds.vsphere import SimulatedVcenter
 from tests.support.clouds.world import World
 from tests.support.fault_rotation import ACTIONS, PREEMPTED_TURN, TURNS, FaultRotation
 from txgrpc import Code
 
 Annotations = Mapping[str, str]
+WITHOUT_SPOT = ("openstack", "vsphere")
 
 
 class Infrastructure(Protocol):
@@ -146,7 +148,7 @@ class FaultyCloud(SimulatedCloud):
 
     def __init__(self, reactor: IReactor, sound: SimulatedCloud) -> None:
         annotations = [dict(sound.annotations[turn % len(sound.annotations)]) for turn in range(TURNS)]
-        if sound.provider != "vsphere":  # which has no spot instances
+        if sound.provider not in WITHOUT_SPOT:
             annotations[PREEMPTED_TURN] = {"infranetes.io/spot": "true"}
         super().__init__(sound.provider, sound.world, tuple(annotations))
         # a full quota, and credentials that were revoked
@@ -190,6 +192,13 @@ def gcp(reactor: IReactor, root: Path) -> SimulatedCloud:
     return SimulatedCloud("gcp", world, ({}, {"infranetes.io/elastic-address": "new"}))
 
 
+def openstack(reactor: IReactor, root: Path) -> SimulatedCloud:
+    """Nova. Every other pod has a floating address."""
+    tls.certificate()
+    world = SimulatedOpenStack(reactor, root / "machines")
+    return SimulatedCloud("openstack", world, ({}, {"infranetes.io/elastic-address": "new"}))
+
+
 def vsphere(reactor: IReactor, root: Path) -> SimulatedCloud:
     """A vCenter."""
     vcsim.shared()
@@ -202,5 +211,6 @@ def faulty(make: CloudFactory) -> Factory:
     return lambda reactor, root: FaultyCloud(reactor, make(reactor, root))
 
 
-SOUND: dict[str, Factory] = {"simulated": simulated, "aws": aws, "gcp": gcp, "vsphere": vsphere}
-FAULTY: dict[str, Factory] = {"aws": faulty(aws), "gcp": faulty(gcp), "vsphere": faulty(vsphere)}
+_CLOUDS: dict[str, CloudFactory] = {"aws": aws, "gcp": gcp, "openstack": openstack, "vsphere": vsphere}
+SOUND: dict[str, Factory] = {"simulated": simulated, **_CLOUDS}
+FAULTY: dict[str, Factory] = {name: faulty(make) for name, make in _CLOUDS.items()}

@@ -120,6 +120,9 @@ class CloudVM:
     wanted_address: str = ""  # the elastic address that it shall get, as in `Wishes.elastic_address`
     detail: str = ""  # why it ended, for people
     operation: str = ""  # of a launch: the cloud's operation that is still running and may fail
+    operation_listed: bool = (
+        False  # lists show the VM as ended if it fails: it need not be asked about before
+    )
     zone: str = ""  # whose volumes it can be given, as `InstanceSpec.zone`; "": the cloud has no zones
     gone: bool = False  # nothing is left of it but what the cloud tells of it for a while
 

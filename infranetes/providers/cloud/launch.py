@@ -58,6 +58,7 @@ class Launcher(Generic[D]):
     """Launches VMs.
 
     :param waiting: has lists show a VM's changes, as `Watcher.waiting`.
+    :param launching: ids of VMs of whose end nobody else is to be told.
     :param unwanted: tokens of failed launches, until when: VMs that turn up with them are destroyed.
     :param destroy: destroys a VM.
     """
@@ -71,6 +72,7 @@ class Launcher(Generic[D]):
         calls: Calls[D],
         ledger: Ledger,
         waiting: Callable[[str], AbstractContextManager[Callable[[], Deferred[None]]]],
+        launching: set[str],
         unwanted: dict[str, float],
         destroy: Callable[[CloudVM], Awaitable[None]],
     ) -> None:
@@ -81,6 +83,7 @@ class Launcher(Generic[D]):
         self._calls = calls
         self._ledger = ledger
         self._waiting = waiting
+        self._launching = launching
         self._unwanted = unwanted
         self._destroy = destroy
         self.architecture = "x86_64"
@@ -189,7 +192,11 @@ class Launcher(Generic[D]):
                     return vm
                 # A VM that is refused from here on has had an id, so the next attempt needs another one.
                 request = attrs.evolve(request, number=request.number + 1)
-                return await self._wait_for_operation(vm)
+                self._launching.add(vm.id)
+                try:
+                    return await self._wait_for_operation(vm)
+                finally:
+                    self._launching.discard(vm.id)
             except CloudError as error:
                 if error.kind is ErrorKind.CONFLICT:
                     return await self._find_launched(request.token, error)
@@ -217,10 +224,12 @@ class Launcher(Generic[D]):
         deadline = self._reactor.seconds() + self._settings.settle_seconds
         what = f"see whether VM {vm.id} is available"
         pause = self._settings.poll_seconds
-        while vm.operation and self._reactor.seconds() < deadline:
-            running = await self._seen_running(vm.id, pause)
+        listed = vm.operation_listed
+        while vm.operation and (left := deadline - self._reactor.seconds()) > 0:
+            running = await self._seen_running(vm.id, left if listed else pause, or_ended=listed)
             if running is not None:
                 return running
+            listed = False
             pause *= _POLL_GROWTH  # each poll asks for one VM only, and the VM boots meanwhile
             try:
                 vm = await self._calls.call(what, partial(self._cloud._thd_poll_launch, vm=vm))
@@ -230,8 +239,10 @@ class Launcher(Generic[D]):
                 raise
         return attrs.evolve(vm, operation="")
 
-    async def _seen_running(self, id: str, seconds: float) -> CloudVM | None:
-        """Wait for a list that shows that a VM runs, so long at most. Return the VM."""
+    async def _seen_running(self, id: str, seconds: float, *, or_ended: bool) -> CloudVM | None:
+        """Wait for a list that shows that a VM runs, so long at most. Return the VM.
+
+        :param or_ended: wait no longer either once a list shows that it has ended."""
         until = self._reactor.seconds() + seconds
         with self._waiting(id) as changed:
             while (left := until - self._reactor.seconds()) > 0:
@@ -240,6 +251,8 @@ class Launcher(Generic[D]):
                 vm = self._ledger.last_said(id)
                 if vm is not None and vm.state is InstanceState.RUNNING:
                     return vm
+                if vm is not None and or_ended and vm.state is InstanceState.ENDED:
+                    return None
         return None
 
     async def _find_launched(self, token: str, conflict: CloudError) -> CloudVM:

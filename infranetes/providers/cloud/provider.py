@@ -120,6 +120,7 @@ class CloudProvider(Generic[D]):
             self._calls,
             self._ledger,
             self._watcher.waiting,
+            self._watcher.launching,
             self._watcher.unwanted,
             self._destroy,
         )

@@ -51,6 +51,7 @@ class Watcher(Generic[D]):
         self._destroy = destroy
         self.watchers: list[Callable[[Instance], None]] = []
         self.destroying: set[str] = set()
+        self.launching: set[str] = set()  # ids of VMs whose ends their launches tell
         self.unwanted: dict[str, float] = {}  # tokens of failed launches, and until when they are
         self._changes: dict[str, Notifier] = {}  # by the VM's id
         self._waiting = 0
@@ -148,7 +149,7 @@ class Watcher(Generic[D]):
             self._ledger.record_end(entry, f"{self._cloud.location} no longer knows it")
 
     def _report_end(self, vm: CloudVM) -> None:
-        if vm.id in self.destroying or vm.id in self._ledger.destroyed:
+        if vm.id in self.destroying or vm.id in self.launching or vm.id in self._ledger.destroyed:
             return
         for watcher in self.watchers:
             try:

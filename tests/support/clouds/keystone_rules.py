@@ -1,15 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an application credential with the manual's access rules may call (source: Keystone user guide,
-"Application credentials", "Access rules")."""
+"""How tokens are asked for, by Keystone's own schema, and what an application credential with the manual's
+access rules may call (source: Keystone user guide, "Application credentials", "Access rules").
+
+The schema is of Keystone's release, which is fetched with pip, pinned, into build/.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import zipfile
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+from jsonschema import Draft4Validator
+
+from tests.support.clouds import nova_schemas, recorded
+
+WHEEL = "keystone-30.0.0-py3-none-any.whl"
+PINNED = "keystone==30.0.0 --hash=sha256:d0fa097278b1c1eda5b2c727766322a6a8afac0ed848d3104253855d4d483515\n"
 RULES = Path(__file__).resolve().parents[3] / "docs" / "provider-openstack-access-rules.json"
+
+
+@lru_cache
+def _schema() -> Draft4Validator:
+    names = ("keystone", "keystone.common", "keystone.common.validation", "keystone.i18n")
+    stubs: dict[str, Any] = {name: ModuleType(name) for name in names}
+    stubs["keystone"].exception = None
+    stubs["keystone.i18n"]._ = str
+    stubs["keystone.common"].validation = stubs["keystone.common.validation"]
+    stubs["keystone.common.validation"].parameter_types = types = ModuleType("parameter_types")
+    types.boolean = {"type": "boolean"}  # type: ignore[attr-defined]
+    with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive, nova_schemas.imported(stubs):
+        return Draft4Validator(nova_schemas.run(archive, "keystone.auth.schema").token_issue)
+
+
+def wrong(body: dict[str, Any]) -> list[str]:
+    """Say what is wrong with a request for a token."""
+    return [f"a token: {each.message[:200]}" for each in _schema().iter_errors(body["auth"])]
 
 
 @lru_cache

@@ -70,7 +70,8 @@ def _stubs() -> dict[str, ModuleType]:
 
 
 @contextmanager
-def _imported(modules: Mapping[str, ModuleType]) -> Iterator[None]:
+def imported(modules: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Have these modules in place of those of their names."""
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:
@@ -83,7 +84,8 @@ def _imported(modules: Mapping[str, ModuleType]) -> Iterator[None]:
                 sys.modules[name] = module
 
 
-def _run(archive: zipfile.ZipFile, name: str) -> ModuleType:
+def run(archive: zipfile.ZipFile, name: str) -> ModuleType:
+    """Run a module of a wheel."""
     module = ModuleType(name)
     source = archive.read(f"{name.replace('.', '/')}.py")
     exec(compile(source, name, "exec"), module.__dict__)  # noqa: S102  a pinned release's own constants
@@ -94,10 +96,10 @@ def _run(archive: zipfile.ZipFile, name: str) -> ModuleType:
 def schemas() -> Schemas:
     """Return the schemas of the version of the API that we ask for. The first call takes long."""
     stubs = _stubs()
-    with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive, _imported(stubs):
+    with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive, imported(stubs):
         for name in ("parameter_types", "response_types"):
-            setattr(stubs["nova.api.validation"], name, _run(archive, f"nova.api.validation.{name}"))
-        modules = {name: _run(archive, f"{_SCHEMAS}.{name}") for name in _MODULES}
+            setattr(stubs["nova.api.validation"], name, run(archive, f"nova.api.validation.{name}"))
+        modules = {name: run(archive, f"{_SCHEMAS}.{name}") for name in _MODULES}
     return Schemas({name: _current(vars(module)) for name, module in modules.items()})
 
 

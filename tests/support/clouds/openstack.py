@@ -21,7 +21,13 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, keystone_rules, nova_resources, nova_schemas
+from tests.support.clouds import (
+    agent_processes,
+    keystone_rules,
+    neutron_attributes,
+    nova_resources,
+    nova_schemas,
+)
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.nova_resources import PROJECT, REGION, ZONES, Json
@@ -53,7 +59,8 @@ class SimulatedOpenStack:
     :ivar faults: what goes wrong. :ivar behaviour: of servers that are launched from now on.
     :ivar launch_seconds: how long a server is in BUILD.
     :ivar token_seconds: how long a token is valid.
-    :ivar malformed: what is wrong with requests and answers by Nova's own schemas, and by the manual's rules.
+    :ivar malformed: what is wrong with requests and answers, by OpenStack's own descriptions and the manual's
+        access rules.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
     :ivar bodies: those of launches. :ivar vm_images: its images of VM-image pods.
     """
@@ -77,7 +84,6 @@ class SimulatedOpenStack:
         self.malformed: list[str] = []
         self.requests: list[dict[str, str]] = []
         self.bodies: list[Json] = []
-        self.authentications: list[Json] = []
         self.urls: list[bytes] = []
         self._sites = [
             ClosableSite(Answering(self._answer, "application/json")),
@@ -86,7 +92,10 @@ class SimulatedOpenStack:
 
     def start(self) -> None:
         """Start a cloud with networks, flavors, an image, two zones and an application credential."""
-        nova_schemas.schemas()  # which takes long
+        nova_schemas.schemas()  # these take long
+        keystone_rules.wrong({"auth": {}})
+        for kind in ("floatingips", "networks", "ports"):
+            neutron_attributes.attributes(kind)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
         options = certificate().options
@@ -239,7 +248,11 @@ class SimulatedOpenStack:
         self, service: str, method: str, path: str, query: dict[str, str], body: Json, version: str
     ) -> Json | None:
         if service == "network":
-            return self.api.neutron(method, path, query, body)
+            kind = path.split("/")[1]
+            self.malformed += neutron_attributes.wrong(method, kind, query, body)
+            answer = self.api.neutron(method, path, query, body)
+            self.malformed += neutron_attributes.wrong_answer(kind, answer)
+            return answer
         if service == "image":
             return self.api.glance(method, path, query)
         path = path.removeprefix("v2.1")
@@ -266,7 +279,7 @@ class SimulatedOpenStack:
 
     def _issue(self, path: str, body: Json) -> Answer:
         """Give a token, as Keystone does (source: Identity API v3, "Authentication and token management")."""
-        self.authentications.append(body)
+        self.malformed += keystone_rules.wrong(body)
         if path != "v3/auth/tokens" or not _is_known(body):
             return _error(401, "The request you have made requires authentication.")
         token = secrets.token_hex(16)

@@ -5,7 +5,8 @@ Nova knows no idempotency tokens, and several servers may have one name. So a la
 in the same call: one whose answer was lost finds its server. Nova's lists are of the database that a server
 is in before its launch is answered.
 
-A launch is answered before a host is found: it is followed until the server runs or is in ERROR.
+A launch is answered before a host is found: it is followed until lists show that the server runs, or has
+ended, of which the server itself tells more.
 
 status                          InstanceState   next
 BUILD                           PENDING         ACTIVE, ERROR
@@ -64,12 +65,13 @@ _ENDED = ("DELETED", "SOFT_DELETED", "ERROR", "SHUTOFF", "SUSPENDED", "SHELVED",
 _BUILD = "BUILD"  # the operation of a launch: its server's own id tells all
 _MAX_REFUSALS = 1000
 
-# Nova itself limits nothing; what stands before it may. These leave room for the cloud's other users.
+# Nova itself limits nothing; what stands before it may. These serve a hundred pods at once, and then leave
+# room for the cloud's other users.
 _RATES = {
-    Action.LAUNCH: Rate(2.0, 10.0),
-    Action.DESTROY: Rate(5.0, 20.0),
-    Action.CHANGE: Rate(5.0, 20.0),
-    Action.LOOK: Rate(10.0, 40.0),
+    Action.LAUNCH: Rate(5.0, 100.0),
+    Action.DESTROY: Rate(10.0, 100.0),
+    Action.CHANGE: Rate(10.0, 100.0),
+    Action.LOOK: Rate(20.0, 200.0),
 }
 
 
@@ -223,6 +225,7 @@ class OpenStackCloud:
             size=request.size,
             wanted_address=address,
             operation=_BUILD,
+            operation_listed=True,
             zone=request.zone,
         )
 
@@ -233,7 +236,7 @@ class OpenStackCloud:
             return None
         oldest = min(servers, key=lambda each: (each.get("created", ""), each["id"]))
         built = oldest.get("status") not in (_BUILD, "ERROR")
-        return attrs.evolve(self._vm(oldest), operation="" if built else _BUILD)
+        return attrs.evolve(self._vm(oldest), operation="" if built else _BUILD, operation_listed=True)
 
     def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
         if vm.id not in self._refused:

@@ -29,7 +29,7 @@ from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
-from tests.support.clouds import nova_resources, nova_schemas
+from tests.support.clouds import keystone_rules, neutron_attributes, nova_resources, nova_schemas
 
 CONTEXT = ProviderContext(Path("/nonexistent"), Path("/nonexistent"), "c", "n")
 GOOD = {"cloud": "pods", "image": "infranetes", "network": "pods"}
@@ -358,6 +358,42 @@ class SampleTests(SynchronousTestCase):
         )
         for status in ("MIGRATING", "UNKNOWN", "BUILD", "PAUSED"):
             self.assertIs(states[status], InstanceState.PENDING, status)
+
+
+class JudgeTests(SynchronousTestCase):
+    """What judges the requests to the simulated OpenStack finds what is wrong with them."""
+
+    def test_requests_and_answers_of_nova(self) -> None:
+        schemas = nova_schemas.schemas()
+        body: dict[str, Any] = {"server": {"name": "x", "flavorRef": "1", "networks": "auto"}}
+        self.assertEqual(schemas.wrong_request("POST", "/servers", {}, body), [])
+        for key, value in (
+            ("tags", ["a/b"]),
+            ("user_data", "!"),
+            ("metadata", {"key": "x" * 256}),
+            ("networks", [{"id": "x"}]),
+            ("clientToken", "x"),
+        ):
+            wrong = schemas.wrong_request("POST", "/servers", {}, {"server": {**body["server"], key: value}})
+            self.assertEqual(len(wrong), 1, key)
+        server = f"/servers/{nova_resources.new_id()}"
+        self.assertTrue(schemas.wrong_answer("GET", server, {"server": {"id": "x"}}))
+        self.assertTrue(schemas.wrong_answer("GET", "/servers/detail", {"servers": [{}]}))
+
+    def test_requests_and_answers_of_neutron(self) -> None:
+        wrong, address = neutron_attributes.wrong, {"floating_network_id": "x", "port_id": "x"}
+        self.assertEqual(wrong("POST", "floatingips", {}, {"floatingip": address}), [])
+        self.assertEqual(wrong("GET", "ports", {"device_id": "x", "fields": "id"}, {}), [])
+        self.assertTrue(wrong("POST", "floatingips", {}, {"floatingip": {**address, "tags": ["x"]}}))
+        self.assertTrue(wrong("PUT", "floatingips", {}, {"floatingip": address}))
+        self.assertTrue(wrong("GET", "ports", {"device": "x"}, {}))
+        self.assertTrue(neutron_attributes.wrong_answer("ports", {"ports": [{"server": "x"}]}))
+
+    def test_requests_for_tokens_and_what_no_access_rule_allows(self) -> None:
+        self.assertTrue(keystone_rules.wrong({"auth": {"identity": {"methods": "password"}}}))
+        self.assertTrue(keystone_rules.allows("compute", "DELETE", "/v2.1/servers/1"))
+        self.assertFalse(keystone_rules.allows("compute", "DELETE", "/v2.1/servers/1/tags"))
+        self.assertFalse(keystone_rules.allows("network", "POST", "/v2.0/networks"))
 
 
 class SettingsTests(SynchronousTestCase):
