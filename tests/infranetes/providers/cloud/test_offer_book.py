@@ -249,7 +249,6 @@ class RefreshTests(BookCase, TestCase):
         self.source.failing = set()
         await start(self.refresh.refresh(1.0))
         self.assertEqual(self.priced()["a.large"], (0.2, "the list"))
-        self.assertEqual(self.source.asked.count("bundled"), 1)
 
     async def test_without_any_sizes_it_does_not_begin(self) -> None:
         self.source.failing = {"types"}
