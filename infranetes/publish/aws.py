@@ -64,6 +64,9 @@ class AwsPublisher:
         self._ec2, self._ebs, self._protected, self._boot_mode = ec2, ebs, protected, boot_mode
         self._clock, self._sleep = clock, sleep
 
+    def close(self) -> None:
+        """Do nothing: botocore's connections end with the process."""
+
     # ---- Publishing
 
     def publish(self, publication: Publication, report: Report) -> Published:

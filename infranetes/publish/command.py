@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
@@ -52,6 +53,7 @@ class Connect(Protocol):
 CLOUDS: Mapping[str, tuple[str, str]] = {
     "aws": ("infranetes.publish.aws_command", "python3-botocore, or `infranetes[aws]`"),
     "gcp": ("infranetes.publish.gcp_command", "python3-requests"),
+    "vsphere": ("infranetes.publish.vsphere_command", "python3-pyvmomi, or `infranetes[vsphere]`"),
 }
 
 
@@ -159,12 +161,12 @@ def run_publish(options: argparse.Namespace) -> None:
     """Run `infranetes-guest publish`."""
     report = functools.partial(say, time.monotonic())
     label = label_of(options.kind, options.name)
-    publisher = _publisher(options)
-    made_here = options.disk is None
-    disk = _make_disk(options, report) if made_here else options.disk
-    plan = scan(disk)
-    report(f"{disk}: {readable(plan.size)}, of which {readable(plan.data_bytes)} are data")
-    published = publisher.publish(Publication(plan, label), report)
+    with closing(_publisher(options)) as publisher:
+        made_here = options.disk is None
+        disk = _make_disk(options, report) if made_here else options.disk
+        plan = scan(disk)
+        report(f"{disk}: {readable(plan.size)}, of which {readable(plan.data_bytes)} are data")
+        published = publisher.publish(Publication(plan, label), report)
     if made_here:
         disk.unlink()
     _show_published(published, options.json)
@@ -213,12 +215,12 @@ def _show_published(published: Published, as_json: bool) -> None:
 def run_images(options: argparse.Namespace) -> None:
     """Run `infranetes-guest images`."""
     report = functools.partial(say, time.monotonic())
-    publisher = _publisher(options)
-    found = publisher.images()
-    chosen = choose(found, options.remove, options.remove_older_than_days, options.keep, time.time())
-    for image in chosen:
-        publisher.remove(image)
-        report(f"removed {image.id}")
+    with closing(_publisher(options)) as publisher:
+        found = publisher.images()
+        chosen = choose(found, options.remove, options.remove_older_than_days, options.keep, time.time())
+        for image in chosen:
+            publisher.remove(image)
+            report(f"removed {image.id}")
     removed = {image.id for image in chosen}
     left = [image for image in found if image.id not in removed]
     if options.json:
@@ -227,7 +229,7 @@ def run_images(options: argparse.Namespace) -> None:
         return
     for image in left:
         created = time.strftime("%Y-%m-%d %H:%M", time.gmtime(image.created))
-        words = (image.id, created, image.kind, image.name or "-", image.used_by)
+        words = (image.id, created, image.kind, image.name or image.title, image.used_by)
         print("  ".join(words).rstrip())
     if not left:
         print(f"{publisher.cloud} has no images that were published by this command")

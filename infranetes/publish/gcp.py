@@ -25,6 +25,7 @@ import requests
 from libcloud.common.google import GoogleBaseError
 
 from infranetes.providers.cloud import errors as cloud_errors
+from infranetes.providers.cloud.connections import close_session
 from infranetes.providers.cloud.gcp import errors
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.images import NAME, OURS, VERSION
@@ -64,6 +65,11 @@ class GcpPublisher:
         self._driver, self._storage = driver, storage
         self._zones, self._configured = zones, configured
         self._clock, self._sleep = clock, sleep
+
+    def close(self) -> None:
+        close_session(self._driver)
+        if self._storage is not None:
+            self._storage.close()
 
     # ---- Publishing
 

@@ -110,3 +110,6 @@ class Publisher(Protocol):
 
     def remove(self, image: CloudImage) -> None:
         """Remove an image with its parts. Idempotent."""
+
+    def close(self) -> None:
+        """End what connects it to the cloud."""

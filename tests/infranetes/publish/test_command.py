@@ -131,6 +131,9 @@ class OwnDiskTests(SynchronousTestCase):
             raise Unavailable("the cloud is away")
         return Published("aws", "ami-1", publication.title, "", {"image": "ami-1"})
 
+    def close(self) -> None:
+        """Do nothing."""
+
     def run_command(self) -> int:
         directory = str(self.directory)
         return command.main(["publish", "aws", "--kind", "oci", "--size", "3", "--image-dir", directory])

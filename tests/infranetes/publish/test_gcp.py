@@ -12,7 +12,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.providers.cloud.connections import close_session
 from infranetes.providers.cloud.gcp import credentials
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.settings import Settings
@@ -71,9 +70,7 @@ class Publishing(TestCase):
     async def end(self) -> None:
         """Stop to serve."""
         for publisher in self.opened:
-            close_session(publisher._driver)
-            assert publisher._storage is not None
-            publisher._storage.close()
+            publisher.close()
         await self.storage.stop()
 
     def pause(self, seconds: float) -> None:

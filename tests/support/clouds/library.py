@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 from base64 import b64encode
+from collections.abc import Callable
 from http.client import HTTPConnection
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.support.clouds.faults import Fault, FaultKind
 from tests.support.clouds.http_sites import Answer
 
 LOGIN, LOGOUT, DEPLOY, FIND, ITEM = "RestLogin", "RestLogout", "RestDeploy", "RestFind", "RestItem"
+FILE = "RestFile"
 
 _ITEMS = "/rest/com/vmware/content/library/item"
 _OVF = """<?xml version="1.0" encoding="UTF-8"?>
@@ -94,6 +96,14 @@ class ContentLibrary:
         self._items.append(id)
         return id
 
+    def items(self) -> list[str]:
+        """Return the ids of all items."""
+        return list(self._ask("GET", f"{_ITEMS}?library_id={self.id}") or [])
+
+    def adopt_items(self) -> None:
+        """Have `remove` remove the items of others too."""
+        self._items = self.items()
+
     def remove(self) -> None:
         """Remove the library with its items."""
         for id in self._items:
@@ -123,7 +133,7 @@ class RestProxy:
     """Proxies the REST requests to a `SimulatedVcenter`.
 
     :ivar held: deploys wait for it, when it is set. :ivar tokens: of the sessions that are open.
-    :ivar vapps: whether items are vApps, which vcsim can't deploy."""
+    :ivar vapps: whether items are vApps, which vcsim can't deploy. :ivar on_file: told of files for items."""
 
     def __init__(self, world: Any, agent: Any) -> None:
         self._world = world
@@ -131,6 +141,7 @@ class RestProxy:
         self.held: Deferred[None] | None = None
         self.tokens: list[str] = []
         self.vapps = False
+        self.on_file: Callable[[bytes], object] = lambda content: None
         self._deploys = DeferredLock()
 
     def release(self) -> None:
@@ -143,7 +154,12 @@ class RestProxy:
         """Return vcsim's answer. :raise ConnectionError: the connection breaks instead."""
         body = request.content.read()
         action = _action(request.method.decode(), request.uri.decode())
-        parameters = {"Action": action, "this": request.uri.decode(), "body": body.decode()}
+        if action == FILE:
+            self.on_file(body)
+            body_shown = f"{len(body)} bytes"
+        else:
+            body_shown = body.decode()
+        parameters = {"Action": action, "this": request.uri.decode(), "body": body_shown}
         self._world.requests.append(parameters)
         fault = self._world.faults.befalling(parameters)
         early = _refusal(fault)
@@ -209,6 +225,8 @@ def _action(method: str, uri: str) -> str:
     path, _, query = uri.partition("?")
     if path.endswith("/cis/session"):
         return LOGIN if method == "POST" else LOGOUT
+    if method == "PUT":
+        return FILE
     if "action=deploy" in query:
         return DEPLOY
     return FIND if "action=find" in query else ITEM

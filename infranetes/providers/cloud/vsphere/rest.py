@@ -76,6 +76,10 @@ class Rest:
                 break
         return answer.value()
 
+    def token(self) -> str:
+        """Return the session's token, for transfers of files; "": there is none yet."""
+        return self._token
+
     def _thd_log_in(self) -> None:
         password = _thd_password(self._password_file)
         credentials = b64encode(f"{self._username}:{password}".encode()).decode()
