@@ -37,6 +37,7 @@ class OfferRefresh(Generic[D]):
         self._calls = calls
         self._first_seconds = min(FIRST_SECONDS, retry_seconds)
         self._stopped = False
+        self._warned = False  # that something is bundled
         self.trouble: dict[str, str] = {}
 
     async def begin(self) -> None:
@@ -98,11 +99,11 @@ class OfferRefresh(Generic[D]):
         told = self._book.told
         if told.offers_at and told.prices_at:
             return
-        first = not self._book.bundled
         bundled = await run_in_thread(self._reactor, self._book.source._thd_bundled, told.offers)
         self._book.use_bundled(bundled)
-        if not first:
+        if self._warned:
             return
+        self._warned = True
         _log.warn(
             "{cloud}: {what} are those of {bundled}, which age: {why}",
             cloud=self._book.source.sources.location,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.cloud import offer_refresh
@@ -240,7 +241,19 @@ class RefreshTests(BookCase, TestCase):
 
     async def test_bundled_ones_serve_where_the_cloud_has_never_told(self) -> None:
         self.source.failing = {"types", "prices"}
-        await self.begin()
+        with capturedLogs() as logged:
+            await self.begin()
+            for _ in range(2):
+                await start(self.refresh.refresh(1.0))
+                await start(self.refresh._fill_gaps())
+        said = [formatEvent(event) for event in logged if event["log_level"] is LogLevel.warn]
+        self.assertEqual(
+            said,
+            [
+                "cloud here: sizes and prices are those of the package, which age: "
+                "sizes can't be asked for: no types for you"
+            ],
+        )
         self.assertEqual(self.priced(), {"a.small": (0.5, "the package"), "old.small": (0.25, "the package")})
         self.assertFalse(self.path.exists())
         self.source.failing = {"prices"}
