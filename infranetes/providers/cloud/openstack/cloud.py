@@ -20,6 +20,7 @@ ERROR                           ENDED
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -64,6 +65,8 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 _ENDED = ("DELETED", "SOFT_DELETED", "ERROR", "SHUTOFF", "SUSPENDED", "SHELVED", "SHELVED_OFFLOADED")
 _BUILD = "BUILD"  # the operation of a launch: its server's own id tells all
 _MAX_REFUSALS = 1000
+_IMAGE_SECONDS = 60.0
+_MAX_IMAGES = 1000
 
 # Nova itself limits nothing; what stands before it may. These serve a hundred pods at once, and then leave
 # room for the cloud's other users.
@@ -97,6 +100,7 @@ class OpenStackCloud:
         self._addresses = FloatingAddresses(context.cluster, context.node)
         self._architecture = "x86_64"  # of the configured image; all others have to fit
         self._flavors: dict[str, str] = {}  # ids by names
+        self._images: dict[str, tuple[str, float]] = {}  # ids of newest images by names, and until when
         self._network = ""  # the id of the configured one
         self._found = _Found()
         self._refused: dict[str, tuple[ErrorKind, str]] = {}  # why launches were, by servers' ids
@@ -210,10 +214,7 @@ class OpenStackCloud:
         flavor = self._flavors.get(request.size)
         if flavor is None:
             raise CloudError(ErrorKind.CAPACITY, f"there is no flavor {request.size} any more")
-        text = request.image or self._settings.image
-        image = text if is_any_id(text) else (images._thd_resolve(driver, text) or {}).get("id")
-        if image is None:
-            raise CloudError(ErrorKind.INVALID, f"there is no active image {text}")
+        image = self._thd_image_id(driver, request.image or self._settings.image)
         subnet, address = request.wishes.subnet, self._wanted_address(request.wishes)
         network = self._thd_network(driver, subnet) if subnet else self._network
         id = driver.create_server(body.server(self._settings, request, flavor, image, network, address))
@@ -228,6 +229,21 @@ class OpenStackCloud:
             operation_listed=True,
             zone=request.zone,
         )
+
+    def _thd_image_id(self, driver: Driver, text: str) -> str:
+        """Return an image's id. Which is the newest of a name is asked once a minute."""
+        if is_any_id(text):
+            return text
+        id, until = self._images.get(text, ("", 0.0))
+        if time.monotonic() > until:
+            image = images._thd_resolve(driver, text)
+            if image is None:
+                raise CloudError(ErrorKind.INVALID, f"there is no active image {text}")
+            if len(self._images) > _MAX_IMAGES:
+                self._images.clear()
+            id = image["id"]
+            self._images[text] = id, time.monotonic() + _IMAGE_SECONDS
+        return id
 
     def _thd_named(self, driver: Driver, name: str) -> CloudVM | None:
         """Return our server of this name, the oldest if there are several."""

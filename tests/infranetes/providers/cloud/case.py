@@ -31,7 +31,6 @@ prices()
 discovery.compute()
 ec2_model.model()
 azure_models.api()
-nova_schemas.schemas()
 
 Call = Mapping[str, str]
 
@@ -167,6 +166,10 @@ class OpenStackCase(CloudCase):
     cheapest, large, quota = ("m1.tiny", "m1.small"), "m1.large", "Quota exceeded"
     asked_again = 0
     world: SimulatedOpenStack
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        nova_schemas.schemas()  # which takes a moment, once
 
     def make_world(self) -> SimulatedOpenStack:
         return SimulatedOpenStack(reactor, self.run_dir / "machines")

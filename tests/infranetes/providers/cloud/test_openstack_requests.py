@@ -98,6 +98,7 @@ class LaunchTests(RequestCase, TestCase):
 
     async def test_the_smallest_flavor_that_fits_and_has_a_disk(self) -> None:
         provider = await self.started_for_requests()
+        begun = len(self.world.requests)
         for size, name in (
             (Size(), "m1.tiny"),
             (Size(cpu_millis=1500), "m1.medium"),
@@ -105,6 +106,7 @@ class LaunchTests(RequestCase, TestCase):
         ):
             self.assertEqual((await self.within(provider.launch(self.spec(size=size)))).size, name)
         self.assertEqual({one.cost_per_hour for one in await self.within(provider.list())}, {None})
+        self.assertEqual(self.actions(begun).count("get images"), 1, "the image is looked up once a minute")
 
     async def test_a_root_disk_of_a_size_of_its_own_is_a_volume_that_goes_with_the_server(self) -> None:
         self.world.api.flavors = [one for one in self.world.api.flavors if one["name"] == "m1.diskless"]
