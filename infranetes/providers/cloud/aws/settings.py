@@ -59,7 +59,7 @@ class Settings(CloudSettings):
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
     # Of burstable instances that have used up their CPU credits: the baseline, or more for money.
     burst: Literal["standard", "unlimited"] = "standard"
-    sizes: tuple[str, ...] = ("t3.*", "m5.*", "c5.*", "r5.*", "g4dn.*", "p3.*")
+    sizes: tuple[str, ...] = ("t3.*", "m5.*", "c5.*", "r5.*", "m6i.*", "c6i.*", "r6i.*", "g4dn.*", "g5.*")
     access_key: str = ""
     secret_key: str = secret(default="", validator=_pair)
     profile: str = ""  # of the AWS configuration files, when no keys are given here

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -13,6 +17,7 @@ from infranetes.providers.cloud.aws import regions
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.regions import Endpoint
 from infranetes.providers.cloud.aws.settings import Settings
+from tests.support.clouds.agent_processes import ROOT
 from tests.support.clouds.aws_policy import POLICY
 
 HOSTS = {
@@ -99,3 +104,32 @@ class WithoutBotocoreTests(RegionTests):
         """Forget what botocore has told."""
         regions._resolver.cache_clear()
         regions._botocore.cache_clear()
+
+
+class OfferingTests(SynchronousTestCase):
+    """What EC2 offers in each region, as moto's release has it."""
+
+    def test_the_default_sizes_serve_large_pods_in_each_region_and_are_all_offered(self) -> None:
+        defaults = Settings(region="eu-west-1", image="ami-12345678").sizes
+        files = sorted((moto_data() / "instance_type_offerings" / "availability-zone").iterdir())
+        self.assertGreater(len(files), 25)
+        everywhere: set[str] = set()
+        for file in files:
+            offered = {one["InstanceType"] for one in json.loads(gzip.decompress(file.read_bytes()))}
+            found = {name for name in offered if any(fnmatchcase(name, each) for each in defaults)}
+            for size in ("large", "xlarge", "8xlarge"):
+                lasting = [name for name in found if name.endswith(f".{size}") and not name.startswith("t")]
+                self.assertTrue(lasting, f"{file.name}: {size}")
+            everywhere |= offered
+        for pattern in defaults:
+            self.assertTrue(any(fnmatchcase(name, pattern) for name in everywhere), f"none is {pattern}")
+
+
+def moto_data() -> Path:
+    """Where moto has EC2's data. Debian has no moto, so it may be the virtual environment's."""
+    found = sorted((ROOT / ".venv" / "lib").glob("python3*/site-packages/moto/ec2/resources"))
+    if found:
+        return found[0]
+    spec = find_spec("moto")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "ec2" / "resources"
