@@ -56,6 +56,8 @@ PACKAGES = ("grub2-common", "grub-pc-bin", "grub-efi-amd64-signed", "shim-signed
 
 # Of the disks that the root may be on, for the initial RAM disk, which has the guest image's: virtio's.
 DISK_DRIVERS = ("nvme", "sd_mod", "virtio_scsi", "vmw_pvscsi", "hv_storvsc", "xen_blkfront")
+# Of those that the guest image's kernel lacks and a script may install others with.
+MORE_DISK_DRIVERS = ("ahci", "mptsas", "mptspi")
 CARD_DRIVERS = ("virtio_net", "ena", "gve", "vmxnet3", "hv_netvsc", "xen_netfront")
 
 # GPT: a boot loader for BIOS, another for UEFI, and the root as the last one, which grows. Sizes in MiB.
@@ -100,7 +102,10 @@ def files(source: str, kind: str, guest: GuestImage, root: str) -> Files:
     return {
         "etc/infranetes/vmserver.toml": (0o644, agent(source, kind, guest)),
         "etc/fstab": (0o644, f"UUID={root} / ext4 rw,noatime 0 1\n"),
-        "usr/share/initramfs-tools/modules.d/infranetes-cloud": (0o644, "\n".join(DISK_DRIVERS) + "\n"),
+        "usr/share/initramfs-tools/modules.d/infranetes-cloud": (
+            0o644,
+            "\n".join((*DISK_DRIVERS, *MORE_DISK_DRIVERS)) + "\n",
+        ),
         DHCP_UNIT: (0o644, f"[Match]\n{cloud.card}\n[Network]\nDHCP=ipv4\n[DHCPv4]\nUseMTU=yes\n"),
         f"etc/systemd/system/{GROW_UNIT}": (0o644, _GROW),
         "usr/lib/infranetes/root-partition/root.conf": (0o644, "[Partition]\nType=root\n"),

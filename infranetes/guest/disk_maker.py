@@ -24,6 +24,9 @@ _ENABLED = ("systemd-networkd.service", cloud_recipe.GROW_UNIT)
 # For templates alone, of which this machine is none; guest images without Docker don't have it.
 _WARM_UNIT = "infranetes-warm.service"
 _POLICY = Path("usr/sbin/policy-rc.d")  # says no to packages that start what they bring
+# With each kernel they would write another menu, without this one's words for the kernel. In the tree they
+# fail, since they don't find the root's disk. The menu names Debian's link to the newest kernel.
+_MENU_HOOKS = tuple(f"etc/kernel/{event}.d/zz-update-grub" for event in ("postinst", "postrm"))
 _SCRIPT = "run/infranetes-script"
 
 
@@ -115,6 +118,8 @@ class DiskMaker:
         say(f"installing {', '.join(packages)}")
         self.inside("apt-get", "update", "-q")
         self.inside("apt-get", "install", "-qy", "--no-install-recommends", *packages)
+        for hook in _MENU_HOOKS:
+            (self.tree / hook).unlink(missing_ok=True)
 
     def run_script(self, script: Path) -> None:
         say(f"running {script}")

@@ -60,6 +60,9 @@ cat >/etc/systemd/system/own.service <<END
 {UNIT}
 END
 systemctl enable own.service
+# As a kernel's package does:
+kernel=$(readlink /vmlinuz)
+run-parts --exit-on-error --arg="${{kernel#boot/vmlinuz-}}" --arg="/$kernel" /etc/kernel/postinst.d
 """
 PROBE = f"""\
 import socket
