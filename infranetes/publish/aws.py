@@ -269,7 +269,10 @@ class AwsPublisher:
             wanted: list[Filter] = [{"Name": "tag-key", "Values": [KEY]}]
             shown = self._ec2.describe_images(Owners=["self"], Filters=wanted)["Images"]
             used = self._used([each["ImageId"] for each in shown])
+            snapshots = self._ec2.describe_snapshots(OwnerIds=["self"], Filters=wanted)["Snapshots"]
         found = [_cloud_image(each, used.get(each["ImageId"], "")) for each in shown]
+        parts = {part for image in found for part in image.parts}
+        found += [_left_over(each) for each in snapshots if each["SnapshotId"] not in parts]
         return sorted(found, key=lambda each: (-each.created, each.id))
 
     def _used(self, ids: list[str]) -> Mapping[str, str]:
@@ -293,7 +296,8 @@ class AwsPublisher:
 
     def remove(self, image: CloudImage) -> None:
         with explained(f"remove image {image.id}"):
-            _unless_missing(lambda: self._ec2.deregister_image(ImageId=image.id))
+            if image.id not in image.parts:
+                _unless_missing(lambda: self._ec2.deregister_image(ImageId=image.id))
             for snapshot in image.parts:
                 _unless_missing(lambda id=snapshot: self._ec2.delete_snapshot(SnapshotId=id))  # type: ignore[misc]
 
@@ -325,4 +329,19 @@ def _cloud_image(shown: ImageShown, used_by: str) -> CloudImage:
         created=datetime.fromisoformat(shown["CreationDate"]).timestamp(),
         parts=[str(disk["SnapshotId"]) for disk in disks if "SnapshotId" in disk],
         used_by=used_by,
+    )
+
+
+def _left_over(shown: SnapshotShown) -> CloudImage:
+    """A snapshot of which no image was made, as an image without one."""
+    tags, id = tags_of(shown), shown["SnapshotId"]
+    is_pending = shown["State"] == "pending"
+    return CloudImage(
+        id=id,
+        title=tags.get("Name", ""),
+        kind=tags.get(KIND, ""),
+        name=tags.get(NAME, ""),
+        created=shown["StartTime"].timestamp(),
+        parts=[id],
+        used_by="it is being written" if is_pending else "",
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Protocol, TypedDict, cast
 
 from botocore.config import Config
@@ -35,6 +36,7 @@ class SnapshotShown(TypedDict, total=False):
     SnapshotId: str
     State: str
     StateMessage: str
+    StartTime: datetime
     Tags: Sequence[Tag]
 
 

@@ -7,6 +7,7 @@ import argparse
 import functools
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -181,9 +182,12 @@ def _make_disk(options: argparse.Namespace, report: Report) -> Path:
     directory: Path = options.image_dir / _DISKS
     directory.mkdir(parents=True, exist_ok=True)
     disk = directory / f"{options.cloud}-{options.kind}-{digest}.raw"
-    if disk.exists():
+    is_there = disk.exists()
+    if is_there:
+        os.utime(disk)  # which says since when nobody goes on with it
         report(f"going on with {disk}, which an earlier run has made")
-    else:
+    _remove_old(directory, report)
+    if not is_there:
         build_cloud_disk(
             options.cloud,
             options.kind,
@@ -194,6 +198,14 @@ def _make_disk(options: argparse.Namespace, report: Report) -> Path:
             image_dir=options.image_dir,
         )
     return disk
+
+
+def _remove_old(directory: Path, report: Report) -> None:
+    """Remove what runs have left that nobody has gone on with for a day: disks, and what was made of them."""
+    for file in directory.iterdir():
+        if file.is_file() and file.stat().st_mtime < time.time() - _DAY:
+            file.unlink(missing_ok=True)
+            report(f"removed {file}, of a run that nobody has gone on with")
 
 
 def _show_published(published: Published, as_json: bool) -> None:

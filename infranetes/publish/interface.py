@@ -83,7 +83,7 @@ class Published:
 
 @attrs.frozen
 class CloudImage:
-    """An image of ours that a cloud has.
+    """An image of ours that a cloud has, or what is left of one that was not finished.
 
     :ivar created: seconds since 1970. :ivar used_by: why it stays; `""`: nothing that is known."""
 

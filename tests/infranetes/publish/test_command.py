@@ -149,6 +149,17 @@ class OwnDiskTests(SynchronousTestCase):
         self.assertEqual([each.disk.path for each in self.published], [disk, disk])
         self.assertFalse(disk.exists())
 
+    def test_what_nobody_has_gone_on_with_for_a_day_is_removed(self) -> None:
+        self.fails = True
+        self.run_command()
+        self.guest = attrs.evolve(self.guest, key="newer")
+        self.run_command()
+        [old, new] = self.made
+        self.assertTrue(old.exists())
+        os.utime(old, (0, 0))
+        self.run_command()
+        self.assertEqual((old.exists(), new.exists()), (False, True))
+
     def test_that_of_another_guest_image_is_not_published(self) -> None:
         self.fails = True
         self.run_command()

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -16,7 +19,7 @@ from infranetes.providers.cloud.gcp import credentials
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.provider import CloudProvider
-from infranetes.publish import gcp_storage, resumable
+from infranetes.publish import command, gcp_storage, resumable
 from infranetes.publish.gcp import GcpPublisher
 from infranetes.publish.gcp_storage import Storage
 from infranetes.publish.interface import ImageLabel, Publication, Published
@@ -247,6 +250,26 @@ class InterruptedTests(PublishCase):
 
 class OldImagesTests(PublishCase):
     """Listing and removing."""
+
+    async def test_by_the_command(self) -> None:
+        table = self.world.table()
+        del table["image"]  # there is none yet
+        lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        path = self.disk.with_name("infranetes.toml")
+        path.write_text("[providers.gcp]\n" + "\n".join(lines) + "\n")
+        out = io.StringIO()
+        self.patch(sys, "stdout", out)
+        self.patch(sys, "stderr", io.StringIO())
+        where = ["--config", str(path), "--json"]
+        bucket = ["--bucket", BUCKET, "--storage-endpoint", self.storage.endpoint]
+        publish = ["publish", "gcp", "--disk", str(self.disk), *bucket, *where]
+        self.assertEqual(await deferToThread(command.main, publish), 0)
+        made = json.loads(out.getvalue())
+        self.assertEqual(made["settings"], {"image": made["image"]})
+        out.truncate(out.seek(0))
+        self.assertEqual(await deferToThread(command.main, ["images", "gcp", "--keep", "1", *where]), 0)
+        [image] = json.loads(out.getvalue())["images"]
+        self.assertEqual((image["title"], image["used_by"]), (made["title"], ""))
 
     async def test_images_are_listed_and_removed(self) -> None:
         made = await self.publish(Publication(self.publication.disk, ImageLabel("machine", "team/web:1.0")))
