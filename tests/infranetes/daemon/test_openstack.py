@@ -19,7 +19,9 @@ class OpenStackDaemonTests(CloudDaemonCase):
         self,
     ) -> None:
         self.world.faults.add(FaultKind.THROTTLE, share=0.2)
-        self.config["providers"]["openstack"]["settle_seconds"] = 30.0  # as long a launch is followed
+        table = self.config["providers"]["openstack"]
+        table["settle_seconds"] = 30.0  # so long a launch is followed
+        table["allowed_elastic_addresses"] = ["new"]
         self.world.launch_seconds = 1.0  # lists show each server before and after it is refused
         self.world.faults.add(FaultKind.CAPACITY, "launch", times=1)
         self.world.faults.add(FaultKind.LOST, "launch", times=1)
