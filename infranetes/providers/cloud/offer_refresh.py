@@ -45,10 +45,12 @@ class OfferRefresh(Generic[D]):
 
         :raise Unavailable: there are none; says why."""
         self._tell("the file", await run_in_thread(self._reactor, self._book._thd_load))
+        patience = 0.0
         if not self._book.told.offers_at:
             await self._ask("sizes", self._thd_ask_types, self._first_seconds)
+            patience = _PATIENCE
         if self._book.told.offers_at and not self._book.told.prices_at:
-            await self._ask_for_prices_a_while()
+            await self._ask_for_prices(patience)
         await self._fill_gaps()
         if not self._book.everything:
             why = "; ".join(self.trouble.values())
@@ -78,13 +80,13 @@ class OfferRefresh(Generic[D]):
         if not _is_fresh(now, told.prices_at):
             await self._ask("prices", self._thd_ask_prices, seconds)
 
-    async def _ask_for_prices_a_while(self) -> None:
-        """Ask for prices, and go on without them when that takes long: they are used once they come."""
+    async def _ask_for_prices(self, patience: float) -> None:
+        """Ask for prices, and go on without them after so long: they are used once they come."""
         asking = start(self._ask("prices", self._thd_ask_prices, self._first_seconds))
         waiting: Deferred[None] = Deferred()
         asking.addBoth(lambda _: None if waiting.called else waiting.callback(None))
         with suppress(TimeoutError):
-            await waiting.addTimeout(_PATIENCE, self._reactor)
+            await waiting.addTimeout(patience, self._reactor)
 
     def _due(self) -> float:
         """Seconds until it is to be asked again."""

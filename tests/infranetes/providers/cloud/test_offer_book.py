@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
@@ -58,9 +59,14 @@ class Source:
 
 
 class Calls:
-    """Calls at once."""
+    """Calls at once. :ivar silent: what is called and does not answer, and since when it does."""
+
+    def __init__(self) -> None:
+        self.silent: dict[str, Deferred[None]] = {}
 
     async def call(self, what: str, work: Callable[[str], Any], **options: Any) -> Any:
+        if what in self.silent:
+            await self.silent[what]
         return work("driver")
 
 
@@ -78,7 +84,8 @@ class BookCase:
     def open(self, own: Mapping[str, float] | None = None) -> None:
         """Be the next daemon."""
         self.book: OfferBook[str] = OfferBook(self.path, self.source, own or {}, lambda: self.now)
-        calls: Any = Calls()
+        self.calls = Calls()
+        calls: Any = self.calls  # in place of those of a cloud
         self.refresh: OfferRefresh[str] = OfferRefresh(reactor, self.book, calls, 1.0)
 
     def priced(self) -> dict[str, tuple[float | None, str]]:
@@ -214,6 +221,17 @@ class RefreshTests(BookCase, TestCase):
         self.source.asked.clear()
         await self.begin()
         self.assertEqual((self.source.asked, len(self.book.offers)), ([], 2))
+
+    async def test_no_start_waits_for_prices_for_long_and_the_next_ones_not_at_all(self) -> None:
+        for patience in (0.01, 600.0):
+            self.patch(offer_refresh, "_PATIENCE", patience)
+            self.open()
+            told: Deferred[None] = Deferred()
+            self.calls.silent["ask for prices"] = told
+            await self.begin().addTimeout(30.0, reactor)
+            self.assertEqual(self.priced()["a.small"], (0.5, "the package"))
+        told.callback(None)
+        self.assertEqual(self.priced()["a.small"], (0.1, "the list"))
 
     async def test_it_is_asked_again_when_a_day_is_over(self) -> None:
         await self.begin()
