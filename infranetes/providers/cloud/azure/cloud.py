@@ -72,6 +72,10 @@ class AzureCloud:
         self._book = book
         book.use_zones(self._zone(each) for each in settings.zones)
         self._addresses = Addresses()
+        # Names of VMs that are asked for, since each step of a launch can fail: with an interface, and that
+        # Azure has made.
+        self._with_nic: set[str] = set()
+        self._with_vm: set[str] = set()
         self._architecture = "x86_64"  # of the configured image; all others have to fit
         self.location = f"azure {settings.resource_group} {settings.location}"
 
@@ -155,18 +159,22 @@ class AzureCloud:
         name = name_of(request.token, request.number)
         content = body.vm(self._settings, self._group, request, name)
         try:
-            self._thd_make_nic(driver, request, name)
+            if name in self._with_vm:
+                return self._thd_launched_before(driver, name)
+            if name not in self._with_nic:
+                self._thd_make_nic(driver, request, name)
+                self._with_nic.add(name)
             operation = driver.create_vm(name, content)
         except AzureError as error:
             cloud_error = errors.classify(error)
             assert cloud_error is not None
             if cloud_error.kind is ErrorKind.CONFLICT:
-                existing = self._thd_get(driver, name)  # launched before, and the answer was lost
-                if existing is not None:
-                    return existing
-            elif cloud_error.kind not in (ErrorKind.TRANSIENT, ErrorKind.THROTTLED):
+                self._with_vm.add(name)
+                return self._thd_launched_before(driver, name)
+            if cloud_error.kind not in (ErrorKind.TRANSIENT, ErrorKind.THROTTLED):
                 self._thd_delete_unused(driver, name)
             raise
+        self._forget_steps(name)
         return CloudVM(
             id=name,
             token=request.token,
@@ -176,6 +184,20 @@ class AzureCloud:
             operation=operation,
             zone=request.zone,
         )
+
+    def _thd_launched_before(self, driver: Driver, name: str) -> CloudVM:
+        """Return the VM that Azure has made, though its answer was lost.
+
+        :raise CloudError: it is not there any more."""
+        vm = driver.vm(name)
+        self._forget_steps(name)
+        if vm is None or not self._is_ours(vm):
+            raise CloudError(ErrorKind.CONFLICT, f"VM {name} was launched before, and is not there")
+        return self._vm(vm, statuses_of(vm))
+
+    def _forget_steps(self, name: str) -> None:
+        self._with_nic.discard(name)
+        self._with_vm.discard(name)
 
     def _check_size(self, request: LaunchRequest) -> None:
         """:raise CloudError: the zone lacks the size."""
@@ -206,6 +228,7 @@ class AzureCloud:
 
     def _thd_delete_unused(self, driver: Driver, name: str) -> None:
         """Delete what was made for a VM that is refused. What can't be deleted now is swept."""
+        self._forget_steps(name)
         for kind in (NIC, ADDRESS):
             try:
                 driver.delete(kind, name)
@@ -309,6 +332,7 @@ class AzureCloud:
         ]
 
     def _thd_release(self, driver: Driver, leftover: Leftover) -> None:
+        self._forget_steps(leftover.id)
         driver.delete(_KINDS[leftover.kind], leftover.id)
 
     def _thd_console_output(self, driver: Driver, id: str) -> str:

@@ -276,6 +276,18 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
     def _request(
         self, method: str, path: str, params: Mapping[str, str], body: Mapping[str, object] | None = None
     ) -> _Json:
+        """Return what Azure answers. A look is several reads: one that fails within Azure is made once more,
+        so that the others were not made in vain."""
+        try:
+            return self._send(method, path, params, body)
+        except AzureError as error:
+            if method != "GET" or int(error.code) < 500:
+                raise
+        return self._send(method, path, params, body)
+
+    def _send(
+        self, method: str, path: str, params: Mapping[str, str], body: Mapping[str, object] | None
+    ) -> _Json:
         return self.connection.request(
             path, params=dict(params), data=body, method=method, retry_failed=False
         ).object

@@ -133,6 +133,16 @@ class LaunchTests(AzureCase, TestCase):
             self.assertIn(words, str(error))
             self.settings[key] = good
 
+    async def test_a_read_that_fails_within_azure_is_made_once_more(self) -> None:
+        provider = await self.started()
+        await self.running(provider, self.spec())
+        for action in ("list VMs", "list states"):
+            fault = self.world.faults.add(FaultKind.ERROR, action, times=1)
+            failed = provider.status()["calls"].partition(",")[2]
+            [listed] = await self.within(provider.list())
+            self.assertEqual((fault.happened, listed.state), (1, InstanceState.RUNNING))
+            self.assertEqual(provider.status()["calls"].partition(",")[2], failed)
+
     async def test_long_lists_have_several_pages(self) -> None:
         self.world.arm.page = 2
         provider = await self.started()
@@ -169,6 +179,24 @@ class LeftTests(AzureCase, TestCase):
                 await self.within(provider.destroy(one.id))
             await self.until(lambda: not self.world.holdings(), "it is swept")
             await self.within(provider.stop())
+
+    async def test_a_step_that_was_taken_is_not_taken_again(self) -> None:
+        self.world.faults.add(FaultKind.LOST, "launch", times=1)
+        self.world.faults.add(FaultKind.ERROR, "get virtualMachines", times=3)
+        provider = await self.started()
+        await self.running(provider, self.spec())
+        self.assertEqual((len(self.world.nics), len(self.world.bodies)), (1, 2))
+
+    async def test_an_interface_that_was_swept_is_made_again(self) -> None:
+        self.settings.update(retry_first=0.2, retry_most=0.2, retry_seconds=0.3)
+        provider = await self.started()
+        self.world.faults.add(FaultKind.ERROR, "launch")
+        spec = self.spec()
+        await self.refused(Unavailable, provider.launch(spec))
+        await self.until(lambda: not self.world.holdings(), "it is swept")
+        self.world.faults.clear()
+        instance = await self.running(provider, spec)
+        self.assertEqual((len(self.world.nics), self.world.running()), (2, [instance.id]))
 
     async def test_a_refused_launch_leaves_no_interface(self) -> None:
         self.settings |= {"sweep_seconds": 600.0, "allow_public_address": True}
