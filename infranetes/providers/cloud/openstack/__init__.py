@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from infranetes.providers.cloud import own_prices
 from infranetes.providers.cloud.openstack.cloud import OpenStackCloud
 from infranetes.providers.cloud.openstack.driver import Driver
 from infranetes.providers.cloud.openstack.settings import Settings
@@ -19,4 +20,5 @@ __all__ = ["create"]
 def create(reactor: IReactor, table: Mapping[str, object], context: ProviderContext) -> CloudProvider[Driver]:
     """Make the provider of Nova's servers (see `registry.ProviderFactory`)."""
     settings = config.structure(table, Settings, source=context.source, prefix="providers.openstack")
-    return CloudProvider(reactor, OpenStackCloud(settings, context), settings, context)
+    own = own_prices.read(settings.prices_file, f"{context.source}: providers.openstack.prices_file")
+    return CloudProvider(reactor, OpenStackCloud(settings, context, own), settings, context)

@@ -23,6 +23,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 import attrs
 from libcloud.common.exceptions import BaseHTTPError
@@ -88,13 +89,16 @@ class _Found:
 
 
 class OpenStackCloud:
-    """One project in one region."""
+    """One project in one region. :param prices: one's own, by flavors' names."""
 
     name = "openstack"
     rates: Mapping[Action, Rate] = _RATES
 
-    def __init__(self, settings: Settings, context: ProviderContext) -> None:
+    def __init__(
+        self, settings: Settings, context: ProviderContext, prices: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         self._settings = settings
+        self._prices = prices
         self._ours = {CLUSTER: context.cluster, NODE: context.node}
         self._credentials = Credentials(settings)
         self._addresses = FloatingAddresses(context.cluster, context.node)
@@ -183,7 +187,9 @@ class OpenStackCloud:
         self._architecture = images.architecture_of(found.image)
         flavors = sizes.usable(driver.flavors(), found.image, own_disk=bool(settings.disk_gib))
         self._flavors = {each["name"]: each["id"] for each in flavors}
-        self.offers = tuple(sizes.offer(each, self._architecture, settings.gpu_aliases) for each in flavors)
+        self.offers = tuple(
+            sizes.offer(each, self._architecture, settings.gpu_aliases, self._prices) for each in flavors
+        )
         self._network = found.networks[settings.network]
         self._addresses.network = found.networks.get(settings.floating_network, "")
         self._found = _Found()

@@ -59,4 +59,5 @@ class Settings(CloudSettings):
     disk_type: str = attrs.field(default="", validator=_is_name)  # of volumes; empty: Cinder's default
     # Names of Nova's PCI aliases that are GPUs, with * and ?.
     gpu_aliases: tuple[str, ...] = attrs.field(default=("*",), validator=_all(r"[A-Za-z0-9_*?-]+", "names"))
+    prices_file: str = ""  # of one's own prices, see `own_prices`
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(ID, "projects' ids"))

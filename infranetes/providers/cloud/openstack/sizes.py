@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from infranetes.providers.cloud.interface import Offer
+from infranetes.providers.cloud.offer_book import OWN
 from infranetes.providers.cloud.openstack.libcloud_types import Flavor, Image
 
 # Source: Nova's administrator guide, "Attaching physical PCI devices to guests", "Virtual GPU"
@@ -27,14 +28,20 @@ def usable(flavors: Iterable[Flavor], image: Image, *, own_disk: bool) -> list[F
     ]
 
 
-def offer(flavor: Flavor, architecture: str, gpu_aliases: Sequence[str]) -> Offer:
-    """Return a flavor as an offer. It has no price: OpenStack's API knows none.
+def offer(
+    flavor: Flavor, architecture: str, gpu_aliases: Sequence[str], prices: Mapping[str, float]
+) -> Offer:
+    """Return a flavor as an offer.
 
-    :param architecture: of the image, as flavors tell none."""
+    :param architecture: of the image, as flavors tell none.
+    :param prices: one's own, by flavors' names: OpenStack's API knows none."""
+    price = prices.get(flavor["name"])
     return Offer(
         name=flavor["name"],
         cpu_millis=int(flavor["vcpus"]) * 1000,
         memory_bytes=int(flavor["ram"]) << 20,
+        price=price,
+        priced_by="" if price is None else OWN,
         gpus=_gpus(flavor.get("extra_specs") or {}, gpu_aliases),
         architecture=architecture,
     )

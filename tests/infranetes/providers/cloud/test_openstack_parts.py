@@ -327,7 +327,7 @@ class SizeTests(SynchronousTestCase):
             ("g1.large", (), 0),
             ("v1.large", ("*",), 1),
         ):
-            found = offer(by_name[name], "x86_64", aliases)
+            found = offer(by_name[name], "x86_64", aliases, {})
             self.assertEqual(found.gpus, gpus, name)
             self.assertEqual((found.price, found.cpu_millis % 1000), (None, 0))
 

@@ -108,6 +108,13 @@ class LaunchTests(RequestCase, TestCase):
         self.assertEqual({one.cost_per_hour for one in await self.within(provider.list())}, {None})
         self.assertEqual(self.actions(begun).count("get images"), 1, "the image is looked up once a minute")
 
+    async def test_prices_of_ones_own_choose_and_are_shown(self) -> None:
+        prices = self.run_dir / "prices.toml"
+        prices.write_text('"m1.tiny" = 0.5\n"m1.small" = 0.02\n')
+        provider = await self.started_for_requests(prices_file=str(prices))
+        instance = await self.within(provider.launch(self.spec()))
+        self.assertEqual((instance.size, instance.cost_per_hour), ("m1.small", 0.02))
+
     async def test_a_root_disk_of_a_size_of_its_own_is_a_volume_that_goes_with_the_server(self) -> None:
         self.world.api.flavors = [one for one in self.world.api.flavors if one["name"] == "m1.diskless"]
         group = nova_resources.new_id()
