@@ -21,6 +21,7 @@ METADATA = "169.254.169.254"
 MAC = "52:54:00:c1:0d:01"
 LEASE_SECONDS = 120  # the shortest that dnsmasq gives
 TAP = "tap0"
+END_TOO = ("setpriv", "--pdeathsig", "KILL")  # before a command: it ends with this process, however that ends
 _HOPS = 1  # of the metadata service's answers: to the machine itself, and no further
 
 reactor = cast(IReactorSocket, installed())
@@ -46,6 +47,8 @@ class CloudNetwork:
 
     def _lay_out(self) -> None:
         bridge = self._net.bridge
+        # One that was killed may have left it: the name is this process's.
+        subprocess.run(["ip", "link", "delete", bridge], check=False, capture_output=True)
         self.space.ip(
             "link add br0 type bridge",
             "link set br0 up",

@@ -29,7 +29,7 @@ from infranetes_common.errors import InfranetesError
 from infranetes_common.identity import Identity, encode
 from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
-from tests.e2e.cloud_network import MAC, METADATA, TAP, CloudNetwork
+from tests.e2e.cloud_network import END_TOO, MAC, METADATA, TAP, CloudNetwork
 from tests.e2e.qemu_case import IMAGES, QEMU
 from tests.support.clouds.gce_metadata import GceMetadata
 from tests.support.clouds.imds import Imds
@@ -109,7 +109,9 @@ class CloudDiskTests(TestCase):
             *(word for device in devices for word in ("-device", device)),
             *firmware,
         )
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*END_TOO, *command], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
 
         def end() -> None:
             process.kill()
