@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.publish.aws import AwsPublisher
 from infranetes.publish.aws_clients import connect as connect_clients
+from infranetes.publish.aws_errors import explained
 from infranetes_common import config
 
 _NO_IMAGE = "ami-00000000"  # stands for the image that is yet to be published
@@ -19,5 +20,6 @@ def connect(table: Mapping[str, object], source: str, options: argparse.Namespac
     settings = config.structure(
         {"image": _NO_IMAGE, **table}, Settings, source=source, prefix="providers.aws"
     )
-    ec2, ebs = connect_clients(settings, options.ebs_endpoint)
+    with explained("connect to AWS"):
+        ec2, ebs = connect_clients(settings, options.ebs_endpoint)
     return AwsPublisher(ec2, ebs, protected=settings.image, boot_mode=options.boot_mode)

@@ -6,7 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
 
 from infranetes_common.errors import (
     InfranetesError,
@@ -43,6 +50,9 @@ def explained(what: str) -> Iterator[None]:
             f"can't {what}: there are no credentials; set access_key and secret_key in the configuration, or "
             f"AWS_PROFILE, or what else botocore knows"
         ) from None
+    except (ProfileNotFound, PartialCredentialsError, CredentialRetrievalError) as error:
+        words = " ".join(str(error).split())[:_MAX_MESSAGE]
+        raise Unauthenticated(f"can't {what}: {words}; look at the credentials") from error
     except BotoCoreError as error:
         raise Unavailable(f"can't {what}: {' '.join(str(error).split())[:_MAX_MESSAGE]}; {AGAIN}") from error
 

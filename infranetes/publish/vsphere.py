@@ -12,6 +12,7 @@ another of its name  refused
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -177,7 +178,7 @@ def _explained(what: str) -> Iterator[None]:
     """Say of vCenter's errors what they mean. :raise InfranetesError: one of vCenter's."""
     try:
         yield
-    except (CloudError, HTTPException, ConnectionError, TimeoutError) as error:
+    except (CloudError, HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
         found = classify(error) or CloudError(ErrorKind.TRANSIENT, f"no answer: {error}")
         words = f"can't {what}: {found}"
         if found.kind is ErrorKind.CREDENTIALS:

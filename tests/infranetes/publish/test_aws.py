@@ -212,6 +212,21 @@ class InterruptedTests(PublishCase):
         await self.publish()
         self.assertEqual(len(self.ebs.snapshots()), 1)
 
+    async def test_a_snapshot_that_is_not_listed_yet_is_begun_by_the_same_token(self) -> None:
+        await self.killed("start_snapshot")
+        publisher = self.publisher()
+        original = publisher._of_key
+        answers = [[], *([original] * 9)]
+
+        def unlisted(key: str) -> object:
+            answer = answers.pop(0)
+            return answer(key) if callable(answer) else answer
+
+        self.patch(publisher, "_of_key", unlisted)
+        await self.publish(publisher=publisher)
+        self.assertEqual(self.ebs.requests.count("StartSnapshot"), 2)
+        self.assertEqual(len(self.ebs.snapshots()), 1)
+
     async def test_a_snapshot_that_is_not_known_everywhere_yet_is_waited_for(self) -> None:
         self.ebs.unknown = 3
         await self.publish()

@@ -100,6 +100,13 @@ class ArgumentTests(SynchronousTestCase):
         path.write_text('[providers.aws]\nregion = "nowhere"\n')
         self.assertIn("providers.aws.region", self.fails("images", "aws", "--config", str(path)))
 
+    def test_a_profile_that_does_not_exist_is_named(self) -> None:
+        path = Path(self.mktemp())
+        path.write_text('[providers.aws]\nregion = "eu-west-1"\nprofile = "publisher"\n')
+        said = self.fails("images", "aws", "--config", str(path))
+        self.assertIn("publisher", said)
+        self.assertIn("look at the credentials", said)
+
     def test_a_name_goes_with_images_that_are_pods(self) -> None:
         self.assertIn("--kind machine", self.fails("publish", "aws", "--name", "web:1.0"))
         self.assertIn("NAME:VERSION", self.fails("publish", "aws", "--kind", "machine"))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from infranetes.publish.vsphere import VspherePublisher
 from infranetes.publish.vsphere_command import publisher
 from infranetes.publish.vsphere_library import Shelf
 from infranetes_common import config
-from infranetes_common.errors import AlreadyExists, Unavailable
+from infranetes_common.errors import AlreadyExists, InfranetesError, Unavailable
 from tests.infranetes.providers.cloud.test_vsphere_library import LibraryCase
 from tests.infranetes.publish import disks
 from tests.support.clouds.faults import FaultKind
@@ -44,6 +45,12 @@ class PublishTests(LibraryCase, TestCase):
         self.ended = False
         self.addCleanup(setattr, self, "ended", True)
         return result
+
+    async def clean_up(self) -> None:
+        if self.providers:
+            return await super().clean_up()
+        await self.finish()  # no VM was made
+        shutil.rmtree(self.run_dir)
 
     async def finish(self) -> None:
         for each in self.opened:
@@ -100,7 +107,10 @@ class PublishTests(LibraryCase, TestCase):
         found = await self.pulled(provider, "web:1.0")
         self.assertEqual(found.machine, self.template("web-1.0").config.instanceUuid)
 
-    async def test_another_item_of_the_name_is_refused(self) -> None:
+    async def test_an_untrusted_vcenter_or_another_item_of_the_name_is_refused(self) -> None:
+        distrustful = self.publisher(ca_file="/etc/ssl/certs/ca-certificates.crt")
+        distrust = await self.assertFailure(deferToThread(distrustful.images), InfranetesError)
+        self.assertIn("certificate can't be verified", str(distrust))
         self.library.put_ovf("web-1.0")
         error = await self.assertFailure(self.publish(ImageLabel("machine", "web:1.0")), AlreadyExists)
         self.assertIn("web-1.0", str(error))

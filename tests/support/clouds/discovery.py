@@ -51,12 +51,18 @@ def billing() -> Api:
     return _api("cloudbilling")
 
 
+@lru_cache
+def storage() -> Api:
+    """Return Cloud Storage's API."""
+    return _api("storage")
+
+
 def _api(name: str) -> Api:
     with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive:
         document = json.loads(archive.read(_DOCUMENT.format(name)))
     served: dict[Kind, list[tuple[str, Json]]] = {}
     for method in _methods(document["resources"]):
-        path = method["flatPath"]
+        path = _path(method)
         served.setdefault((method["httpMethod"], path.count("/")), []).append((_pattern(method), method))
     return Api(document, served)
 
@@ -67,9 +73,13 @@ def _methods(resources: Json) -> Iterator[Json]:
         yield from _methods(resource.get("resources", {}))
 
 
+def _path(method: Json) -> str:
+    return str(method.get("flatPath") or method["path"])
+
+
 def _pattern(method: Json) -> str:
     """What a method's paths match."""
-    parts = re.split(r"\{(\w+)\}", method["flatPath"])
+    parts = re.split(r"\{(\w+)\}", _path(method))
     return "".join(
         f"(?:{method['parameters'].get(part, {}).get('pattern', '[^/]+')})" if number % 2 else re.escape(part)
         for number, part in enumerate(parts)

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import attrs
 
+from tests.support.clouds import discovery
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce import SimulatedGce, bearer
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
@@ -89,6 +90,7 @@ class SimulatedStorage:
             if begun[1] != BUCKET:
                 return _refused(404, "The specified bucket does not exist.")
             id = secrets.token_hex(8)
+            self._judge("POST", f"b/{begun[1]}/o", request, json.loads(content), {})
             self.sessions[id] = Session(request.args[b"name"][0].decode())
             return 200, b"", ("Location", f"{self.endpoint}/session/{id}")
         if (found := _SESSION.fullmatch(path)) and method == "PUT":
@@ -96,8 +98,14 @@ class SimulatedStorage:
                 return _refused(410, "The session has expired")
             return self._part(found[1], request.getHeader("Content-Range"), content)
         if named := _OBJECT.fullmatch(path):
+            self._judge("GET", f"b/{named[1]}/o/{named[2]}", request, {}, {})
             return self._object(method, named[1], unquote(named[2]))
         return _refused(400, "Bad Request")
+
+    def _judge(self, method: str, path: str, request: Any, body: Any, answer: Any) -> None:
+        """Have Google's description of the API judge a request that is like this one."""
+        query = {key.decode(): values[0].decode() for key, values in request.args.items()}
+        self._world.malformed += discovery.storage().wrong(method, path, query, body, answer)
 
     def _part(self, id: str, asked: str, content: bytes) -> Answer:
         session, parsed = self.sessions[id], _RANGE.fullmatch(asked)
