@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults between AWS, Azure, GCP and their providers: the same tests for all."""
+"""Faults between AWS, GCP and their providers: the same tests for both."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import TestCase
 
-from tests.infranetes.providers.cloud.case import AwsCase, AzureCase, GcpCase
+from tests.infranetes.providers.cloud.case import AwsCase, GcpCase
 from tests.infranetes.providers.cloud.faults import LastingFaults, PassingFaults
 
 
@@ -15,14 +15,6 @@ class AwsPassingFaultTests(AwsCase, PassingFaults, TestCase):
 
 class AwsLastingFaultTests(AwsCase, LastingFaults, TestCase):
     """EC2's final errors: a call that meets one fails, and its error says why."""
-
-
-class AzurePassingFaultTests(AzureCase, PassingFaults, TestCase):
-    """Azure's transient errors: a call that meets one is retried and succeeds."""
-
-
-class AzureLastingFaultTests(AzureCase, LastingFaults, TestCase):
-    """Azure's final errors: a call that meets one fails, and its error says why."""
 
 
 class GcpPassingFaultTests(GcpCase, PassingFaults, TestCase):
