@@ -25,9 +25,11 @@ ROOT = Path(__file__).resolve().parents[3]
 BEGIN = 'set -e; mount -t tmpfs tmpfs "$1/tree"; losetup --find --show "$1/disk.raw"; '
 # Then waits, and says in a file that it does.
 WAIT = BEGIN + 'echo $$ >"$1/../waits"; sleep 1000'
+# A shell that starts the tests in the background has them ignore SIGINT.
 PROCESS = """\
-import sys
+import signal, sys
 from infranetes.guest import cli, cloud_disk
+signal.signal(signal.SIGINT, signal.default_int_handler)
 cloud_disk._MAKER = ("sh", "-c", sys.argv[1], "sh")
 sys.exit(cli.main(["cloud-disk", "aws", sys.argv[2], "--image-dir", sys.argv[3]]))
 """

@@ -107,8 +107,8 @@ class FaultTests(GcpSnapshotsCase, TestCase):
         self.assertEqual(await snapshots.list(), [])
         with self.assertRaisesRegex(Unavailable, "FAILED"):
             await snapshots.create("one", made.id)
-        again = await snapshots.create("one", made.id)
-        self.assertEqual(await snapshots.list(), [await snapshots.get(again.id)])
+        again = await self.until_ready(snapshots, await snapshots.create("one", made.id))
+        self.assertEqual(await snapshots.list(), [again])
 
     async def test_a_persons_snapshot_is_used_and_never_deleted(self) -> None:
         made = await (await self.volumes()).create("data", GIB)
