@@ -18,6 +18,7 @@ from urllib.parse import quote
 import requests
 
 from infranetes.providers.cloud.gcp.credentials import SCOPE, Credentials
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.publish.interface import Report
 from infranetes.publish.journal import Journal
 from infranetes.publish.progress import Progress
@@ -127,8 +128,8 @@ class Storage:
                 if outcome is not Outcome.AGAIN:
                     return outcome
                 failure = str(self._refusal(answer))
-            except requests.RequestException as error:
-                failure = str(error)[:_MAX_MESSAGE]
+            except (requests.RequestException, CloudError) as error:
+                failure = _passing(error)
             self._sleep(min(2.0**attempt, 32.0))
             outcome = self._ask(session, upload)
             if outcome is not Outcome.GO_ON or upload.kept != begin:
@@ -151,8 +152,8 @@ class Storage:
                 if answer.status_code < 500 and answer.status_code not in (408, 429):
                     return answer
                 failure = str(self._refusal(answer))
-            except requests.RequestException as error:
-                failure = str(error)[:_MAX_MESSAGE]
+            except (requests.RequestException, CloudError) as error:
+                failure = _passing(error)
             self._sleep(min(2.0**attempt, 32.0))
         raise Unavailable(f"Cloud Storage does not answer: {failure}; run the command again")
 
@@ -198,6 +199,13 @@ class Storage:
         if answer.status_code == 401:
             return FailedPrecondition(f"{words}; look at the credentials")
         return InfranetesError(words)
+
+
+def _passing(error: requests.RequestException | CloudError) -> str:
+    """The words of a failure that passes. :raise CloudError: it is one of credentials that does not."""
+    if isinstance(error, CloudError) and error.kind is not ErrorKind.TRANSIENT:
+        raise error
+    return str(error)[:_MAX_MESSAGE]
 
 
 def md5_of(file: Path) -> str:

@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes.providers.cloud.gcp import credentials
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.settings import Settings
+from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.publish import command, gcp_storage, resumable
 from infranetes.publish.gcp import GcpPublisher
@@ -35,6 +36,7 @@ from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.gce_resources import ZONES
 from tests.support.clouds.gcs import BUCKET, SimulatedStorage
+from tests.support.clouds.google_identity import ACCOUNT, POOL, write
 
 CHUNK = 256 * 1024
 STEPS = (
@@ -245,6 +247,37 @@ class InterruptedTests(PublishCase):
         await deferToThread(publisher.images)
         self.world.revoke_tokens()
         made = await self.publish(publisher=publisher)
+        self.assertEqual(self.images(), [made.title])
+
+    async def test_no_token_for_a_while_is_waited_for(self) -> None:
+        storage = self.publisher()._storage
+        assert storage is not None
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 2:
+                self.world.identity.refusal = None
+
+        self.patch(storage, "_sleep", pause)
+        with self.world.identity.refusing(503):
+            self.assertIsNone(await deferToThread(storage.find, "disk.tar.gz"))
+        self.assertEqual(pauses, [1.0, 2.0])
+        write(self.world.key_file, {**self.world.identity.key(), "client_email": "nobody@example.com"})
+        self.world.revoke_tokens()
+        with self.assertRaises(CloudError) as caught:
+            await deferToThread(storage.find, "disk.tar.gz")
+        self.assertIs(caught.exception.kind, ErrorKind.CREDENTIALS)
+        self.assertEqual(len(pauses), 2)
+
+    async def test_whoever_publishes_may_be_another_issuers_identity_by_a_service_account(self) -> None:
+        token = self.disk.with_name("token")
+        token.write_text("header.payload.signature")
+        identity = self.world.identity
+        identity.subjects[token.read_text()] = "publisher"
+        identity.impersonators.add((f"{POOL}publisher", ACCOUNT))
+        write(self.world.key_file, identity.external({"file": str(token)}, ACCOUNT))
+        made = await self.publish()
         self.assertEqual(self.images(), [made.title])
 
 

@@ -35,6 +35,7 @@ class AwsIdentity:
 
     :ivar refusal: an answer that each request is given, in place of its own.
     :ivar asked: paths that were asked for. :ivar roles: of the instance, as its metadata service has them.
+    :ivar documents: all else that it has, by path.
     :ivar container: what the container's endpoint gives; {}: it is not there.
     :ivar signed_in: tokens that the SSO portal takes.
     """
@@ -47,6 +48,7 @@ class AwsIdentity:
         self.container: Json = {}
         self.signed_in: set[str] = set()
         self._imds = Imds({}, self.roles)
+        self.documents = self._imds.documents
         self._site = ClosableSite(Answering(self._answer, "application/json"))
 
     def start(self) -> None:

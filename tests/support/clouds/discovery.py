@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's own descriptions of Compute Engine's API and Cloud Billing's, by which requests and answers are
-judged.
+"""Google's own descriptions of its APIs, by which requests and answers are judged.
 
 They are the discovery documents that google-api-python-client's release has, which is fetched with pip,
 pinned, into build/. Nothing else of that library is used.
@@ -55,6 +54,18 @@ def billing() -> Api:
 def storage() -> Api:
     """Return Cloud Storage's API."""
     return _api("storage")
+
+
+@lru_cache
+def sts() -> Api:
+    """Return the Security Token Service's API."""
+    return _api("sts")
+
+
+@lru_cache
+def iam_credentials() -> Api:
+    """Return the API of service accounts' credentials."""
+    return _api("iamcredentials")
 
 
 def _api(name: str) -> Api:

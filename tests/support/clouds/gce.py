@@ -8,44 +8,39 @@ server of all instances, which it knows by their source address: the network is 
 
 from __future__ import annotations
 
-import base64
 import json
 import secrets
 import shutil
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import attrs
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.providers.cloud.gcp.names import label, value
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, discovery, gce_permissions, gce_price_list, gce_resources
+from tests.support.clouds import (
+    agent_processes,
+    discovery,
+    gce_permissions,
+    gce_price_list,
+    gce_resources,
+    google_identity,
+)
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
 from tests.support.clouds.gce_api import Gce
 from tests.support.clouds.gce_operations import Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES, Json
+from tests.support.clouds.google_identity import ACCOUNT, COMPUTE, PERSON, PLATFORM, GoogleIdentity, Holder
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
-ACCOUNT = f"node@{PROJECT}.iam.gserviceaccount.com"
-_COMPUTE = "https://www.googleapis.com/auth/compute"
-_PUBLISHER = f"{_COMPUTE} https://www.googleapis.com/auth/devstorage.read_write"
+_PUBLISHER = f"{COMPUTE} https://www.googleapis.com/auth/devstorage.read_write"
 _PRICES = "https://www.googleapis.com/auth/cloud-billing.readonly"
 _API = "/compute/v1/projects/"
-_SCOPES = (_COMPUTE, _PUBLISHER, _PRICES)
-_TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"
 _ATTRIBUTE = "/computeMetadata/v1/instance/attributes/infranetes-identity"
-
-
-@lru_cache
-def _key() -> rsa.RSAPrivateKey:
-    """Return the service account's key, which is made once."""
-    return rsa.generate_private_key(65537, 2048)
 
 
 @attrs.define
@@ -62,7 +57,8 @@ class SimulatedGce:
 
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar operation_seconds: how long launches and all else that has an operation take.
-    :ivar role: the manual's, of whoever calls. :ivar storage_tokens: those that are for Cloud Storage too.
+    :ivar identity: who gives tokens. :ivar members: who may call at all.
+    :ivar role: the manual's, of them. :ivar storage_tokens: those that are for Cloud Storage too.
     :ivar malformed: what Google's description of its API does not have of requests and answers.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
     :ivar vm_images: its images of VM-image pods.
@@ -74,6 +70,8 @@ class SimulatedGce:
         self._agent_processes = agent_processes.shared()
         self._vms: dict[str, _Vm] = {}
         self._tokens: set[str] = set()
+        self.identity = GoogleIdentity(self._issued)
+        self.members = {ACCOUNT, PERSON}
         self.storage_tokens: set[str] = set()
         self._stale: dict[str, Json] = {}
         self._timers: list[IDelayedCall] = []
@@ -91,7 +89,7 @@ class SimulatedGce:
         )
         self.price_list = gce_price_list.SimulatedGcePriceList()
         self.refused: Fault | None = None  # how the current launch shall fail
-        self.malformed: list[str] = []
+        self.malformed = self.identity.malformed
         self.role = gce_permissions.ROLE
         self.requests: list[dict[str, str]] = []
         self.bodies: list[Json] = []  # of launches
@@ -104,18 +102,14 @@ class SimulatedGce:
     def start(self) -> None:
         """Start a cloud with a subnetwork in two zones, an image and a service account."""
         discovery.compute()  # which takes long
+        self.identity.prepare()
         self._directory.mkdir(parents=True, exist_ok=True)
         self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
         self._port = self._reactor.listenTCP(0, self._sites[0], interface="127.0.0.1")
         self.vm_images.start()
         self.endpoint = f"http://127.0.0.1:{self._port.getHost().port}"
         self.key_file = self._directory / "key.json"
-        private = _key().private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        key = {"type": "service_account", "client_email": ACCOUNT, "private_key": private.decode()}
-        self.key_file.touch(mode=0o600)
-        self.key_file.write_text(json.dumps(key))
+        google_identity.write(self.key_file, self.identity.key())
 
     async def stop(self) -> None:
         """Stop everything."""
@@ -237,7 +231,7 @@ class SimulatedGce:
         if parts.path == gce_price_list.PATH:
             return self.price_list.answer(request)
         if not parts.path.startswith(_API):
-            return self._token(request, parts.path, content)
+            return self._token(request, content)
         path = parts.path.removeprefix(_API)
         body = json.loads(content) if content else {}
         parameters = _parameters(request.method.decode(), path, query, body)
@@ -285,27 +279,24 @@ class SimulatedGce:
             raise ConnectionError
         return 200, json.dumps(answer).encode()
 
-    def _token(self, request: Any, path: str, content: bytes) -> Answer:
-        """Return a token, as the token service or the metadata server."""
+    def _token(self, request: Any, content: bytes) -> Answer:
+        """Answer as who gives tokens."""
         revoked = self.faults.befalling({"Action": "token"})
         if revoked is not None and revoked.kind is FaultKind.REVOKED:
             return 400, json.dumps({"error": "invalid_grant", "error_description": "revoked"}).encode()
-        if path == _TOKEN:
-            if request.getHeader("Metadata-Flavor") != "Google":
-                return 403, b"{}"
-        elif path != "/o/oauth2/token" or not _signed_scope(parse_qs(content.decode())):
-            return 400, json.dumps({"error": "invalid_grant", "error_description": "bad"}).encode()
-        token = secrets.token_hex(16)
-        scope = _signed_scope(parse_qs(content.decode())) if path != _TOKEN else _COMPUTE
-        if scope == _PUBLISHER:
+        return self.identity.answer(request, content)
+
+    def _issued(self, token: str, holder: Holder) -> None:
+        """Take a new token for what it is for, if it is a member's."""
+        if holder.name not in self.members:
+            return
+        if holder.scope in (_PUBLISHER, PLATFORM):
             self.storage_tokens.add(token)
-        if scope == _PRICES:
+        if holder.scope in (_PRICES, PLATFORM):
             self.price_list.tokens.add(token)
-        else:
+        if holder.scope in (COMPUTE, _PUBLISHER, PLATFORM):
             self.requests.append({"Action": "token"})
             self._tokens.add(token)
-        answer = {"access_token": token, "expires_in": 3599, "token_type": "Bearer"}
-        return 200, json.dumps(answer).encode()
 
     def revoke_tokens(self) -> None:
         """Refuse all tokens from before."""
@@ -412,25 +403,6 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Json) -> di
 def bearer(request: Any) -> str:
     """The token that a request has; "": none."""
     return str(request.getHeader("Authorization") or "").removeprefix("Bearer ")
-
-
-def _signed_scope(form: dict[str, list[str]]) -> str:
-    """The scope of a grant signed with our service account's key (source: RFC 7523); "": it is none."""
-    try:
-        head, claims, signature = form["assertion"][0].split(".")
-        document = json.loads(_decoded(claims))
-        _key().public_key().verify(
-            _decoded(signature), f"{head}.{claims}".encode(), padding.PKCS1v15(), hashes.SHA256()
-        )
-    except Exception:
-        return ""
-    grant = form["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
-    scope = str(document["scope"])
-    return scope if grant and document["iss"] == ACCOUNT and scope in _SCOPES else ""
-
-
-def _decoded(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
 def _refusal(fault: Fault) -> Answer | None:

@@ -77,7 +77,9 @@ class Settings(CloudSettings):
     volume_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(PROJECT, "projects' ids"))
     sizes: tuple[str, ...] = ("e2-*", "n2-*", "n2d-*", "c2-*", "g2-*", "a2-*")
-    key_file: str = ""  # of a service account; empty: the account of the instance that the node is
+    key_file: str = ""  # of any type that gcloud writes; empty: found as Google's own tools do
+    # A service account that these credentials may impersonate; empty: calls are made with their own.
+    impersonated_account: str = attrs.field(default="", validator=_matching(_ACCOUNT, "an account's address"))
     endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
     # In place of that of Google's price list.
     price_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))

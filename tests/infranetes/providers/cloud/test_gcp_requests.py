@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -20,8 +21,10 @@ from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.case import GcpCase
+from tests.support.clouds import google_identity
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce_resources import ZONES
+from tests.support.clouds.google_identity import ACCOUNT, POOL
 
 
 class LaunchTests(GcpCase, TestCase):
@@ -360,6 +363,29 @@ class CredentialTests(GcpCase, TestCase):
         tokens = [one for one in self.world.requests if one["Action"] == "token"]
         self.assertEqual(len(tokens), 2)
 
+    async def test_another_issuers_identity_by_a_service_account(self) -> None:
+        token = Path(self.settings["key_file"]).with_name("token")
+        token.write_text("header.payload.signature")
+        identity = self.world.identity
+        identity.subjects[token.read_text()] = "node-1"
+        google_identity.write(self.world.key_file, identity.external({"file": str(token)}, ACCOUNT))
+        error = await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))
+        self.assertIn("iam.serviceAccounts.getAccessToken", str(error))
+        identity.impersonators.add((f"{POOL}node-1", ACCOUNT))
+        provider = await self.started()
+        await self.within(provider.launch(self.spec()))
+        tokens = [one for one in self.world.requests if one["Action"] == "token"]
+        self.assertEqual(len(tokens), 1)
+
+    async def test_no_token_for_a_while_is_waited_for(self) -> None:
+        provider = await self.started()
+        self.world.revoke_tokens()
+        asked = len(self.world.identity.asked)
+        with self.world.identity.refusing(503):
+            listed = provider.list()
+            await self.until(lambda: len(self.world.identity.asked) > asked + 1, "a token is asked for again")
+        self.assertEqual(await self.within(listed), [])
+
     async def test_a_key_that_others_may_read_is_refused(self) -> None:
         self.world.key_file.chmod(0o644)
         error = await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))
@@ -369,10 +395,15 @@ class CredentialTests(GcpCase, TestCase):
 
     async def test_an_invalid_key_is_refused_without_showing_it(self) -> None:
         good = self.world.key_file.read_text()
-        for content in ("hush", '{"type": "authorized_user", "secret": "hush"}', "[]"):
+        for content, words in (
+            ("hush", "no JSON"),
+            ('{"type": "service_account", "private_key": "hush"}', "private_key is no key"),
+            ("[]", "no JSON"),
+        ):
             self.world.key_file.write_text(content)
             error = await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))
-            self.assertIn("no service account's key", str(error))
+            self.assertIn(f"key_file {self.world.key_file}", str(error))
+            self.assertIn(words, str(error))
             self.assertNotIn("hush", str(error))
         self.world.key_file.write_text(good.replace("node@", "somebody@"))
         await self.refused(FailedPrecondition, self.make_provider().start(lambda words: None))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other issuers' tokens, which Google's Security Token Service takes for its own.
+
+Of AWS that is a signed request, `GetCallerIdentity`, which Google sends to find out whose it is. Keys for it
+and their signature are botocore's, as the AWS provider has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote, urlsplit
+
+from infranetes.providers.cloud.gcp.identities import AwsToken, ExternalAccount, FileToken, UrlToken
+from infranetes.providers.cloud.gcp.token_requests import MAX_TOKEN, Service, TokenRequests, broken, passing
+from infranetes.providers.cloud.interface import CloudError
+
+_TARGET = "x-goog-cloud-target-resource"
+
+
+def _thd_subject_token(account: ExternalAccount, ask: TokenRequests) -> str:
+    """Get a token in a thread. :raise CloudError: there is none; says whether that may pass."""
+    match account.subject:
+        case FileToken() as file:
+            return _text(_thd_read(file.path), file.field, file.path)
+        case UrlToken() as there:
+            return _thd_from_url(there, ask)
+        case AwsToken() as aws:
+            return _thd_signed(aws, account.audience, ask.timeout)
+
+
+def _thd_read(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_TOKEN + 1)
+    except OSError as error:
+        raise broken(f"the token {path} can't be read: {error.strerror}") from None
+    if len(content) > MAX_TOKEN:
+        raise broken(f"the token {path} has more than {MAX_TOKEN} bytes")
+    return content
+
+
+def _thd_from_url(there: UrlToken, ask: TokenRequests) -> str:
+    parts = urlsplit(there.url)
+    name = f"{parts.scheme}://{parts.netloc}"  # the rest may be secret
+    service = Service(
+        name,
+        there.url,
+        "correct credential_source",
+        is_remote=parts.scheme == "https",  # a metadata service is reached without a proxy
+    )
+    return _text(ask._thd_get(service, there.headers), there.field, name)
+
+
+def _text(content: bytes, field: str, where: str) -> str:
+    """Take a token out of what a file or server has. :param field: of JSON; "": it is the whole content."""
+    text: object = content.decode(errors="replace").strip()
+    if field:
+        try:
+            found = json.loads(str(text))
+        except ValueError:
+            found = None
+        text = found.get(field) if isinstance(found, dict) else None
+    if not isinstance(text, str) or not text or len(text) > MAX_TOKEN:
+        # Such as a file that is being written.
+        raise passing(f"{where} has no token{f' in its field {field}' if field else ''}")
+    if not text.isascii() or not text.isprintable():
+        raise broken(f"{where} has a token of more than one line")
+    return text
+
+
+class _Session(Protocol):
+    """What is used of botocore's session."""
+
+    def get_config_variable(self, name: str) -> str | None: ...
+
+
+def _thd_signed(aws: AwsToken, audience: str, timeout: float) -> str:
+    """Sign the request that tells which role this machine has at AWS."""
+    try:
+        from botocore.auth import SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.credentials import Credentials as BotocoreKeys
+
+        # Not above: botocore is optional.
+        from infranetes.providers.cloud.aws.credentials import Credentials
+    except ImportError:
+        raise broken("AWS' part of the federation needs python3-botocore, which is not installed") from None
+    region = _thd_region()
+    try:
+        keys = Credentials("", "", "", region, timeout)._thd_now()
+    except CloudError as error:
+        raise CloudError(error.kind, f"AWS, for Google: {error}", error.retry_after) from error
+    url = aws.verification.replace("{region}", region)
+    headers = {"host": urlsplit(url).netloc, _TARGET: audience}
+    request = AWSRequest("POST", url, headers=headers)
+    SigV4Auth(BotocoreKeys(keys.access_key, keys.secret_key, keys.token), "sts", region).add_auth(request)
+    signed = {
+        "url": url,
+        "method": "POST",
+        "headers": [{"key": name, "value": str(value)} for name, value in request.headers.items()],
+    }
+    return quote(json.dumps(signed))
+
+
+def _thd_region() -> str:
+    """The region whose STS is asked: as AWS' tools are told, or else where this instance is."""
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+    from botocore.utils import IMDSRegionProvider
+
+    make: Callable[[], _Session] = Session
+    session = make()
+    try:
+        found = os.environ.get("AWS_REGION") or session.get_config_variable("region")
+        region = found or IMDSRegionProvider(session).provide()
+    except BotoCoreError as error:
+        raise broken(f"AWS, for Google: {type(error).__name__}: correct AWS' files") from error
+    if not region:
+        raise passing(
+            "AWS, for Google: the metadata service of this instance does not tell its region; if this is no "
+            "instance of EC2, set AWS_REGION in the daemon's environment"
+        )
+    return str(region)
