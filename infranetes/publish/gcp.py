@@ -37,7 +37,13 @@ from infranetes.publish.interface import MACHINE, CloudImage, Publication, Publi
 from infranetes.publish.journal import Journal
 from infranetes.publish.plan import GIB, DiskPlan
 from infranetes.publish.progress import readable
-from infranetes_common.errors import InfranetesError, InvalidArgument, PermissionDenied, Unavailable
+from infranetes_common.errors import (
+    InfranetesError,
+    InvalidArgument,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 
 KEY, KIND = "infranetes-publication", "infranetes-kind"  # labels
 FEATURES = ("VIRTIO_SCSI_MULTIQUEUE", "GVNIC", "UEFI_COMPATIBLE")
@@ -256,6 +262,8 @@ def _explained(what: str) -> Iterator[None]:
     except (GoogleBaseError, CloudError, requests.RequestException) as error:
         found = errors.classify(error) or cloud_errors.classify(error)
         words = f"can't {what}: {found}"
+        if isinstance(error, CloudError) and found.kind is ErrorKind.CREDENTIALS:
+            raise Unauthenticated(words) from error  # there is no token to ask Google with
         if found.kind is ErrorKind.CREDENTIALS:
             raise PermissionDenied(
                 f"{words}; allow it to whoever publishes, as docs/publish-gcp-role.yaml does"

@@ -27,7 +27,7 @@ from infranetes.publish.interface import ImageLabel, Publication, Published
 from infranetes.publish.plan import BLOCK, scan
 from infranetes.publish.resumable import Outcome, ResumableUpload
 from infranetes_common import config
-from infranetes_common.errors import InvalidArgument, PermissionDenied, Unavailable
+from infranetes_common.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.case import GcpCase
 from tests.infranetes.publish import disks
@@ -186,6 +186,12 @@ class PublishTests(PublishCase):
         self.world.role = gce_permissions.ROLE  # the node's
         error = await self.assertFailure(self.publish(), PermissionDenied)
         self.assertIn("compute.images.create", str(error))
+
+    async def test_missing_credentials_are_named(self) -> None:
+        self.world.key_file.unlink()
+        error = await self.assertFailure(self.publish(), Unauthenticated)
+        self.assertIn(f"no credentials: key_file {self.world.key_file} can't be read", str(error))
+        self.assertNotIn("role", str(error))  # none is missing
 
 
 class InterruptedTests(PublishCase):

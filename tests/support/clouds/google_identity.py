@@ -39,6 +39,7 @@ AUDIENCE = "//iam.googleapis.com/projects/123456/locations/global/workloadIdenti
 POOL = "principal://iam.googleapis.com/projects/123456/locations/global/workloadIdentityPools/nodes/subject/"
 COMPUTE = "https://www.googleapis.com/auth/compute"
 PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
+IAM = "https://www.googleapis.com/auth/iam"
 METADATA = "/computeMetadata/v1/instance/service-accounts/default/token"
 OIDC = "/oidc"
 SIGN_IN = "hush-refresh"
@@ -68,7 +69,8 @@ class GoogleIdentity:
     """One server that is all of them, or a part of another one.
 
     :param issued: is told of each token.
-    :ivar asked: paths that were asked for. :ivar tokens: that were given, and to whom.
+    :ivar asked: paths that were asked for. :ivar forms: that were sent.
+    :ivar tokens: that were given, and to whom.
     :ivar refusal: an answer that each request is given, or those for one path, in place of its own.
     :ivar malformed: what Google's descriptions do not have of requests and answers.
     :ivar seconds: how long tokens serve. :ivar metadata_scope: of the instance; "": it has no account.
@@ -83,6 +85,7 @@ class GoogleIdentity:
         self.tokens: dict[str, Holder] = {}
         self.refusal: tuple[str, Answer] | None = None
         self.malformed: list[str] = []
+        self.forms: list[Json] = []
         self.lifetimes: list[str] = []
         self.seconds = 3599
         self.metadata_scope = COMPUTE
@@ -199,8 +202,10 @@ class GoogleIdentity:
         if request.method != b"POST":
             return 404, b"Not Found"
         if found := _IMPERSONATION.fullmatch(path):
-            return self._impersonate(request, found[1], json.loads(content))
+            self.forms.append(json.loads(content))
+            return self._impersonate(request, found[1], self.forms[-1])
         form = dict(parse_qsl(content.decode(), strict_parsing=True))
+        self.forms.append(form)
         if path == _EXCHANGE:
             return self._exchange(request, form)
         return self._grant(form) if path == _TOKEN else (404, b"Not Found")
@@ -260,21 +265,25 @@ class GoogleIdentity:
         headers = {each["key"].lower(): each["value"] for each in sent["headers"]}
         scheme, fields = headers["authorization"].split(" ", 1)
         found = dict(each.split("=", 1) for each in fields.split(", "))
+        signed = found["SignedHeaders"].split(";")
         key, _, region, service, _ = found["Credential"].split("/")
         host = f"sts.{region}.amazonaws.com"
         right = (
             scheme == "AWS4-HMAC-SHA256"
+            and {"host", "x-amz-date"} <= set(signed)
             and sent["method"] == "POST"
             and sent["url"] == VERIFICATION.replace("{region}", region)
             and (service, headers["host"], headers["x-goog-cloud-target-resource"]) == ("sts", host, AUDIENCE)
         )
-        if not right or found["Signature"] != self._signature(key, region, headers):
+        if not right or found["Signature"] != self._signature(
+            key, region, {name: headers[name] for name in signed}
+        ):
             return ""
         return f"{_ROLE}/{key}"
 
     def _signature(self, key: str, region: str, headers: Json) -> str:
-        """Source: AWS, "Create a signed AWS API request"; all headers but the signature are signed."""
-        names = sorted(set(headers) - {"authorization"})
+        """Source: AWS, "Create a signed AWS API request". :param headers: that are signed."""
+        names = sorted(headers)
         lines = "".join(f"{name}:{headers[name].strip()}\n" for name in names)
         query = urlsplit(VERIFICATION).query
         canonical = "\n".join(["POST", "/", query, lines, ";".join(names), hashlib.sha256(b"").hexdigest()])
@@ -287,10 +296,11 @@ class GoogleIdentity:
         holder = self.tokens.get(str(request.getHeader("Authorization")).removeprefix("Bearer "))
         if holder is None:
             return _error(401, "UNAUTHENTICATED", "Request had invalid authentication credentials.")
-        if holder.scope != PLATFORM:
+        if holder.scope not in (PLATFORM, IAM):
             words = "Request had insufficient authentication scopes."
             return _error(403, "PERMISSION_DENIED", words)
-        chain = [holder.name, *(each.rpartition("/")[2] for each in body.get("delegates", [])), account]
+        between = [each.rpartition("/")[2] for each in body.get("delegates") or ()]
+        chain = [holder.name, *between, account]
         if not self.impersonators.issuperset(pairwise(chain)):
             words = (
                 "Permission 'iam.serviceAccounts.getAccessToken' denied on resource (or it may not exist)."
@@ -301,7 +311,10 @@ class GoogleIdentity:
         end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
         said = {"accessToken": given["access_token"], "expireTime": end}
         path = f"v1/projects/-/serviceAccounts/{account}:generateAccessToken"
-        self.malformed += discovery.iam_credentials().wrong("POST", path, {}, body, said)
+        sent = {
+            name: each for name, each in body.items() if each is not None
+        }  # which is as if it were absent
+        self.malformed += discovery.iam_credentials().wrong("POST", path, {}, sent, said)
         return _ok(said)
 
 

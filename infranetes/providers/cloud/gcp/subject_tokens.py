@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, urlsplit
@@ -95,15 +95,21 @@ def _thd_signed(aws: AwsToken, audience: str, timeout: float) -> str:
     except CloudError as error:
         raise CloudError(error.kind, f"AWS, for Google: {error}", error.retry_after) from error
     url = aws.verification.replace("{region}", region)
-    headers = {"host": urlsplit(url).netloc, _TARGET: audience}
-    request = AWSRequest("POST", url, headers=headers)
+    # Google recommends to sign its own header too, so that the token serves for no other pool.
+    request = AWSRequest("POST", url, headers={"host": urlsplit(url).netloc, _TARGET: audience})
     SigV4Auth(BotocoreKeys(keys.access_key, keys.secret_key, keys.token), "sts", region).add_auth(request)
     signed = {
         "url": url,
         "method": "POST",
-        "headers": [{"key": name, "value": str(value)} for name, value in request.headers.items()],
+        "headers": [{"key": name, "value": value} for name, value in _as_described(request.headers)],
     }
     return quote(json.dumps(signed))
+
+
+def _as_described(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield headers with their names as Google describes them."""
+    for name, value in headers.items():
+        yield name if name == "Authorization" else name.lower(), str(value)
 
 
 def _thd_region() -> str:

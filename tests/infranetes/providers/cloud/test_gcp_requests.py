@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 from twisted.trial.unittest import TestCase
@@ -353,6 +355,10 @@ class CredentialTests(GcpCase, TestCase):
 
     async def test_the_nodes_own_account_by_the_metadata_server(self) -> None:
         self.settings["key_file"] = ""
+        environment = {"GOOGLE_APPLICATION_CREDENTIALS": "", "CLOUDSDK_CONFIG": str(self.run_dir)}
+        patched = mock.patch.dict(os.environ, environment)
+        patched.start()
+        self.addCleanup(patched.stop)
         provider = await self.started()
         self.assertEqual(await self.within(provider.list()), [])
 
