@@ -37,6 +37,7 @@ class ErrorKind(enum.Enum):
     TRANSIENT = "transient"  # may or may not have been done; the same call again is harmless
     CAPACITY = "capacity"  # not done; another size or zone may be available
     QUOTA = "quota"  # not done; a limit has to be raised, or pods removed
+    FAMILY_QUOTA = "family quota"  # likewise, and a size with another `Offer.quota` may be available
     CREDENTIALS = "credentials"  # not done; our credentials or permissions are refused
     CONFLICT = "conflict"  # the token was used for a different request: the VM exists
     STATE = "state"  # not done; a disk or VM is in a state that does not allow it, or out of reach
@@ -88,6 +89,7 @@ class Offer:
     shared_cpus: int = 0  # of a size that has no more than a share of its CPUs for good; 0: they are its own
     zones: tuple[str, ...] = ()  # of the cloud's own, that offer it; empty: all, or the cloud does not tell
     priced_by: str = ""  # for people: where the price is from
+    quota: str = ""  # the name of the limit that it shares with others of its family; "": not known
 
 
 @attrs.frozen

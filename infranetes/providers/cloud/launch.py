@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Generic
@@ -15,6 +15,7 @@ from twisted.logger import Logger
 
 from infranetes.providers.annotations import PREFIX, Wishes, read
 from infranetes.providers.cloud.allowed import check_allowed
+from infranetes.providers.cloud.attempts import REFUSALS, Attempts
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.interface import (
     ADDRESS,
@@ -43,15 +44,6 @@ _POLL_GROWTH = 1.5  # of the pause between polls of a launch's operation
 _MAX_NUMBERS = 4  # VMs of a token to ask for, where each turns out to have ended
 
 _log = Logger()
-
-
-@attrs.frozen
-class _Attempt:
-    """One attempt at a launch. :ivar zone: one of `Cloud.zones`."""
-
-    size: str
-    zone: str
-    spot: bool
 
 
 class Launcher(Generic[D]):
@@ -116,8 +108,8 @@ class Launcher(Generic[D]):
             architecture=self.architecture,
         )
 
-    def _request(self, spec: InstanceSpec) -> tuple[LaunchRequest, list[_Attempt]]:
-        """The request, still without size and zone, and those to try.
+    def _request(self, spec: InstanceSpec) -> tuple[LaunchRequest, Attempts]:
+        """The request, still without size and zone, and what to try.
 
         :raise InvalidArgument: an annotation or the size can't be served.
         :raise FailedPrecondition: no VM is launched in the zone that is asked for."""
@@ -162,11 +154,10 @@ class Launcher(Generic[D]):
             image=wishes.image or spec.image,
         )
         zones = self._cloud.zones(wishes, spec.zone)
-        sizes = [offer.name for offer in offers[: self._settings.max_sizes]]
         markets = [True, False] if wishes.spot and wishes.spot_fallback else [wishes.spot]
-        return request, [_Attempt(size, zone, spot) for spot in markets for size in sizes for zone in zones]
+        return request, Attempts(offers, zones, markets, self._settings.max_sizes)
 
-    async def _launch(self, request: LaunchRequest, attempts: Sequence[_Attempt]) -> CloudVM:
+    async def _launch(self, request: LaunchRequest, attempts: Attempts) -> CloudVM:
         for number in range(request.number, request.number + _MAX_NUMBERS):
             vm = await self._launch_one(attrs.evolve(request, number=number), attempts)
             if vm.state is not InstanceState.ENDED:
@@ -175,9 +166,8 @@ class Launcher(Generic[D]):
                 return vm
         raise Unavailable(f"VMs of token {request.token} end as soon as they are launched; see {vm.detail}")
 
-    async def _launch_one(self, request: LaunchRequest, attempts: Sequence[_Attempt]) -> CloudVM:
+    async def _launch_one(self, request: LaunchRequest, attempts: Attempts) -> CloudVM:
         """Launch the cheapest size that a zone has, trying zones in their order."""
-        refusal: CloudError | None = None
         for attempt in attempts:
             wishes = request.wishes if attempt.spot else attrs.evolve(request.wishes, spot=False)
             asked = attrs.evolve(request, size=attempt.size, zone=attempt.zone, wishes=wishes)
@@ -200,10 +190,9 @@ class Launcher(Generic[D]):
             except CloudError as error:
                 if error.kind is ErrorKind.CONFLICT:
                     return await self._find_launched(request.token, error)
-                falls_back = attempt.spot and not attempts[-1].spot
-                if not (error.kind is ErrorKind.CAPACITY or (falls_back and error.kind is ErrorKind.QUOTA)):
+                if error.kind not in REFUSALS:
                     raise
-                refusal = error
+                attempts.refuse(attempt, error)
                 _log.info(
                     "{cloud} has no {spot}{size} {zone}: {error}",
                     cloud=self._cloud.location,
@@ -212,9 +201,7 @@ class Launcher(Generic[D]):
                     zone=attempt.zone,
                     error=error,
                 )
-        assert refusal is not None
-        sizes = ", ".join(dict.fromkeys(attempt.size for attempt in attempts))
-        raise CloudError(ErrorKind.CAPACITY, f"none of {sizes} is available; the last answer: {refusal}")
+        raise attempts.failure()
 
     async def _wait_for_operation(self, vm: CloudVM) -> CloudVM:
         """Wait until the launch's operation has ended, or a list shows that the VM runs, or `settle_seconds`:
@@ -234,7 +221,7 @@ class Launcher(Generic[D]):
             try:
                 vm = await self._calls.call(what, partial(self._cloud._thd_poll_launch, vm=vm))
             except CloudError as error:
-                if error.kind in (ErrorKind.CAPACITY, ErrorKind.QUOTA):
+                if error.kind in REFUSALS:
                     self._ledger.record_destroyed(vm.id, vm.token)
                 raise
         return attrs.evolve(vm, operation="")

@@ -18,6 +18,10 @@ _ERRORS: dict[ErrorKind, tuple[type[InfranetesError], str]] = {
     ErrorKind.TRANSIENT: (Unavailable, "try again later"),
     ErrorKind.CAPACITY: (ResourceExhausted, "allow more sizes or subnets, or try again later"),
     ErrorKind.QUOTA: (ResourceExhausted, "have the limit raised, or remove what uses it up"),
+    ErrorKind.FAMILY_QUOTA: (
+        ResourceExhausted,
+        "have the limit raised, remove what uses it up, or allow sizes of other families",
+    ),
     ErrorKind.CREDENTIALS: (FailedPrecondition, "give the node credentials that are valid and may do this"),
     ErrorKind.STATE: (Unavailable, "try again later"),
     ErrorKind.CONFLICT: (Unavailable, "its VM is not shown yet; try again later"),

@@ -428,6 +428,12 @@ def _refusal(fault: Fault) -> Answer | None:
     answers = {
         FaultKind.ERROR: (503, "ServiceUnavailable", "The service is unavailable."),
         FaultKind.QUOTA: (409, "OperationNotAllowed", "Exceeding approved Total Regional Cores quota."),
+        FaultKind.FAMILY_QUOTA: (
+            409,
+            "OperationNotAllowed",
+            "Operation could not be completed as it results in exceeding approved standardBSFamily Cores "
+            "quota.",
+        ),
         FaultKind.UNKNOWN: (404, "ResourceNotFound", "The Resource was not found."),
         FaultKind.REVOKED: (401, "InvalidAuthenticationToken", "The access token is invalid."),
     }

@@ -71,7 +71,7 @@ def _size(name: str, cpus: int, gib: str, others: Json, zones: str) -> Json:
         "name": name,
         "tier": "Standard",
         "size": name.removeprefix("Standard_"),
-        "family": "standardFamily",
+        "family": "standardBSFamily" if name.startswith("Standard_B") else "standardDSv5Family",
         "locations": [LOCATION],
         "locationInfo": [{"location": LOCATION, "zones": sorted(zones), "zoneDetails": []}],
         "capabilities": [{"name": key, "value": value} for key, value in has.items()],

@@ -17,6 +17,7 @@ FEW = (
     *(f"{family}.{size}" for family in ("t3", "t3a", "t4g") for size in _SIZES),
     *(f"{family}.{size}" for family in ("m5", "c5", "r5") for size in _SIZES[4:]),
     "g4dn.xlarge",
+    "x1e.xlarge",
 )
 _CALLS = {
     "DescribeInstanceTypes": (b"instanceTypeSet", 100),

@@ -6,6 +6,12 @@ from __future__ import annotations
 from tests.support.clouds.faults import Fault, FaultKind
 from tests.support.clouds.http_sites import Answer
 
+# EC2 has no other limit of vCPUs than those of families.
+_VCPUS = (
+    "You have requested more vCPU capacity than your current vCPU limit of 8 allows for the instance bucket "
+    "that the specified instance type belongs to."
+)
+
 
 def refusal(fault: Fault) -> Answer | None:
     """Return the answer to a call that had no effect; None: it has one."""
@@ -15,7 +21,8 @@ def refusal(fault: Fault) -> Answer | None:
         return (503, body, *header)
     return {
         FaultKind.ERROR: (503, error("Unavailable", "The server is overloaded")),
-        FaultKind.QUOTA: (400, error("VcpuLimitExceeded", "You have requested more vCPU capacity")),
+        FaultKind.QUOTA: (400, error("VcpuLimitExceeded", _VCPUS)),
+        FaultKind.FAMILY_QUOTA: (400, error("VcpuLimitExceeded", _VCPUS)),
         FaultKind.CAPACITY: (500, error("InsufficientInstanceCapacity", "There is no capacity")),
         FaultKind.UNKNOWN: (400, error("InvalidInstanceID.NotFound", "The instance does not exist")),
         FaultKind.REVOKED: (401, error("AuthFailure", "AWS was not able to validate the credentials")),

@@ -22,6 +22,7 @@ class FaultKind(enum.Enum):
     STALE = "stale"  # an old list
     STALE_VOLUMES = "stale volumes"  # an empty list of volumes
     QUOTA = "quota"
+    FAMILY_QUOTA = "family quota"  # of sizes that the rule names
     CAPACITY = "capacity"
     REVOKED = "revoked"
     BUSY = "busy"  # refused: the VM is busy

@@ -412,7 +412,12 @@ def _refusal(fault: Fault) -> Answer | None:
         return (*_error(403, "rateLimitExceeded", "Rate Limit Exceeded"), *header)
     answers = {
         FaultKind.ERROR: (503, "backendError", "Backend Error"),
-        FaultKind.QUOTA: (403, "quotaExceeded", "Quota 'CPUS' exceeded. Limit: 8.0 in region europe-west1."),
+        FaultKind.QUOTA: (403, "quotaExceeded", "Quota 'CPUS_ALL_REGIONS' exceeded.  Limit: 8.0 globally."),
+        FaultKind.FAMILY_QUOTA: (
+            403,
+            "quotaExceeded",
+            "Quota 'CPUS' exceeded.  Limit: 8.0 in region europe-west1.",
+        ),
         FaultKind.UNKNOWN: (404, "notFound", "The resource was not found"),
         FaultKind.REVOKED: (401, "authError", "Invalid Credentials"),
     }

@@ -10,6 +10,7 @@ import libcloud
 from infranetes.providers.cloud.aws.burstable import is_burstable, lasting_millis
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.libcloud_types import InstanceType
+from infranetes.providers.cloud.aws.quotas import quota_of
 from infranetes.providers.cloud.interface import Offer
 
 NAME = f"libcloud {libcloud.__version__}"
@@ -35,4 +36,5 @@ def _offer(instance_type: InstanceType) -> Offer:
         price=float(instance_type.price) if instance_type.price else None,
         gpus=int(extra.get("gpu") or 0),
         architecture="arm64" if arm else "x86_64",
+        quota=quota_of(name),
     )

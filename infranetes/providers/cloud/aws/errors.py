@@ -24,11 +24,11 @@ _CODES = {
         "InsufficientAddressCapacity InsufficientVolumeCapacity"
     ),
     ErrorKind.QUOTA: (
-        "InstanceLimitExceeded VcpuLimitExceeded AddressLimitExceeded VolumeLimitExceeded "
-        "MaxSpotInstanceCountExceeded ResourceCountExceeded MaxIOPSLimitExceeded AttachmentLimitExceeded "
-        "VolumeModificationSizeLimitExceeded SnapshotLimitExceeded PendingSnapshotLimitExceeded "
-        "ConcurrentSnapshotLimitExceeded"
+        "InstanceLimitExceeded AddressLimitExceeded VolumeLimitExceeded ResourceCountExceeded "
+        "MaxIOPSLimitExceeded AttachmentLimitExceeded VolumeModificationSizeLimitExceeded "
+        "SnapshotLimitExceeded PendingSnapshotLimitExceeded ConcurrentSnapshotLimitExceeded"
     ),
+    ErrorKind.FAMILY_QUOTA: "VcpuLimitExceeded MaxSpotInstanceCountExceeded",
     ErrorKind.CREDENTIALS: (
         "AuthFailure InvalidClientTokenId SignatureDoesNotMatch OptInRequired ExpiredToken RequestExpired "
         "UnauthorizedOperation AccessDenied Blocked PendingVerification UnrecognizedClientException "

@@ -11,6 +11,7 @@ from infranetes.providers.cloud.aws.burstable import lasting_millis
 from infranetes.providers.cloud.aws.driver import Driver, items, text
 from infranetes.providers.cloud.aws.libcloud_types import Element
 from infranetes.providers.cloud.aws.price_list import PriceList
+from infranetes.providers.cloud.aws.quotas import quota_of
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 from infranetes.providers.cloud.offer_book import MAX_OFFERS, Sources
@@ -99,4 +100,5 @@ def offer_of(described: Element, zones: Mapping[str, Sequence[str]]) -> Offer | 
         gpus=gpus,
         architecture=architecture,
         zones=tuple(sorted(zones[name])),
+        quota=quota_of(name),
     )

@@ -8,6 +8,7 @@ codes".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from libcloud.common.exceptions import BaseHTTPError
@@ -51,6 +52,9 @@ _CODES = {
         "GalleryImageNotFound ImageNotFound"
     ),
 }
+# "… it results in exceeding approved standardDSv5Family Cores quota." Others are of all families, such as
+# Total Regional Cores and, of spot VMs, LowPriorityCores.
+_FAMILY_QUOTA = re.compile(r"approved [\w ]+Family Cores quota", re.IGNORECASE)
 _KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
 
@@ -71,6 +75,8 @@ def classify(error: Exception) -> CloudError | None:
     kind = _KINDS.get(error.error_code)
     if error.error_code == "OperationNotAllowed":  # for whatever can't be done now
         kind = ErrorKind.QUOTA if "quota" in str(error).lower() else ErrorKind.STATE
+    if kind is ErrorKind.QUOTA and _FAMILY_QUOTA.search(str(error)):
+        kind = ErrorKind.FAMILY_QUOTA
     if int(error.code) == 429:  # whatever its code says
         kind = ErrorKind.THROTTLED
     if kind is None:

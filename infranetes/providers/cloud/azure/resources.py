@@ -183,6 +183,7 @@ class Sku(TypedDict, total=False):
 
     name: str
     resourceType: str
+    family: str  # as in messages about its quota
     capabilities: Sequence[Capability]
     locationInfo: Sequence[LocationInfo]
     restrictions: Sequence[Restriction]

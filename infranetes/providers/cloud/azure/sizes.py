@@ -81,6 +81,7 @@ def _offer(sku: Sku, wanted: Wanted) -> Offer | None:
         architecture="arm64" if has.get("CpuArchitectureType") == "Arm64" else "x86_64",
         shared_cpus=cpus if share < 1 else 0,
         zones=tuple(zone_name(wanted.location, zone) for zone in sorted(zones)) if wanted.zonal else (),
+        quota=sku.get("family") or "",
     )
 
 

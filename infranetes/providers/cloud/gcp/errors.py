@@ -51,6 +51,13 @@ _OTHER_STATE = (
     "RESOURCE_NOT_READY",
 )
 _NO_DEVICE = "No attached disk found"
+# "Quota 'N2_CPUS' exceeded.  Limit: 24.0 in region europe-west1." Others are of all families, such as
+# CPUS_ALL_REGIONS, PREEMPTIBLE_CPUS and INSTANCES.
+_FAMILY_METRIC = re.compile(
+    r"Quota '("
+    r"CPUS|[A-Z]+[0-9]+[A-Z]*_CPUS|CPUS_PER_VM_FAMILY|(PREEMPTIBLE_)?NVIDIA_[A-Z0-9_]+_GPUS"
+    r")' exceeded"
+)
 # Google says of instances that have as many disks as they can: "Maximum hyperdisk-balanced disks count should
 # be less than or equal to [16]", as it says of what is unsupported.
 _FULL = re.compile(r"Maximum \S+ disks count")
@@ -62,9 +69,10 @@ def classify(error: Exception) -> CloudError | None:
         return None
     code, status = str(error.code or ""), int(error.http_code or 0)
     kind = _KINDS.get(code) if (code, status) != ("required", 400) else ErrorKind.INVALID
-    return CloudError(
-        kind or _kind_of_status(status), _message(error.value, code, status), retry_after(error)
-    )
+    message = _message(error.value, code, status)
+    if kind is ErrorKind.QUOTA and _FAMILY_METRIC.search(message):
+        kind = ErrorKind.FAMILY_QUOTA
+    return CloudError(kind or _kind_of_status(status), message, retry_after(error))
 
 
 @contextmanager

@@ -16,6 +16,9 @@ from infranetes.providers.cloud.interface import Offer
 # The sustained share of a CPU of types that claim two (source: Compute Engine, "E2 shared-core machine
 # types"). libcloud prices them as if they had two.
 _SHARED = {"e2-micro": 0.25, "e2-small": 0.5, "e2-medium": 1.0, "f1-micro": 0.2, "g1-small": 0.5}
+# The families whose CPUs the quota CPUS counts; all others have one of their own, such as N2_CPUS (source:
+# Compute Engine, "Allocation quotas").
+_FIRST_FAMILIES = ("e2", "f1", "g1", "n1")
 _ARM = ("t2a-", "c4a-", "n4a-", "a4x-")
 
 
@@ -49,7 +52,14 @@ def offer(machine_type: MachineType) -> Offer:
         gpus=sum(int(each.get("guestAcceleratorCount") or 0) for each in accelerators),
         architecture="arm64" if arm else "x86_64",
         shared_cpus=int(shown) if name in _SHARED else 0,
+        quota=_quota(name),
     )
+
+
+def _quota(name: str) -> str:
+    """The name of the limit that a machine type's CPUs count for."""
+    family = name.partition("-")[0]
+    return "CPUS" if family in _FIRST_FAMILIES else f"{family.upper()}_CPUS"
 
 
 def bundled_price(offer: Offer, region: str) -> float | None:

@@ -44,6 +44,7 @@ class CloudCase(WorldCase):
     cheapest: ClassVar[tuple[str, str]]  # the first two sizes that are tried for a pod without requests
     large: ClassVar[str]  # a size that is tried for 4 CPUs
     quota: ClassVar[str]  # a part of the message about a full quota
+    families: ClassVar[tuple[str, str]]  # the cheapest sizes of two families, each with a quota of its own
     asked_again: ClassVar[int] = 2  # times that a launch is asked for again whose answer is lost twice
 
     def is_list(self, call: Call) -> bool:
@@ -84,6 +85,7 @@ class AwsCase(CloudCase):
     provider_name = "aws"
     launch_action, destroy_action, list_action = "RunInstances", "TerminateInstances", "DescribeInstances"
     cheapest, large, quota = ("t3.micro", "t3.small"), "m5.xlarge", "VcpuLimitExceeded"
+    families = ("t3.micro", "x1e.xlarge")
     world: SimulatedAws
 
     def make_world(self) -> SimulatedAws:
@@ -113,6 +115,7 @@ class GcpCase(CloudCase):
     provider_name = "gcp"
     launch_action, destroy_action, list_action = "launch", "destroy", "list instances"
     cheapest, large, quota = ("e2-micro", "e2-small"), "e2-standard-4", "quotaExceeded"
+    families = ("e2-micro", "n2-standard-2")
     world: SimulatedGce
 
     def make_world(self) -> SimulatedGce:
@@ -139,6 +142,7 @@ class AzureCase(CloudCase):
     provider_name = "azure"
     launch_action, destroy_action, list_action = "launch", "destroy", "list VMs"
     cheapest, large, quota = ("Standard_B1s", "Standard_B2s"), "Standard_D4s_v5", "OperationNotAllowed"
+    families = ("Standard_B1s", "Standard_D2s_v5")
     world: SimulatedAzure
 
     def make_world(self) -> SimulatedAzure:

@@ -274,5 +274,34 @@ class LastingFaults(FaultCase):
         self.assertEqual(self.world.running(), [instance.id])
 
 
+class FamilyQuotas(FaultCase):
+    """Limits of one family of sizes."""
+
+    async def test_a_full_quota_of_one_family_leaves_the_sizes_of_others(self) -> None:
+        first, other = self.families
+        self.settings["sizes"] = ["t3.*", "e2-*", "Standard_B*", other]
+        provider = await self.started()
+        self.world.faults.add(
+            FaultKind.FAMILY_QUOTA, self.launch_action, only=lambda each: self.asked(each)[0] == first
+        )
+        launched = await self.within(provider.launch(self.spec()))
+        self.assertEqual(launched.size, other)
+        here = self.zones()[0]
+        self.assertEqual([self.asked(one) for one in self.launches()], [(first, here), (other, here)])
+        await self.within(provider.destroy(launched.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_full_quotas_of_all_families(self) -> None:
+        first, other = self.families
+        self.settings["sizes"] = ["t3.*", "e2-*", "Standard_B*", other]
+        provider = await self.started()
+        self.world.faults.add(FaultKind.FAMILY_QUOTA, self.launch_action)
+        error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
+        self.assertIn(self.quota, str(error))
+        self.assertIn("other families", str(error))
+        self.assertEqual([self.asked(one)[0] for one in self.launches()], [first, other])
+        self.assertEqual(self.world.holdings(), [])
+
+
 def _of_token(call: Call, token: list[str]) -> bool:
     return bool(token) and any(token[0] in value for value in call.values())

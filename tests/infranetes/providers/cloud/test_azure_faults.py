@@ -6,7 +6,7 @@ from __future__ import annotations
 from twisted.trial.unittest import TestCase
 
 from tests.infranetes.providers.cloud.case import AzureCase
-from tests.infranetes.providers.cloud.faults import LastingFaults, PassingFaults
+from tests.infranetes.providers.cloud.faults import FamilyQuotas, LastingFaults, PassingFaults
 
 
 class AzurePassingFaultTests(AzureCase, PassingFaults, TestCase):
@@ -15,3 +15,7 @@ class AzurePassingFaultTests(AzureCase, PassingFaults, TestCase):
 
 class AzureLastingFaultTests(AzureCase, LastingFaults, TestCase):
     """Final errors: a call that meets one fails, and its error says why."""
+
+
+class AzureFamilyQuotaTests(AzureCase, FamilyQuotas, TestCase):
+    """Azure's quotas of cores."""

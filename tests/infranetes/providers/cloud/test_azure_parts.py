@@ -97,6 +97,15 @@ class ErrorTests(SynchronousTestCase):
     def test_what_is_not_allowed_is_so_by_a_quota_or_by_a_state(self) -> None:
         quota = "Operation could not be completed as it results in exceeding approved Total Cores Quota."
         self.assertIs(self.kind(409, "OperationNotAllowed", quota), ErrorKind.QUOTA)
+        for name, kind in (
+            ("standardDSv5Family", ErrorKind.FAMILY_QUOTA),
+            ("Standard NCASv3_T4 Family", ErrorKind.FAMILY_QUOTA),
+            ("Total Regional", ErrorKind.QUOTA),
+            ("LowPriority", ErrorKind.QUOTA),
+        ):
+            words = quota.replace("Total Cores Quota", f"{name} Cores quota")
+            for code in ("OperationNotAllowed", "QuotaExceeded"):
+                self.assertIs(self.kind(409, code, words), kind, name)
         self.assertIs(self.kind(409, "OperationNotAllowed", "The VM is being deleted."), ErrorKind.STATE)
 
     def test_by_their_status_if_their_code_is_not_known(self) -> None:

@@ -198,6 +198,27 @@ class ErrorTests(SynchronousTestCase):
             assert found is not None
             self.assertIs(found.kind, trouble, code)
 
+    def test_quotas_of_one_family_and_of_all(self) -> None:
+        family = ("CPUS", "N2_CPUS", "N2D_CPUS", "CPUS_PER_VM_FAMILY", "PREEMPTIBLE_NVIDIA_L4_GPUS")
+        every = ("CPUS_ALL_REGIONS", "GPUS_ALL_REGIONS", "PREEMPTIBLE_CPUS", "INSTANCES", "SSD_TOTAL_GB")
+        for metric in (*family, *every):
+            operation = _ended("QUOTA_EXCEEDED")
+            words = f"Quota '{metric}' exceeded.  Limit: 24.0 in region europe-west1."
+            operation["error"]["errors"][0]["message"] = words
+            found = errors.classify(_raised(200, operation))
+            assert found is not None
+            kind = ErrorKind.FAMILY_QUOTA if metric in family else ErrorKind.QUOTA
+            self.assertIs(found.kind, kind, metric)
+
+    def test_which_quota_a_machine_types_cpus_count_for(self) -> None:
+        for name, quota in (
+            ("e2-micro", "CPUS"),
+            ("n1-standard-1", "CPUS"),
+            ("n2-highcpu-2", "N2_CPUS"),
+            ("n2d-standard-2", "N2D_CPUS"),
+        ):
+            self.assertEqual(offer({"name": name}).quota, quota)
+
     def test_answers_of_proxies(self) -> None:
         page = errors.classify(_raised(502, "<html><body>secret page</body></html>"))
         assert page is not None

@@ -349,6 +349,18 @@ class EndTests(GcpCase, TestCase):
         self.assertEqual(len(self.world.bodies), 1)
         self.assertEqual(self.world.holdings(), [])
 
+    async def test_a_familys_full_quota_that_the_operation_reports(self) -> None:
+        self.settings["sizes"] = ["e2-*", "n2-*"]
+        provider = await self.started()
+        self.world.refusal = ("QUOTA_EXCEEDED", "Quota 'CPUS' exceeded.  Limit: 8.0 in region europe-west1.")
+        self.world.faults.add(
+            FaultKind.CAPACITY, self.launch_action, only=lambda asked: asked["size"].startswith("e2-")
+        )
+        launched = await self.within(provider.launch(self.spec()))
+        self.assertEqual((launched.size, len(self.world.bodies)), ("n2-standard-2", 2))
+        await self.within(provider.destroy(launched.id))
+        self.assertEqual(self.world.holdings(), [])
+
 
 class CredentialTests(GcpCase, TestCase):
     """The credentials of calls."""

@@ -24,6 +24,7 @@ from infranetes.providers.cloud.aws.burstable import lasting_millis
 from infranetes.providers.cloud.aws.cloud import AwsCloud
 from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.offers import AwsOffers
+from infranetes.providers.cloud.aws.quotas import quota_of
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.errors import classify
 from infranetes.providers.cloud.interface import Cloud, CloudVM, ErrorKind, Offer
@@ -196,6 +197,19 @@ class SizeTests(SynchronousTestCase):
             self.assertEqual((found[name].cpu_millis, found[name].shared_cpus), (millis, vcpus), name)
         self.assertEqual(lasting_millis("t9.large", 2), 100)  # newer than the table
 
+    def test_types_of_ec2_that_share_a_limit_of_vcpus(self) -> None:
+        found = {one.name: one.quota for one in offers("eu-west-1")}
+        for names, quota in (
+            (("t3.nano", "m5.large", "c5.large", "r5.large", "i3.large", "im4gn.large"), "Standard"),
+            (("g4dn.xlarge", "g5.xlarge"), "G and VT"),
+            (("p3.2xlarge",), "P"),
+            (("inf1.xlarge",), "Inf"),
+            (("x1e.xlarge", "x2idn.16xlarge"), "X"),
+            (("u-6tb1.metal",), "High Memory"),
+        ):
+            for name in names:
+                self.assertEqual(found.get(name, quota_of(name)), quota, name)
+
     @given(st.integers(0, 200_000), st.integers(0, 2000))
     def test_chosen_sizes_of_ec2_fit(self, cpu: int, gib: int) -> None:
         size = Size(cpu, gib * GIB)
@@ -280,7 +294,9 @@ class ErrorTests(SynchronousTestCase):
             ("InternalError: oops", 500, ErrorKind.TRANSIENT),
             ("InsufficientInstanceCapacity: none", 500, ErrorKind.CAPACITY),
             ("Server.InsufficientInstanceCapacity: none", 500, ErrorKind.CAPACITY),
-            ("VcpuLimitExceeded: none", 400, ErrorKind.QUOTA),
+            ("VcpuLimitExceeded: none", 400, ErrorKind.FAMILY_QUOTA),
+            ("MaxSpotInstanceCountExceeded: none", 400, ErrorKind.FAMILY_QUOTA),
+            ("InstanceLimitExceeded: none", 400, ErrorKind.QUOTA),
             ("UnauthorizedOperation: no", 403, ErrorKind.CREDENTIALS),
             ("InvalidInstanceID.NotFound: which", 400, ErrorKind.NOT_FOUND),
             ("InvalidParameterValue: odd", 400, ErrorKind.INVALID),

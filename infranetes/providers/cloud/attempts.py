@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch tries, one after the other: sizes in their zones, as spot VMs and on demand.
+
+What a refusal rules out:
+
+refused for       ruled out
+capacity          the size in this zone
+a family's quota  all sizes that share the quota, in all zones; spot VMs have quotas of their own
+another quota     all spot VMs, or all on demand
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
+
+REFUSALS = (ErrorKind.CAPACITY, ErrorKind.FAMILY_QUOTA, ErrorKind.QUOTA)
+"""The kinds of failures of a launch that another attempt may help against. Nothing was launched."""
+
+
+@attrs.frozen
+class Attempt:
+    """One attempt at a launch.
+
+    :ivar quota: as in `Offer`. :ivar zone: one of `Cloud.zones`."""
+
+    size: str
+    quota: str
+    zone: str
+    spot: bool
+
+
+class Attempts:
+    """All attempts at one launch, which are iterated over again for each VM that is asked for.
+
+    :param offers: that fit, in the order in which they are tried. :param zones: for each of them, likewise.
+    :param markets: whether a spot VM is asked for, likewise.
+    :param max_sizes: that are tried on each market. Those that are ruled out by others do not count.
+    """
+
+    def __init__(
+        self, offers: Sequence[Offer], zones: Sequence[str], markets: Sequence[bool], max_sizes: int
+    ) -> None:
+        self._offers = offers
+        self._zones = zones
+        self._markets = markets
+        self._max_sizes = max_sizes
+        self._full: set[tuple[str | None, bool]] = set()  # quotas, None: all of them, and their markets
+        self._refused: list[tuple[Attempt, CloudError]] = []
+
+    def __iter__(self) -> Iterator[Attempt]:
+        for spot in self._markets:
+            tried = 0
+            for offer in self._offers:
+                if tried == self._max_sizes:
+                    break
+                if self._is_full(offer.quota, spot):
+                    continue
+                tried += 1
+                for zone in self._zones:
+                    if not self._is_full(offer.quota, spot):  # as the zone before may have said
+                        yield Attempt(offer.name, offer.quota, zone, spot)
+
+    def _is_full(self, quota: str, spot: bool) -> bool:
+        return not self._full.isdisjoint({(quota, spot), (None, spot)})
+
+    def refuse(self, attempt: Attempt, error: CloudError) -> None:
+        """Rule out what need not be tried any more. :param error: one of `REFUSALS`."""
+        self._refused.append((attempt, error))
+        if error.kind is ErrorKind.FAMILY_QUOTA:
+            self._full.add((attempt.quota, attempt.spot))
+        elif error.kind is ErrorKind.QUOTA:
+            self._full.add((None, attempt.spot))
+
+    def failure(self) -> CloudError:
+        """Return the error of a launch of which each attempt was refused."""
+        quotas = [error for _, error in self._refused if error.kind is not ErrorKind.CAPACITY]
+        lacking = [(one.size, error) for one, error in self._refused if error.kind is ErrorKind.CAPACITY]
+        words = list(dict.fromkeys(str(error) for error in quotas))
+        if lacking:
+            sizes = ", ".join(dict.fromkeys(size for size, _ in lacking))
+            words.append(f"none of {sizes} is available; the last answer: {lacking[-1][1]}")
+        return CloudError(quotas[-1].kind if quotas else ErrorKind.CAPACITY, "; ".join(words))
