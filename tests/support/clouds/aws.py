@@ -213,6 +213,11 @@ class SimulatedAws:
         self.ec2.terminate_instances(InstanceIds=[id])
         self._turn_off(id)
 
+    def fail(self, id: str, code: str, words: str) -> None:
+        """End an instance that boots, as EC2 itself does."""
+        self.endings.reasons[id] = code, words
+        self.end(id)
+
     def add_twin(self, id: str) -> None:
         """Launch another instance with the same tags."""
         [described] = [one for one in self.instances() if one["InstanceId"] == id]

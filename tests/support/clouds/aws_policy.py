@@ -22,7 +22,7 @@ _MANUAL = Path(__file__).resolve().parents[3] / "docs"
 POLICY = _MANUAL / "provider-aws-policy.json"
 PUBLISHER = _MANUAL / "publish-aws-policy.json"
 _RESOURCES = re.compile(r"(Volume|Snapshot|Instance|Allocation|Association)Id(\.\d+)?")
-_TAG = re.compile(r"(TagSpecification\.\d+\.Tag\.\d+)\.Key")
+_TAG = re.compile(r"((TagSpecification\.\d+)\.Tag\.\d+)\.Key")
 _TYPES = {
     "Volume": "volume",
     "Snapshot": "snapshot",
@@ -34,11 +34,12 @@ _TYPES = {
 _MAKES = {
     "CreateVolume": ("volume",),
     "CreateSnapshot": ("snapshot",),
-    "RunInstances": ("instance", "volume"),
+    "RunInstances": ("instance", "volume", "network-interface"),
     "AllocateAddress": ("elastic-ip",),
     "RegisterImage": ("image",),
 }
-_USES = {"RunInstances": ("image", "network-interface", "subnet"), "RegisterImage": ("snapshot",)}
+_USES = {"RunInstances": ("image", "security-group", "subnet"), "RegisterImage": ("snapshot",)}
+_SPOT = "InstanceMarketOptions.MarketType"  # a parameter of RunInstances that makes a spot request besides
 _IMAGES = {"DeregisterImage": "ImageId", "CreateTags": "ResourceId.1"}  # what names the one that is changed
 
 
@@ -64,6 +65,8 @@ def resources(call: Mapping[str, str], tags: Mapping[str, Mapping[str, str]]) ->
     if action.startswith("Describe"):
         return [Resource("*")]
     found = [Resource(type) for type in (*_MAKES.get(action, ()), *_USES.get(action, ()))]
+    if action == "RunInstances" and _SPOT in call:
+        found.append(Resource("spot-instances-request"))
     for key, value in call.items():
         if match := _RESOURCES.fullmatch(key):
             found.append(Resource(_TYPES[match[1]], value, tags.get(value, {})))
@@ -109,16 +112,20 @@ def _allows(statement: Any, call: Mapping[str, str], action: str, resource: Reso
 def _value(key: str, call: Mapping[str, str], resource: Resource) -> str | None:
     kind, _, tag = key.partition("/")
     if kind == "aws:RequestTag":
-        return asked_tags(call).get(tag)
+        return asked_tags(call, resource.type).get(tag)
     if kind == "aws:ResourceTag":
         return (resource.tags or {}).get(tag)
     return call.get(key)
 
 
-def asked_tags(call: Mapping[str, str]) -> dict[str, str]:
-    """The tags that what a call makes is to get."""
+def asked_tags(call: Mapping[str, str], type: str = "") -> dict[str, str]:
+    """The tags that what a call makes is to get. :param type: of the resource; "": any."""
     found = [(value, _TAG.fullmatch(key)) for key, value in call.items()]
-    return {value: call[f"{match[1]}.Value"] for value, match in found if match}
+    return {
+        value: call[f"{match[1]}.Value"]
+        for value, match in found
+        if match and type in ("", call.get(f"{match[2]}.ResourceType"))
+    }
 
 
 def _several(value: Any) -> list[str]:

@@ -17,17 +17,21 @@ TERMINATED, SHUTTING_DOWN = (48, "terminated"), (32, "shutting-down")
 _NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 _NO_INTERFACE = b"InvalidNetworkInterfaceID.NotFound"
 _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
+_REASON = re.compile(rb"<stateReason>.*?</stateReason>")
+_NO_WORDS = re.compile(rb"<reason>.*?</reason>")  # but those of who asks for an end
 
 
 class Ec2Endings:
     """The endings of one cloud's instances.
 
     :param now: seconds. :ivar seconds: for which instances shut down.
+    :ivar reasons: of instances that EC2 itself has ended, by their ids: codes and what is said of them.
     """
 
     def __init__(self, now: Callable[[], float], seconds: float) -> None:
         self._now = now
         self.seconds = seconds
+        self.reasons: dict[str, tuple[str, str]] = {}
         self._until: dict[str, float] = {}  # by the instance's id
 
     def answer(self, form: Mapping[str, str], answered: tuple[int, bytes]) -> tuple[int, bytes]:
@@ -47,6 +51,10 @@ class Ec2Endings:
     def shown(self, part: bytes) -> bytes:
         """Return the part of a description that is about one instance as EC2 has it."""
         found = _ITEM.search(part)
+        if found is not None and found[1].decode() in self.reasons:
+            code, words = self.reasons[found[1].decode()]
+            reason = f"<stateReason><code>{code}</code><message>{code}: {words}</message></stateReason>"
+            return _NO_WORDS.sub(b"<reason/>", _REASON.sub(reason.encode(), part))
         if found is None or not self._is_shutting_down(found[1].decode()):
             return part
         return part.replace(_described(*TERMINATED), _described(*SHUTTING_DOWN))

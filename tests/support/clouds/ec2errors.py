@@ -24,6 +24,10 @@ def refusal(fault: Fault) -> Answer | None:
         FaultKind.QUOTA: (400, error("VcpuLimitExceeded", _VCPUS)),
         FaultKind.FAMILY_QUOTA: (400, error("VcpuLimitExceeded", _VCPUS)),
         FaultKind.CAPACITY: (500, error("InsufficientInstanceCapacity", "There is no capacity")),
+        FaultKind.FULL_SUBNET: (
+            400,
+            error("InsufficientFreeAddressesInSubnet", "There are not enough free addresses in the subnet."),
+        ),
         FaultKind.UNKNOWN: (400, error("InvalidInstanceID.NotFound", "The instance does not exist")),
         FaultKind.REVOKED: (401, error("AuthFailure", "AWS was not able to validate the credentials")),
     }.get(fault.kind)

@@ -24,6 +24,7 @@ class FaultKind(enum.Enum):
     QUOTA = "quota"
     FAMILY_QUOTA = "family quota"  # of sizes that the rule names
     CAPACITY = "capacity"
+    FULL_SUBNET = "full subnet"
     REVOKED = "revoked"
     BUSY = "busy"  # refused: the VM is busy
     IGNORED = "ignored"  # answered as if it were done, and not done

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.aws import addresses, errors
-from infranetes.providers.cloud.aws.burstable import is_burstable
 from infranetes.providers.cloud.aws.credentials import Credentials
 from infranetes.providers.cloud.aws.driver import Driver
-from infranetes.providers.cloud.aws.images import Images, RootDisk
-from infranetes.providers.cloud.aws.libcloud_types import BlockDevice, Instance
+from infranetes.providers.cloud.aws.images import Images
+from infranetes.providers.cloud.aws.launch_parameters import launch_parameters, root_disk_mappings
+from infranetes.providers.cloud.aws.libcloud_types import Instance, InstanceExtra
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.connections import close_session, connection_arguments
 from infranetes.providers.cloud.interface import (
@@ -177,23 +177,9 @@ class AwsCloud:
         if len(request.identity) > _MAX_USER_DATA:
             raise CloudError(ErrorKind.INVALID, "the VM's identity is larger than user-data may be")
         self._check_offered(request)
-        public = settings.public_address if wishes.public_address is None else wishes.public_address
-        additions = {
-            "InstanceInitiatedShutdownBehavior": "terminate",
-            "MetadataOptions.HttpTokens": "required",  # against requests that pods are tricked into
-            "MetadataOptions.HttpPutResponseHopLimit": "1",
-            # Said either way: left out, a subnet's own setting would decide, and bill an address.
-            "NetworkInterface.1.AssociatePublicIpAddress": "true" if public else "false",
-            **addresses.tag_parameters("volume", request.tags, number=2),
-        }
-        if is_burstable(request.size):
-            additions["CreditSpecification.CpuCredits"] = settings.burst
-        if wishes.spot:
-            additions["InstanceMarketOptions.MarketType"] = "spot"
-            if wishes.spot_max_price is not None:
-                additions["InstanceMarketOptions.SpotOptions.MaxPrice"] = str(wishes.spot_max_price)
         image = request.image or settings.image
         root_disk = self._images._thd_root_disk(driver, image)
+        additions = launch_parameters(settings, request)
         subnet = request.zone if request.zone.startswith(_SUBNET) else ""
         if request.zone and not subnet:
             additions["Placement.AvailabilityZone"] = request.zone
@@ -209,7 +195,7 @@ class AwsCloud:
                 security_groups=groups,
                 tags=request.tags,
                 client_token=_client_token(request),
-                disks=self._disks(root_disk),
+                disks=root_disk_mappings(settings, root_disk),
                 instance_profile=wishes.instance_profile or settings.instance_profile,
             )
         return _vm(instance)
@@ -225,13 +211,6 @@ class AwsCloud:
 
     def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
         return vm  # EC2 refuses at once or not at all
-
-    def _disks(self, root: RootDisk) -> list[BlockDevice]:
-        """The root disk, which must not outlive the VM, whatever its image says."""
-        if not root.name:
-            return []
-        disk = {"DeleteOnTermination": "true", "VolumeSize": str(max(root.gib, self._settings.disk_gib, 1))}
-        return [{"DeviceName": root.name, "Ebs": disk}]
 
     def _thd_find(self, driver: Driver, token: str) -> list[CloudVM]:
         return self._thd_listed(driver, {f"tag:{TOKEN}": token})
@@ -299,10 +278,20 @@ def _vm(instance: Instance) -> CloudVM:
         created_at=instance.created_at.timestamp() if instance.created_at else 0.0,
         size=extra.get("instance_type") or "",
         wanted_address=tags.get(ADDRESS, ""),
-        detail=(extra.get("state_reason") or extra.get("reason") or "") if ended else "",
+        detail=_why_ended(extra) if ended else "",
         zone=extra.get("availability") or "",
         gone=extra.get("status") == "terminated",
     )
+
+
+def _why_ended(extra: InstanceExtra) -> str:
+    reason = extra.get("state_reason") or extra.get("reason") or ""
+    # Source: EC2's manual, "Troubleshoot EC2 instance launch issues".
+    if reason.startswith("Client.InternalError"):
+        return (
+            f"{reason}; so EC2 ends it if the KMS key of a disk can't be used: see disk_key in providers.aws"
+        )
+    return reason
 
 
 def _client_token(request: LaunchRequest) -> str:

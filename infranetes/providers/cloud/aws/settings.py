@@ -13,6 +13,9 @@ from infranetes.providers.cloud.aws.regions import is_region
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.config import secret
 
+_PROVISIONED = ("io1", "io2")  # types of disks that are sold by their operations
+_not_negative = attrs.validators.ge(0)
+
 
 def _is_region(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not is_region(value):
@@ -39,6 +42,18 @@ def _pair(instance: Settings, attribute: attrs.Attribute[str], value: str) -> No
         raise ValueError("access_key and secret_key go together")
 
 
+def _iops(instance: Settings, attribute: attrs.Attribute[int], value: int) -> None:
+    if value and instance.disk_type not in ("gp3", *_PROVISIONED):
+        raise ValueError("they need disk_type gp3, io1 or io2")
+    if not value and instance.disk_type in _PROVISIONED:
+        raise ValueError(f"disk_type {instance.disk_type} needs them")
+
+
+def _throughput(instance: Settings, attribute: attrs.Attribute[int], value: int) -> None:
+    if value and instance.disk_type != "gp3":
+        raise ValueError("it needs disk_type gp3")
+
+
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.aws`."""
@@ -56,7 +71,13 @@ class Settings(CloudSettings):
     volume_zone: str = ""  # where volumes are made; empty: where the first subnet is
     encrypt_volumes: bool = False  # in any case; else as the account's default says
     volume_key: str = ""  # of KMS, that new volumes are encrypted with; empty: the account's default
-    disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
+    # Of VMs' disks. Empty and 0: as the image, or EC2, has it.
+    disk_gib: int = attrs.field(default=0, validator=_not_negative)
+    disk_type: Literal["", "gp3", "gp2", "io1", "io2", "standard"] = ""
+    disk_iops: int = attrs.field(default=0, validator=[_not_negative, _iops])
+    disk_throughput: int = attrs.field(default=0, validator=[_not_negative, _throughput])  # MiB a second
+    encrypt_disk: bool = False  # in any case; else as the image and the account's default say
+    disk_key: str = ""  # of KMS; empty: the account's default
     # Of burstable instances that have used up their CPU credits: the baseline, or more for money.
     burst: Literal["standard", "unlimited"] = "standard"
     sizes: tuple[str, ...] = ("t3.*", "m5.*", "c5.*", "r5.*", "m6i.*", "c6i.*", "r6i.*", "g4dn.*", "g5.*")

@@ -33,6 +33,7 @@ from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.cloud.sizes import choose, estimated_prices, need_of
 from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
 from infranetes.providers.interface import InstanceState, ProviderContext, Size
+from infranetes_common import config
 from infranetes_common.errors import ConfigError, InvalidArgument
 from tests.support.clouds import sigv4
 
@@ -345,11 +346,34 @@ class AwsTests(SynchronousTestCase):
             ("secret_key", "alone"),
             ("agent_port", 70000),
             ("subnet", "subnet-1"),
+            ("disk_type", "st1"),  # nothing boots from it
+            ("disk_iops", 4000),  # of which type?
+            ("disk_throughput", 250),
+            ("disk_iops", -1),
         ):
             table = {**good, key: value}
             error = self.assertRaises(ConfigError, registry.create, Clock(), "aws", table, CONTEXT)
             self.assertIn(key, str(error))
             self.assertNotIn("alone", str(error))
+
+    def test_only_some_types_of_disks_have_operations_and_throughput_of_ones_own(self) -> None:
+        for type, iops, throughput, wrong in (
+            ("", 0, 0, ""),
+            ("gp3", 0, 0, ""),
+            ("gp3", 4000, 250, ""),
+            ("gp2", 4000, 0, "disk_iops"),
+            ("gp2", 0, 250, "disk_throughput"),
+            ("io2", 4000, 0, ""),
+            ("io2", 0, 0, "disk_iops"),
+            ("io2", 4000, 250, "disk_throughput"),
+        ):
+            disk = {"disk_type": type, "disk_iops": iops, "disk_throughput": throughput}
+            table = {"region": "eu-west-1", "image": "ami-12345678", **disk}
+            if wrong:
+                error = self.assertRaises(ConfigError, config.structure, table, Settings, source="test")
+                self.assertIn(wrong, str(error))
+            else:
+                self.assertEqual(config.structure(table, Settings, source="test").disk_type, type)
 
     def test_a_posted_form_is_signed_as_aws_own_library_signs_it(self) -> None:
         """libcloud has only ever signed GET requests to EC2; botocore's signature is the reference."""

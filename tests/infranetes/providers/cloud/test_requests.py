@@ -11,17 +11,29 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.interface import Size
-from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, ResourceExhausted
+from infranetes.providers.cloud.aws.images import Images, RootDisk
+from infranetes.providers.interface import InstanceState, Size
+from infranetes_common.errors import (
+    ConfigError,
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+)
 from tests.infranetes.providers.cloud.case import AwsCase
-from tests.support.clouds import aws
+from tests.support.clouds import aws, aws_policy
 from tests.support.clouds.aws import IMAGE
 from tests.support.clouds.ec2_endings import Ec2Endings
-from tests.support.clouds.faults import FaultKind
+from tests.support.clouds.faults import NEVER, FaultKind
 
 
 def _tags(resource: Any) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", [])}
+
+
+def _asked_tags(launch: dict[str, str], kind: str) -> dict[str, str]:
+    """The tags that a launch asks for, for what it makes of this kind."""
+    return aws_policy.asked_tags(launch, kind)
 
 
 class SimulatedCloudTests(AwsCase, TestCase):
@@ -52,6 +64,8 @@ class LaunchTests(AwsCase, TestCase):
         [disk] = self.world.ec2.describe_volumes()["Volumes"]
         self.assertEqual({**_tags(disk), **expected}, _tags(disk))
         [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+        self.assertEqual(_asked_tags(launch, "network-interface"), expected)
+        self.assertEqual(_asked_tags(launch, "spot-instances-request"), {}, "there is none")
         self.assertEqual(launch["MetadataOptions.HttpTokens"], "required")
         self.assertEqual(launch["InstanceInitiatedShutdownBehavior"], "terminate")
         self.assertEqual(launch["NetworkInterface.1.SecurityGroupId.1"], self.world.group)
@@ -127,6 +141,81 @@ class LaunchTests(AwsCase, TestCase):
         ]
         self.assertEqual(sent, [("t3.micro", "standard"), ("m5.large", None), ("t3.micro", "unlimited")])
 
+    async def test_the_disk_is_as_the_image_has_it_or_as_the_configuration_says(self) -> None:
+        key = "arn:aws:kms:eu-west-1:111122223333:key/0d9bb6c3-6ba4-4b26-9d7b-1d8a3a5d0e0b"
+        least = {"DeleteOnTermination": "true", "VolumeSize": "15"}  # as large as the image's
+        for asked, sent, shown in (
+            ({}, {}, (False, None)),
+            (
+                {"encrypt_disk": True, "disk_type": "gp2"},
+                {"Encrypted": "true", "VolumeType": "gp2"},
+                (True, None),
+            ),
+            (
+                {"disk_key": key, "disk_type": "gp3", "disk_iops": 4000, "disk_throughput": 250},
+                {
+                    "Encrypted": "true",
+                    "KmsKeyId": key,
+                    "VolumeType": "gp3",
+                    "Iops": "4000",
+                    "Throughput": "250",
+                },
+                (True, key),
+            ),
+        ):
+            self.settings = {**self.world.table(), **asked}
+            provider = await self.started()
+            launched = await self.within(provider.launch(self.spec()))
+            *_, launch = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+            prefix = "BlockDeviceMapping.1.Ebs."
+            disk = {key.removeprefix(prefix): launch[key] for key in launch if key.startswith(prefix)}
+            self.assertEqual(disk, least | sent)
+            [made] = self.world.ec2.describe_volumes(
+                Filters=[{"Name": "attachment.instance-id", "Values": [launched.id]}]
+            )["Volumes"]
+            self.assertEqual(made["Encrypted"], shown[0])
+            if shown[1]:
+                self.assertEqual(made["KmsKeyId"], shown[1])
+
+    async def test_a_disk_that_could_not_be_encrypted_is_not_made(self) -> None:
+        """EC2 does not tell the root disk of each image."""
+        self.patch(Images, "_thd_root_disk", lambda self, driver, id: RootDisk("", 0))
+        self.settings["encrypt_disk"] = True
+        provider = await self.started()
+        error = await self.refused(InvalidArgument, provider.launch(self.spec()))
+        self.assertIn("encrypt_disk", str(error))
+        self.assertEqual(self.world.instances(), [])
+
+    async def test_an_instance_that_ends_for_the_key_of_its_disk_says_so(self) -> None:
+        self.world.behaviour = NEVER
+        provider = await self.started()
+        launched = await self.within(provider.launch(self.spec()))
+        self.assertIs(launched.state, InstanceState.PENDING)
+        waiting = provider.wait_running(launched.id, self.boot_timeout)
+        self.world.fail(launched.id, "Client.InternalError", "Client error on launch")
+        error = await self.refused(Unavailable, waiting)
+        for words in ("Client.InternalError: Client error on launch", "KMS key", "disk_key"):
+            self.assertIn(words, str(error))
+        await self.within(provider.destroy(launched.id))
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_where_a_subnet_is_full_the_next_one_is_tried(self) -> None:
+        first, second = self.world.subnets
+        self.world.faults.add(
+            FaultKind.FULL_SUBNET,
+            "RunInstances",
+            only=lambda asked: asked["NetworkInterface.1.SubnetId"] == first,
+        )
+        provider = await self.started()
+        await self.within(provider.launch(self.spec()))
+        asked = [self.asked(one) for one in self.world.requests if one["Action"] == "RunInstances"]
+        self.assertEqual(asked, [("t3.micro", first), ("t3.micro", second)])
+        self.assertEqual([one["SubnetId"] for one in self.world.instances()], [second])
+        self.world.faults.clear()
+        self.world.faults.add(FaultKind.FULL_SUBNET, "RunInstances")
+        error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
+        self.assertIn("InsufficientFreeAddressesInSubnet", str(error))
+
     async def test_annotations_are_served(self) -> None:
         self.settings |= {
             "allowed_images": ["ami-76*"],
@@ -145,6 +234,7 @@ class LaunchTests(AwsCase, TestCase):
         }
         await self.within(provider.launch(self.spec(annotations=wanted)))
         [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+        self.assertEqual(_asked_tags(launch, "spot-instances-request"), _asked_tags(launch, "volume"))
         self.assertEqual(launch["InstanceType"], "t3.large")
         self.assertEqual(launch["NetworkInterface.1.SubnetId"], self.world.subnets[1])
         self.assertEqual(launch["InstanceMarketOptions.MarketType"], "spot")
