@@ -25,6 +25,7 @@ def instance(
     account = wishes.instance_profile or settings.service_account
     tags = list(wishes.security_groups or settings.tags)
     return {
+        **_shielded(settings),
         "name": name_of(request.token, request.number),
         "machineType": f"zones/{zone}/machineTypes/{request.size}",
         "labels": labels(request.tags),
@@ -42,6 +43,17 @@ def instance(
     }
 
 
+def _shielded(settings: Settings) -> Mapping[str, object]:
+    """What a VM is shielded by. Left out where Google's defaults are meant: not each image boots by UEFI."""
+    wanted = {
+        "enableSecureBoot": settings.secure_boot,
+        "enableVtpm": settings.vtpm,
+        "enableIntegrityMonitoring": settings.integrity_monitoring,
+    }
+    usual = {"enableSecureBoot": False, "enableVtpm": True, "enableIntegrityMonitoring": True}
+    return {"shieldedInstanceConfig": wanted} if wanted != usual else {}
+
+
 def _disk(settings: Settings, request: LaunchRequest, gib: int) -> Mapping[str, object]:
     """The boot disk, which is deleted with the VM."""
     source = image_path(request.image or settings.image, settings.project)
@@ -52,7 +64,9 @@ def _disk(settings: Settings, request: LaunchRequest, gib: int) -> Mapping[str, 
     }
     if gib:
         parameters["diskSizeGb"] = str(gib)
+    key = {"diskEncryptionKey": {"kmsKeyName": settings.disk_key}} if settings.disk_key else {}
     return {
+        **key,
         "boot": True,
         "autoDelete": True,
         "type": "PERSISTENT",

@@ -151,6 +151,11 @@ class GcpCloud:
             raise FailedPrecondition(
                 f"{self.location} has no image {settings.image}; see image in providers.gcp"
             )
+        if settings.secure_boot and not images.boots_by_uefi(image):
+            raise FailedPrecondition(
+                f"{self.location}: image {settings.image} lacks the feature UEFI_COMPATIBLE, without which "
+                "nothing boots with secure_boot; see providers.gcp"
+            )
         subnetwork = settings.subnetwork
         if subnetwork and "/" not in subnetwork and not driver.has_subnetwork(self._region, subnetwork):
             raise FailedPrecondition(f"{self.location} has no subnetwork {subnetwork}; see providers.gcp")

@@ -19,6 +19,11 @@ def architecture_of(image: Image) -> str:
     return "arm64" if image.get("architecture") == "ARM64" else "x86_64"
 
 
+def boots_by_uefi(image: Image) -> bool:
+    """Whether an image says that it does."""
+    return any(feature.get("type") == "UEFI_COMPATIBLE" for feature in image.get("guestOsFeatures") or ())
+
+
 def _thd_find(
     driver: Driver, projects: Sequence[str], name: str, version: str, architecture: str
 ) -> MachineImage:

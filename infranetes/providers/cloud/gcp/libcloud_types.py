@@ -87,6 +87,12 @@ class Deprecation(TypedDict, total=False):
     state: str
 
 
+class GuestOsFeature(TypedDict, total=False):
+    """What an image's system can do."""
+
+    type: str
+
+
 class Image(TypedDict, total=False):
     """A machine image."""
 
@@ -99,6 +105,7 @@ class Image(TypedDict, total=False):
     deprecated: Deprecation
     diskSizeGb: str
     archiveSizeBytes: str
+    guestOsFeatures: Sequence[GuestOsFeature]
 
 
 class Accelerators(TypedDict, total=False):

@@ -13,6 +13,10 @@ PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
 IMAGE = rf"(?:(?:projects/{PROJECT}/)?global/images/)?(?:family/)?{LABEL}"
 NETWORK = rf"(?:projects/{PROJECT}/global/networks/)?{LABEL}"
 SUBNETWORK = rf"(?:projects/{PROJECT}/regions/[a-z0-9-]+/subnetworks/)?{LABEL}"
+KEY = (  # source: Cloud KMS, "Object hierarchy"
+    rf"projects/{PROJECT}/locations/[a-z0-9-]+/keyRings/[A-Za-z0-9_-]{{1,63}}"
+    r"/cryptoKeys/[A-Za-z0-9_-]{1,63}(?:/cryptoKeyVersions/[0-9]+)?"
+)
 
 _ID = re.compile(rf"([a-z][a-z0-9-]{{1,30}})\.({LABEL})")
 _DISK = re.compile(rf"zones/([a-z0-9-]+)/disks/({LABEL})$")

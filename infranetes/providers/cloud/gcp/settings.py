@@ -11,6 +11,7 @@ import attrs
 
 from infranetes.providers.cloud.gcp.names import (
     IMAGE,
+    KEY,
     LABEL,
     NETWORK,
     PROJECT,
@@ -55,6 +56,11 @@ def _all(pattern: str, expected: str) -> _Validator[tuple[str, ...]]:
     return check
 
 
+def _needs_vtpm(instance: Settings, attribute: attrs.Attribute[bool], value: bool) -> None:
+    if value and not instance.vtpm:
+        raise ValueError("it measures what boots with the virtual TPM: it needs vtpm, or has to be false")
+
+
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.gcp`."""
@@ -74,6 +80,15 @@ class Settings(CloudSettings):
     public_address: bool = False  # for pods without an annotation
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
     disk_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
+    # That the VM's disk is encrypted with; empty: Google's own.
+    disk_key: str = attrs.field(
+        default="",
+        validator=_matching(KEY, "a key, projects/…/locations/…/keyRings/…/cryptoKeys/NAME,"),
+    )
+    # Of VMs that boot by UEFI. The defaults are Google's.
+    secure_boot: bool = False
+    vtpm: bool = True
+    integrity_monitoring: bool = attrs.field(default=True, validator=_needs_vtpm)
     volume_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(PROJECT, "projects' ids"))
     sizes: tuple[str, ...] = ("e2-*", "n2-*", "n2d-*", "c2-*", "g2-*", "a2-*")

@@ -296,6 +296,9 @@ class SettingsTests(SynchronousTestCase):
             ("image", ""),
             ("subnetwork", "Pods!"),
             ("tags", ["Web_1"]),
+            ("disk_key", "disks"),
+            ("disk_key", "projects/key-project/locations/europe/keyRings/r/cryptoKeys/../k"),
+            ("vtpm", False),  # and integrity_monitoring
             ("service_account", "somebody"),
             ("disk_type", "pd balanced"),
             ("endpoint", "ftp://here"),

@@ -210,6 +210,40 @@ class LaunchTests(GcpCase, TestCase):
             zone, _, name = instance.id.partition(".")
             self.assertEqual(self.world.api.disks[zone, name]["sizeGb"], made)
 
+    async def test_a_disk_is_encrypted_with_the_configured_key(self) -> None:
+        key = "projects/key-project/locations/europe-west1/keyRings/pods/cryptoKeys/disks"
+        for wanted, made in (("", None), (key, {"kmsKeyName": key})):
+            self.settings["disk_key"] = wanted
+            provider = await self.started()
+            await self.within(provider.launch(self.spec()))
+            [disk] = self.world.bodies[-1]["disks"]
+            self.assertEqual(disk.get("diskEncryptionKey"), made)
+
+    async def test_what_vms_are_shielded_by(self) -> None:
+        self.world.api.add_image("by-uefi", guestOsFeatures=[{"type": "UEFI_COMPATIBLE"}])
+        self.settings["image"] = "by-uefi"
+        for wanted, made in (
+            ({}, None),
+            ({"secure_boot": True}, (True, True, True)),
+            ({"vtpm": False, "integrity_monitoring": False}, (False, False, False)),
+            ({"integrity_monitoring": False}, (False, True, False)),
+        ):
+            before = dict(self.settings)
+            self.settings.update(wanted)
+            provider = await self.started()
+            await self.within(provider.launch(self.spec()))
+            names = ("enableSecureBoot", "enableVtpm", "enableIntegrityMonitoring")
+            shielded = dict(zip(names, made, strict=True)) if made else None
+            self.assertEqual(self.world.bodies[-1].get("shieldedInstanceConfig"), shielded)
+            self.settings = before
+
+    async def test_an_image_that_could_not_boot_securely_is_reported_at_the_start(self) -> None:
+        self.settings["secure_boot"] = True
+        provider = self.make_provider()
+        error = await self.refused(FailedPrecondition, provider.start(lambda words: None))
+        self.assertIn("UEFI_COMPATIBLE", str(error))
+        self.settings["secure_boot"] = False
+
     async def test_gpus_come_with_the_machine_type(self) -> None:
         self.settings["sizes"] = ["e2-*", "g2-*"]
         self.settings["allowed_images"] = ["with-drivers"]
