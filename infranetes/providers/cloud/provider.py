@@ -31,6 +31,7 @@ from twisted.python.failure import Failure
 from zope.interface import alsoProvides, implementer
 
 from infranetes.providers.annotations import Wishes
+from infranetes.providers.cloud.boots import Boots
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.catalogue import MachineImages
 from infranetes.providers.cloud.disk_calls import DiskCalls
@@ -75,8 +76,6 @@ from infranetes_common.reactors import IReactor
 
 T = TypeVar("T")
 
-CONSOLE_CHARACTERS = 1000
-
 _log = Logger()
 
 
@@ -112,6 +111,7 @@ class CloudProvider(Generic[D]):
         self._watcher = Watcher(
             reactor, cloud, settings, self._calls, self._ledger, self._to_instance, self._destroy_unwanted
         )
+        self._boots = Boots(cloud, settings, self._calls, self._ledger, self._watcher.waiting, self._get)
         self._launcher = Launcher(
             reactor,
             cloud,
@@ -179,8 +179,11 @@ class CloudProvider(Generic[D]):
                 "or its console says why it does not"
             )
 
-        waiting = self._task(self._wait_running(instance_id))
-        return waiting.addTimeout(timeout, self._reactor, too_late)
+        async def wait() -> Instance:
+            self._check_started()
+            return self._to_instance(await self._boots.wait_running(instance_id))
+
+        return self._task(wait()).addTimeout(timeout, self._reactor, too_late)
 
     def get(self, instance_id: str) -> Deferred[Instance]:
         async def get() -> Instance:
@@ -297,42 +300,6 @@ class CloudProvider(Generic[D]):
                 if entry is not None and self._ledger.is_new(entry):
                     return entry.vm
         raise NotFound(f"no VM of this node is called {instance_id[:64]!r} at {self._cloud.location}")
-
-    async def _wait_running(self, instance_id: str) -> Instance:
-        self._check_started()
-        entry = self._ledger.entries.get(instance_id)
-        vm = entry.vm if entry is not None else await self._get(instance_id)
-        with self._watcher.waiting(instance_id) as changed:
-            while True:
-                if vm.state is InstanceState.RUNNING and vm.private_address:
-                    if not vm.wanted_address or vm.public_address:
-                        return self._to_instance(vm)
-                    await self._calls.call(
-                        f"give VM {instance_id} its address",
-                        partial(self._cloud._thd_assign_address, vm=vm),
-                        action=Action.CHANGE,
-                    )
-                    vm = await self._get(instance_id)
-                    if vm.public_address:
-                        continue
-                if vm.state is InstanceState.ENDED:
-                    raise Unavailable(await self._why_ended(vm))
-                await changed()
-                if instance_id not in self._ledger.entries:
-                    raise NotFound(f"VM {instance_id} was destroyed meanwhile")
-                vm = self._ledger.entries[instance_id].vm
-
-    async def _why_ended(self, vm: CloudVM) -> str:
-        try:
-            console = await self._calls.call(
-                f"read the console of VM {vm.id}",
-                partial(self._cloud._thd_console_output, id=vm.id),
-                seconds=self._settings.call_seconds,
-            )
-        except CloudError:
-            console = ""
-        tail = f"; its console ends with: {console[-CONSOLE_CHARACTERS:]}" if console else ""
-        return f"VM {vm.id} has ended: {vm.detail or 'the cloud gives no reason'}{tail}"
 
     # ---- Destroying
 
