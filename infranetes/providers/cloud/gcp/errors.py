@@ -50,6 +50,9 @@ _OTHER_STATE = (
     "resourceNotReady",
     "RESOURCE_NOT_READY",
 )
+# "Cloud KMS error when using key projects/…: Permission 'cloudkms.cryptoKeyVersions.useToEncrypt' denied", or
+# that it is disabled: at once, or as the error of an operation.
+_KEY_REFUSED = "Cloud KMS error when using key"
 _NO_DEVICE = "No attached disk found"
 # "Quota 'N2_CPUS' exceeded.  Limit: 24.0 in region europe-west1." Others are of all families, such as
 # CPUS_ALL_REGIONS, PREEMPTIBLE_CPUS and INSTANCES.
@@ -70,6 +73,8 @@ def classify(error: Exception) -> CloudError | None:
     code, status = str(error.code or ""), int(error.http_code or 0)
     kind = _KINDS.get(code) if (code, status) != ("required", 400) else ErrorKind.INVALID
     message = _message(error.value, code, status)
+    if _KEY_REFUSED in message:
+        kind = ErrorKind.INVALID
     if kind is ErrorKind.QUOTA and _FAMILY_METRIC.search(message):
         kind = ErrorKind.FAMILY_QUOTA
     return CloudError(kind or _kind_of_status(status), message, retry_after(error))

@@ -291,6 +291,27 @@ class FamilyQuotas(FaultCase):
         await self.within(provider.destroy(launched.id))
         self.assertEqual(self.world.holdings(), [])
 
+    async def test_a_daemon_that_is_killed_while_it_tries_another_family(self) -> None:
+        first, other = self.families
+        self.settings["sizes"] = ["t3.*", "e2-*", "Standard_B*", other]
+        provider = await self.started()
+        self.world.faults.add(
+            FaultKind.FAMILY_QUOTA, self.launch_action, only=lambda each: self.asked(each)[0] == first
+        )
+        lost = self.world.faults.add(FaultKind.LOST, self.launch_action)
+        spec = self.spec()
+        launching = self.assertFailure(provider.launch(spec), InfranetesError)
+        await self.until(lambda: lost.happened, "the other family is asked for")
+        await self.within(provider.stop())
+        await self.within(launching)
+        self.world.faults.rules.remove(lost)
+        self.world.faults.add(FaultKind.STALE, self.list_action, times=1)
+        provider = await self.started()
+        launched = await self.within(provider.launch(spec))
+        self.assertEqual((self.world.running(), launched.size), ([launched.id], other))
+        await self.within(provider.destroy(launched.id))
+        self.assertEqual(self.world.holdings(), [])
+
     async def test_full_quotas_of_all_families(self) -> None:
         first, other = self.families
         self.settings["sizes"] = ["t3.*", "e2-*", "Standard_B*", other]

@@ -395,6 +395,19 @@ class EndTests(GcpCase, TestCase):
         await self.within(provider.destroy(launched.id))
         self.assertEqual(self.world.holdings(), [])
 
+    async def test_a_key_that_google_may_not_use(self) -> None:
+        key = "projects/key-project/locations/europe-west1/keyRings/pods/cryptoKeys/disks"
+        self.settings["disk_key"] = key
+        provider = await self.started()
+        denied = (
+            "Permission 'cloudkms.cryptoKeyVersions.useToEncrypt' denied on resource (or it may not exist)."
+        )
+        self.world.refusal = ("ANY_CODE", f"Cloud KMS error when using key {key}: {denied}")
+        self.world.faults.add(FaultKind.CAPACITY, self.launch_action)
+        error = await self.refused(InvalidArgument, provider.launch(self.spec()))
+        self.assertIn(key, str(error))
+        self.assertEqual((len(self.world.bodies), self.world.holdings()), (1, []))
+
 
 class CredentialTests(GcpCase, TestCase):
     """The credentials of calls."""

@@ -71,6 +71,18 @@ class LaunchTests(AwsCase, TestCase):
         self.assertEqual(launch["NetworkInterface.1.SecurityGroupId.1"], self.world.group)
         self.assertEqual(launch["BlockDeviceMapping.1.Ebs.DeleteOnTermination"], "true")
 
+    async def test_the_manuals_policy_allows_no_launch_that_leaves_something_untagged(self) -> None:
+        provider = await self.started()
+        await self.within(provider.launch(self.spec(annotations={"infranetes.io/spot": "true"})))
+        [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+        self.assertIsNone(aws_policy.refused(launch, self.cluster, {}))
+        kinds = {launch[key]: key for key in launch if key.endswith(".ResourceType")}
+        self.assertEqual(set(kinds), {"instance", "volume", "network-interface", "spot-instances-request"})
+        for kind, key in kinds.items():
+            tags = key.removesuffix("ResourceType")
+            without = {name: value for name, value in launch.items() if not name.startswith(tags)}
+            self.assertIn(f"for {kind} ", aws_policy.refused(without, self.cluster, {}) or "")
+
     async def test_the_identity_is_user_data_and_in_no_url(self) -> None:
         provider = await self.started()
         spec = self.spec()
