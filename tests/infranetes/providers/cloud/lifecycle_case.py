@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 
 from infranetes.providers.interface import InstanceSpec, InstanceState
-from infranetes_common.errors import Unavailable
+from infranetes_common.errors import DeadlineExceeded, Unavailable
 from tests.contract.pod_provider_case import ProviderCase
 
 
@@ -28,12 +28,12 @@ class LifecycleCase(ProviderCase):
         await self.retried(lambda: provider.destroy(instance.id))
 
     async def retried(self, call: Any) -> Any:
-        """Repeat a call that fails with `Unavailable`, as long as a circuit may stay open."""
+        """Repeat a call that fails as long as a circuit may stay open, which may be longer than a boot."""
         until = time.monotonic() + 60.0
         while True:
             try:
                 return await self.within(call())
-            except Unavailable:
+            except (Unavailable, DeadlineExceeded):
                 if time.monotonic() > until:
                     raise
                 await self.sleep(0.1)
