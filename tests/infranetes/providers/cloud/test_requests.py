@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the AWS provider asks EC2 for: tags, secrets, addresses, annotations."""
+"""What the AWS provider asks EC2 for: tags, secrets, disks, annotations."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ from infranetes_common.errors import (
 from tests.infranetes.providers.cloud.case import AwsCase
 from tests.support.clouds import aws, aws_policy
 from tests.support.clouds.aws import IMAGE
+from tests.support.clouds.aws_policy import asked_tags
 from tests.support.clouds.ec2_endings import Ec2Endings
 from tests.support.clouds.faults import NEVER, FaultKind
 
 
 def _tags(resource: Any) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", [])}
-
-
-def _asked_tags(launch: dict[str, str], kind: str) -> dict[str, str]:
-    """The tags that a launch asks for, for what it makes of this kind."""
-    return aws_policy.asked_tags(launch, kind)
 
 
 class SimulatedCloudTests(AwsCase, TestCase):
@@ -64,8 +60,8 @@ class LaunchTests(AwsCase, TestCase):
         [disk] = self.world.ec2.describe_volumes()["Volumes"]
         self.assertEqual({**_tags(disk), **expected}, _tags(disk))
         [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
-        self.assertEqual(_asked_tags(launch, "network-interface"), expected)
-        self.assertEqual(_asked_tags(launch, "spot-instances-request"), {}, "there is none")
+        self.assertEqual(asked_tags(launch, "network-interface"), expected)
+        self.assertEqual(asked_tags(launch, "spot-instances-request"), {}, "there is none")
         self.assertEqual(launch["MetadataOptions.HttpTokens"], "required")
         self.assertEqual(launch["InstanceInitiatedShutdownBehavior"], "terminate")
         self.assertEqual(launch["NetworkInterface.1.SecurityGroupId.1"], self.world.group)
@@ -246,7 +242,7 @@ class LaunchTests(AwsCase, TestCase):
         }
         await self.within(provider.launch(self.spec(annotations=wanted)))
         [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
-        self.assertEqual(_asked_tags(launch, "spot-instances-request"), _asked_tags(launch, "volume"))
+        self.assertEqual(asked_tags(launch, "spot-instances-request"), asked_tags(launch, "volume"))
         self.assertEqual(launch["InstanceType"], "t3.large")
         self.assertEqual(launch["NetworkInterface.1.SubnetId"], self.world.subnets[1])
         self.assertEqual(launch["InstanceMarketOptions.MarketType"], "spot")
@@ -346,91 +342,3 @@ class LaunchTests(AwsCase, TestCase):
             await self.within(provider.launch(self.spec(annotations=asked)))
             *_, launch = [one for one in self.world.requests if one["Action"] == "RunInstances"]
             self.assertEqual(launch["NetworkInterface.1.AssociatePublicIpAddress"], said)
-
-
-class AddressTests(AwsCase, TestCase):
-    """Elastic addresses and disks, which could outlive a VM."""
-
-    def setUp(self) -> object:
-        begun = super().setUp()
-        self.settings["allowed_elastic_addresses"] = ["new", "eipalloc-*"]
-        return begun
-
-    async def test_a_new_elastic_address_is_released_with_the_vm(self) -> None:
-        provider = await self.started()
-        instance = await self.running(provider, self.spec(annotations={"infranetes.aws.elasticip": "new"}))
-        [address] = self.world.ec2.describe_addresses()["Addresses"]
-        self.assertEqual(address["InstanceId"], instance.id)
-        self.assertEqual(_tags(address)["infranetes-token"], instance.token)
-        again = await self.within(provider.wait_running(instance.id, self.boot_timeout))
-        self.assertEqual(again.id, instance.id)
-        self.assertEqual(len(self.world.ec2.describe_addresses()["Addresses"]), 1)
-        begun = len(self.world.requests)
-        await self.within(provider.destroy(instance.id))
-        self.assertEqual(self.world.holdings(), [])
-        calls = [one["Action"] for one in self.world.requests[begun:]]
-        ours = [action for action in calls if action != "DescribeInstances"]  # which is for all
-        self.assertEqual(ours, ["TerminateInstances", "DisassociateAddress", "ReleaseAddress"])
-
-    async def test_a_new_elastic_address_is_released_by_a_daemon_that_did_not_give_it(self) -> None:
-        provider = await self.started()
-        instance = await self.running(
-            provider, self.spec(annotations={"infranetes.io/elastic-address": "new"})
-        )
-        await self.within(provider.stop())
-        provider = await self.started()
-        await self.within(provider.destroy(instance.id))
-        self.assertEqual(self.world.holdings(), [])
-
-    async def test_a_given_elastic_address_is_used_and_kept(self) -> None:
-        self.world.granted.add("AssociateAddress")  # as the manual says
-        owned = self.world.ec2.allocate_address(Domain="vpc")["AllocationId"]
-        provider = await self.started()
-        wanted = {"infranetes.io/elastic-address": owned}
-        instance = await self.running(provider, self.spec(annotations=wanted))
-        [address] = self.world.ec2.describe_addresses()["Addresses"]
-        self.assertEqual(address["InstanceId"], instance.id)
-        await self.within(provider.destroy(instance.id))
-        self.assertEqual(self.world.holdings(), [f"address {owned}"])
-        self.world.ec2.release_address(AllocationId=owned)
-
-    async def test_unused_resources_of_ours_are_swept_and_no_others(self) -> None:
-        self.settings["sweep_seconds"] = 0.2
-        mine = {
-            "infranetes-cluster": self.cluster,
-            "infranetes-node": self.node,
-            "infranetes-token": "f" * 32,
-        }
-        others = {**mine, "infranetes-node": "other"}
-        kept = self.allocate(others)
-        self.allocate(mine)
-        self.disk(mine)
-        kept_disk = self.disk(others)
-        await self.started()
-        await self.until(lambda: len(self.world.holdings()) == 2, "ours are released")
-        self.assertEqual(sorted(self.world.holdings()), sorted([f"address {kept}", f"disk {kept_disk}"]))
-        self.world.ec2.release_address(AllocationId=kept)
-        self.world.ec2.delete_volume(VolumeId=kept_disk)
-
-    async def test_the_address_of_a_vm_is_not_swept(self) -> None:
-        self.settings["sweep_seconds"] = 0.1
-        provider = await self.started()
-        await self.running(provider, self.spec(annotations={"infranetes.io/elastic-address": "new"}))
-        await self.sleep(0.5)
-        self.assertEqual(len(self.world.ec2.describe_addresses()["Addresses"]), 1)
-
-    def allocate(self, tags: dict[str, str]) -> str:
-        answer = self.world.ec2.allocate_address(
-            Domain="vpc", TagSpecifications=[_specification("elastic-ip", tags)]
-        )
-        return str(answer["AllocationId"])
-
-    def disk(self, tags: dict[str, str]) -> str:
-        answer = self.world.ec2.create_volume(
-            AvailabilityZone="eu-west-1a", Size=1, TagSpecifications=[_specification("volume", tags)]
-        )
-        return str(answer["VolumeId"])
-
-
-def _specification(kind: str, tags: dict[str, str]) -> dict[str, Any]:
-    return {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
