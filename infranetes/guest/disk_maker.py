@@ -173,7 +173,7 @@ class DiskMaker:
         run("dd", f"if={esp}", f"of={self.disk}", *where)
 
     def clean(self) -> None:
-        """Take out what no machine needs or each makes for itself, and let the file have holes there."""
+        """Remove package caches and the machine's own identity, and free their blocks in the disk's file."""
         say("cleaning up")
         self.inside("apt-get", "clean")
         (self.tree / _POLICY).unlink()

@@ -40,7 +40,7 @@ def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContain
 
 
 def made_for(sandbox: Sandbox) -> Size:
-    """What the sandbox's VM is made for, or was resized to, without what its handler adds."""
+    """Return the size that the VM was launched with or resized to, before its handler's additions."""
     record, said = sandbox.record, size_of(sandbox.config)
     return attrs.evolve(
         said,

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import datetime
+from functools import partial
 from itertools import islice
 
 from botocore.exceptions import ClientError
@@ -297,9 +298,9 @@ class AwsPublisher:
     def remove(self, image: CloudImage) -> None:
         with explained(f"remove image {image.id}"):
             if image.id not in image.parts:
-                _unless_missing(lambda: self._ec2.deregister_image(ImageId=image.id))
+                _unless_missing(partial(self._ec2.deregister_image, ImageId=image.id))
             for snapshot in image.parts:
-                _unless_missing(lambda id=snapshot: self._ec2.delete_snapshot(SnapshotId=id))  # type: ignore[misc]
+                _unless_missing(partial(self._ec2.delete_snapshot, SnapshotId=snapshot))
 
 
 def _unless_missing(call: Callable[[], object]) -> None:

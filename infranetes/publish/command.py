@@ -159,7 +159,7 @@ def _positive(text: str) -> int:
 
 
 def run_publish(options: argparse.Namespace) -> None:
-    """Run `infranetes-guest publish`."""
+    """Upload a disk, made first unless one is given, and print the image that it becomes at the cloud."""
     report = functools.partial(say, time.monotonic())
     label = label_of(options.kind, options.name)
     with closing(_publisher(options)) as publisher:

@@ -60,7 +60,7 @@ def need_of(
 
 
 def why_not(offer: Offer, need: Need) -> str:
-    """Say why an offer does not do; "" if it does."""
+    """Return why this size of VM can't be the pod's, for people; "": it can."""
     if not _is_allowed(offer, need):
         return "the configuration's sizes do not allow it"
     if need.name:

@@ -154,7 +154,7 @@ def disk(name: str, tags: Json, vm: str = "") -> Json:
 
 
 def address(name: str, body: Json, number: str) -> Json:
-    """Return a public address that was asked for."""
+    """Return a public IP address as Azure describes it, made from the body of its PUT request."""
     properties = {
         **body["properties"],
         "ipAddress": number,

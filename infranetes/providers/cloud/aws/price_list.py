@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AWS' Price List Query API, which libcloud has no call for; its connection signs and sends.
 
-botocore has the call, but needs 0.1 s and 10 MB for each client, and is not installed on every node.
+botocore has the call, but is not installed on every node.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class PriceList:
         raise CloudError(ErrorKind.INVALID, "the price list does not end")
 
     def _page(self, request: Mapping[str, object]) -> tuple[list[object], object]:
-        """Return a page's products, and what asks for the next one."""
+        """Ask for one page of the price list; return its products, and the next page's token or None."""
         answer: _Answer = self._connection.request(
             "/",
             method="POST",

@@ -163,7 +163,9 @@ class InstanceRoleTests(CredentialsCase):
         asked = len(self.identity.asked)
         # In the reactor's own thread, which would have to answer first: this does not wait for that.
         self.assertEqual(credentials._thd_now().access_key, "ASIAONE")
+        until_when = reactor.seconds() + 30.0
         while (await self.now(credentials)).access_key != "ASIATWO":
+            self.assertLess(reactor.seconds(), until_when, "the new keys are not there")
             await deferLater(reactor, 0.05)
         self.assertGreater(len(self.identity.asked), asked)
 
