@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import platform
 
+import twisted
 from infranetes.machines.context import ServiceRules
 from infranetes.pods.container_providers import has_user_namespaces
 from infranetes.pods.context import NodeContext
@@ -27,6 +29,15 @@ CGROUP_DRIVERS = {"systemd": cri.SYSTEMD, "cgroupfs": cri.CGROUPFS}
 def runtime_version() -> str:
     """Return this release's version, a semantic version."""
     return __version__
+
+
+def versions() -> dict[str, str]:
+    """Return this release's version, and those of what runs it."""
+    return {
+        "infranetes": runtime_version(),
+        "twisted": twisted.__version__,
+        "python": platform.python_version(),
+    }
 
 
 class StatusCalls:
@@ -82,6 +93,7 @@ class StatusCalls:
             features=cri.RuntimeFeatures(supplemental_groups_policy=True, user_namespaces_host_network=users),
         )
         if request.verbose:
+            response.info["version"] = json.dumps(versions())
             own, *others = self._node.sides.values()
             response.info["provider"] = json.dumps(_shown(own), default=str)
             if others:

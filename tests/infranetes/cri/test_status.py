@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
+import twisted
 from infranetes.cri.status import StatusCalls
+from infranetes_common import __version__
 from infranetes_common.wire import cri
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import PodsTestCase
@@ -25,6 +28,16 @@ class StatusTests(PodsTestCase):
         self.assertEqual(found["node"]["sandboxes"], {"ready": 1})
         self.assertEqual(found["provider"]["name"], self.world.provider.name)
         self.assertNotIn("services", found)
+
+    def test_what_runs(self) -> None:
+        self.assertEqual(
+            self.info()["version"],
+            {
+                "infranetes": __version__,
+                "twisted": twisted.__version__,
+                "python": ".".join(str(each) for each in sys.version_info[:3]),
+            },
+        )
 
     def test_services_where_vms_are_told_of_them(self) -> None:
         self.world.services = self.world.node.services = Services()

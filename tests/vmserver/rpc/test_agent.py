@@ -12,6 +12,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface import implementer_only
 
+from infranetes_common import __version__
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
@@ -118,7 +119,7 @@ class AgentTests(AgentCase):
         self.assertLess(abs(info.now_nanos - time.time_ns()), 10**10)
         self.assertEqual(info.steady_nanos, 0, "the machine's clock is not the pod's alone")
         self.assertGreaterEqual(info.cpus, 1)
-        self.assertTrue(info.version)
+        self.assertEqual(info.version, __version__)
 
     async def test_a_containers_whole_life(self) -> None:
         await self.load()
