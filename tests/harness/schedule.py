@@ -140,6 +140,7 @@ SECONDS: Mapping[str, float] = {
     "tests.infranetes.providers.cloud.test_openstack_faults": 60,
     "tests.infranetes.providers.cloud.test_openstack_requests": 15,
     "tests.infranetes.providers.cloud.test_requests": 30,
+    "tests.infranetes.providers.cloud.test_silence": 20,
     "tests.infranetes.providers.cloud.test_vsphere": 120,
     "tests.infranetes.providers.cloud.test_vsphere_faults": 120,
     "tests.infranetes.providers.cloud.test_vsphere_library": 60,

@@ -257,7 +257,7 @@ class SimulatedAws:
         return await self.call(dict(parse_qsl(request.content.read().decode(), keep_blank_values=True)))
 
     async def call(self, parameters: dict[str, str]) -> Answer:
-        """Return EC2's answer. :raise ConnectionError: the connection breaks instead."""
+        """Return EC2's answer. :raise ConnectionError, Silence: there is none."""
         self.requests.append(parameters)
         fault = self.faults.befalling(parameters)
         early = refusal(fault) if fault is not None else None
@@ -283,8 +283,8 @@ class SimulatedAws:
             self._stale[_key(parameters)] = body
         if fault is not None and fault.kind is FaultKind.ACTED:
             return 500, error("InternalError", "An internal error has occurred")
-        if fault is not None and fault.kind is FaultKind.LOST:
-            raise ConnectionError
+        if fault is not None:
+            fault.withhold_answer()
         return status, body
 
     async def _served(self, parameters: dict[str, str]) -> tuple[int, bytes]:

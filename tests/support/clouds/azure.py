@@ -26,7 +26,7 @@ from tests.support.clouds.azure_arm import Answer as ArmAnswer
 from tests.support.clouds.azure_arm import Arm, Refusal, operation_path
 from tests.support.clouds.azure_prices import SimulatedRetailPrices
 from tests.support.clouds.azure_resources import GROUP, LOCATION, SUBSCRIPTION, Json
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, UNANSWERED, Fault, FaultKind, Faults
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
@@ -287,7 +287,7 @@ class SimulatedAzure:
         try:
             answer = self.arm.answer(method, path, query, body, once)
         except Refusal as refusal:
-            if fault is not None and fault.kind in (FaultKind.LOST, FaultKind.ACTED):
+            if fault is not None and fault.kind in UNANSWERED:
                 return self._sent(parameters, ArmAnswer(204), fault)
             return _error(refusal.status, refusal.code, refusal.message)
         answer.body = json.loads(json.dumps(answer.body))
@@ -305,8 +305,8 @@ class SimulatedAzure:
             self._stale[key] = answer.body
         if kind is FaultKind.ACTED:
             return _error(500, "InternalServerError", "An internal error occurred.")
-        if kind is FaultKind.LOST:
-            raise ConnectionError
+        if fault is not None:
+            fault.withhold_answer()
         content = json.dumps(answer.body).encode() if answer.body else b""
         if not answer.operation:
             return answer.status, content

@@ -19,6 +19,7 @@ class FaultKind(enum.Enum):
     ERROR = "error"  # 503, without effect
     ACTED = "acted"  # done, but the answer is an error 500
     LOST = "lost"  # done, but the connection breaks before the answer
+    SILENT = "silent"  # done, but nothing is answered, and the connection stays open
     STALE = "stale"  # an old list
     STALE_VOLUMES = "stale volumes"  # an empty list of volumes
     QUOTA = "quota"
@@ -29,6 +30,14 @@ class FaultKind(enum.Enum):
     BUSY = "busy"  # refused: the VM is busy
     IGNORED = "ignored"  # answered as if it were done, and not done
     UNKNOWN = "unknown"  # refused: the VM is not known (yet)
+
+
+UNANSWERED = (FaultKind.ACTED, FaultKind.LOST, FaultKind.SILENT)
+"""The kinds of which nobody learns whether the call was done."""
+
+
+class Silence(Exception):
+    """Nothing is answered, and the connection stays open: whoever calls has to give up by itself."""
 
 
 @attrs.define
@@ -45,6 +54,15 @@ class Fault:
     retry_after: float = 0.0
     only: Callable[[dict[str, str]], bool] = lambda parameters: True
     happened: int = 0
+
+    def withhold_answer(self) -> None:
+        """Leave the call without an answer, if that is what happens to it.
+
+        :raise ConnectionError: the connection breaks. :raise Silence: it does not."""
+        if self.kind is FaultKind.LOST:
+            raise ConnectionError
+        if self.kind is FaultKind.SILENT:
+            raise Silence
 
 
 @attrs.define

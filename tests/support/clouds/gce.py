@@ -29,7 +29,7 @@ from tests.support.clouds import (
     gce_resources,
     google_identity,
 )
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, UNANSWERED, Fault, FaultKind, Faults
 from tests.support.clouds.gce_api import Gce
 from tests.support.clouds.gce_operations import Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES, Json
@@ -257,7 +257,7 @@ class SimulatedGce:
         try:
             answer = self.api.answer(request.method.decode(), path, query, body)
         except Refusal as refusal:
-            if fault is not None and fault.kind in (FaultKind.LOST, FaultKind.ACTED):
+            if fault is not None and fault.kind in UNANSWERED:
                 return self._sent(parameters, {}, fault)
             return _error(refusal.status, refusal.reason, refusal.message)
         answer = json.loads(json.dumps(answer))
@@ -275,8 +275,8 @@ class SimulatedGce:
             self._stale[key] = answer
         if kind is FaultKind.ACTED:
             return _error(500, "internalError", "Internal error. Please try again")
-        if kind is FaultKind.LOST:
-            raise ConnectionError
+        if fault is not None:
+            fault.withhold_answer()
         return 200, json.dumps(answer).encode()
 
     def _token(self, request: Any, content: bytes) -> Answer:

@@ -9,15 +9,20 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.protocols.policies import WrappingFactory
+from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
+
+from tests.support.clouds.faults import Silence
 
 Answer = tuple[Any, ...]
 """Status, body, and headers as pairs."""
 
 
 class Answering(Resource):
-    """Answers every request with what `answer` returns, or breaks the connection if that fails."""
+    """Answers every request with what `answer` returns, or breaks the connection if that fails.
+
+    `Silence` leaves the request without an answer."""
 
     isLeaf = True
 
@@ -32,6 +37,8 @@ class Answering(Resource):
 
         def done(outcome: Any) -> None:
             if gone:
+                return
+            if isinstance(outcome, Failure) and outcome.check(Silence):
                 return
             if not isinstance(outcome, tuple):
                 request.transport.abortConnection()

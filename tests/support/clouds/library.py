@@ -151,7 +151,7 @@ class RestProxy:
         held.callback(None)
 
     async def answer(self, request: Any) -> Answer:
-        """Return vcsim's answer. :raise ConnectionError: the connection breaks instead."""
+        """Return vcsim's answer. :raise ConnectionError, Silence: there is none."""
         body = request.content.read()
         action = _action(request.method.decode(), request.uri.decode())
         if action == FILE:
@@ -257,11 +257,12 @@ def _refused(error: str, is_ovf: bool) -> tuple[int, bytes]:
 
 def _late(fault: Fault | None) -> Answer | None:
     """Return the failed answer to a request that was done."""
-    kind = fault.kind if fault is not None else None
+    if fault is None:
+        return None
+    fault.withhold_answer()
+    kind = fault.kind
     if kind is FaultKind.ACTED:
         return 503, b"Service Unavailable"
-    if kind is FaultKind.LOST:
-        raise ConnectionError
     if kind is FaultKind.STALE:
         return 200, b'{"value": ["' + b"x" * (1 << 21)
     if kind is FaultKind.QUOTA:

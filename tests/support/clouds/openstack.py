@@ -28,7 +28,7 @@ from tests.support.clouds import (
     nova_resources,
     nova_schemas,
 )
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKind, Faults
+from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, UNANSWERED, Fault, FaultKind, Faults
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.nova_resources import PROJECT, REGION, ZONES, Json
 from tests.support.clouds.openstack_api import OpenStackApi, Refusal, addresses_of
@@ -239,7 +239,7 @@ class SimulatedOpenStack:
         try:
             answer = self._served(service, method, path, query, body, version)
         except Refusal as refusal:
-            if self._fault is not None and self._fault.kind in (FaultKind.LOST, FaultKind.ACTED):
+            if self._fault is not None and self._fault.kind in UNANSWERED:
                 return self._sent(parameters, {}, self._fault)
             return _error(refusal.status, refusal.message, neutron=service == "network")
         return self._sent(parameters, answer, self._fault)
@@ -271,8 +271,8 @@ class SimulatedOpenStack:
             self._stale[key] = json.loads(json.dumps(answer))
         if kind is FaultKind.ACTED:
             return _error(500, "Unexpected API Error.")
-        if kind is FaultKind.LOST:
-            raise ConnectionError
+        if fault is not None:
+            fault.withhold_answer()
         if answer is None:
             return 204, b""
         return 202 if parameters["Action"] == "launch" else 200, json.dumps(answer).encode()

@@ -230,7 +230,7 @@ class SimulatedVcenter:
         return (status, body, *headers)
 
     async def call(self, body: bytes, headers: Headers) -> tuple[int, bytes, list[tuple[str, str]]]:
-        """Return vcsim's answer. :raise ConnectionError: the connection breaks instead."""
+        """Return vcsim's answer. :raise ConnectionError, Silence: there is none."""
         parameters = parameters_of(body.decode())
         self.requests.append(parameters)
         action = "RetrievePropertiesEx" if parameters["Action"] == LIST else parameters["Action"]
@@ -265,8 +265,8 @@ class SimulatedVcenter:
             self._stale[key] = answer
         if fault is not None and fault.kind is FaultKind.ACTED:
             return 503, b"Service Unavailable", []
-        if fault is not None and fault.kind is FaultKind.LOST:
-            raise ConnectionError
+        if fault is not None:
+            fault.withhold_answer()
         return status, answer, more
 
     async def release_clones(self) -> None:

@@ -79,6 +79,7 @@ class AwsAttachedVolumesTests(AwsVolumesCase, CloudAttachedVolumesContract[Drive
     """The contract of volumes that VMs have."""
 
     has_modes = False
+    of_attaching = ("AttachVolume", "DetachVolume")
     unknown_machine = "i-0123456789abcdef0"
 
     def serial(self, volume: str) -> str:

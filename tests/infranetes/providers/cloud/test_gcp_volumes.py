@@ -76,6 +76,7 @@ class GcpVolumesTests(GcpVolumesCase, VolumesContract, TestCase):
 class GcpAttachedVolumesTests(GcpVolumesCase, CloudAttachedVolumesContract[Driver], TestCase):
     """The contract of volumes that VMs have."""
 
+    of_attaching = ("attach disk", "detach disk")
     unknown_machine = f"{ZONES[0]}.infranetes-none"
 
 

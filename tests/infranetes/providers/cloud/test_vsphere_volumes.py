@@ -55,6 +55,7 @@ class AttachedVolumesTests(VolumesCase, CloudAttachedVolumesContract[Driver], Te
     """The promises of all volumes that VMs have."""
 
     has_modes = False
+    of_attaching = ("AttachDisk_Task", "DetachDisk_Task")
     unknown_machine = "infranetes-" + "0" * 12 + "-" + "0" * 32 + "-0"
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Generic
+from typing import ClassVar, Generic
 from unittest.mock import patch
 
 from infranetes.providers.cloud.interface import D
@@ -90,7 +90,11 @@ class CloudVolumesCase(WorldCase, Generic[D]):
 
 
 class CloudAttachedVolumesContract(CloudVolumesCase[D], AttachedVolumesContract):
-    """The hooks of the contract of volumes that VMs have."""
+    """The hooks of the contract of volumes that VMs have, and what clouds promise beyond it.
+
+    :cvar of_attaching: the calls that attach a volume and detach it."""
+
+    of_attaching: ClassVar[tuple[str, str]]
 
     async def attacher(self) -> Attacher:
         return await self.volumes()
@@ -108,6 +112,17 @@ class CloudAttachedVolumesContract(CloudVolumesCase[D], AttachedVolumesContract)
     async def volume(self, attacher: Attacher, name: str) -> str:
         volumes = self.provider.volumes
         return (await volumes.create(name, volumes.unit)).id
+
+    async def test_what_the_cloud_does_in_silence_is_done_once(self) -> None:
+        self.settings |= {"call_seconds": 0.6, "retry_seconds": 20.0}
+        volumes = await self.volumes()
+        machine, volume = await self.machine(volumes), await self.volume(volumes, "one")
+        silences = [self.world.faults.add(FaultKind.SILENT, each, times=1) for each in self.of_attaching]
+        await volumes.attach(machine, volume, False)
+        self.assertTrue(self.has(machine, volume))
+        await volumes.detach(machine, volume)
+        self.assertFalse(self.has(machine, volume))
+        self.assertEqual([each.happened for each in silences], [1, 1])
 
 
 class CloudSnapshotsCase(CloudVolumesCase[D]):
