@@ -1,158 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infranetes-ctl`: pods and their VMs, orphans, the pool."""
+"""`infranetes-ctl`: the command line, and what the daemon is asked by it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import ip_address
+from collections.abc import Sequence
 from pathlib import Path
 
-import attrs
-from google.protobuf.message import Message
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import react
 
 from infranetes import config as configuration
 from infranetes.config import CONTROL_SOCKET
-from infranetes.control import render
-from infranetes.control.render_services import same
-from infranetes.control.tables import at
-from infranetes_common import __version__, quantities
+from infranetes.control.commands import COMMANDS, Command
+from infranetes.control.session import DONE, DOWN, FAILED, INTERRUPTED, USAGE, Session
+from infranetes_common import __version__
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control
 from txgrpc import Channel, Code, GrpcError
-from txgrpc.client import Stub
 
-DONE, FAILED, USAGE, DOWN = 0, 1, 2, 3
+__all__ = ["DONE", "DOWN", "FAILED", "INTERRUPTED", "USAGE", "ask", "main", "parser", "socket_of"]
+
 DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
-ASK_SECONDS = 150.0  # the daemon gives the provider two minutes for a list
-END_SECONDS = 600.0
 
 _EPILOG = """\
 exit status:
-  0  done
-  1  the daemon refused or failed, not all could be ended, or what is in force for the pod is not
-     what it has to be
-  2  the command line or the configuration is wrong
-  3  no daemon answers
+  0    done
+  1    the daemon refused or failed, not all could be ended, or what is in force for the pod is not
+       what it has to be
+  2    the command line or the configuration is wrong
+  3    no daemon answers
+  130  interrupted, as `--watch` ends
 """
-
-_DESTINATION = re.compile(
-    r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<v4>[0-9.]+)):(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?"
-)
-
-Ask = Callable[[Stub, argparse.Namespace], Awaitable[tuple[Message, int]]]
-"""Asks the daemon; gives its answer and the exit status."""
-
-
-async def _pods(stub: Stub, options: argparse.Namespace) -> tuple[control.ListPodsResponse, int]:
-    return await stub.ListPods(control.ListPodsRequest(), timeout=ASK_SECONDS), DONE
-
-
-async def _orphans(stub: Stub, options: argparse.Namespace) -> tuple[control.ListOrphansResponse, int]:
-    return await stub.ListOrphans(control.ListOrphansRequest(), timeout=ASK_SECONDS), DONE
-
-
-async def _end_orphans(stub: Stub, options: argparse.Namespace) -> tuple[control.EndOrphansResponse, int]:
-    request = control.EndOrphansRequest(ids=options.ids, dry_run=options.dry_run)
-    answer = await stub.EndOrphans(request, timeout=END_SECONDS)
-    return answer, FAILED if answer.failed else DONE
-
-
-async def _pool(stub: Stub, options: argparse.Namespace) -> tuple[control.GetPoolResponse, int]:
-    return await stub.GetPool(control.GetPoolRequest(handler=options.handler), timeout=ASK_SECONDS), DONE
-
-
-async def _drain(stub: Stub, options: argparse.Namespace) -> tuple[control.DrainPoolResponse, int]:
-    request = control.DrainPoolRequest(dry_run=options.dry_run, handler=options.handler)
-    answer = await stub.DrainPool(request, timeout=END_SECONDS)
-    return answer, FAILED if answer.left else DONE
-
-
-async def _fill(stub: Stub, options: argparse.Namespace) -> tuple[control.FillPoolResponse, int]:
-    return await stub.FillPool(control.FillPoolRequest(handler=options.handler), timeout=ASK_SECONDS), DONE
-
-
-async def _console(stub: Stub, options: argparse.Namespace) -> tuple[control.GetConsoleResponse, int]:
-    request = control.GetConsoleRequest(sandbox=options.sandbox)
-    return await stub.GetConsole(request, timeout=ASK_SECONDS), DONE
-
-
-async def _services(stub: Stub, options: argparse.Namespace) -> tuple[Message, int]:
-    if options.trace is not None:
-        return await _trace(stub, options)
-    request = control.GetServicesRequest(pod=options.pod, service=options.service)
-    answer = control.GetServicesResponse()
-    async for part in stub.GetServices(request, timeout=ASK_SECONDS):
-        answer.MergeFrom(part)
-    current = all(vm.current for vm in answer.vms) if answer.vms else False
-    return answer, DONE if current or not options.pod else FAILED
-
-
-async def _trace(stub: Stub, options: argparse.Namespace) -> tuple[control.TraceServiceResponse, int]:
-    to = options.trace
-    request = control.TraceServiceRequest(
-        pod=options.pod, address=to.address, protocol=to.protocol, port=to.port
-    )
-    answer = await stub.TraceService(request, timeout=ASK_SECONDS)
-    return answer, DONE if answer.vm.current and same(answer) else FAILED
-
-
-async def _policies(stub: Stub, options: argparse.Namespace) -> tuple[control.GetPoliciesResponse, int]:
-    answer = await stub.GetPolicies(control.GetPoliciesRequest(pod=options.pod), timeout=ASK_SECONDS)
-    current = not answer.enabled or all(pod.current for pod in answer.pods)
-    return answer, DONE if current or not options.pod else FAILED
-
-
-async def _sizes(stub: Stub, options: argparse.Namespace) -> tuple[control.ChooseSizeResponse, int]:
-    request = control.ChooseSizeRequest(
-        cpu_millis=options.cpu,
-        memory_bytes=options.memory,
-        overhead_bytes=options.overhead,
-        gpus=options.gpus,
-        provider=options.provider,
-        limit=options.limit,
-    )
-    answer = await stub.ChooseSize(request, timeout=ASK_SECONDS)
-    return answer, DONE if answer.fitting else FAILED
-
-
-_COMMANDS: dict[str, tuple[Ask, str]] = {
-    "pods": (_pods, "list pods with their VM, its size, age and cost, and their state"),
-    "console": (_console, "show what a pod's VM wrote to its console, also when it is gone"),
-    "services": (_services, "list the rules of Kubernetes' Services, and which VMs have them"),
-    "policies": (_policies, "say what pods may receive and send by NetworkPolicies, and what is in force"),
-    "sizes": (_sizes, "say which size of VM a pod would get, what it costs, and why no cheaper one"),
-    "orphans": (_orphans, "list VMs that are tagged ours and that no record knows"),
-    "end-orphans": (_end_orphans, "end those, or the ones named"),
-    "pool": (_pool, "list the VMs that wait for pods"),
-    "drain": (_drain, "end the VMs that wait for pods, and make no more until `fill`"),
-    "fill": (_fill, "make VMs that wait for pods again"),
-}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--json", action="store_true", help="answer with one JSON document")
-    shared.add_argument(
-        "--config", type=Path, metavar="FILE", help=f"the daemon's configuration (default: {DEFAULT_CONFIG})"
-    )
-    shared.add_argument(
-        "--socket",
-        type=Path,
-        metavar="PATH",
-        help=f"the daemon's socket (default: {CONTROL_SOCKET} in its run_dir)",
-    )
-    dry = argparse.ArgumentParser(add_help=False)
-    dry.add_argument("--dry-run", action="store_true", help="say what would be ended, and end nothing")
+    """Return the parser of the command line. What all commands share may be said before or after them."""
     top = argparse.ArgumentParser(
         prog="infranetes-ctl",
         description="Asks this node's infranetes daemon about its VMs.",
@@ -160,106 +48,52 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"infranetes-ctl {__version__}")
+    _add_shared(top)
+    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    _add_shared(shared)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, words) in _COMMANDS.items():
-        parents = [shared, dry] if name in ("end-orphans", "drain") else [shared]
-        command = commands.add_parser(name, parents=parents, help=words, description=words)
-        if name == "console":
-            command.add_argument("sandbox", metavar="SANDBOX", help="the pod's id, or the beginning of it")
-        if name in ("services", "policies"):
-            command.add_argument(
-                "pod",
-                nargs="?",
-                default="",
-                metavar="POD",
-                help="this pod alone: namespace/name, or the beginning of its sandbox's id",
-            )
-        if name == "services":
-            _add_services(command)
-        if name == "sizes":
-            _add_sizes(command)
-        if name in ("pool", "drain", "fill"):
-            words = 'only the pool of this handler; "": the node\'s own (default: all pools)'
-            command.add_argument("--handler", metavar="NAME", help=words)
-        if name == "end-orphans":
-            command.add_argument("ids", nargs="*", metavar="VM", help="its id, as `orphans` lists it")
+    made = {name: _add(commands, name, each, shared) for name, each in COMMANDS.items()}
+    for whole in sorted({each.part_of for each in COMMANDS.values() if each.part_of}):
+        parts = made[whole].add_subparsers(metavar="[COMMAND]", title="commands")
+        for name, each in COMMANDS.items():
+            if each.part_of != whole:
+                continue
+            defaults = vars(made[name].parse_args([]))
+            made[whole].set_defaults(**{key: value for key, value in defaults.items() if key != "command"})
+            part = _add(parts, name, each, shared, argument_default=argparse.SUPPRESS)  # else `pool --handler
+            part.set_defaults(command=name)  # NAME drain` would mean all pools
     return top
 
 
-@attrs.frozen
-class Destination:
-    """What connections are made to."""
-
-    address: str
-    port: int
-    protocol: str
-
-    def __str__(self) -> str:
-        return f"{at(self.address, self.port)}/{self.protocol}"
-
-
-def destination(text: str) -> Destination:
-    """Read ADDRESS:PORT/PROTOCOL. :raise ArgumentTypeError: it is none."""
-    match = _DESTINATION.fullmatch(text)
-    try:
-        if match is None or not 0 < int(match["port"]) < 65536:
-            raise ValueError
-        address = str(ip_address(match["v6"] or match["v4"]))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not like 10.96.0.10:53/udp, [fd00::a]:53/udp or 10.96.0.1:443"
-        ) from None
-    return Destination(address, int(match["port"]), match["protocol"] or "tcp")
-
-
-def _quantity(read: Callable[[str], int]) -> Callable[[str], int]:
-    """Return a type of arguments that are Kubernetes' quantities."""
-
-    def quantity(text: str) -> int:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return quantity
-
-
-def _count(text: str) -> int:
-    """Read a small number. :raise ArgumentTypeError: it is none."""
-    if not re.fullmatch(r"[0-9]{1,4}", text):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no number up to 9999")
-    return int(text)
-
-
-def _add_sizes(command: argparse.ArgumentParser) -> None:
-    memory = _quantity(quantities.units)
-    command.add_argument(
-        "--cpu", type=_quantity(quantities.thousandths), default=0, metavar="CPUS", help="such as 2 or 500m"
+def _add_shared(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--json", action="store_true", help="answer with JSON")
+    to.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"the daemon's configuration (default: {DEFAULT_CONFIG})"
     )
-    command.add_argument("--memory", type=memory, default=0, metavar="BYTES", help="such as 8Gi")
-    command.add_argument("--gpus", type=_count, default=0, metavar="N", help="how many GPUs")
-    command.add_argument(
-        "--overhead", type=memory, default=0, metavar="BYTES", help="the overhead of the pod's RuntimeClass"
+    to.add_argument(
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help=f"the daemon's socket (default: {CONTROL_SOCKET} in its run_dir)",
     )
-    command.add_argument(
-        "--provider",
-        default="",
-        metavar="NAME",
-        help="whose (default: the first that has sizes)",
-    )
-    command.add_argument("--limit", type=_count, default=0, metavar="N", help="how many are listed")
 
 
-def _add_services(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--service", default="", metavar="NAMESPACE/NAME", help="only the rules of this Service"
+def _add(
+    to: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    command: Command,
+    shared: argparse.ArgumentParser,
+    argument_default: str | None = None,
+) -> argparse.ArgumentParser:
+    added = to.add_parser(
+        name,
+        parents=[shared],
+        help=command.words,
+        description=command.words,
+        argument_default=argument_default,
     )
-    command.add_argument(
-        "--trace",
-        type=destination,
-        metavar="ADDRESS:PORT/PROTOCOL",
-        help="say what becomes of POD's connections to this, such as 10.96.0.10:53/udp",
-    )
+    command.arguments(added)
+    return added
 
 
 def socket_of(options: argparse.Namespace) -> Path:
@@ -283,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         socket = socket_of(options)
     except ConfigError as error:
         return _say(USAGE, str(error))
-    outcome = [FAILED]
+    outcome = [INTERRUPTED]  # also if the reactor is stopped by a signal
 
     async def run(reactor: IReactor) -> None:
         outcome[0] = await ask(reactor, socket, options)
@@ -294,29 +128,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if end.code:
             return FAILED
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     return outcome[0]
 
 
 async def ask(reactor: IReactor, socket: Path, options: argparse.Namespace) -> int:
-    """Ask the daemon, print its answer and return the exit status."""
+    """Carry out a command, print what it says and return the exit status."""
     channel = Channel(reactor, UNIXClientEndpoint(reactor, str(socket), timeout=10))
     try:
-        answer, code = await _COMMANDS[options.command][0](channel.stub(control.Control), options)
+        return await COMMANDS[options.command].run(Session(reactor, channel.stub(control.Control), options))
     except GrpcError as error:
         if error.code is Code.UNAVAILABLE and not _listens(socket):
-            return _say(DOWN, _why_down(socket))
-        return _say(FAILED, error.message or error.code.name)
-    finally:
-        await channel.close()
-    try:
-        if options.json:
-            print(json.dumps(render.as_json(options.command, answer, options), indent=2))
-        else:
-            print(render.as_text(options.command, answer, options))
+            return _refused(options, DOWN, _why_down(socket))
+        return _refused(options, FAILED, error.message or error.code.name)
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code
+        return DONE
+    finally:
+        await channel.close()
 
 
 def _listens(socket: Path) -> bool:
@@ -340,6 +169,13 @@ def _why_down(socket: Path) -> str:
         f"no infranetes daemon answers on {socket}: {why}. Is it running (systemctl status infranetes)? "
         "Does it have another run_dir (--config, --socket)?"
     )
+
+
+def _refused(options: argparse.Namespace, code: int, words: str) -> int:
+    """Say why there is no answer; with --json it is a document all the same."""
+    if options.json:
+        print(json.dumps({"error": words}))
+    return _say(code, words)
 
 
 def _say(code: int, words: str) -> int:

@@ -16,6 +16,7 @@ from infranetes.control.tables import Json, age, lines, table
 from infranetes_common.wire import control
 
 _NANOS = 1e9
+_MAY_LACK = ("USD/H", "HANDLER", "WHY")  # columns that are left out where they would be empty
 _SHORT = 13  # characters of an id, as crictl shows it
 
 
@@ -61,6 +62,8 @@ def _pod(pod: control.Pod) -> Json:
         "vm": _vm(pod.vm) if pod.HasField("vm") else None,
         "provider": pod.provider,
         "handler": pod.handler,
+        "addresses": list(pod.addresses),
+        "size": pod.size,
     }
 
 
@@ -160,8 +163,8 @@ def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) ->
             pod.provider,
             pod.agent,
             pod.vm.id,
-            pod.vm.address,
-            pod.vm.size or ("default" if pod.HasField("vm") else ""),
+            ",".join(pod.addresses),
+            pod.size or "default",
             age(pod.created_at, now),
             _price(pod.vm),
         )
@@ -172,7 +175,9 @@ def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) ->
     ]
     total = cost(pod.vm for pod in answer.pods)
     counted = _count(len(rows), "pod")
-    return lines(table(head, rows), f"{counted}, {total}" if total else counted, *troubles)
+    return lines(
+        table(head, rows, may_lack=_MAY_LACK), f"{counted}, {total}" if total else counted, *troubles
+    )
 
 
 def _vms_text(vms: Sequence[control.Vm]) -> str:
@@ -191,7 +196,7 @@ def _vms_text(vms: Sequence[control.Vm]) -> str:
         )
         for vm in vms
     ]
-    return table(head, rows)
+    return table(head, rows, may_lack=_MAY_LACK)
 
 
 def _orphans_text(answer: control.ListOrphansResponse, options: argparse.Namespace) -> str:
@@ -226,7 +231,7 @@ def _members_text(members: Sequence[control.Pooled]) -> str:
         )
         for one in members
     ]
-    return table(head, rows)
+    return table(head, rows, may_lack=_MAY_LACK)
 
 
 def _pool_text(answer: control.GetPoolResponse, options: argparse.Namespace) -> str:
@@ -234,7 +239,7 @@ def _pool_text(answer: control.GetPoolResponse, options: argparse.Namespace) -> 
     return lines(
         _members_text(answer.vms) if answer.vms else "",
         f"{idle} of {_count(answer.wanted, 'VM')} wait for pods",
-        "drained: nothing is made until `infranetes-ctl fill`" if answer.drained else "",
+        "drained: nothing is made until `infranetes-ctl pool fill`" if answer.drained else "",
         f"the last launch failed: {answer.trouble}" if answer.trouble else "",
         cost(one.vm for one in answer.vms),
     )

@@ -8,6 +8,7 @@ from typing import cast
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Member
@@ -41,14 +42,22 @@ def size_words(size: Size) -> str:
     return ", ".join(parts)
 
 
+def _had(machine: PodMachine) -> Size:
+    """What a VM has by what its own system said."""
+    info = machine.info
+    return Size(info.cpus * 1000, info.memory_bytes) if info is not None else Size()
+
+
 def shown_vm(
     instance: Instance | None,
     record: SandboxRecord | PoolRecord | None = None,
-    size: Size | None = None,
+    size: str = "",
     provider: str = "",
 ) -> control.Vm:
-    """Return a VM as the provider last showed it, or as its record has it if the provider did not yet."""
-    vm = control.Vm(size=size_words(size or Size()), provider=provider or (record.provider if record else ""))
+    """Return a VM as the provider last showed it, or as its record has it if the provider did not yet.
+
+    :param size: unless the provider has a word for it."""
+    vm = control.Vm(size=size, provider=provider or (record.provider if record else ""))
     if record is not None:
         vm.id, vm.address, vm.created_at = record.instance_id, record.address, record.created_at
         vm.sandbox_id = record.id
@@ -202,10 +211,14 @@ class ControlService:
             agent=sandbox.watch.reach.value if sandbox.watch is not None else "",
             provider=self._node.side_of(record).name,
             handler=record.runtime_handler,
+            addresses=[each for each in (record.address, *record.more_addresses.split()) if each],
         )
+        asked = self._node.handler_of(record).sized(made_for(sandbox))
+        size = size_words(_had(sandbox.machine)) or size_words(asked)
+        vm = shown_vm(sandbox.instance, record, size)
+        pod.size = vm.size
         if record.state in WITH_VM:
-            size = self._node.handler_of(record).sized(made_for(sandbox))
-            pod.vm.CopyFrom(shown_vm(sandbox.instance, record, size))
+            pod.vm.CopyFrom(vm)
         return pod
 
 
@@ -218,6 +231,10 @@ def _pooled(member: Member) -> control.Pooled:
         id=member.id,
         state=member.state.value,
         message=member.record.message,
-        vm=shown_vm(member.machine.instance, member.record, member.size),
+        vm=shown_vm(
+            member.machine.instance,
+            member.record,
+            size_words(_had(member.machine)) or size_words(member.size),
+        ),
         handler=member.record.handler,
     )

@@ -3,15 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 Json = dict[str, object]
 _NANOS = 1e9
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose columns are as wide as their widest cell."""
-    lines = [[cell or "-" for cell in row] for row in rows]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], may_lack: Collection[str] = ()) -> str:
+    """Return a table whose columns are as wide as their widest cell.
+
+    :param may_lack: names of columns that are left out if all their cells are empty."""
+    given = list(rows)
+    kept = [
+        column
+        for column, name in enumerate(head)
+        if name not in may_lack or any(row[column] for row in given)
+    ]
+    head = [head[column] for column in kept]
+    lines = [[row[column] or "-" for column in kept] for row in given]
     widths = [max(len(row[column]) for row in (head, *lines)) for column in range(len(head))]
     shown = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

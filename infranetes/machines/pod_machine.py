@@ -49,7 +49,7 @@ from infranetes_common.errors import (
     Unimplemented,
 )
 from infranetes_common.identity import Identity
-from infranetes_common.wire import cri
+from infranetes_common.wire import cri, vmserver
 
 ENTROPY_BYTES = 64  # for the kernel of a clone, which has its template's
 LAUNCH_CERTIFICATE_SECONDS = 3600.0  # over the time of a launch: until it is replaced over the channel
@@ -75,12 +75,14 @@ class PodMachine:
     :param owner: keeps the VM's record.
     :ivar instance: what the provider last said of the VM; None before it has said anything to this process.
     :ivar client: the client of its agent, while there is one.
+    :ivar info: what its agent last said of the machine; None before it has said anything to this process.
     :ivar rules: what tells it of Services, from `tell_of_services` until `disconnect`.
     """
 
     def __init__(self, context: MachineContext, owner: VmOwner) -> None:
         self.instance: Instance | None = None
         self.client: AgentClient | None = None
+        self.info: vmserver.InfoResponse | None = None
         self.rules: RuleSender | None = None
         self._context = context
         self._owner = owner
@@ -236,7 +238,7 @@ class PodMachine:
         :raise InfranetesError: the agent can't be asked."""
         client = self.client
         if client is not None:
-            _, reading = await read_clock(client.info, self._context.now)
+            self.info, reading = await read_clock(client.info, self._context.now)
             await correct_clock(self.id, client, reading)
 
     # ---- the provider
@@ -348,6 +350,7 @@ class PodMachine:
                 f"the machine at {self.facts.agent_host} is not sandbox {self.id}: its agent answers for "
                 f"{info.sandbox_id[:64] or 'none'}"
             )
+        self.info = info
         self._takes_layers, self._keeps_volumes = info.takes_layers, info.keeps_volumes
         await correct_clock(self.id, client, reading)
 

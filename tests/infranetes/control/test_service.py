@@ -19,7 +19,7 @@ from infranetes.machines.pooled import Purpose
 from infranetes.providers.interface import Console, IHasConsoles, Instance, InstanceState, Size
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from infranetes_common.wire import control, cri
+from infranetes_common.wire import control, cri, vmserver
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeNode, pod
@@ -68,6 +68,21 @@ class ControlTests(PodsTestCase):
         self.do(self.world.sandboxes.stop(big))
         (stopped,) = [one for one in self.ask("ListPods").pods if one.id == big]
         self.assertEqual((stopped.state, stopped.HasField("vm")), ("stopped", False))
+
+    def test_a_vm_whose_provider_has_no_word_for_its_size_says_it_itself(self) -> None:
+        said = vmserver.InfoResponse(cpus=2, memory_bytes=700 << 20)
+        for member in self.world.node.pool.members.values():
+            member.machine.info = said
+        self.assertEqual({one.vm.size for one in self.ask("GetPool").vms}, {"2 CPU, 700 MiB"})
+        sandbox = self.run_pod()
+        self.world.node.inventory.sandbox(sandbox).machine.info = said
+        (one,) = self.ask("ListPods").pods
+        self.assertEqual((one.size, one.vm.size), ("2 CPU, 700 MiB",) * 2)
+        addresses = list(one.addresses)
+        self.assertEqual(addresses, [self.record(sandbox).address])
+        self.do(self.world.sandboxes.stop(sandbox))
+        (one,) = self.ask("ListPods").pods
+        self.assertEqual((one.size, list(one.addresses)), ("2 CPU, 700 MiB", addresses))
 
     def test_those_that_are_being_launched_are_listed_too(self) -> None:
         self.world.provider.launch_error = None

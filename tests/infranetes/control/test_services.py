@@ -13,7 +13,8 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.control import services as module
-from infranetes.control.cli import destination, parser
+from infranetes.control.arguments import destination
+from infranetes.control.cli import parser
 from infranetes.control.render import as_json, as_text
 from infranetes.control.services import ServiceCalls
 from infranetes.kubernetes.api_server import ApiServer

@@ -10,6 +10,7 @@ from typing import Any
 
 from zope.interface import alsoProvides
 
+from infranetes.control import calls as asking
 from infranetes.control import cli
 from infranetes.control.render import as_json, as_text
 from infranetes.control.sizes import SizeCalls
@@ -75,7 +76,7 @@ class SizesTests(PodsTestCase):
                 return await calls.ChooseSize(sent, None)  # type: ignore[arg-type]
 
         stub: Any = Stub()
-        answer, self.code = do(cli._sizes(stub, options))
+        answer, self.code = do(asking.sizes(stub, options))
         return options, answer
 
     def test_what_is_asked_for_reaches_the_provider(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -16,7 +17,8 @@ from typing import Any
 from twisted.internet.threads import deferToThread
 
 from infranetes.config import CONTROL_SOCKET
-from infranetes.control.cli import DONE, DOWN, FAILED, USAGE, ask, parser, socket_of
+from infranetes.control.cli import DONE, DOWN, FAILED, INTERRUPTED, USAGE, ask, parser, socket_of
+from infranetes.control.commands import COMMANDS
 from infranetes.pods.store import FILE
 from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
@@ -122,6 +124,45 @@ class CtlTests(DaemonCase):
         self.assertIn("no pod 'none' has a VM", await self.ctl("policies", "none", code=FAILED))
         self.assertIn("needs a POD", await self.command("services", "--trace", "10.96.0.10:80", code=USAGE))
         self.assertIn("is not like", await self.command("services", "x", "--trace", "web", code=USAGE))
+
+    async def test_every_command_answers_with_json(self) -> None:
+        await self.start()
+        sandbox = await self.run_pod("web")
+        said: dict[str, tuple[list[str], int]] = {
+            "pods": ([], DONE),
+            "console": ([sandbox], FAILED),  # simulated VMs have none, and no sizes
+            "services": ([], DONE),
+            "policies": ([], DONE),
+            "sizes": (["--cpu", "2"], FAILED),
+            "orphans": ([], DONE),
+            "end-orphans": ([], DONE),
+            "pool": ([], DONE),
+            "drain": ([], DONE),
+            "fill": ([], DONE),
+        }
+        self.assertEqual(said.keys(), COMMANDS.keys())
+        for name, (arguments, code) in said.items():
+            document = json.loads(await self.ctl("--json", name, *arguments, code=code))
+            self.assertIsInstance(document, dict)
+            self.assertEqual(list(document) == ["error"], code == FAILED, f"{name}: {document}")
+
+    async def test_pods_are_watched(self) -> None:
+        await self.start()
+        program = [sys.executable, "-m", "infranetes.control.cli", "pods", "--watch", "--config"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        watching = subprocess.Popen(
+            [*program, str(self.root / "infranetes.toml")], stdout=subprocess.PIPE, env=environment, text=True
+        )
+        self.addCleanup(watching.wait)
+        self.addCleanup(watching.kill)
+        sandbox = await self.run_pod("web")
+        assert watching.stdout is not None
+        lines = watching.stdout
+        while (told := json.loads(await deferToThread(lines.readline)))["pod"]["state"] != "ready":
+            self.assertEqual(told["pod"]["id"], sandbox)
+        watching.send_signal(signal.SIGINT)
+        self.assertEqual(await deferToThread(watching.wait), INTERRUPTED)
+        lines.close()
 
     async def test_without_a_daemon_it_says_so(self) -> None:
         (self.root / "infranetes.toml").write_text(self.written())

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of infranetes-ctl's commands."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from ipaddress import ip_address
+
+import attrs
+
+from infranetes.control.tables import at
+from infranetes_common import quantities
+
+_DESTINATION = re.compile(
+    r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<v4>[0-9.]+)):(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?"
+)
+
+
+@attrs.frozen
+class Destination:
+    """What connections are made to."""
+
+    address: str
+    port: int
+    protocol: str
+
+    def __str__(self) -> str:
+        return f"{at(self.address, self.port)}/{self.protocol}"
+
+
+def destination(text: str) -> Destination:
+    """Read ADDRESS:PORT/PROTOCOL. :raise ArgumentTypeError: it is none."""
+    match = _DESTINATION.fullmatch(text)
+    try:
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise ValueError
+        address = str(ip_address(match["v6"] or match["v4"]))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not like 10.96.0.10:53/udp, [fd00::a]:53/udp or 10.96.0.1:443"
+        ) from None
+    return Destination(address, int(match["port"]), match["protocol"] or "tcp")
+
+
+def _quantity(read: Callable[[str], int]) -> Callable[[str], int]:
+    """Return a type of arguments that are Kubernetes' quantities."""
+
+    def quantity(text: str) -> int:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return quantity
+
+
+def _count(text: str) -> int:
+    """Read a small number. :raise ArgumentTypeError: it is none."""
+    if not re.fullmatch(r"[0-9]{1,4}", text):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no number up to 9999")
+    return int(text)
+
+
+def sizes(command: argparse.ArgumentParser) -> None:
+    """Add what the pod asks for."""
+    memory = _quantity(quantities.units)
+    command.add_argument(
+        "--cpu", type=_quantity(quantities.thousandths), default=0, metavar="CPUS", help="such as 2 or 500m"
+    )
+    command.add_argument("--memory", type=memory, default=0, metavar="BYTES", help="such as 8Gi")
+    command.add_argument("--gpus", type=_count, default=0, metavar="N", help="how many GPUs")
+    command.add_argument(
+        "--overhead", type=memory, default=0, metavar="BYTES", help="the overhead of the pod's RuntimeClass"
+    )
+    command.add_argument(
+        "--provider",
+        default="",
+        metavar="NAME",
+        help="whose (default: the first that has sizes)",
+    )
+    command.add_argument("--limit", type=_count, default=0, metavar="N", help="how many are listed")
+
+
+def services(command: argparse.ArgumentParser) -> None:
+    """Add [POD], --service and --trace."""
+    maybe_pod(command)
+    command.add_argument(
+        "--service", default="", metavar="NAMESPACE/NAME", help="only the rules of this Service"
+    )
+    command.add_argument(
+        "--trace",
+        type=destination,
+        metavar="ADDRESS:PORT/PROTOCOL",
+        help="say what becomes of POD's connections to this, such as 10.96.0.10:53/udp",
+    )
+
+
+def nothing(command: argparse.ArgumentParser) -> None:
+    """Add no argument."""
+
+
+def watch(command: argparse.ArgumentParser) -> None:
+    """Add --watch."""
+    command.add_argument(
+        "--watch",
+        "-w",
+        action="store_true",
+        help="list again as things change: on a terminal in place, else as a line of JSON for each change",
+    )
+
+
+def console(command: argparse.ArgumentParser) -> None:
+    """Add SANDBOX."""
+    command.add_argument("sandbox", metavar="SANDBOX", help="the pod's id, or the beginning of it")
+
+
+def maybe_pod(command: argparse.ArgumentParser) -> None:
+    """Add [POD]."""
+    command.add_argument(
+        "pod",
+        nargs="?",
+        default="",
+        metavar="POD",
+        help="this pod alone: namespace/name, or the beginning of its sandbox's id",
+    )
+
+
+def handler(command: argparse.ArgumentParser) -> None:
+    """Add --handler."""
+    words = 'only the pool of this handler; "": the node\'s own (default: all pools)'
+    command.add_argument("--handler", metavar="NAME", help=words)
+
+
+def watched_pool(command: argparse.ArgumentParser) -> None:
+    """Add --handler and --watch."""
+    handler(command)
+    watch(command)
+
+
+def dry_run(command: argparse.ArgumentParser) -> None:
+    """Add --dry-run."""
+    command.add_argument("--dry-run", action="store_true", help="say what would be ended, and end nothing")
+
+
+def drain(command: argparse.ArgumentParser) -> None:
+    """Add --handler and --dry-run."""
+    handler(command)
+    dry_run(command)
+
+
+def end_orphans(command: argparse.ArgumentParser) -> None:
+    """Add [VM...] and --dry-run."""
+    dry_run(command)
+    command.add_argument("ids", nargs="*", metavar="VM", help="its id, as `orphans` lists it")

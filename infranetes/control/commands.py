@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infranetes-ctl's commands: what each asks the daemon, and what it says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import attrs
+from google.protobuf.message import Message
+
+from infranetes.control import arguments, calls, render
+from infranetes.control.calls import Ask
+from infranetes.control.session import Session
+from infranetes.control.watching import Watched, follow
+
+Run = Callable[[Session], Coroutine[Any, Any, int]]  # Any: what a coroutine yields
+AddArguments = Callable[[argparse.ArgumentParser], None]
+
+
+@attrs.frozen
+class Command:
+    """One command.
+
+    :ivar words: what it does, in its help. :ivar run: does it, and returns the exit status.
+    :ivar arguments: adds what it takes. :ivar part_of: the command that it belongs to, such as `pool`.
+    """
+
+    words: str
+    run: Run
+    arguments: AddArguments = arguments.nothing
+    part_of: str = ""
+
+
+def answered(name: str, ask: Ask, watched: Watched | None = None) -> Run:
+    """Return what asks once and prints the answer; or, with `watched` and --watch, does so as it changes."""
+
+    def text(answer: Message, session: Session) -> str:
+        return render.as_text(name, answer, session.options)
+
+    async def run(session: Session) -> int:
+        options = session.options
+        if watched is not None and options.watch:
+            return await follow(
+                session,
+                lambda: ask(session.stub, options),
+                watched,
+                lambda answer: render.as_json(name, answer, options),
+                lambda answer: text(answer, session),
+            )
+        answer, code = await ask(session.stub, options)
+        if options.json:
+            session.print(json.dumps(render.as_json(name, answer, options), indent=2))
+        else:
+            session.print(text(answer, session))
+        return code
+
+    return run
+
+
+_PODS, _VMS = Watched("pods", "pod"), Watched("vms", "vm")
+_ORPHANS = Watched("vms", "vm", seconds=30.0)  # the provider is asked each time
+
+COMMANDS: dict[str, Command] = {
+    "pods": Command(
+        "list pods with their VM, its size, age and cost, and their state",
+        answered("pods", calls.pods, _PODS),
+        arguments.watch,
+    ),
+    "console": Command(
+        "show what a pod's VM wrote to its console, also when it is gone",
+        answered("console", calls.console),
+        arguments.console,
+    ),
+    "services": Command(
+        "list the rules of Kubernetes' Services, and which VMs have them",
+        answered("services", calls.services),
+        arguments.services,
+    ),
+    "policies": Command(
+        "say what pods may receive and send by NetworkPolicies, and what is in force",
+        answered("policies", calls.policies),
+        arguments.maybe_pod,
+    ),
+    "sizes": Command(
+        "say which size of VM a pod would get, what it costs, and why no cheaper one",
+        answered("sizes", calls.sizes),
+        arguments.sizes,
+    ),
+    "orphans": Command(
+        "list VMs that are tagged ours and that no record knows",
+        answered("orphans", calls.orphans, _ORPHANS),
+        arguments.watch,
+    ),
+    "end-orphans": Command(
+        "end those, or the ones named", answered("end-orphans", calls.end_orphans), arguments.end_orphans
+    ),
+    "pool": Command(
+        "list the VMs that wait for pods", answered("pool", calls.pool, _VMS), arguments.watched_pool
+    ),
+    "drain": Command(
+        "end the VMs that wait for pods, and make no more until `pool fill`",
+        answered("drain", calls.drain),
+        arguments.drain,
+        part_of="pool",
+    ),
+    "fill": Command(
+        "make VMs that wait for pods again",
+        answered("fill", calls.fill),
+        arguments.handler,
+        part_of="pool",
+    ),
+}
+"""By name. Those that are part of another are commands of their own besides: `drain` is `pool drain`."""

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one run of infranetes-ctl works with."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import attrs
+
+from infranetes_common.reactors import IReactor
+from txgrpc.client import Stub
+
+DONE, FAILED, USAGE, DOWN, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit statuses."""
+
+
+@attrs.frozen
+class Session:
+    """A command that is being carried out.
+
+    :ivar stub: asks the daemon's Control service. :ivar options: what the command line says.
+    """
+
+    reactor: IReactor
+    stub: Stub
+    options: argparse.Namespace
+
+    def print(self, text: str) -> None:
+        """Print a line, at once: a reader at the other end of a pipe waits for it."""
+        print(text, flush=True)
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether a person sees the output as it is printed."""
+        return sys.stdout.isatty()

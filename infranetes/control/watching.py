@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--watch`: a list that is shown again as it changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TypeVar
+
+import attrs
+from google.protobuf.message import Message
+
+from infranetes.control.screen import Screen
+from infranetes.control.session import Session
+from infranetes.control.tables import Json
+from infranetes_common.concurrency import sleep
+from txgrpc import Code, GrpcError
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+@attrs.frozen
+class Watched:
+    """What changes in an answer's JSON document.
+
+    :ivar entries: the key of a list whose entries have an `id`. :ivar entry: what one of them is called.
+    :ivar seconds: between two questions.
+    """
+
+    entries: str
+    entry: str
+    seconds: float = 1.0
+
+
+def changes(
+    watched: Watched, before: Mapping[str, Json], document: Json
+) -> tuple[dict[str, Json], list[Json]]:
+    """Return the entries of `document` by their ids, and what is new, other or gone since `before`."""
+    listed = document[watched.entries]
+    assert isinstance(listed, list)
+    now: dict[str, Json] = {entry["id"]: entry for entry in listed}
+    return now, list(_changes(watched, before, now))
+
+
+def _changes(watched: Watched, before: Mapping[str, Json], now: Mapping[str, Json]) -> Iterator[Json]:
+    for id, entry in before.items():
+        if id not in now:
+            yield {"change": "removed", watched.entry: entry}
+    for id, entry in now.items():
+        if entry != before.get(id):
+            yield {"change": "changed" if id in before else "added", watched.entry: entry}
+
+
+async def follow(
+    session: Session,
+    ask: Callable[[], Awaitable[tuple[_Answer, int]]],
+    watched: Watched,
+    as_json: Callable[[_Answer], Json],
+    as_text: Callable[[_Answer], str],
+) -> int:
+    """Ask again and again, until interrupted. A terminal shows the last answer; anything else gets a line of
+    JSON for each entry that has changed. A daemon that is restarted meanwhile is waited for.
+
+    :raise GrpcError: the first question failed, or the daemon refuses."""
+    screen = Screen() if session.on_terminal and not session.options.json else None
+    known: dict[str, Json] = {}
+    asked, trouble = False, ""
+    while True:
+        try:
+            answer, _ = await ask()
+        except GrpcError as error:
+            if not asked or error.code not in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
+                raise
+            trouble = f"the daemon does not answer: {error.message or error.code.name}"
+        else:
+            asked, trouble = True, ""
+            if screen is None:
+                known, changed = changes(watched, known, as_json(answer))
+                for change in changed:
+                    session.print(json.dumps(change))
+            else:
+                shown = as_text(answer)
+        if screen is not None:
+            screen.show(f"{shown}\n{trouble}" if trouble else shown)
+        await sleep(session.reactor, watched.seconds)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infranetes-ctl's command line: every command, wherever the flags are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.control.cli import parser
+from infranetes.control.commands import COMMANDS
+
+#: What commands can't do without.
+NEEDED: Mapping[str, list[str]] = {"console": ["abc"]}
+
+
+def ways(name: str) -> Iterator[list[str]]:
+    """The command without flags, in each way that it can be written."""
+    yield [name, *NEEDED.get(name, [])]
+    if COMMANDS[name].part_of:
+        yield [COMMANDS[name].part_of, name]
+
+
+class FlagTests(SynchronousTestCase):
+    def test_every_command_takes_shared_flags_before_and_after_it(self) -> None:
+        flags = ["--json", "--socket", "/s", "--config", "/c"]
+        for name in COMMANDS:
+            for words in ways(name):
+                plain = parser().parse_args(words)
+                self.assertEqual((plain.command, plain.json, plain.socket), (name, False, None), words)
+                before = parser().parse_args([*flags, *words])
+                after = parser().parse_args([*words, *flags])
+                self.assertEqual(before, after, words)
+                self.assertEqual((str(after.socket), str(after.config)), ("/s", "/c"), words)
+                self.assertTrue(after.json, words)
+
+    def test_the_last_one_counts(self) -> None:
+        given = parser().parse_args(["--socket", "/a", "pods", "--socket", "/b"])
+        self.assertEqual(str(given.socket), "/b")
+
+    def test_what_is_said_of_the_pool_holds_for_what_is_done_with_it(self) -> None:
+        for words in (["pool", "--handler", "fast", "drain"], ["pool", "drain", "--handler", "fast"]):
+            given = parser().parse_args(words)
+            self.assertEqual((given.command, given.handler, given.dry_run), ("drain", "fast", False))
+        given = parser().parse_args(["pool", "drain", "--dry-run"])
+        self.assertEqual((given.command, given.handler, given.dry_run), ("drain", None, True))
+
+    def test_an_alias_is_the_command(self) -> None:
+        for name, command in COMMANDS.items():
+            if command.part_of:
+                alias, whole = parser().parse_args([name]), parser().parse_args([command.part_of, name])
+                self.assertEqual(vars(alias), {key: vars(whole)[key] for key in vars(alias)})
