@@ -101,8 +101,13 @@ format: venv ## Rewrite the code in the project's style
 tools: | apt-base ## Build crictl, critest, csi-sanity, vcsim and osnfs, which tests need, into build/tools
 	@PYTHON=$(PYTHON) tests/interop/tools
 
+# Another release of Kubernetes than the one that tests have, such as v1.34.4, for tests of clusters.
+KUBERNETES ?=
+export KUBERNETES
+export INFRANETES_TEST_KUBERNETES := $(KUBERNETES)
+
 .PHONY: cluster-tools
-cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools/kubernetes (once, ten minutes)
+cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools/kubernetes (once, ten minutes); KUBERNETES=v1.34.4: of another release
 	@PYTHON=$(PYTHON) tests/cluster/tools
 
 .PHONY: e2e-tools
@@ -190,7 +195,7 @@ kubernetes: venv proto apt-run tools e2e-tools image ## Judge by what Kubernetes
 
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 
-AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=INFRANETES_TEST_KUBERNETES)
 SOCKET ?= /run/infranetes/infranetes.sock
 
 .PHONY: apt-run

@@ -21,8 +21,8 @@ from pathlib import Path
 from bench.figures import Missing, Report
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
-from tests.cluster.components import PROGRAMS
 from tests.cluster.kube_proxy import SLICES, Both
+from tests.cluster.paths import PROGRAMS
 from tests.cluster.service_worlds import Json, World
 from tests.cluster.ways import Destination, Way
 from tests.infranetes.services import objects as written

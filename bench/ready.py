@@ -23,8 +23,8 @@ from bench.figures import Missing, Report, say
 from infranetes_common.reactors import IReactor
 from tests.cluster import images
 from tests.cluster.case import Cluster
-from tests.cluster.components import MIXED, PROGRAMS
-from tests.cluster.paths import REGISTRY, ROOT
+from tests.cluster.components import MIXED
+from tests.cluster.paths import PROGRAMS, REGISTRY, ROOT
 from tests.support import process_memory
 
 #: By what the table calls them: whether a pod is a VM.

@@ -22,7 +22,7 @@ from tests.cluster import images, remains
 from tests.cluster.components import CLOUD, CONTAINERD, INFRANETES, MIXED, RUNTIMES
 from tests.cluster.nodes import NAMESPACES as OF_ONE_NODE
 from tests.cluster.nodes import Node
-from tests.cluster.paths import REGISTRY, ROOT, Paths
+from tests.cluster.paths import PROGRAMS, REGISTRY, ROOT, Paths
 from tests.cluster.remains import Namespaces
 from tests.cluster.supervisor import say
 from tests.cluster.world import NAMESPACES
@@ -139,11 +139,11 @@ class Keeper:
 
     def _write_scripts(self) -> None:
         place, programs = self.paths.place, ROOT / "build" / "tools"
-        search = f"{programs / 'kubernetes'}:{programs}:{Path(sys.executable).parent}"
+        search = f"{PROGRAMS}:{programs}:{Path(sys.executable).parent}"
         self._script(
             self.paths.kubectl,
             f"--net -- env KUBECACHEDIR='{place}/tmp/kubectl' "
-            f"'{programs}/kubernetes/kubectl' --kubeconfig='{place}/pki/admin.conf'",
+            f"'{PROGRAMS}/kubectl' --kubeconfig='{place}/pki/admin.conf'",
         )
         inside = '--mount --ipc --net --uts --pid --wdns="$PWD" --'
         environment = (

@@ -18,11 +18,10 @@ import attrs
 
 from tests.cluster import images
 from tests.cluster.nodes import Node, address_of
-from tests.cluster.paths import ROOT, Paths
+from tests.cluster.paths import PROGRAMS, ROOT, Paths
 from tests.cluster.pki import Authority
 from tests.infranetes.daemon.case import toml
 
-PROGRAMS = ROOT / "build" / "tools" / "kubernetes"
 NODE_ADDRESS = address_of(1)  # where the control plane is
 SERVICES, PODS = "10.96.0.0/16", "10.86.0.0/16"
 #: What the controller manager gives to the first node.

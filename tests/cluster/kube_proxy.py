@@ -21,7 +21,7 @@ from infranetes.services.sender import RuleSender
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
-from tests.cluster.components import PROGRAMS
+from tests.cluster.paths import PROGRAMS
 from tests.cluster.service_worlds import HERE, ZONE, Json, World
 from tests.cluster.ways import DROPPED, NODE, NODE6, Destination, Way
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer

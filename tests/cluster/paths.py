@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import attrs
@@ -13,6 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Kept from one cluster to the next: making a template takes minutes.
 TEMPLATES = Path("/var/lib/infranetes/cluster-templates")
 REGISTRY = ROOT / "build" / "cluster" / "registry"
+
+#: Of Kubernetes and of what a cluster has beside it. Another release's are made by `tests/cluster/tools`.
+RELEASE = os.environ.get("INFRANETES_TEST_KUBERNETES", "")
+PROGRAMS = ROOT / "build" / "tools" / (f"kubernetes-{RELEASE}" if RELEASE else "kubernetes")
 
 
 @attrs.frozen

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import yaml
 
 from infranetes.csi.config import CsiConfig
-from tests.cluster.components import API_SERVER, KUBELET_DIRECTORY, PROGRAMS, Program
+from tests.cluster.components import API_SERVER, KUBELET_DIRECTORY, Program
 from tests.cluster.nodes import Node
-from tests.cluster.paths import ROOT
+from tests.cluster.paths import PROGRAMS, ROOT
 from tests.cluster.pki import Authority
 
 PAGES = ("volumes-csi.yaml", "volumes-resizer.yaml", "volumes-snapshotter.yaml")

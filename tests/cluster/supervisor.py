@@ -25,7 +25,7 @@ from infranetes_common.concurrency import replace_file
 from tests.cluster import cgroups, components, containerd, images, neighbour, storage, world
 from tests.cluster.components import Program
 from tests.cluster.nodes import Node
-from tests.cluster.paths import REGISTRY, ROOT, Paths
+from tests.cluster.paths import PROGRAMS, REGISTRY, ROOT, Paths
 from tests.cluster.pki import Authority
 
 READY_SECONDS = 120.0
@@ -197,7 +197,7 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
         if node is not None:
             name, command = node.process(program.name), node.command(program.command)
             program = attrs.evolve(program, name=name, command=command)
-        search = (components.PROGRAMS, ROOT / "build" / "tools", Path(sys.executable).parent)
+        search = (PROGRAMS, ROOT / "build" / "tools", Path(sys.executable).parent)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
             "PATH": ":".join([*map(str, search), os.environ.get("PATH", ""), "/usr/sbin:/sbin"]),
@@ -269,7 +269,7 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
     def _kubectl(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         config = self.place / "pki" / "admin.conf"
         cache = f"--cache-dir={self.place / 'tmp' / 'kubectl'}"
-        command = [str(components.PROGRAMS / "kubectl"), f"--kubeconfig={config}", cache, *words]
+        command = [str(PROGRAMS / "kubectl"), f"--kubeconfig={config}", cache, *words]
         return subprocess.run(command, capture_output=True)
 
     def _done(self, *words: str) -> bool:

@@ -19,8 +19,8 @@ from types import FrameType
 from infranetes_common.concurrency import replace_file
 from tests.cluster.__main__ import IMAGE_DIR
 from tests.cluster.case import Cluster
-from tests.cluster.components import INFRANETES, NODE_ADDRESS, PROGRAMS, RUNTIMES, SSH_USER
-from tests.cluster.paths import REGISTRY, ROOT
+from tests.cluster.components import INFRANETES, NODE_ADDRESS, RUNTIMES, SSH_USER
+from tests.cluster.paths import PROGRAMS, REGISTRY, ROOT
 from tests.conformance import images
 from tests.conformance.report import (
     EXPECTED,

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.cluster import images
-from tests.cluster.components import PROGRAMS
 from tests.cluster.images import Say
+from tests.cluster.paths import PROGRAMS
 from tests.interop import critest_images
 from tests.interop.critest_images import E2E, File, layer
 from tests.support import debian, oci

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import attrs
 
-from tests.cluster.components import PROGRAMS
+from tests.cluster.paths import PROGRAMS
 from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome, name_of, read
 
 SUITE = PROGRAMS / "e2e.test"

@@ -7,7 +7,8 @@ import json
 import shlex
 
 from tests.cluster.case import container, until
-from tests.cluster.components import NODE_ADDRESS, PROGRAMS
+from tests.cluster.components import NODE_ADDRESS
+from tests.cluster.paths import PROGRAMS
 from tests.workloads.case import WorkloadCase, controlled
 
 METRICS_SERVER = PROGRAMS / "metrics-server"

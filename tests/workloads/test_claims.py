@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from tests.cluster.case import Cluster, container, pod, until
-from tests.cluster.components import PROGRAMS
+from tests.cluster.paths import PROGRAMS
 from tests.workloads.case import IDLE, WorkloadCase
 
 PROVISIONER = PROGRAMS / "csi-provisioner"
