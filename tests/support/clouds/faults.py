@@ -44,7 +44,8 @@ class Silence(Exception):
 class Fault:
     """A rule: the next `times` calls of `action` ("": of any) fail as `kind` says.
 
-    :param share: of these calls, chosen at random. :param only: restricts the calls by their parameters.
+    :param share: of these calls: one of each 1/share in a row, chosen at random, so that none fails again and
+        again by chance alone. :param only: restricts the calls by their parameters.
     """
 
     kind: FaultKind
@@ -54,6 +55,17 @@ class Fault:
     retry_after: float = 0.0
     only: Callable[[dict[str, str]], bool] = lambda parameters: True
     happened: int = 0
+    _of_window: int = 0  # calls that are left of the current 1/share
+    _until: int = -1  # calls until the chosen one of them; less than 0: it was made
+
+    def chooses(self, chance: random.Random) -> bool:
+        """Whether the next call is of the share."""
+        if not self._of_window:
+            self._of_window = round(1 / self.share)
+            self._until = chance.randrange(self._of_window)
+        self._of_window -= 1
+        self._until -= 1
+        return self._until == -1
 
     def withhold_answer(self) -> None:
         """Leave the call without an answer, if that is what happens to it.
@@ -90,7 +102,7 @@ class Faults:
         for rule in self.rules:
             if rule.action not in ("", action) or rule.happened >= rule.times or not rule.only(parameters):
                 continue
-            if rule.share < 1 and self.chance.random() >= rule.share:
+            if not rule.chooses(self.chance):
                 continue
             rule.happened += 1
             return rule
