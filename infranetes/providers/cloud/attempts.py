@@ -5,6 +5,7 @@ What a refusal rules out:
 
 refused for       ruled out
 capacity          the size in this zone
+a full zone       all sizes in this zone, on all markets
 a family's quota  all sizes that share the quota, in all zones; spot VMs have quotas of their own
 another quota     all spot VMs, or all on demand
 """
@@ -17,7 +18,7 @@ import attrs
 
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 
-REFUSALS = (ErrorKind.CAPACITY, ErrorKind.FAMILY_QUOTA, ErrorKind.QUOTA)
+REFUSALS = (ErrorKind.CAPACITY, ErrorKind.FULL_ZONE, ErrorKind.FAMILY_QUOTA, ErrorKind.QUOTA)
 """The kinds of failures of a launch that another attempt may help against. Nothing was launched."""
 
 
@@ -49,6 +50,7 @@ class Attempts:
         self._markets = markets
         self._max_sizes = max_sizes
         self._full: set[tuple[str | None, bool]] = set()  # quotas, None: all of them, and their markets
+        self._full_zones: set[str] = set()
         self._refused: list[tuple[Attempt, CloudError]] = []
 
     def __iter__(self) -> Iterator[Attempt]:
@@ -61,6 +63,8 @@ class Attempts:
                     continue
                 tried += 1
                 for zone in self._zones:
+                    if zone in self._full_zones:
+                        continue
                     if not self._is_full(offer.quota, spot):  # as the zone before may have said
                         yield Attempt(offer.name, offer.quota, zone, spot)
 
@@ -70,17 +74,19 @@ class Attempts:
     def refuse(self, attempt: Attempt, error: CloudError) -> None:
         """Rule out what need not be tried any more. :param error: one of `REFUSALS`."""
         self._refused.append((attempt, error))
-        if error.kind is ErrorKind.FAMILY_QUOTA:
+        if error.kind is ErrorKind.FULL_ZONE:
+            self._full_zones.add(attempt.zone)
+        elif error.kind is ErrorKind.FAMILY_QUOTA:
             self._full.add((attempt.quota, attempt.spot))
         elif error.kind is ErrorKind.QUOTA:
             self._full.add((None, attempt.spot))
 
     def failure(self) -> CloudError:
         """Return the error of a launch of which each attempt was refused."""
-        quotas = [error for _, error in self._refused if error.kind is not ErrorKind.CAPACITY]
+        limits = [error for _, error in self._refused if error.kind is not ErrorKind.CAPACITY]
         lacking = [(one.size, error) for one, error in self._refused if error.kind is ErrorKind.CAPACITY]
-        words = list(dict.fromkeys(str(error) for error in quotas))
+        words = list(dict.fromkeys(str(error) for error in limits))
         if lacking:
             sizes = ", ".join(dict.fromkeys(size for size, _ in lacking))
             words.append(f"none of {sizes} is available; the last answer: {lacking[-1][1]}")
-        return CloudError(quotas[-1].kind if quotas else ErrorKind.CAPACITY, "; ".join(words))
+        return CloudError(limits[-1].kind if limits else ErrorKind.CAPACITY, "; ".join(words))

@@ -37,6 +37,7 @@ class ErrorKind(enum.Enum):
     TRANSIENT = "transient"  # may or may not have been done; the same call again is harmless
     CAPACITY = "capacity"  # not done; another size or zone may be available
     QUOTA = "quota"  # not done; a limit has to be raised, or pods removed
+    FULL_ZONE = "full zone"  # not done; of no size, and another zone may have room
     FAMILY_QUOTA = "family quota"  # likewise, and a size with another `Offer.quota` may be available
     CREDENTIALS = "credentials"  # not done; our credentials or permissions are refused
     CONFLICT = "conflict"  # the token was used for a different request: the VM exists

@@ -17,6 +17,7 @@ _ERRORS: dict[ErrorKind, tuple[type[InfranetesError], str]] = {
     ErrorKind.THROTTLED: (Unavailable, "it is asked too often; try again later"),
     ErrorKind.TRANSIENT: (Unavailable, "try again later"),
     ErrorKind.CAPACITY: (ResourceExhausted, "allow more sizes or subnets, or try again later"),
+    ErrorKind.FULL_ZONE: (ResourceExhausted, "add a subnet with free addresses, or remove what uses them up"),
     ErrorKind.QUOTA: (ResourceExhausted, "have the limit raised, or remove what uses it up"),
     ErrorKind.FAMILY_QUOTA: (
         ResourceExhausted,

@@ -15,6 +15,7 @@ State = tuple[int, str]
 
 TERMINATED, SHUTTING_DOWN = (48, "terminated"), (32, "shutting-down")
 _NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
+_BEFORE = "<previousState><code>16</code><name>running</name></previousState>"
 _NO_INTERFACE = b"InvalidNetworkInterfaceID.NotFound"
 _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
 _REASON = re.compile(rb"<stateReason>.*?</stateReason>")
@@ -72,8 +73,8 @@ def _ids(form: Mapping[str, str]) -> list[str]:
 
 def _answer(states: Mapping[str, State]) -> bytes:
     items = "".join(
-        f"<item><instanceId>{id}</instanceId><currentState><code>{code}</code><name>{name}</name></currentState>"
-        "</item>"
+        f"<item><instanceId>{id}</instanceId>{_BEFORE}"
+        f"<currentState><code>{code}</code><name>{name}</name></currentState></item>"
         for id, (code, name) in states.items()
     )
     return (

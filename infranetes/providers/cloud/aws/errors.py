@@ -20,9 +20,10 @@ _CODES = {
     ErrorKind.TRANSIENT: "InternalError InternalFailure Unavailable ServiceUnavailable RequestTimeout",
     ErrorKind.CAPACITY: (
         "InsufficientInstanceCapacity InsufficientHostCapacity InsufficientReservedInstanceCapacity "
-        "InsufficientCapacity InsufficientFreeAddressesInSubnet Unsupported SpotMaxPriceTooLow "
-        "InsufficientAddressCapacity InsufficientVolumeCapacity"
+        "InsufficientCapacity Unsupported SpotMaxPriceTooLow InsufficientAddressCapacity "
+        "InsufficientVolumeCapacity"
     ),
+    ErrorKind.FULL_ZONE: "InsufficientFreeAddressesInSubnet",
     ErrorKind.QUOTA: (
         "InstanceLimitExceeded AddressLimitExceeded VolumeLimitExceeded ResourceCountExceeded "
         "MaxIOPSLimitExceeded AttachmentLimitExceeded VolumeModificationSizeLimitExceeded "

@@ -27,9 +27,13 @@ _CODES = {
     ),
     ErrorKind.CAPACITY: (
         "ZONE_RESOURCE_POOL_EXHAUSTED ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS STOCKOUT "
-        "IP_SPACE_EXHAUSTED IP_SPACE_EXHAUSTED_WITH_DETAILS RESOURCE_POOL_EXHAUSTED"
+        "RESOURCE_POOL_EXHAUSTED"
     ),
-    ErrorKind.QUOTA: "quotaExceeded QUOTA_EXCEEDED limitExceeded LIMIT_EXCEEDED dailyLimitExceeded",
+    # The last two: of the subnetwork, which all zones share.
+    ErrorKind.QUOTA: (
+        "quotaExceeded QUOTA_EXCEEDED limitExceeded LIMIT_EXCEEDED dailyLimitExceeded IP_SPACE_EXHAUSTED "
+        "IP_SPACE_EXHAUSTED_WITH_DETAILS"
+    ),
     ErrorKind.CREDENTIALS: (
         "authError forbidden insufficientPermissions required accessNotConfigured PERMISSIONS_ERROR "
         "SERVICE_ACCOUNT_ACCESS_DENIED SERVICE_DISABLED"

@@ -15,9 +15,11 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 # Nova and Cinder say 403 or 413, Neutron 409; the same statuses mean other things, too.
 _QUOTA = re.compile(r"quota|(?:limit|number of \w+) (?:is )?exceeded|OverQuota", re.IGNORECASE)
-# Of Neutron: the network has no address left.
+# Of Neutron and Nova: the network, which all zones share, has no address left.
 _FULL = re.compile(
-    r"No more (?:IP|fixed|floating) ?(?:IP )?addresses|IpAddressGenerationFailure", re.IGNORECASE
+    r"No more (?:IP|fixed|floating) ?(?:IP )?addresses|No fixed IP addresses available|"
+    r"IpAddressGenerationFailure",
+    re.IGNORECASE,
 )
 # Faults of a server that no host took.
 _NO_HOST = re.compile(
@@ -43,7 +45,7 @@ def classify(error: Exception) -> CloudError | None:
 def _kind(status: int, message: str) -> ErrorKind | None:
     """The kind of a refusal; None: as that of any other cloud with this status."""
     if status in (400, 403, 409, 413) and _FULL.search(message):
-        return ErrorKind.CAPACITY
+        return ErrorKind.QUOTA
     if status in (403, 409, 413) and _QUOTA.search(message):
         return ErrorKind.QUOTA
     if status == 413:
@@ -53,6 +55,6 @@ def _kind(status: int, message: str) -> ErrorKind | None:
 
 def of_fault(message: str) -> ErrorKind | None:
     """Return what the fault of a server says that another launch can mend; None: nothing can."""
-    if _NO_HOST.search(message) or _FULL.search(message):
-        return ErrorKind.CAPACITY
-    return ErrorKind.QUOTA if _QUOTA.search(message) else None
+    if _FULL.search(message) or _QUOTA.search(message):
+        return ErrorKind.QUOTA
+    return ErrorKind.CAPACITY if _NO_HOST.search(message) else None

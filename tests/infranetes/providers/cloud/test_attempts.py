@@ -19,6 +19,7 @@ OFFERS = (
     Offer("c1", 1000, 1 << 30, quota="C"),
 )
 CAPACITY, FAMILY, QUOTA = ErrorKind.CAPACITY, ErrorKind.FAMILY_QUOTA, ErrorKind.QUOTA
+FULL_ZONE = ErrorKind.FULL_ZONE
 
 Refusing = Callable[[Attempt], ErrorKind]
 
@@ -69,6 +70,12 @@ class AttemptTests(SynchronousTestCase):
     def test_a_quota_of_all_sizes_leaves_nothing(self) -> None:
         self.assertEqual(refused(attempts(), lambda attempt: QUOTA), ["a1 x"])
 
+    def test_a_full_zone_is_asked_for_no_other_size(self) -> None:
+        made = refused(attempts(max_sizes=3), lambda one: FULL_ZONE if one.zone == "x" else CAPACITY)
+        self.assertEqual(made, ["a1 x", "a1 y", "b1 y", "a2 y"])
+        both = attempts("xyz", [True, False])
+        self.assertEqual(refused(both, partial(_always, FULL_ZONE)), ["A1 X", "A1 Y", "A1 Z"])
+
     def test_spot_vms_have_quotas_of_their_own(self) -> None:
         for kind, made in ((FAMILY, ["A1 X", "B1 X", "a1 x", "b1 x"]), (QUOTA, ["A1 X", "a1 x"])):
             both = attempts(["x"], [True, False], max_sizes=2)
@@ -94,6 +101,10 @@ class FailureTests(SynchronousTestCase):
         failure = self.failure(lambda attempt: FAMILY)
         words = "family quota of A; family quota of B; family quota of C"
         self.assertEqual((failure.kind, str(failure)), (FAMILY, words))
+
+    def test_of_full_zones_with_the_clouds_own_words(self) -> None:
+        failure = self.failure(lambda attempt: FULL_ZONE)
+        self.assertEqual((failure.kind, str(failure)), (FULL_ZONE, "full zone of A"))
 
     def test_of_both(self) -> None:
         failure = self.failure(lambda attempt: FAMILY if attempt.quota == "A" else CAPACITY)

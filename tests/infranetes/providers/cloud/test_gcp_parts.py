@@ -188,6 +188,7 @@ class ErrorTests(SynchronousTestCase):
             ("ZONE_RESOURCE_POOL_EXHAUSTED", ErrorKind.CAPACITY),
             ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", ErrorKind.CAPACITY),
             ("QUOTA_EXCEEDED", ErrorKind.QUOTA),
+            ("IP_SPACE_EXHAUSTED", ErrorKind.QUOTA),
             ("RESOURCE_ALREADY_EXISTS", ErrorKind.CONFLICT),
             ("PERMISSIONS_ERROR", ErrorKind.CREDENTIALS),
             ("INTERNAL_ERROR", ErrorKind.TRANSIENT),

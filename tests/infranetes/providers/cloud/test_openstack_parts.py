@@ -113,7 +113,7 @@ class ErrorTests(SynchronousTestCase):
             (403, _fault("Maximum number of ports exceeded"), ErrorKind.QUOTA),
             (413, _fault("Quota exceeded for instances"), ErrorKind.QUOTA),
             (409, neutron, ErrorKind.QUOTA),
-            (409, full, ErrorKind.CAPACITY),
+            (409, full, ErrorKind.QUOTA),
             (413, _fault("This request was rate-limited."), ErrorKind.THROTTLED),
             (429, "", ErrorKind.THROTTLED),
             (403, _fault(policy), ErrorKind.CREDENTIALS),
@@ -148,6 +148,10 @@ class ErrorTests(SynchronousTestCase):
         for message, kind in (
             ("No valid host was found. There are not enough hosts available.", ErrorKind.CAPACITY),
             ("Exceeded maximum number of retries. Exhausted all hosts available", ErrorKind.CAPACITY),
+            (
+                "Build of instance 1 aborted: No fixed IP addresses available for network: 1",
+                ErrorKind.QUOTA,
+            ),
             (
                 "VolumeSizeExceedsAvailableQuota: exceeds allowed gigabytes quota",
                 ErrorKind.QUOTA,

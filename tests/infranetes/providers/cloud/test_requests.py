@@ -221,8 +221,12 @@ class LaunchTests(AwsCase, TestCase):
         self.assertEqual([one["SubnetId"] for one in self.world.instances()], [second])
         self.world.faults.clear()
         self.world.faults.add(FaultKind.FULL_SUBNET, "RunInstances")
+        before = len(self.world.requests)
         error = await self.refused(ResourceExhausted, provider.launch(self.spec()))
         self.assertIn("InsufficientFreeAddressesInSubnet", str(error))
+        self.assertIn("add a subnet", str(error))
+        asked = [self.asked(one) for one in self.world.requests[before:] if one["Action"] == "RunInstances"]
+        self.assertEqual(asked, [("t3.micro", first), ("t3.micro", second)], "no other size has room there")
 
     async def test_annotations_are_served(self) -> None:
         self.settings |= {
