@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 State = tuple[int, str]
 """A state's code and name."""
 
-TERMINATED, SHUTTING_DOWN = (48, "terminated"), (32, "shutting-down")
+RUNNING, TERMINATED, SHUTTING_DOWN = (16, "running"), (48, "terminated"), (32, "shutting-down")
 _NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
-_BEFORE = "<previousState><code>16</code><name>running</name></previousState>"
 _NO_INTERFACE = b"InvalidNetworkInterfaceID.NotFound"
 _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
 _REASON = re.compile(rb"<stateReason>.*?</stateReason>")
@@ -36,18 +35,21 @@ class Ec2Endings:
         self._until: dict[str, float] = {}  # by the instance's id
 
     def answer(self, form: Mapping[str, str], answered: tuple[int, bytes]) -> tuple[int, bytes]:
-        """Return EC2's answer to TerminateInstances. :param answered: what moto answered."""
+        """Return EC2's answer to TerminateInstances, which says of each that it ran before.
+
+        :param answered: what moto answered."""
         status, body = answered
         ids = _ids(form)
         if status != 200 and _NO_INTERFACE not in body:
             return answered
+        before = {id: self._state(id) if id in self._until else RUNNING for id in ids}
         for id in ids:
             self._until.setdefault(id, self._now() + (self.seconds if status == 200 else 0))
-        return 200, _answer({id: self._state(id) for id in ids})
+        return 200, _answer({id: (before[id], self._state(id)) for id in ids})
 
     def ignored(self, form: Mapping[str, str]) -> tuple[int, bytes]:
         """Return the answer to TerminateInstances, of which nothing comes."""
-        return 200, _answer({id: SHUTTING_DOWN for id in _ids(form)})
+        return 200, _answer({id: (RUNNING, SHUTTING_DOWN) for id in _ids(form)})
 
     def shown(self, part: bytes) -> bytes:
         """Return the part of a description that is about one instance as EC2 has it."""
@@ -71,17 +73,22 @@ def _ids(form: Mapping[str, str]) -> list[str]:
     return [value for name, value in form.items() if name.startswith("InstanceId.")]
 
 
-def _answer(states: Mapping[str, State]) -> bytes:
+def _answer(states: Mapping[str, tuple[State, State]]) -> bytes:
+    """Return the answer to TerminateInstances. :param states: before and after it."""
     items = "".join(
-        f"<item><instanceId>{id}</instanceId>{_BEFORE}"
-        f"<currentState><code>{code}</code><name>{name}</name></currentState></item>"
-        for id, (code, name) in states.items()
+        f"<item><instanceId>{id}</instanceId>{_of('previousState', before)}{_of('currentState', now)}</item>"
+        for id, (before, now) in states.items()
     )
     return (
-        f'<TerminateInstancesResponse xmlns="{_NAMESPACE}"><instancesSet>{items}</instancesSet>'
-        "</TerminateInstancesResponse>"
+        f'<TerminateInstancesResponse xmlns="{_NAMESPACE}"><requestId>r</requestId>'
+        f"<instancesSet>{items}</instancesSet></TerminateInstancesResponse>"
     ).encode()
 
 
+def _of(name: str, state: State) -> str:
+    code, words = state
+    return f"<{name}><code>{code}</code><name>{words}</name></{name}>"
+
+
 def _described(code: int, name: str) -> bytes:
-    return f"<instanceState><code>{code}</code><name>{name}</name></instanceState>".encode()
+    return _of("instanceState", (code, name)).encode()

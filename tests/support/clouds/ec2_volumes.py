@@ -10,7 +10,7 @@ Amazon EC2 API"; EBS user guide, "Requirements for Amazon EBS volume modificatio
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from xml.etree import ElementTree
 
 import attrs
@@ -28,6 +28,7 @@ Forward = Callable[[Call], Awaitable[Answer]]
 
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 _NS = f"{{{NAMESPACE}}}"
+_REQUEST = "<requestId>r</requestId>"
 _VERSION = {"Version": "2016-11-15"}
 ElementTree.register_namespace("", NAMESPACE)
 
@@ -61,6 +62,7 @@ class Ec2Volumes:
     _tokens: dict[str, tuple[Call, bytes]] = attrs.field(factory=dict)
     _states: dict[str, str] = attrs.field(factory=dict)  # of volumes that are on their way
     _modified: set[str] = attrs.field(factory=set)
+    _growths: dict[str, _Growth] = attrs.field(factory=dict)  # each volume's last one
     _timers: list[IDelayedCall] = attrs.field(factory=list)
 
     def stop(self) -> None:
@@ -148,8 +150,7 @@ class Ec2Volumes:
             self.stuck.discard(volume)
         if self._states.get(volume) != "detaching" or call.get("Force"):
             self._begin(volume, "detaching", call)
-        body = f'<DetachVolumeResponse xmlns="{NAMESPACE}"><status>detaching</status></DetachVolumeResponse>'
-        return 200, body.encode()
+        return 200, _detaching(found, instance)
 
     async def _modify(self, call: Call) -> Answer:
         volume = call["VolumeId"]
@@ -161,6 +162,14 @@ class Ec2Volumes:
             raise Refusal("VolumeModificationRateExceeded", words + "between modifications per EBS volume.")
         if int(call["Size"]) < int(text_of(found, "size")):
             raise Refusal("InvalidParameterValue", "New size cannot be smaller than existing size")
+        self._growths[volume] = _Growth(
+            volume,
+            text_of(found, "size"),
+            call["Size"],
+            text_of(found, "volumeType"),
+            text_of(found, "iops"),
+            datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        )
         self._begin(volume, "modifying", call)
         return 200, self._modifications(volume, "ModifyVolume", "volumeModification")
 
@@ -220,12 +229,12 @@ class Ec2Volumes:
 
     def _modifications(self, volume: str, action: str, name: str) -> bytes:
         state = "modifying" if self._states.get(volume) == "modifying" else "optimizing"
-        one = f"<volumeId>{volume}</volumeId><modificationState>{state}</modificationState>"
-        inner = f"<{name}>{one}</{name}>"
+        growth = self._growths.get(volume)
+        inner = f"<{name}>{growth.described(state)}</{name}>" if growth is not None else ""
         if action == "DescribeVolumesModifications":
             known = self._states.get(volume) == "modifying" or volume in self._modified
             inner = f"<volumeModificationSet>{inner if known else ''}</volumeModificationSet>"
-        return f'<{action}Response xmlns="{NAMESPACE}">{inner}</{action}Response>'.encode()
+        return f'<{action}Response xmlns="{NAMESPACE}">{_REQUEST}{inner}</{action}Response>'.encode()
 
     # ---- What moto has
 
@@ -245,6 +254,42 @@ class Ec2Volumes:
         if found is None:
             raise Refusal(missing, f"The {key} '{id}' does not exist")
         return found
+
+
+@attrs.frozen
+class _Growth:
+    """A volume becomes larger. Sizes are in GiB."""
+
+    volume: str
+    size: str
+    target: str
+    type: str
+    iops: str  # "": it has none of its own
+    started: str
+
+    def described(self, state: str) -> str:
+        """EC2's XML of it."""
+        both = {"Size": (self.size, self.target), "VolumeType": (self.type,) * 2, "Iops": (self.iops,) * 2}
+        fields = {"volumeId": self.volume, "modificationState": state, "startTime": self.started}
+        for name, (before, after) in both.items():
+            fields |= {f"original{name}": before, f"target{name}": after}
+        fields["progress"] = "0" if state == "modifying" else "50"
+        return "".join(f"<{name}>{text}</{name}>" for name, text in fields.items() if text)
+
+
+def _detaching(volume: ElementTree.Element, instance: str) -> bytes:
+    """The answer to DetachVolume. :param instance: that is asked to let go; "": the one that has it."""
+    [held, *_] = [
+        each
+        for each in volume.findall(path("attachmentSet/item"))
+        if instance in ("", text_of(each, "instanceId"))
+    ]
+    fields = {name: text_of(held, name) for name in ("volumeId", "instanceId", "device", "attachTime")}
+    inner = "".join(f"<{name}>{text}</{name}>" for name, text in fields.items())
+    status = "<status>detaching</status>"
+    return (
+        f'<DetachVolumeResponse xmlns="{NAMESPACE}">{_REQUEST}{inner}{status}</DetachVolumeResponse>'.encode()
+    )
 
 
 def parsed(body: bytes) -> ElementTree.Element:
