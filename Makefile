@@ -193,6 +193,14 @@ kubernetes: venv proto apt-run tools e2e-tools image ## Judge by what Kubernetes
 		--parallel "$(PARALLEL)"; done; \
 		$(BIN)/python -m tests.conformance.compare $(RUNTIMES:%="$(KUBERNETES_JSON)"-%.json)
 
+MINUTES ?= 15
+BUDGET ?= 0.25
+
+.PHONY: record-cloud
+record-cloud: venv proto ## Record what PROVIDER=aws or gcp answers to one pod VM's life, scrubbed, with CONFIG=FILE; costs money, and asks first (YES=1: does not)
+	@$(BIN)/python -m tests.support.clouds.recordings "$(PROVIDER)" --config "$(CONFIG)" --minutes "$(MINUTES)" --budget "$(BUDGET)" \
+		$(if $(filter-out 0,$(YES)),--yes)
+
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=INFRANETES_TEST_KUBERNETES)

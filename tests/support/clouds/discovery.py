@@ -72,16 +72,17 @@ def _api(name: str) -> Api:
     with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive:
         document = json.loads(archive.read(_DOCUMENT.format(name)))
     served: dict[Kind, list[tuple[str, Json]]] = {}
-    for method in _methods(document["resources"]):
+    for method in methods(document["resources"]):
         path = _path(method)
         served.setdefault((method["httpMethod"], path.count("/")), []).append((_pattern(method), method))
     return Api(document, served)
 
 
-def _methods(resources: Json) -> Iterator[Json]:
+def methods(resources: Json) -> Iterator[Json]:
+    """Yield the methods of resources, and of those within them."""
     for resource in resources.values():
         yield from resource.get("methods", {}).values()
-        yield from _methods(resource.get("resources", {}))
+        yield from methods(resource.get("resources", {}))
 
 
 def _path(method: Json) -> str:
@@ -106,15 +107,24 @@ class Api:
 
     def wrong(self, method: str, path: str, query: Mapping[str, str], body: Any, answer: Any) -> list[str]:
         """Say what is wrong with a request, and with its answer. :param path: from `projects` on."""
-        for pattern, each in self.served.get((method, path.count("/")), ()):
-            if re.fullmatch(pattern, path):
-                found = [
-                    *self._query(each, query),
-                    *self._sent(each.get("request"), body),
-                    *self._value("the answer", each["response"], answer, answered=True),
-                ]
-                return [f"{each['id']}: {words}" for words in found]
-        return [f"nothing is served at {method} {path}"]
+        each = self._method(method, path)
+        if each is None:
+            return [f"nothing is served at {method} {path}"]
+        found = [
+            *self._query(each, query),
+            *self._sent(each.get("request"), body),
+            *self._value("the answer", each["response"], answer, answered=True),
+        ]
+        return [f"{each['id']}: {words}" for words in found]
+
+    def named(self, method: str, path: str) -> str:
+        """Return what is served there by its name, such as `compute.instances.get`; "": nothing."""
+        each = self._method(method, path)
+        return "" if each is None else str(each["id"])
+
+    def _method(self, method: str, path: str) -> Json | None:
+        served = self.served.get((method, path.count("/")), ())
+        return next((each for pattern, each in served if re.fullmatch(pattern, path)), None)
 
     def _query(self, method: Json, query: Mapping[str, str]) -> Iterator[str]:
         allowed = {

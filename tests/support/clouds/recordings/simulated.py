@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated clouds, as a recording's session has them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+
+from infranetes_common.reactors import IReactor
+from tests.support.clouds.aws import SimulatedAws
+from tests.support.clouds.faults import NO_AGENT
+from tests.support.clouds.gce import SimulatedGce
+from tests.support.clouds.recordings.recording import Recording, read
+from tests.support.clouds.recordings.session import Request, Session
+from tests.support.clouds.recordings.wire import AWS
+
+_SECONDS = 120.0
+_BUDGET = 1.0
+# Of what has a state for a while, and between two looks: no state is missed, on a busy machine either.
+_STATE_SECONDS = 0.15
+_POLL_SECONDS = 0.02
+
+_recordings: dict[str, Recording] = {}  # of this process
+
+
+def world(reactor: IReactor, cloud: str, directory: Path, cluster: str) -> SimulatedAws | SimulatedGce:
+    """Return a cloud that has started, whose instances have no agents."""
+    made: SimulatedAws | SimulatedGce
+    if cloud == AWS:
+        made = aws = SimulatedAws(reactor, directory / "machines", cluster)
+        aws.boot_seconds = aws.volumes.seconds = aws.endings.seconds = _STATE_SECONDS
+    else:
+        made = gce = SimulatedGce(reactor, directory / "machines")
+        gce.operation_seconds = _STATE_SECONDS
+    made.start()
+    made.behaviour = NO_AGENT
+    return made
+
+
+def session(
+    reactor: IReactor,
+    cloud: str,
+    made: SimulatedAws | SimulatedGce,
+    place: Path,
+    cluster: str,
+    say: Callable[[str], None] = lambda words: None,
+    ask: Callable[[str], Deferred[bool]] = lambda words: succeed(True),
+    **changes: Any,  # Any: of a `Request`
+) -> Session:
+    """Return a session with a simulated cloud, which writes to `recording.jsonl` in its place.
+
+    :param changes: of what is requested."""
+    table, path = {**made.table(), "poll_seconds": _POLL_SECONDS}, place / "recording.jsonl"
+    request = Request(cloud, table, "test", cluster, place, path, _SECONDS, _BUDGET)
+    return Session(reactor, attrs.evolve(request, **changes), ask, say)
+
+
+async def recorded(reactor: IReactor, cloud: str, directory: Path) -> Recording:
+    """Return what the simulator answers, which is recorded once for all tests of this process."""
+    if cloud not in _recordings:
+        cluster = f"record-{secrets.token_hex(4)}"
+        made = world(reactor, cloud, directory, cluster)
+        try:
+            await session(reactor, cloud, made, directory, cluster).run()
+        finally:
+            await made.stop()
+        _recordings[cloud] = read(directory / "recording.jsonl")
+    return _recordings[cloud]
