@@ -197,13 +197,17 @@ class ScrubTests(SynchronousTestCase):
         self.assertEqual(others, ["i-00000002", "i-00000003"])
 
     def test_other_services_are_not_recorded(self) -> None:
-        path = Path(self.mktemp())
-        recorder = Recorder(GCP, path)
         token = json.dumps({"access_token": SECRETS["token"]}).encode()
-        recorder.hear(Exchange("POST", "https://accounts.google.com/o/oauth2/token", "", 200, JSON, token))
-        recorder.close()
-        self.assertEqual((recorder.written, recorder.failures), (0, set()))
-        self.assertNotIn(SECRETS["token"], path.read_text())
+        for cloud, url in (
+            (GCP, "https://accounts.google.com/o/oauth2/token"),
+            (AWS, "https://api.pricing.us-east-1.amazonaws.com/"),
+        ):
+            path = Path(self.mktemp())
+            recorder = Recorder(cloud, path)
+            recorder.hear(Exchange("POST", url, json.dumps({"ServiceCode": "x"}), 200, JSON, token))
+            recorder.close()
+            self.assertEqual((recorder.written, recorder.failures), (0, set()))
+            self.assertNotIn(SECRETS["token"], path.read_text())
 
     def test_a_call_that_cannot_be_recorded_does_not_fail(self) -> None:
         recorder = Recorder(AWS, Path(self.mktemp()))
@@ -305,6 +309,9 @@ class CompareTests(SynchronousTestCase):
             "volume: never deleting",
         )
         self.assertLacking(self.volumes("creating", "available"), self.volumes("creating", "available"))
+        self.assertLacking(  # it went there and back
+            self.volumes("available", "in-use", "available"), self.volumes("in-use", "available")
+        )
         self.assertLacking(  # one that was missed
             self.volumes("creating", "deleting"), self.volumes("creating", "available", "deleting")
         )

@@ -49,7 +49,7 @@ class SessionCase(TestCase):
     """A simulated cloud, and sessions that record it."""
 
     cloud: ClassVar[str] = AWS
-    timeout = 60.0
+    timeout = 180.0
 
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="infranetes-"))
@@ -128,7 +128,7 @@ class ComparedTests(TestCase):
     """What is lacking is what was accepted, no more and no less."""
 
     maxDiff = None
-    timeout = 60.0
+    timeout = 180.0
 
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="infranetes-"))
@@ -212,6 +212,22 @@ class EndTests(SessionCase):
         self.assertIn("AttachVolume", self.asked())
         self.assertFalse((self.directory / NOTES).exists())
 
+    async def test_the_cloud_does_not_answer_at_the_end(self) -> None:
+        """And does so later."""
+        impatient = {**self.world.table(), "retry_seconds": 0.02, "poll_seconds": 0.05}
+        self.interrupt_at("launching a VM")
+        interrupting, silent = self.when, list[Any]()
+
+        def when(words: str) -> None:
+            interrupting(words)
+            if words == "ending everything":
+                silent.append(self.world.faults.add(FaultKind.ERROR, "DescribeInstances", times=3))
+
+        self.when = when
+        await self.assertFailure(start(self.session(table=impatient).run()), CancelledError)
+        self.assertEqual(silent[0].happened, 3)
+        self.assertIn("not yet: ", "".join(self.said))
+
     async def test_its_time_is_over(self) -> None:
         self.world.boot_seconds = 60.0
         await self.assertFailure(start(self.session(seconds=0.5).run()), DeadlineExceeded)
@@ -235,11 +251,20 @@ class CommandTests(SessionCase):
         lines += [f"{name} = {json.dumps(value)}" for name, value in table.items()]
         config.write_text("\n".join(lines))
         config.chmod(0o600)
-        arguments = ["-m", "tests.support.clouds.recordings", AWS, "--yes", "--minutes", "1"]
+        arguments = ["-m", "tests.support.clouds.recordings", AWS, "--minutes", "1"]
         arguments += ["--config", str(config), "--directory", str(self.directory)]
         process = DyingDaemon()
         reactor.spawnProcess(process, sys.executable, [sys.executable, *arguments], None, str(ROOT))
         self.addCleanup(process.kill)
+        return process
+
+    async def attaching(self) -> DyingDaemon:
+        """Start a process, agree, and wait until it attaches the volume."""
+        process = self.command()
+        await self.until_said(process, b"Go on? [y/N]")
+        self.assertNotIn("RunInstances", self.asked())
+        process.transport.write(b"y\n")
+        await self.until_said(process, b"attaching it")
         return process
 
     async def until_said(self, process: DyingDaemon, words: bytes) -> None:
@@ -253,8 +278,7 @@ class CommandTests(SessionCase):
         return waiting
 
     async def test_ctrl_c_ends_everything(self) -> None:
-        process = self.command()
-        await self.until_said(process, b"attaching it")
+        process = await self.attaching()
         process.transport.signalProcess(signal.SIGINT)
         await process.ended
         self.assertIsNone(process.signal)
@@ -262,8 +286,7 @@ class CommandTests(SessionCase):
             self.assertIn(words, process.output)
 
     async def test_what_a_killed_one_left_is_ended_by_the_next(self) -> None:
-        process = self.command()
-        await self.until_said(process, b"attaching it")
+        process = await self.attaching()
         process.kill()
         await process.ended
         self.assertEqual(len(self.world.running()), 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import sys
 import threading
 import traceback
@@ -23,6 +24,7 @@ from infranetes_common.reactors import IReactor, installed
 from tests.support.clouds.agent_processes import ROOT
 from tests.support.clouds.recordings.session import CLOUDS, Request, Session
 
+_LINE = 1024
 DIRECTORY = ROOT / "build" / "record-cloud"
 
 
@@ -35,7 +37,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=15.0, help="after which everything is ended")
     parser.add_argument("--budget", type=float, default=0.25, help="for the VM, in the prices' currency")
     parser.add_argument("--yes", action="store_true", help="don't ask")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.config:
+        parser.error("which configuration? CONFIG=FILE says it")
+    return options
 
 
 def _request(options: argparse.Namespace) -> Request:
@@ -69,7 +74,11 @@ def _asked(reactor: IReactor, words: str) -> Deferred[bool]:
 
     def ask() -> None:
         _say(f"{words}\nGo on? [y/N]")
-        reactor.callFromThread(answer, sys.stdin.readline())
+        try:
+            text = os.read(0, _LINE).decode(errors="replace")
+        except OSError:
+            text = ""
+        reactor.callFromThread(answer, text)
 
     threading.Thread(target=ask, daemon=True).start()  # Ctrl-C does not end it: nothing waits for it
     return answered

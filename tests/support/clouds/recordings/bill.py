@@ -49,10 +49,10 @@ class Bill:
         more = f", or where there is no capacity {', '.join(size.name for size in others)}" if others else ""
         return (
             f"This makes on {location} one VM ({first.name} at {first.price} {self.currency} an hour by "
-            f"{first.priced_by}{more}) and a volume of at most {gib} GiB. In {self.seconds / 60:g} minutes, "
-            f"which it never takes longer than, the VM costs at most {self.most:.4f} {self.currency}; its "
-            "disk, the volume, and a public address if the configuration gives one, come on top of that. "
-            "All of it is destroyed at the end, and when you press Ctrl-C."
+            f"{first.priced_by}{more}) and a volume of at most {gib} GiB. In the {self.seconds / 60:g} "
+            f"minutes that it may take the VM costs at most {self.most:.4f} {self.currency}; its disk, the "
+            "volume, and a public address if the configuration gives one, come on top of that. All of it is "
+            "destroyed at the end, and when you press Ctrl-C."
         )
 
 

@@ -17,7 +17,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,10 +26,11 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.authority import Authority
-from infranetes.providers.cloud.interface import CloudVM
+from infranetes.providers.cloud.interface import NODE, CloudError, CloudVM
 from infranetes.providers.cloud.provider import CloudProvider
+from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.interface import Instance, InstanceSpec
-from infranetes_common.concurrency import sleep
+from infranetes_common.concurrency import sleep, within
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -79,6 +80,7 @@ class Notes:
     def remove(self) -> None:
         """Forget them: nothing is left."""
         self.path.unlink(missing_ok=True)
+        self.found = False
 
 
 class Life:
@@ -111,19 +113,15 @@ class Life:
         await self._with_volume(vm)
 
     async def end(self) -> None:
-        """Destroy everything. Idempotent. :raise InfranetesError: something is left; says what."""
-        until = self._reactor.seconds() + END_SECONDS
-        while True:
-            try:
-                await self._ended()
-                break
-            except (Unavailable, FailedPrecondition) as error:
-                if self._reactor.seconds() > until:
-                    raise
-                self._say(f"not yet: {error}")
-                await self._pause()
+        """Destroy everything. Idempotent. :raise InfranetesError: something is left; says of which node."""
+        try:
+            await within(self._reactor, END_SECONDS, self._until_ended(), "destroying everything")
+        except InfranetesError as error:
+            raise FailedPrecondition(
+                f"something may be left, which costs money: {error}. Do the same again, which ends it first, "
+                f"or end yourself what is tagged {NODE} = {self._notes.node}"
+            ) from error
         self._notes.remove()
-        self._notes.found = False
 
     # ---- Living
 
@@ -155,7 +153,7 @@ class Life:
         await self._provider.get(vm.id)
         await _not_found(self._provider.get(_other(vm.id)))
         console = partial(self._provider._cloud._thd_console_output, id=vm.id)
-        await self._provider._calls.call("read the console", console)
+        await self._called(self._provider._calls.call("read the console", console))
 
     async def _with_volume(self, vm: Instance) -> None:
         volumes = self._provider.volumes
@@ -181,6 +179,15 @@ class Life:
 
     # ---- Ending
 
+    async def _until_ended(self) -> None:
+        while True:
+            try:
+                await self._ended()
+                return
+            except (Unavailable, FailedPrecondition) as error:
+                self._say(f"not yet: {error}")
+                await self._pause()
+
     async def _ended(self) -> None:
         """:raise Unavailable: not everything has ended yet. :raise FailedPrecondition: likewise."""
         if self._notes.found:  # the life was killed: the cloud may not show yet what that asked for last
@@ -196,7 +203,7 @@ class Life:
         if self._notes.volume:
             await self._end_volume(seen)
         for _ in range(2):  # what is unused in both is released
-            await self._provider._sweeper.sweep()
+            await self._called(self._provider._sweeper.sweep())
 
     async def _end_volume(self, vms: Sequence[CloudVM]) -> None:
         """Delete the volume, whether or not the cloud shows it: one of its name is found, or made.
@@ -217,7 +224,7 @@ class Life:
     async def _until_gone(self, vm: CloudVM) -> None:
         look = partial(self._provider._cloud._thd_get, id=vm.id)
         while True:
-            found = await self._provider._calls.call(f"look at VM {vm.id}", look)
+            found = await self._called(self._provider._calls.call(f"look at VM {vm.id}", look))
             if found is None or found.gone:
                 return
             await self._pause()
@@ -225,7 +232,14 @@ class Life:
     async def _seen(self) -> list[CloudVM]:
         """What the cloud itself shows of this node, also what the provider counts as destroyed."""
         cloud = self._provider._cloud
-        return await self._provider._calls.call("list VMs", cloud._thd_list)
+        return await self._called(self._provider._calls.call("list VMs", cloud._thd_list))
+
+    async def _called(self, call: Awaitable[T]) -> T:
+        """Return what the cloud answers. :raise InfranetesError: in place of its own."""
+        try:
+            return await call
+        except CloudError as error:
+            raise to_infranetes_error(self._provider._cloud.location, error) from error
 
     async def _pause(self) -> None:
         await sleep(self._reactor, self._provider._settings.poll_seconds)

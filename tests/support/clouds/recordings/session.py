@@ -143,6 +143,9 @@ class Session:
     def _check(self, recorder: Recorder) -> None:
         """Say what there is, once nothing of the configuration is in it."""
         request = self._request
+        if not recorder.written:
+            request.path.unlink()
+            return
         texts = list(unknown_texts(read(request.path)))
         survivors = {name for name, secret in self._secrets() if any(secret in text for text in texts)}
         if survivors:
