@@ -201,19 +201,14 @@ class EndTests(SessionCase):
         self.assertIn("and the budget is 0.0001", await self.refused(budget=0.0001))
         self.assertNotIn("RunInstances", self.asked())
 
-    async def test_it_is_interrupted_while_the_vm_is_launched(self) -> None:
-        self.interrupt_at("launching a VM")
-        await self.assertFailure(start(self.session().run()), CancelledError)
-        self.assertIn("everything that was made is destroyed", self.said)
-
     async def test_it_is_interrupted_while_the_volume_is_attached(self) -> None:
         self.interrupt_at("attaching it")
         await self.assertFailure(start(self.session().run()), CancelledError)
         self.assertIn("AttachVolume", self.asked())
         self.assertFalse((self.directory / NOTES).exists())
 
-    async def test_the_cloud_does_not_answer_at_the_end(self) -> None:
-        """And does so later."""
+    async def test_it_is_interrupted_while_the_vm_is_launched_and_the_cloud_does_not_answer(self) -> None:
+        """It does so later."""
         impatient = {**self.world.table(), "retry_seconds": 0.02, "poll_seconds": 0.05}
         self.interrupt_at("launching a VM")
         interrupting, silent = self.when, list[Any]()
@@ -227,6 +222,7 @@ class EndTests(SessionCase):
         await self.assertFailure(start(self.session(table=impatient).run()), CancelledError)
         self.assertEqual(silent[0].happened, 3)
         self.assertIn("not yet: ", "".join(self.said))
+        self.assertIn("everything that was made is destroyed", self.said)
 
     async def test_its_time_is_over(self) -> None:
         self.world.boot_seconds = 60.0

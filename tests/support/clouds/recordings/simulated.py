@@ -21,8 +21,9 @@ from tests.support.clouds.recordings.wire import AWS
 
 _SECONDS = 120.0
 _BUDGET = 1.0
-# Of what has a state for a while, and between two looks: no state is missed, on a busy machine either.
-_STATE_SECONDS = 0.15
+# For which things have states that pass, so that none is missed on a busy machine either: some of Compute
+# Engine's are told in answers to looks alone.
+_EC2_SECONDS, _COMPUTE_SECONDS = 0.15, 0.3
 _POLL_SECONDS = 0.02
 
 _recordings: dict[str, Recording] = {}  # of this process
@@ -33,10 +34,10 @@ def world(reactor: IReactor, cloud: str, directory: Path, cluster: str) -> Simul
     made: SimulatedAws | SimulatedGce
     if cloud == AWS:
         made = aws = SimulatedAws(reactor, directory / "machines", cluster)
-        aws.boot_seconds = aws.volumes.seconds = aws.endings.seconds = _STATE_SECONDS
+        aws.boot_seconds = aws.volumes.seconds = aws.endings.seconds = _EC2_SECONDS
     else:
         made = gce = SimulatedGce(reactor, directory / "machines")
-        gce.operation_seconds = _STATE_SECONDS
+        gce.operation_seconds = _COMPUTE_SECONDS
     made.start()
     made.behaviour = NO_AGENT
     return made
