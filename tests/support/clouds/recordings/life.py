@@ -184,12 +184,12 @@ class Life:
             try:
                 await self._ended()
                 return
-            except (Unavailable, FailedPrecondition) as error:
+            except InfranetesError as error:  # whichever: it costs money until it is gone
                 self._say(f"not yet: {error}")
                 await self._pause()
 
     async def _ended(self) -> None:
-        """:raise Unavailable: not everything has ended yet. :raise FailedPrecondition: likewise."""
+        """:raise InfranetesError: not everything has ended yet."""
         if self._notes.found:  # the life was killed: the cloud may not show yet what that asked for last
             self._say("waiting until the cloud shows all that was made")
             await sleep(self._reactor, self._provider._settings.settle_seconds)
@@ -246,12 +246,12 @@ class Life:
 
 
 async def _not_found(waiting: Deferred[T]) -> None:
-    """Wait for what has to fail. :raise InfranetesError: it did not."""
+    """Wait for what has to fail. :raise Unavailable: it did not."""
     try:
         found = await waiting
     except NotFound:
         return
-    raise InfranetesError(f"the cloud has what can't be there: {found}")
+    raise Unavailable(f"the cloud still shows what can't be there: {found}")
 
 
 def _other(id: str) -> str:
