@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,32 @@ from infranetes_common.reactors import IReactor
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.faults import NO_AGENT
 from tests.support.clouds.gce import SimulatedGce
-from tests.support.clouds.recordings.recording import Recording, read
 from tests.support.clouds.recordings.session import Request, Session
 from tests.support.clouds.recordings.wire import AWS
 
 _SECONDS = 120.0
 _BUDGET = 1.0
-# For which things have states that pass, so that none is missed on a busy machine either: some of Compute
+# For which things have states that pass, where none may be missed on a busy machine either: some of Compute
 # Engine's are told in answers to looks alone.
-_EC2_SECONDS, _COMPUTE_SECONDS = 0.15, 0.3
+_EC2_SECONDS, _COMPUTE_SECONDS = 0.15, 0.25
+_BRIEFLY = 0.01  # where nobody looks at them
 _POLL_SECONDS = 0.02
 
-_recordings: dict[str, Recording] = {}  # of this process
 
+def world(
+    reactor: IReactor, cloud: str, directory: Path, cluster: str, lasting: bool
+) -> SimulatedAws | SimulatedGce:
+    """Return a cloud that has started, whose instances have no agents.
 
-def world(reactor: IReactor, cloud: str, directory: Path, cluster: str) -> SimulatedAws | SimulatedGce:
-    """Return a cloud that has started, whose instances have no agents."""
+    :param lasting: whether states that pass last long enough to be recorded."""
     made: SimulatedAws | SimulatedGce
     if cloud == AWS:
         made = aws = SimulatedAws(reactor, directory / "machines", cluster)
-        aws.boot_seconds = aws.volumes.seconds = aws.endings.seconds = _EC2_SECONDS
+        seconds = _EC2_SECONDS if lasting else _BRIEFLY
+        aws.boot_seconds = aws.volumes.seconds = aws.endings.seconds = seconds
     else:
         made = gce = SimulatedGce(reactor, directory / "machines")
-        gce.operation_seconds = _COMPUTE_SECONDS
+        gce.operation_seconds = _COMPUTE_SECONDS if lasting else _BRIEFLY
     made.start()
     made.behaviour = NO_AGENT
     return made
@@ -59,16 +61,3 @@ def session(
     table, path = {**made.table(), "poll_seconds": _POLL_SECONDS}, place / "recording.jsonl"
     request = Request(cloud, table, "test", cluster, place, path, _SECONDS, _BUDGET)
     return Session(reactor, attrs.evolve(request, **changes), ask, say)
-
-
-async def recorded(reactor: IReactor, cloud: str, directory: Path) -> Recording:
-    """Return what the simulator answers, which is recorded once for all tests of this process."""
-    if cloud not in _recordings:
-        cluster = f"record-{secrets.token_hex(4)}"
-        made = world(reactor, cloud, directory, cluster)
-        try:
-            await session(reactor, cloud, made, directory, cluster).run()
-        finally:
-            await made.stop()
-        _recordings[cloud] = read(directory / "recording.jsonl")
-    return _recordings[cloud]
