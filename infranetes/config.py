@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of the node daemon: one TOML file, which flags override."""
+"""The configuration of the node daemon: a TOML file and its drop-ins, which flags override."""
 
 from __future__ import annotations
 
-import os
-import re
 import socket
-from collections.abc import Mapping
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+from collections.abc import Container, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +13,24 @@ import attrs
 from attrs import Attribute
 from attrs.validators import ge, gt, in_, instance_of
 
+from infranetes.config_checks import IMAGE_PROVIDERS, faults
 from infranetes.csi.config import CsiConfig
-from infranetes.handler_config import CNI, DOCKER, MACHINE, SYSTEMD, HandlerConfig, check_handlers
+from infranetes.handler_config import MACHINE, HandlerConfig
 from infranetes.images.config import ImagesConfig
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.overlay.config import OverlayConfig
 from infranetes.providers.annotations import CONTAINER_PROVIDERS, NETWORKS
 from infranetes.volumes.config import VolumesConfig
-from infranetes_common import config
+from infranetes_common import config, config_files
+from infranetes_common.config_files import Document, Sources
 from infranetes_common.errors import ConfigError
 
-_OF_CRIO = "crio.sock"
 CONTROL_SOCKET = "control.sock"  # in the run directory
 BASE_IP = "base_ip"  # a flag for the provider's key pod_cidr
 ADDRESSING = ("qemu", "simulated")  # providers with a pod_cidr
-IMAGE_PROVIDERS = (DOCKER, SYSTEMD)
-MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
+COMMAND_LINE = "command line"  # where flags' errors are
 LEVELS = ("debug", "info", "warn", "error")
 FORMATS = ("text", "json")
-_HOST = re.compile(r"([0-9A-Za-z.-]{1,253}|\[[0-9A-Fa-f:.]+\])?")
 
 
 @attrs.frozen
@@ -104,10 +101,6 @@ class KubernetesConfig:
 
 def _default_node() -> str:
     return socket.gethostname() or "localhost"
-
-
-def _is_no_path(value: str) -> bool:
-    return bool(value) and not os.path.isabs(value)
 
 
 @attrs.frozen
@@ -196,12 +189,28 @@ class Config:
         return str(self.run_dir / CONTROL_SOCKET)
 
 
-def load(path: str | None, flags: Mapping[str, Any]) -> Config:  # Any: values of any key
-    """Return the configuration in the file at `path` (None: all defaults), `flags` (dotted keys) over it.
+@attrs.frozen
+class Reading:
+    """The configuration as it was read, and where each of its keys is from.
 
-    :raise ConfigError: names the file or flag, and the key."""
-    found = config.load(path, Config) if path else Config()
-    origin = path or "command line"
+    :ivar flags: the dotted keys that the command line gave."""
+
+    config: Config
+    sources: Sources
+    flags: frozenset[str] = frozenset()
+
+
+def load(path: str | None, flags: Mapping[str, Any]) -> Config:  # Any: values of any key
+    """Return the configuration, which `read` reads."""
+    return read(path, flags).config
+
+
+def read(path: str | None, flags: Mapping[str, Any]) -> Reading:  # Any: values of any key
+    """Read the file at `path` and its drop-ins (None: all defaults), `flags` (dotted keys) over them.
+
+    :raise ConfigError: names the file or flag, and the key, of everything that is wrong."""
+    document = config_files.read(path) if path else Document({}, Sources(COMMAND_LINE))
+    found = config.of_document(document, Config)
     for key, value in flags.items():
         if key == BASE_IP:
             continue  # below, once the provider is known
@@ -213,11 +222,19 @@ def load(path: str | None, flags: Mapping[str, Any]) -> Config:  # Any: values o
             else:
                 found = attrs.evolve(found, **{name: value})
         except ValueError as error:
-            raise ConfigError(f"command line: {key}: {error.args[0]}") from None
+            raise ConfigError(f"{COMMAND_LINE}: {key}: {error.args[0]}") from None
+    keys = set(flags)
     if BASE_IP in flags:
         found = with_base_ip(found, str(flags[BASE_IP]))
-    _check(found, origin)
-    return found
+        keys = keys - {BASE_IP} | {f"providers.{found.provider}.pod_cidr"}
+    sources = document.sources
+    if wrong := [f"{_origin(fault, sources, keys)}: {fault}" for fault in faults(found)]:
+        raise sources.placed(ConfigError("\n".join(wrong)))
+    return Reading(found, sources, frozenset(keys))
+
+
+def _origin(fault: str, sources: Sources, flags: Container[str]) -> str:
+    return COMMAND_LINE if fault.partition(": ")[0] in flags else sources.main
 
 
 def with_base_ip(found: Config, base: str) -> Config:
@@ -226,109 +243,14 @@ def with_base_ip(found: Config, base: str) -> Config:
     :raise ConfigError: they are malformed, or the provider gives no addresses."""
     if found.provider not in ADDRESSING:
         raise ConfigError(
-            f"command line: base-ip: provider {found.provider!r} takes pods' addresses from elsewhere; "
+            f"{COMMAND_LINE}: base-ip: provider {found.provider!r} takes pods' addresses from elsewhere; "
             f"it is for {' and '.join(ADDRESSING)}"
         )
     try:
         subnet = IPv4Network(f"{base.removesuffix('.')}.0/24")
     except ValueError:
         raise ConfigError(
-            f"command line: base-ip: {base!r} is not the first three numbers of an address, such as 10.88.3"
+            f"{COMMAND_LINE}: base-ip: {base!r} is not the first three numbers of an address, such as 10.88.3"
         ) from None
     table = {**found.providers.get(found.provider, {}), "pod_cidr": str(subnet)}
     return attrs.evolve(found, providers={**found.providers, found.provider: table})
-
-
-def _check(found: Config, origin: str) -> None:
-    path = found.socket_path
-    if not path.startswith("/"):
-        raise ConfigError(f"{origin}: socket: {found.socket!r} is not an absolute path or unix:///PATH")
-    if len(path.encode()) > MAX_SOCKET_PATH:
-        raise ConfigError(
-            f"{origin}: socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
-        )
-    for key in ("state_dir", "run_dir"):
-        if not getattr(found, key).is_absolute():
-            raise ConfigError(f"{origin}: {key}: {str(getattr(found, key))!r} is not an absolute path")
-    if len(os.fsencode(found.control_socket)) > MAX_SOCKET_PATH:
-        raise ConfigError(f"{origin}: run_dir: {str(found.run_dir)!r} is too long for a socket in it")
-    for key in ("cluster", "node", "provider"):
-        value = getattr(found, key)
-        if not value or len(value) > 63 or not value.isprintable():
-            raise ConfigError(f"{origin}: {key}: 1 to 63 characters are needed")
-    if found.imgprovider not in (*IMAGE_PROVIDERS, found.provider):
-        raise ConfigError(
-            f"{origin}: imgprovider: {found.imgprovider!r} is not offered; known are "
-            f"{', '.join(IMAGE_PROVIDERS)}, and the name of the provider where that is a cloud"
-        )
-    if found.imgprovider not in IMAGE_PROVIDERS and found.pool.sizes:
-        raise ConfigError(
-            f"{origin}: pool.sizes: with imgprovider = {found.imgprovider!r} each pod's image is its VM, "
-            "so none can wait for it; leave the pool out"
-        )
-    check_handlers(found.handlers, found.kind, origin)
-    for name, handler in found.handlers.items():
-        if handler.network == CNI:
-            _check_cni(found, name, origin)
-    if found.contprovider and found.kind != DOCKER:
-        raise ConfigError(
-            f"{origin}: contprovider: with imgprovider = {found.imgprovider!r} nothing "
-            "runs containers in VMs; leave it out"
-        )
-    if found.ca and not os.path.isabs(found.ca):
-        raise ConfigError(f"{origin}: ca: {found.ca!r} is not an absolute path")
-    if found.kubernetes.network_policies and not found.kubernetes.kubeconfig:
-        raise ConfigError(
-            f"{origin}: kubernetes.network_policies: they are followed at the API server, for which "
-            "kubernetes.kubeconfig has to be given"
-        )
-    if found.parallel_agents < 1:
-        raise ConfigError(f"{origin}: parallel_agents: at least 1 is needed")
-    _check_streaming(found.streaming, origin)
-    _check_delegate(found, origin)
-
-
-def _check_cni(found: Config, name: str, origin: str) -> None:
-    where = f"{origin}: handlers.{name}.network: the node's CNI"
-    if not found.delegate.socket:
-        raise ConfigError(f"{where} is asked by its own runtime, for which delegate.socket has to be given")
-    if found.provider_of(name) != "qemu":
-        raise ConfigError(f"{where} gives networks to VMs of qemu alone, which are on the node")
-    if found.kubernetes.network_policies:
-        raise ConfigError(f"{where} keeps NetworkPolicies itself; leave kubernetes.network_policies out")
-
-
-def _check_delegate(found: Config, origin: str) -> None:
-    socket, path = found.delegate.socket, found.delegate.socket_path
-    if _is_no_path(path) or (socket and not path):
-        raise ConfigError(f"{origin}: delegate.socket: {socket!r} is not an absolute path or unix:///PATH")
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-        raise ConfigError(
-            f"{origin}: delegate.socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
-        )
-    if path and os.path.realpath(path) == os.path.realpath(found.socket_path):
-        raise ConfigError(
-            f"{origin}: delegate.socket: {path!r} is this daemon's own (socket): name that of containerd or "
-            "CRI-O"
-        )
-    if found.socket_path.endswith(_OF_CRIO):
-        raise ConfigError(
-            f"{origin}: socket: {found.socket_path!r} ends in {_OF_CRIO}, by which kubelet knows CRI-O and "
-            "takes no statistics from the runtime; choose another name"
-        )
-
-
-def _check_streaming(found: StreamingConfig, origin: str) -> None:
-    try:
-        address = IPv4Address(found.host)
-    except ValueError:
-        raise ConfigError(f"{origin}: streaming.host: {found.host!r} is not an IPv4 address") from None
-    if not 0 <= found.port < 65536:
-        raise ConfigError(f"{origin}: streaming.port: {found.port} is not 0 to 65535")
-    if address.is_unspecified and not found.advertise:
-        raise ConfigError(
-            f"{origin}: streaming.advertise: with the host {address} it has to say by which name or address "
-            "kubelet reaches this node"
-        )
-    if not _HOST.fullmatch(found.advertise):
-        raise ConfigError(f"{origin}: streaming.advertise: {found.advertise!r} is not a host name or address")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import attrs
 from attrs.validators import ge, in_
@@ -13,7 +13,7 @@ from infranetes.machines.pool_config import PoolConfig
 from infranetes.providers.annotations import CONTAINER_PROVIDERS, CONTAINERS, NETWORK, NETWORKS, PREFIX, read
 from infranetes.providers.interface import Size
 from infranetes_common.config import Bytes
-from infranetes_common.errors import ConfigError, InvalidArgument
+from infranetes_common.errors import InvalidArgument
 
 DOCKER, SYSTEMD, MACHINE = "docker", "systemd", "machine"
 KINDS = (DOCKER, SYSTEMD, MACHINE)
@@ -57,57 +57,55 @@ class HandlerConfig:
         return Size(cpu_millis=self.cpu_millis, memory_bytes=int(self.memory))
 
 
-def check_handlers(handlers: Mapping[str, HandlerConfig], kind: str, origin: str) -> None:
-    """Check what each handler says by itself.
+def handler_faults(handlers: Mapping[str, HandlerConfig], kind: str) -> Iterator[str]:
+    """Yield what is wrong with what each handler says by itself: the dotted key, a colon, and words.
 
-    :param kind: of the pods whose handler names none.
-    :raise ConfigError: names the key."""
+    :param kind: of the pods whose handler names none."""
     for name, handler in handlers.items():
         if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"{origin}: handlers.{name[:64]}: a RuntimeClass's handler has up to 63 of a-z, 0-9 and -, "
+            yield (
+                f"handlers.{name[:64]}: a RuntimeClass's handler has up to 63 of a-z, 0-9 and -, "
                 "and no - at either end"
             )
-        try:
-            _check(handler, handler.images or kind, kind)
-        except ValueError as error:
-            raise ConfigError(f"{origin}: handlers.{name}.{error}") from None
+        for fault in _faults(handler, handler.images or kind, kind):
+            yield f"handlers.{name}.{fault}"
 
 
-def _check(handler: HandlerConfig, kind: str, nodes: str) -> None:
-    """Check one. :raise ValueError: the key below the handler's table, and what is wrong."""
+def _faults(handler: HandlerConfig, kind: str, nodes: str) -> Iterator[str]:
+    """Yield what is wrong with one: the key below its table, a colon, and words."""
     if len(handler.provider) > 63 or not handler.provider.isprintable():
-        raise ValueError("provider: up to 63 printable characters are a provider's name")
+        yield "provider: up to 63 printable characters are a provider's name"
     if handler.contprovider and kind != DOCKER:
-        raise ValueError(
+        yield (
             f"contprovider: with images = {kind!r} (or such an imgprovider) nothing runs containers in VMs; "
             "leave it out"
         )
     if kind == DOCKER and nodes == SYSTEMD and not handler.contprovider:
-        raise ValueError(
+        yield (
             'contprovider: with imgprovider = "systemd" VMs run executables unless told otherwise; say what '
             f"runs this handler's containers: {' or '.join(CONTAINER_PROVIDERS)}"
         )
     if kind == MACHINE and handler.pool.sizes:
-        raise ValueError(
-            "pool.sizes: each pod's image is its VM, so none can wait for it; leave the pool out"
-        )
+        yield "pool.sizes: each pod's image is its VM, so none can wait for it; leave the pool out"
     if handler.network == CNI and (handler.pool.sizes or kind == MACHINE):
-        raise ValueError("network: VMs of a pool, and of machine images, are not made in a CNI's network")
+        yield "network: VMs of a pool, and of machine images, are not made in a CNI's network"
     for pattern in handler.annotations.allow:
         if ALL in pattern[:-1] or not pattern:
-            raise ValueError(f"annotations.allow: {pattern[:80]!r}: a name, or its beginning and *, is due")
+            yield f"annotations.allow: {pattern[:80]!r}: a name, or its beginning and *, is due"
     for name, value in handler.annotations.set.items():
-        _check_set(name, value)
+        if fault := _set_fault(name, value):
+            yield f"annotations.set: {fault}"
 
 
-def _check_set(name: str, value: str) -> None:
+def _set_fault(name: str, value: str) -> str:
+    """Return why a handler may not set this annotation; "": it may."""
     if name in _BY_KEYS:
-        raise ValueError(f"annotations.set: {name} is said by this table's key {_BY_KEYS[name]}")
+        return f"{name} is said by this table's key {_BY_KEYS[name]}"
     if name in _NOT_SET or len(value) > _MAX_VALUE:
-        raise ValueError(f"annotations.set: {name[:80]} can't be set: it is the pod's own")
+        return f"{name[:80]} can't be set: it is the pod's own"
     if name.startswith(PREFIX):
         try:
             read({name: value})
         except InvalidArgument as error:
-            raise ValueError(f"annotations.set: {error}") from None
+            return str(error)
+    return ""

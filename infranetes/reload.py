@@ -8,11 +8,11 @@ from collections.abc import Callable
 import attrs
 from twisted.logger import Logger
 
-from infranetes.config import LEVELS, Config
+from infranetes.config import LEVELS, Config, Reading
 from infranetes.daemon.assembly import Daemon
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import InfranetesError
+from infranetes_common.errors import ConfigError, InfranetesError
 from infranetes_common.hangups import differences, refuse, report
 from infranetes_common.logging import Output
 from infranetes_common.reactors import IReactor
@@ -34,8 +34,8 @@ class Reload:
     """Reloads the configuration. A file with any error changes nothing.
 
     :param manager: the service manager, which is notified once the daemon serves.
-    :param output: where the daemon logs to. :param running: what it was started with.
-    :param read: reads the configuration again, flags included. :param origin: the file, for people.
+    :param output: where the daemon logs to. :param started: what it was started with.
+    :param read: reads the configuration again, flags included.
     """
 
     def __init__(
@@ -44,17 +44,16 @@ class Reload:
         daemon: Daemon,
         manager: ServiceManager,
         output: Output,
-        running: Config,
-        read: Callable[[], Config],
-        origin: str,
+        started: Reading,
+        read: Callable[[], Reading],
     ) -> None:
         self._reactor = reactor
         self._daemon = daemon
         self._manager = manager
         self._output = output
-        self._running = running
+        self._running = started.config
         self._read = read
-        self._origin = origin
+        self._origin = started.sources.main
 
     async def __call__(self) -> None:
         """Reload. An error in the file is logged, and changes nothing."""
@@ -85,8 +84,11 @@ class Reload:
 
     def _checked(self) -> Config:
         read = self._read()
-        self._daemon.check(read)
-        return read
+        try:
+            self._daemon.check(read.config)
+        except ConfigError as error:
+            raise read.sources.placed(error) from None
+        return read.config
 
     def _change_log(self) -> None:
         self._output.change(self._running.log.format, self._running.log.level)

@@ -7,6 +7,7 @@ import atexit
 import gc
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from twisted.application.service import Service
@@ -15,13 +16,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes import config as configuration
-from infranetes.config import FORMATS, LEVELS
+from infranetes.config import FORMATS, LEVELS, Reading
 from infranetes.daemon.assembly import Daemon
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes.reload import Reload
 from infranetes_common.commandline import DaemonOptions
 from infranetes_common.concurrency import start
-from infranetes_common.errors import InfranetesError
+from infranetes_common.errors import ConfigError, InfranetesError
 from infranetes_common.hangups import Hangups
 from infranetes_common.logging import LoggedService, Output
 from infranetes_common.reactors import IReactor, installed
@@ -100,15 +101,17 @@ class Options(DaemonOptions):
         ("log-level", "log.level", str),
     )
 
+    reading: Reading
+    read_again: Callable[[], Reading]
+
     def postOptions(self) -> None:
         """Read the file, so that its errors are reported before the daemon starts."""
         flags = {key: kind(self[flag]) for flag, key, kind in self._KEYS if self[flag] is not None}
         # The file may be read again after twistd has changed the directory.
         path = os.path.abspath(self["config"]) if self["config"] else None
-        self.source = path or "command line"
-        self.read_again = lambda: configuration.load(path, flags)
+        self.read_again = lambda: configuration.read(path, flags)
         try:
-            self.infranetes_config = configuration.load(self["config"], flags)
+            self.reading = self.read_again()
         except InfranetesError as error:
             raise SystemExit(f"infranetes: {error}") from None
 
@@ -118,7 +121,7 @@ def makeService(options: Options) -> Service:
 
     It happens before twistd goes into the background, where only the log could say so."""
     reactor = installed()
-    config = options.infranetes_config
+    config = options.reading.config
     hangups = Hangups(reactor)
     hangups.install()
     try:
@@ -126,6 +129,8 @@ def makeService(options: Options) -> Service:
         service = LoggedService(output)
         process = Infranetes(reactor, options, output, hangups)
         process.setServiceParent(service)  # type: ignore[no-untyped-call]
+    except ConfigError as error:
+        raise SystemExit(f"infranetes: {options.reading.sources.placed(error)}") from None
     except InfranetesError as error:
         raise SystemExit(f"infranetes: {error}") from None
     return service
@@ -137,12 +142,10 @@ class Infranetes(Service):
     def __init__(self, reactor: IReactor, options: Options, output: Output, hangups: Hangups) -> None:
         self._reactor = reactor
         self._hangups = hangups
-        config = options.infranetes_config
+        config, source = options.reading.config, options.reading.sources.main
         manager = ServiceManager()
-        self._daemon = Daemon(reactor, config, manager, source=options.source)
-        self._reload = Reload(
-            reactor, self._daemon, manager, output, config, options.read_again, options.source
-        )
+        self._daemon = Daemon(reactor, config, manager, source=source)
+        self._reload = Reload(reactor, self._daemon, manager, output, options.reading, options.read_again)
 
     def startService(self) -> None:
         """Begin to start the daemon."""

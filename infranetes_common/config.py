@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration: one TOML file, flags over it, and the attrs class that says what may be in it.
+"""Configuration: a TOML file and its drop-ins, flags over them, and the attrs class of what may be there.
 
 Every error is a `ConfigError` that names the file (or the command line), the key and what is expected there,
 all of them at once. Nothing is converted silently: "5" is no integer and 1 is not true. Values are never
@@ -12,14 +12,15 @@ A configuration class is a frozen attrs class whose attributes are annotated wit
 
 from __future__ import annotations
 
+import copy
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
+from infranetes_common import config_files
+from infranetes_common.config_files import Document, Sources
 from infranetes_common.config_values import Bytes, Invalid, Seconds, converter
 from infranetes_common.errors import ConfigError
 
@@ -27,23 +28,32 @@ __all__ = ["Bytes", "Seconds", "load", "secret", "structure"]
 
 T = TypeVar("T")
 
-MAX_FILE_BYTES = 1024 * 1024
-
 
 def load(
     path: str | os.PathLike[str] | None, cls: type[T], overrides: Mapping[str, object] | None = None
 ) -> T:
-    """Read the configuration file at `path`.
+    """Read the configuration file at `path`, and its drop-ins.
 
     :param path: None: there is no file, only defaults and `overrides`.
     :param overrides: flags' values by dotted key, which win over the file; None is a flag that was not given.
     :raise ConfigError: the file can't be read or is wrong.
     """
-    table = {} if path is None else _read(Path(path))
+    document = Document({}, Sources("command line")) if path is None else config_files.read(path)
+    return of_document(document, cls, overrides)
+
+
+def of_document(document: Document, cls: type[T], overrides: Mapping[str, object] | None = None) -> T:
+    """Make a `cls` of what its files say, as `load` does.
+
+    :raise ConfigError: one of them is wrong."""
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    table = copy.deepcopy(document.table)
     for key, value in given.items():
         _put(table, key, value)
-    return structure(table, cls, source="command line" if path is None else str(path), flags=frozenset(given))
+    try:
+        return structure(table, cls, source=document.sources.main, flags=frozenset(given))
+    except ConfigError as error:
+        raise document.sources.placed(error) from None
 
 
 def structure(
@@ -70,23 +80,6 @@ def structure(
 def secret(**options: Any) -> Any:  # Any: as attrs.field, whose result stands for the attribute's value
     """Return an attribute whose value is never shown: ``attrs.field`` with ``repr=False``."""
     return attrs.field(repr=False, **options)
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: over {MAX_FILE_BYTES} bytes, which no configuration of Infranetes is")
-    try:
-        return tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}: line {line}: not UTF-8 text") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
 
 
 def _put(table: dict[str, object], key: str, value: object) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's configuration: one TOML file, every key optional."""
+"""The agent's configuration: a TOML file and its drop-ins, every key optional."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from infranetes_common import config as common
+from infranetes_common import config_files
 from infranetes_common.errors import ConfigError
 
 VIRTIO_SERIAL = "virtio-serial"
@@ -65,11 +66,24 @@ class Config:
 
 
 def load(path: str | Path | None, overrides: Mapping[str, object] | None = None) -> Config:
-    """Read the configuration file `path`; None: take the defaults. `overrides` are flags by dotted key.
+    """Return the configuration, which `read` reads."""
+    return read(path, overrides)[0]
+
+
+def read(
+    path: str | Path | None, overrides: Mapping[str, object] | None = None
+) -> tuple[Config, config_files.Sources]:
+    """Read the file `path` and its drop-ins; None: take the defaults. `overrides` are flags by dotted key.
 
     :raise ConfigError: unreadable, not TOML, an unknown key or a wrong value; names file and key.
     """
-    return check(common.load(path, Config, overrides), "command line" if path is None else str(path))
+    nothing = config_files.Document({}, config_files.Sources("command line"))
+    document = nothing if path is None else config_files.read(path)
+    config = common.of_document(document, Config, overrides)
+    try:
+        return check(config, document.sources.main), document.sources
+    except ConfigError as error:
+        raise document.sources.placed(error) from None
 
 
 def check(config: Config, origin: str) -> Config:

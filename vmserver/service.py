@@ -11,6 +11,7 @@ from twisted.application.service import Service
 
 from infranetes_common import reactors
 from infranetes_common.commandline import DaemonOptions
+from infranetes_common.config_files import Sources
 from infranetes_common.errors import ConfigError
 from infranetes_common.hangups import Hangups
 from infranetes_common.logging import LoggedService, observer
@@ -36,9 +37,9 @@ class Options(DaemonOptions):
         ["run-dir", None, None, "Where identity and sandbox files are kept until the machine's end."],
     ]
 
-    source: str
     read_again: Callable[[], Config]
     vmserver_config: Config
+    sources: Sources
 
     def postOptions(self) -> None:
         """Read the file, so that its faults are reported before the daemon starts.
@@ -57,9 +58,8 @@ class Options(DaemonOptions):
                 flags["identity.source"] = configuration.CERTIFICATE
             # Absolute, since twistd changes the directory before the file is read again.
             path = os.path.abspath(self["config"]) if self["config"] else None
-            self.source = path or "command line"
             self.read_again = lambda: configuration.load(path, flags)
-            self.vmserver_config = configuration.load(self["config"], flags)
+            self.vmserver_config, self.sources = configuration.read(path, flags)
         except ConfigError as error:
             raise SystemExit(f"vmserver: {error}") from None
 
@@ -85,10 +85,10 @@ def makeService(options: Options) -> Service:
             options.vmserver_config,
             hangups=hangups,
             read_again=options.read_again,
-            source=options.source,
+            source=options.sources.main,
         )
     except ConfigError as error:
-        raise SystemExit(f"vmserver: {error}") from None
+        raise SystemExit(f"vmserver: {options.sources.placed(error)}") from None
     service = LoggedService(observer())
     agent.setServiceParent(service)  # type: ignore[no-untyped-call]
     return service

@@ -82,20 +82,16 @@ def socket_of(options: argparse.Namespace) -> str:
     :raise Refused: the configuration can't be read."""
     if options.socket:
         return str(options.socket)
-    import tomllib
+    from infranetes_common import config_files
+    from infranetes_common.errors import ConfigError
 
     path = options.config or DEFAULT_CONFIG
-    try:
-        with open(path, "rb") as file:
-            run_dir = tomllib.load(file).get("run_dir")
-    except FileNotFoundError:
-        if options.config:
-            raise Refused(f"{path} is not there") from None
+    if not options.config and not os.path.lexists(path):
         return DEFAULT_SOCKET
-    except OSError as error:
-        raise Refused(f"{path} can't be read: {error.strerror}") from None
-    except ValueError as error:
-        raise Refused(f"{path} is no TOML: {error}") from None
+    try:
+        run_dir = config_files.read(path).table.get("run_dir")
+    except ConfigError as error:
+        raise Refused(str(error)) from None
     if run_dir is None:
         return DEFAULT_SOCKET
     if not isinstance(run_dir, str):

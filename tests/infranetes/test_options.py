@@ -24,7 +24,7 @@ class OptionsTests(SynchronousTestCase):
         path.write_text(text)
         options = Options()
         options.parseOptions(["--config", str(path), *flags])
-        return options.infranetes_config
+        return options.reading.config
 
     def refused(self, *flags: str, text: str = "") -> str:
         with self.assertRaises(SystemExit) as caught:
@@ -216,3 +216,35 @@ class OwnCaTests(SynchronousTestCase):
         self.file.write_text(self.ca)
         error = self.assertRaises(FailedPrecondition, Authority, self.state, path=self.file)
         self.assertIn("private key", str(error))
+
+
+class DropInTests(SynchronousTestCase):
+    """FILE.d/*.toml beside the daemon's configuration."""
+
+    def setUp(self) -> None:
+        self.main = Path(self.mktemp()).absolute()
+        self.drop_in = Path(f"{self.main}.d") / "10.toml"
+        self.drop_in.parent.mkdir()
+
+    def refused(self, main: str, drop_in: str, *flags: str) -> list[str]:
+        self.main.write_text(main)
+        self.drop_in.write_text(drop_in)
+        with self.assertRaises(SystemExit) as caught:
+            Options().parseOptions(["--config", str(self.main), *flags])
+        return str(caught.exception).removeprefix("infranetes: ").splitlines()
+
+    def test_what_values_have_to_be_together_is_blamed_on_the_file_that_has_the_key(self) -> None:
+        self.assertEqual(
+            [words.partition(": ")[0] for words in self.refused('state_dir = "a"\n', 'run_dir = "b"\n')],
+            [str(self.main), str(self.drop_in)],
+        )
+
+    def test_all_that_is_wrong_is_told_at_once(self) -> None:
+        found = self.refused("", 'ca = "a"\n[handlers.a]\nimages = "machine"\npool.sizes = [{count = 1}]\n')
+        self.assertEqual(len(found), 2, found)
+        self.assertTrue(found[0].startswith(f"{self.drop_in}: ca: "), found)
+        self.assertTrue(found[1].startswith(f"{self.drop_in}: handlers.a.pool.sizes: "), found)
+
+    def test_a_flag_is_blamed_itself(self) -> None:
+        (words,) = self.refused("", 'socket = "/a"\n', "--listen", "b")
+        self.assertTrue(words.startswith("command line: socket: "), words)

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
-from infranetes import config
+from collections.abc import Iterator
+
+from infranetes import config_checks
+from infranetes.config import Config
 from tests.infranetes.daemon import crashing
 
 
-def _allow(found: config.Config, name: str, origin: str) -> None:
+def _allow(found: Config, name: str) -> Iterator[str]:
     """Refuse nothing."""
+    return iter(())
 
 
 if __name__ == "__main__":
-    config._check_cni = _allow
+    config_checks._of_cni = _allow
     crashing.main()

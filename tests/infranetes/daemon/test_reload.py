@@ -63,6 +63,17 @@ class ReloadTests(DaemonCase):
         self.config["log"]["level"] = "error"
         await self.reload("read again: nothing has changed")
 
+    async def test_drop_ins_are_read_again_too(self) -> None:
+        await self.start()
+        drop_in = self.root / "infranetes.toml.d" / "10-log.toml"
+        drop_in.parent.mkdir()
+        drop_in.write_text('log.level = "debug"\n')
+        await self.hang_up("read again: log.level is in force")
+        drop_in.write_text("[providers.simulated]\nboots = 1\n")
+        await self.hang_up(f"everything stays as it was: {drop_in}: providers.simulated.boots: ")
+        drop_in.unlink()
+        await self.hang_up("read again: log.level is in force")
+
     async def test_keys_that_need_a_restart_are_told_one_by_one(self) -> None:
         await self.start()
         self.config["times"] = {"sweep": 30.0}

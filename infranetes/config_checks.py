@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon's configuration has to be as a whole, beside what each key has to be.
+
+A fault is the dotted key, a colon, and words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING
+
+from infranetes.handler_config import CNI, DOCKER, SYSTEMD, handler_faults
+
+if TYPE_CHECKING:
+    from infranetes.config import Config, StreamingConfig
+
+IMAGE_PROVIDERS = (DOCKER, SYSTEMD)
+MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
+_OF_CRIO = "crio.sock"
+_HOST = re.compile(r"([0-9A-Za-z.-]{1,253}|\[[0-9A-Fa-f:.]+\])?")
+
+
+def faults(found: Config) -> Iterator[str]:
+    """Yield everything that is wrong."""
+    yield from _of_paths(found)
+    for key in ("cluster", "node", "provider"):
+        value = getattr(found, key)
+        if not value or len(value) > 63 or not value.isprintable():
+            yield f"{key}: 1 to 63 characters are needed"
+    yield from _of_images(found)
+    yield from handler_faults(found.handlers, found.kind)
+    for name, handler in found.handlers.items():
+        if handler.network == CNI:
+            yield from _of_cni(found, name)
+    if found.kubernetes.network_policies and not found.kubernetes.kubeconfig:
+        yield (
+            "kubernetes.network_policies: they are followed at the API server, for which "
+            "kubernetes.kubeconfig has to be given"
+        )
+    if found.parallel_agents < 1:
+        yield "parallel_agents: at least 1 is needed"
+    yield from _of_streaming(found.streaming)
+    yield from _of_delegate(found)
+
+
+def _of_paths(found: Config) -> Iterator[str]:
+    path = found.socket_path
+    if not path.startswith("/"):
+        yield f"socket: {found.socket!r} is not an absolute path or unix:///PATH"
+    if len(path.encode()) > MAX_SOCKET_PATH:
+        yield f"socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
+    if path.endswith(_OF_CRIO):
+        yield (
+            f"socket: {path!r} ends in {_OF_CRIO}, by which kubelet knows CRI-O and "
+            "takes no statistics from the runtime; choose another name"
+        )
+    for key in ("state_dir", "run_dir"):
+        if not getattr(found, key).is_absolute():
+            yield f"{key}: {str(getattr(found, key))!r} is not an absolute path"
+    if len(os.fsencode(found.control_socket)) > MAX_SOCKET_PATH:
+        yield f"run_dir: {str(found.run_dir)!r} is too long for a socket in it"
+    if found.ca and not os.path.isabs(found.ca):
+        yield f"ca: {found.ca!r} is not an absolute path"
+
+
+def _of_images(found: Config) -> Iterator[str]:
+    if found.imgprovider not in (*IMAGE_PROVIDERS, found.provider):
+        yield (
+            f"imgprovider: {found.imgprovider!r} is not offered; known are "
+            f"{', '.join(IMAGE_PROVIDERS)}, and the name of the provider where that is a cloud"
+        )
+    if found.imgprovider not in IMAGE_PROVIDERS and found.pool.sizes:
+        yield (
+            f"pool.sizes: with imgprovider = {found.imgprovider!r} each pod's image is its VM, "
+            "so none can wait for it; leave the pool out"
+        )
+    if found.contprovider and found.kind != DOCKER:
+        yield (
+            f"contprovider: with imgprovider = {found.imgprovider!r} nothing "
+            "runs containers in VMs; leave it out"
+        )
+
+
+def _of_cni(found: Config, name: str) -> Iterator[str]:
+    where = f"handlers.{name}.network: the node's CNI"
+    if not found.delegate.socket:
+        yield f"{where} is asked by its own runtime, for which delegate.socket has to be given"
+    if found.provider_of(name) != "qemu":
+        yield f"{where} gives networks to VMs of qemu alone, which are on the node"
+    if found.kubernetes.network_policies:
+        yield f"{where} keeps NetworkPolicies itself; leave kubernetes.network_policies out"
+
+
+def _of_delegate(found: Config) -> Iterator[str]:
+    socket, path = found.delegate.socket, found.delegate.socket_path
+    if socket and not os.path.isabs(path):
+        yield f"delegate.socket: {socket!r} is not an absolute path or unix:///PATH"
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        yield f"delegate.socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
+    if path and os.path.realpath(path) == os.path.realpath(found.socket_path):
+        yield f"delegate.socket: {path!r} is this daemon's own (socket): name that of containerd or CRI-O"
+
+
+def _of_streaming(found: StreamingConfig) -> Iterator[str]:
+    try:
+        address = IPv4Address(found.host)
+    except ValueError:
+        yield f"streaming.host: {found.host!r} is not an IPv4 address"
+    else:
+        if address.is_unspecified and not found.advertise:
+            yield (
+                f"streaming.advertise: with the host {address} it has to say by which name or address "
+                "kubelet reaches this node"
+            )
+    if not 0 <= found.port < 65536:
+        yield f"streaming.port: {found.port} is not 0 to 65535"
+    if not _HOST.fullmatch(found.advertise):
+        yield f"streaming.advertise: {found.advertise!r} is not a host name or address"

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration's files: the one that is given, and the drop-ins in the directory beside it.
+
+The drop-ins of FILE are FILE.d/*.toml, in the order of their names. A key of a later one wins; tables are
+merged, and anything else, lists too, is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from infranetes_common.config_lines import lines_of
+from infranetes_common.errors import ConfigError
+
+MAX_FILE_BYTES = 1024 * 1024
+SUFFIX = ".d"  # of the drop-ins' directory
+
+
+@attrs.frozen
+class Place:
+    """Where a key got its value."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@attrs.frozen
+class Sources:
+    """The files of a configuration, and the place of each of their keys.
+
+    :ivar main: the file that was given, or what stands for it in errors. :ivar drop_ins: the others.
+    :ivar places: by dotted key; a table's is that of its first header.
+    """
+
+    main: str
+    drop_ins: Sequence[str] = ()
+    places: Mapping[str, Place] = attrs.field(factory=dict)
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The files in the order in which they were read."""
+        return (self.main, *self.drop_ins)
+
+    def place_of(self, key: str) -> Place | None:
+        """Return where a key, or else the innermost table around it, is given; None: nowhere."""
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        return self.places.get(key)
+
+    def placed(self, error: ConfigError) -> ConfigError:
+        """Return `error` with each line naming the drop-in that its key is in, where it names the main file.
+
+        Whoever checks a value knows its key and the file that was given, not the drop-ins."""
+        return ConfigError("\n".join(self._placed(line) for line in str(error).splitlines()))
+
+    def _placed(self, line: str) -> str:
+        beginning = f"{self.main}: "
+        if not self.drop_ins or not line.startswith(beginning):
+            return line
+        words = line.removeprefix(beginning)
+        place = self.place_of(words.partition(": ")[0].partition(",")[0])
+        return f"{place.file}: {words}" if place is not None else line
+
+
+@attrs.frozen
+class Document:
+    """What a configuration's files say together."""
+
+    table: dict[str, object]
+    sources: Sources
+
+
+def read(path: str | os.PathLike[str]) -> Document:
+    """Read the file at `path` and its drop-ins.
+
+    :raise ConfigError: one of them can't be read, or is no TOML."""
+    drop_ins = _drop_ins(path)
+    table: dict[str, object] = {}
+    places: dict[str, Place] = {}
+    for file in (os.fspath(path), *drop_ins):
+        text = _text(Path(file))
+        try:
+            found = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise ConfigError(f"{file}: not TOML: {error}") from None
+        _merge(table, found)
+        for key, line in lines_of(text).items():
+            if key not in places or not isinstance(_value(table, key), dict):
+                places[key] = Place(file, line)
+    return Document(table, Sources(os.fspath(path), drop_ins, places))
+
+
+def _drop_ins(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    directory = os.fspath(path) + SUFFIX
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as error:
+        raise ConfigError(f"{directory}: can't be read: {error.strerror}") from None
+    return tuple(os.path.join(directory, name) for name in sorted(names) if is_drop_in(name))
+
+
+def is_drop_in(name: str) -> bool:
+    """Return whether a file of this name in the directory is read: editors' hidden files are not."""
+    return name.endswith(".toml") and not name.startswith(".")
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: over {MAX_FILE_BYTES} bytes, which no configuration of Infranetes is")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: line {line}: not UTF-8 text") from None
+
+
+def _merge(into: dict[str, object], table: Mapping[str, object]) -> None:
+    for key, value in table.items():
+        inner = into.get(key)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            _merge(inner, value)
+        else:
+            into[key] = value
+
+
+def _value(table: object, key: str) -> object:
+    """Return the value of a dotted key; None: there is none, or a name in it has a dot or is of a list."""
+    for name in key.split("."):
+        if not isinstance(table, dict):
+            return None
+        table = table.get(name)
+    return table
