@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 RETRIED = (ErrorKind.THROTTLED, ErrorKind.TRANSIENT)
 BY_THE_WAY = "by the way: "  # begins the circuits of calls that nothing depends on
+_SILENT, _UNASKED = "does not answer", "can't be called without credentials"
 STOP_SECONDS = 5.0
 GRACE_SECONDS = 5.0  # on top of the driver's own deadline, which a slowly trickling answer evades
 
@@ -93,10 +94,21 @@ class Calls(Generic[D]):
 
     @property
     def is_open(self) -> bool:
-        """Whether a circuit is open: the cloud does not answer some or all kinds of calls."""
-        return any(
-            circuit.is_open for name, circuit in self._circuits.items() if not name.startswith(BY_THE_WAY)
-        )
+        """Whether a circuit is open: some or all kinds of calls fail, and are made rarely."""
+        return bool(self._open())
+
+    @property
+    def state(self) -> str:
+        """Whether the cloud answers, for people."""
+        reasons = self._open()
+        if not reasons:
+            return "answering"
+        return "not answering" if _SILENT in reasons else "not called, without credentials"
+
+    def _open(self) -> set[str]:
+        """Why circuits are open."""
+        circuits = [each for name, each in self._circuits.items() if not name.startswith(BY_THE_WAY)]
+        return {each.why for each in circuits if each.is_open}
 
     async def call(
         self,
@@ -132,7 +144,10 @@ class Calls(Generic[D]):
                 pause = 0.0 if again else max(next(pauses), error.retry_after)
                 if self._reactor.seconds() + pause > deadline:
                     raise CloudError(
-                        error.kind, f"{what}: {error} (tried {attempt} times)", error.retry_after
+                        error.kind,
+                        f"{what}: {error} (tried {attempt} times)",
+                        error.retry_after,
+                        unasked=error.unasked,
                     ) from error
             except BaseException:
                 breaker.abandoned()
@@ -168,8 +183,9 @@ class Calls(Generic[D]):
             if self._reactor.seconds() + wait > deadline:
                 raise CloudError(
                     ErrorKind.TRANSIENT,
-                    f"{what}: {self._cloud.location} does not answer; it is asked again in {wait:.0f} s",
+                    f"{what}: {self._cloud.location} {breaker.why}; it is tried again in {wait:.0f} s",
                     wait,
+                    unasked=breaker.why == _UNASKED,
                 )
             await self._sleep(wait, breaker)
         left = deadline - self._reactor.seconds()
@@ -247,11 +263,12 @@ class Calls(Generic[D]):
             breaker.succeeded()
             return
         was_open = breaker.is_open
-        breaker.failed()
+        breaker.failed(_UNASKED if error.unasked else _SILENT)
         if breaker.is_open and not was_open:
             _log.warn(
-                "{cloud} does not answer ({what}: {error}); it is asked again now and then",
+                "{cloud} {why} ({what}: {error}); it is tried again now and then",
                 cloud=self._cloud.location,
+                why=breaker.why,
                 what=what,
                 error=error,
             )

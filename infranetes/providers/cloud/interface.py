@@ -52,12 +52,16 @@ class CloudError(Exception):
 
     :param message: for people; never holds a secret.
     :param retry_after: seconds for which the cloud asks us not to call.
+    :param unasked: the cloud was not called, as there were no credentials.
     """
 
-    def __init__(self, kind: ErrorKind, message: str, retry_after: float = 0.0) -> None:
+    def __init__(
+        self, kind: ErrorKind, message: str, retry_after: float = 0.0, *, unasked: bool = False
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.retry_after = retry_after
+        self.unasked = unasked
 
 
 class Action(enum.Enum):

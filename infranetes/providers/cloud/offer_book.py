@@ -156,6 +156,11 @@ class OfferBook(Generic[D]):
         self._zones = frozenset(zones)
         self._merge()
 
+    def use_own(self, prices: Mapping[str, float]) -> None:
+        """Have these win over all others."""
+        self._own = prices
+        self._merge()
+
     def dollars(self, size: str) -> float | None:
         """Return the US dollars of an hour of this size; None: not known."""
         return self._prices.get(size) if self.source.sources.currency == "USD" else None

@@ -5,6 +5,8 @@ It is TOML or JSON, one table: a size's name and its price for an hour::
 
     "m5.large" = 0.081
     "m5.xlarge" = 0.162
+
+It is read again when it is another one. A file that is wrong then leaves the prices from before.
 """
 
 from __future__ import annotations
@@ -12,12 +14,72 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from infranetes_common.errors import ConfigError
+from twisted.logger import Logger
 
+from infranetes_common.concurrency import run_in_thread, sleep
+from infranetes_common.errors import ConfigError
+from infranetes_common.reactors import IReactor
+
+LOOK_SECONDS = 30.0  # between looks at the file
 _MAX_BYTES = 1 << 20
+
+_log = Logger()
+
+
+class OwnPrices:
+    """The prices of a file.
+
+    :param path: "": there is none. :param key: the configuration's key that names it, for errors.
+    :raise ConfigError: it can't be read, or is none; says what is wrong.
+    :ivar prices: by sizes' names.
+    """
+
+    def __init__(self, path: str, key: str) -> None:
+        self._path = path
+        self._key = key
+        self._users: list[Callable[[Mapping[str, float]], None]] = []
+        self._version = _version(path)
+        self.prices = read(path, key)
+
+    def tell(self, user: Callable[[Mapping[str, float]], None]) -> None:
+        """Have `user` called with prices that have changed."""
+        self._users.append(user)
+
+    async def follow(self, reactor: IReactor) -> None:
+        """Look at the file again and again, until cancelled."""
+        while self._path:
+            await sleep(reactor, LOOK_SECONDS)
+            try:
+                prices = await run_in_thread(reactor, self._thd_changed)
+            except ConfigError as error:
+                _log.warn("{error}; the prices from before stay", error=error)
+                continue
+            if prices is None or prices == self.prices:
+                continue
+            self.prices = prices
+            _log.info("{path} was read again: {count} prices", path=self._path, count=len(prices))
+            for user in self._users:
+                user(prices)
+
+    def _thd_changed(self) -> Mapping[str, float] | None:
+        """Read the file if it is another one than before. :raise ConfigError: it is wrong, told once."""
+        version = _version(self._path)
+        if version == self._version:
+            return None
+        self._version = version
+        return read(self._path, self._key)
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """What tells a file from its later self; none: it can't be looked at."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def read(path: str, key: str) -> Mapping[str, float]:

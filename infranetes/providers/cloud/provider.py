@@ -42,6 +42,7 @@ from infranetes.providers.cloud.launch import Launcher
 from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.cloud.offer_refresh import OfferRefresh
+from infranetes.providers.cloud.own_prices import OwnPrices
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.size_choices import explain
 from infranetes.providers.cloud.snapshots import give_snapshots
@@ -84,7 +85,8 @@ class CloudProvider(Generic[D]):
     """See `IPodProvider`.
 
     :param disks: for volumes; None: there are none of this cloud. :param snapshots: of these.
-    :param book: of the cloud's sizes and prices; None: the cloud itself knows them, without prices."""
+    :param book: of the cloud's sizes and prices; None: the cloud itself knows them, without prices.
+    :param own: prices of one's own."""
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class CloudProvider(Generic[D]):
         disks: CloudDisks[D] | None = None,
         snapshots: DiskSnapshots[D] | None = None,
         book: OfferBook[D] | None = None,
+        own: OwnPrices | None = None,
     ) -> None:
         self.name = cloud.name
         self._reactor = reactor
@@ -125,6 +128,7 @@ class CloudProvider(Generic[D]):
             self._destroy,
         )
         self._book = book
+        self._own = own
         self._refresh = (
             OfferRefresh(reactor, book, self._calls, settings.retry_seconds) if book is not None else None
         )
@@ -225,7 +229,7 @@ class CloudProvider(Generic[D]):
         calls = self._calls
         slowed = "".join(f", {rate:.1f} {action.value} a second" for action, rate in calls.slowed().items())
         return {
-            "cloud": f"{self._cloud.location}, {'not answering' if calls.is_open else 'answering'}",
+            "cloud": f"{self._cloud.location}, {calls.state}",
             "calls": f"{calls.made} made, {calls.failed} failed{slowed}",
             **{f"VMs {state.value}": str(states.count(state)) for state in InstanceState},
         }
@@ -283,6 +287,8 @@ class CloudProvider(Generic[D]):
             loops = [self._watcher.run(), self._sweeper.run()]
             if self._refresh is not None:
                 loops.append(self._refresh.run())
+            if self._own is not None:
+                loops.append(self._own.follow(self._reactor))
             for loop in loops:
                 self._tasks.start(loop).addErrback(lambda failure: failure.trap(Unavailable))
 

@@ -16,6 +16,8 @@ from infranetes.providers.cloud.interface import CloudError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+_EARLY = 300.0  # seconds before its end that a value is renewed; Google's metadata server keeps its so long
+_SPARE = 5.0  # seconds before its end that it serves no more
 _PAUSE = 30.0  # seconds between attempts at the next one, while the last one still serves
 
 _log = Logger()
@@ -32,6 +34,27 @@ class Lease(Protocol[T_co]):
 
     def has_ended(self) -> bool:
         """Whether the value serves no more."""
+
+
+@attrs.frozen
+class TimedLease(Generic[T]):
+    """A value that serves for so many seconds. :ivar due, end: of the monotonic clock."""
+
+    value: T = attrs.field(repr=False)
+    due: float
+    end: float
+
+    @classmethod
+    def of(cls, value: T, begun: float, seconds: float) -> TimedLease[T]:
+        """Return the lease of a value that was asked for at `begun` and serves for `seconds`."""
+        due, end = max(seconds - _EARLY, seconds / 2), max(seconds - _SPARE, seconds * 0.75)
+        return cls(value, begun + due, begun + end)
+
+    def is_due(self) -> bool:
+        return time.monotonic() > self.due
+
+    def has_ended(self) -> bool:
+        return time.monotonic() > self.end
 
 
 @attrs.frozen
@@ -87,12 +110,12 @@ class Renewed(Generic[T]):
             if lease is not None and not lease.has_ended():
                 return lease.value
             if failure is not None and failure.at > begun:  # of whom this thread has waited for
-                raise CloudError(failure.error.kind, str(failure.error), failure.error.retry_after)
+                raise _unasked(failure.error)
             try:
                 lease = self._lease = self._get()
             except CloudError as error:
                 self._failure = _Failure(error, self._seconds())
-                raise
+                raise _unasked(error) from error
             return lease.value
 
     def _thd_renew(self) -> None:
@@ -112,3 +135,7 @@ class Renewed(Generic[T]):
         finally:
             self._not_before = self._seconds() + _PAUSE
             self._renewing.release()
+
+
+def _unasked(error: CloudError) -> CloudError:
+    return CloudError(error.kind, str(error), error.retry_after, unasked=True)

@@ -77,12 +77,15 @@ class CircuitBreaker:
     open       its pause is over              half-open: one call probes
     half-open  the probe succeeds             closed
     half-open  the probe fails                open, for twice as long
+
+    :ivar why: of the last failure, for people.
     """
 
     now: Callable[[], float]
     threshold: int = 5
     first: float = 5.0  # seconds
     longest: float = 120.0
+    why: str = ""
     _failures: int = 0
     _pause: float = 0.0
     _open_until: float | None = None
@@ -104,9 +107,10 @@ class CircuitBreaker:
         """The cloud answered, possibly with a refusal."""
         self._failures, self._pause, self._open_until, self._probing = 0, 0.0, None, False
 
-    def failed(self) -> None:
-        """The cloud did not answer, or answered that it is unavailable."""
+    def failed(self, why: str = "") -> None:
+        """The cloud did not answer, answered that it is unavailable, or could not be called."""
         self._failures += 1
+        self.why = why
         if self._probing or (self._open_until is None and self._failures >= self.threshold):
             self._pause = min(self._pause * 2, self.longest) if self._pause else self.first
             self._open_until = self.now() + self._pause

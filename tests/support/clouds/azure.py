@@ -315,8 +315,11 @@ class SimulatedAzure:
 
     def _token(self, request: Any, path: str, query: dict[str, str], content: bytes) -> Answer:
         """Return a token, as the token service or the metadata service."""
-        revoked = self.faults.befalling({"Action": "token"})
-        if revoked is not None and revoked.kind is FaultKind.REVOKED:
+        fault = self.faults.befalling({"Action": "token"})
+        kind = fault.kind if fault is not None else None
+        if kind is FaultKind.ERROR:
+            return 503, b"Service Unavailable"
+        if kind is FaultKind.REVOKED:
             return 401, _no_token("invalid_client", "AADSTS7000215: Invalid client secret provided.")
         if path == _TOKEN:
             served = query.pop("client_id", CLIENT) == CLIENT and request.getHeader("Metadata") == "true"

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from infranetes.providers.cloud import own_prices
 from infranetes.providers.cloud.azure.cloud import AzureCloud
 from infranetes.providers.cloud.azure.driver import Driver
 from infranetes.providers.cloud.azure.names import Group
 from infranetes.providers.cloud.azure.offers import AzureOffers
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.own_prices import OwnPrices
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext
 from infranetes_common import config
@@ -23,7 +23,9 @@ __all__ = ["create"]
 def create(reactor: IReactor, table: Mapping[str, object], context: ProviderContext) -> CloudProvider[Driver]:
     """Make the provider of Azure's virtual machines (see `registry.ProviderFactory`)."""
     settings = config.structure(table, Settings, source=context.source, prefix="providers.azure")
-    own = own_prices.read(settings.prices_file, f"{context.source}: providers.azure.prices_file")
+    own = OwnPrices(settings.prices_file, f"{context.source}: providers.azure.prices_file")
     group = Group(settings.subscription, settings.resource_group)
-    book = OfferBook(context.state_dir / "azure" / "offers.json", AzureOffers(settings, group), own)
-    return CloudProvider(reactor, AzureCloud(settings, context, book), settings, context, book=book)
+    book = OfferBook(context.state_dir / "azure" / "offers.json", AzureOffers(settings, group), own.prices)
+    own.tell(book.use_own)
+    cloud = AzureCloud(settings, context, book)
+    return CloudProvider(reactor, cloud, settings, context, book=book, own=own)

@@ -14,27 +14,27 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 from urllib.parse import urlencode
 
-import attrs
 from libcloud.common.azure_arm import publicEnvironments
 from libcloud.common.base import Connection, JsonResponse
 from libcloud.common.exceptions import BaseHTTPError
 
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.connections import connection_arguments
+from infranetes.providers.cloud.errors import classify, message_of, retry_after
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.renewal import Renewed, TimedLease
 
 _METADATA = "http://169.254.169.254"
 _METADATA_PATH = "/metadata/identity/oauth2/token"
 _METADATA_VERSION = "2018-02-01"
 _ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-_EARLY = 300.0  # seconds before its end that a token is renewed
+_PASSING = (408, 410, 429)  # statuses; the metadata service says 410 while it is updated
 _MAX_FILE = 64 * 1024
 
 
@@ -56,12 +56,6 @@ class _Answer(TypedDict, total=False):
 
     access_token: str
     expires_in: str | float
-
-
-@attrs.frozen
-class _Token:
-    text: str = attrs.field(repr=False)
-    until: float  # of the monotonic clock
 
 
 class _Response(JsonResponse):  # type: ignore[misc]
@@ -88,25 +82,19 @@ class Credentials:
         self._resource = where["resourceManagerEndpointUrl"].rstrip("/")
         self._login = (settings.login_endpoint or where["activeDirectoryEndpointUrl"]).rstrip("/")
         self._metadata = (settings.metadata_endpoint or _METADATA).rstrip("/")
-        self._lock = threading.Lock()
-        self._token: _Token | None = None
+        self._token = Renewed("Azure's token", self._thd_get)
 
     @property
     def access_token(self) -> str:
-        """The current token. :raise CloudError: there is none."""
-        with self._lock:
-            if self._token is None or time.monotonic() > self._token.until:
-                self._token = None
-                self._token = self._thd_new()
-            return self._token.text
+        """The current token. :raise CloudError: there is none; says whether that may pass."""
+        return self._token._thd_now()
 
     def _thd_forget(self, text: str) -> None:
         """Drop a token that was refused."""
-        with self._lock:
-            if self._token is not None and self._token.text == text:
-                self._token = None
+        self._token._thd_forget(text)
 
-    def _thd_new(self) -> _Token:
+    def _thd_get(self) -> TimedLease[str]:
+        """Get a token. Files are read anew for each: whoever replaces one needs no new daemon."""
         settings, begun = self._settings, time.monotonic()
         try:
             if settings.secret_file:
@@ -120,12 +108,15 @@ class Credentials:
                 answer = self._thd_by_metadata()
             text, seconds = str(answer["access_token"]), float(answer.get("expires_in", 0))
         except BaseHTTPError as error:
-            if int(error.code) >= 500 or int(error.code) in (408, 410, 429):
-                raise
-            raise CloudError(ErrorKind.CREDENTIALS, f"Azure gives no token: {error}") from error
+            passes = int(error.code) >= 500 or int(error.code) in _PASSING
+            kind = ErrorKind.TRANSIENT if passes else ErrorKind.CREDENTIALS
+            words = f"Azure gives no token: {message_of(error)}"
+            raise CloudError(kind, words, retry_after(error)) from error
         except (KeyError, TypeError, ValueError) as error:
             raise CloudError(ErrorKind.CREDENTIALS, f"no token: {type(error).__name__}") from error
-        return _Token(text, begun + max(seconds - _EARLY, seconds / 2))
+        except Exception as error:
+            raise classify(error) from error
+        return TimedLease.of(text, begun, seconds)
 
     def _thd_log_in(self, proof: Mapping[str, str]) -> _Answer:
         form = {

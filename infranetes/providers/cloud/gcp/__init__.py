@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from infranetes.providers.cloud import own_prices
 from infranetes.providers.cloud.gcp.cloud import GcpCloud
 from infranetes.providers.cloud.gcp.disks import GcpDisks
 from infranetes.providers.cloud.gcp.driver import Driver
@@ -13,6 +12,7 @@ from infranetes.providers.cloud.gcp.offers import GcpOffers
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.gcp.snapshots import GcpSnapshots
 from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.own_prices import OwnPrices
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext
 from infranetes_common import config
@@ -24,9 +24,10 @@ __all__ = ["create"]
 def create(reactor: IReactor, table: Mapping[str, object], context: ProviderContext) -> CloudProvider[Driver]:
     """Make the provider of Compute Engine's instances (see `registry.ProviderFactory`)."""
     settings = config.structure(table, Settings, source=context.source, prefix="providers.gcp")
-    own = own_prices.read(settings.prices_file, f"{context.source}: providers.gcp.prices_file")
-    book = OfferBook(context.state_dir / "gcp" / "offers.json", GcpOffers(settings), own)
+    own = OwnPrices(settings.prices_file, f"{context.source}: providers.gcp.prices_file")
+    book = OfferBook(context.state_dir / "gcp" / "offers.json", GcpOffers(settings), own.prices)
+    own.tell(book.use_own)
     cloud = GcpCloud(settings, context, book)
     disks = GcpDisks(settings, context.cluster)
     snapshots = GcpSnapshots(settings, context.cluster)
-    return CloudProvider(reactor, cloud, settings, context, disks, snapshots, book)
+    return CloudProvider(reactor, cloud, settings, context, disks, snapshots, book, own)

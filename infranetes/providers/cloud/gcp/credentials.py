@@ -16,36 +16,17 @@ import os
 import time
 from pathlib import Path
 
-import attrs
-
 from infranetes.providers.cloud.gcp.credential_files import _thd_read
 from infranetes.providers.cloud.gcp.identities import Identity, Instance, impersonated
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.gcp.token_requests import TokenRequests, broken
 from infranetes.providers.cloud.gcp.tokens import _thd_token
-from infranetes.providers.cloud.renewal import Renewed
+from infranetes.providers.cloud.renewal import Renewed, TimedLease
 
 SCOPE = "https://www.googleapis.com/auth/compute"
-_EARLY = 300.0  # seconds before its end that a token is renewed; as long as the metadata server keeps it
-_SPARE = 5.0  # seconds before its end that a token serves no more
 _ENVIRONMENT = "GOOGLE_APPLICATION_CREDENTIALS"
 _GCLOUD = "application_default_credentials.json"
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
-
-
-@attrs.frozen
-class _Lease:
-    """A token until its end. Times are of the monotonic clock."""
-
-    value: str = attrs.field(repr=False)
-    due: float
-    end: float
-
-    def is_due(self) -> bool:
-        return time.monotonic() > self.due
-
-    def has_ended(self) -> bool:
-        return time.monotonic() > self.end
 
 
 class Credentials:
@@ -73,15 +54,14 @@ class Credentials:
         """Drop a token that was refused."""
         self._token._thd_forget(text)
 
-    def _thd_get(self) -> _Lease:
+    def _thd_get(self) -> TimedLease[str]:
         """Get a token. Files are read anew for each: whoever mends or replaces one needs no new daemon."""
         begun = time.monotonic()
         who = self._thd_identity()
         if self._impersonated:
             who = impersonated(self._impersonated, who)
         token = _thd_token(who, self._scope, self._requests)
-        due = begun + max(token.seconds - _EARLY, token.seconds / 2)
-        return _Lease(token.text, due, begun + max(token.seconds - _SPARE, 0.0))
+        return TimedLease.of(token.text, begun, token.seconds)
 
     def _thd_identity(self) -> Identity:
         """Find out who asks. Source: "How Application Default Credentials works"."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from infranetes.providers.cloud import own_prices
 from infranetes.providers.cloud.openstack.cloud import OpenStackCloud
 from infranetes.providers.cloud.openstack.driver import Driver
 from infranetes.providers.cloud.openstack.settings import Settings
+from infranetes.providers.cloud.own_prices import OwnPrices
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext
 from infranetes_common import config
@@ -20,5 +20,7 @@ __all__ = ["create"]
 def create(reactor: IReactor, table: Mapping[str, object], context: ProviderContext) -> CloudProvider[Driver]:
     """Make the provider of Nova's servers (see `registry.ProviderFactory`)."""
     settings = config.structure(table, Settings, source=context.source, prefix="providers.openstack")
-    own = own_prices.read(settings.prices_file, f"{context.source}: providers.openstack.prices_file")
-    return CloudProvider(reactor, OpenStackCloud(settings, context, own), settings, context)
+    own = OwnPrices(settings.prices_file, f"{context.source}: providers.openstack.prices_file")
+    cloud = OpenStackCloud(settings, context, own.prices)
+    own.tell(cloud.use_prices)
+    return CloudProvider(reactor, cloud, settings, context, own=own)

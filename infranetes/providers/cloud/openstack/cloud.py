@@ -111,6 +111,11 @@ class OpenStackCloud:
         self.offers: Sequence[Offer] = ()
         self.location = f"openstack {settings.cloud}" + (f" {settings.region}" if settings.region else "")
 
+    def use_prices(self, prices: Mapping[str, float]) -> None:
+        """Use these prices of one's own from now on."""
+        self._prices = prices
+        self.offers = tuple(sizes.priced(each, prices) for each in self.offers)
+
     def is_id(self, text: str) -> bool:
         return is_id(text)
 

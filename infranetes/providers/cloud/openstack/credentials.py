@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -19,16 +18,16 @@ from datetime import datetime
 import attrs
 from libcloud.common.base import ConnectionUserAndKey, Response
 
+from infranetes.providers.cloud.errors import classify
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.openstack import clouds_file
 from infranetes.providers.cloud.openstack.clouds_file import Access
 from infranetes.providers.cloud.openstack.driver import Trusting, words_of
 from infranetes.providers.cloud.openstack.libcloud_types import Token
 from infranetes.providers.cloud.openstack.settings import Settings
+from infranetes.providers.cloud.renewal import Renewed, TimedLease
 
 _PATH = "/v3/auth/tokens"
-_EARLY = 60.0  # seconds before its end that a token is renewed
-_LEAST = 0.5  # of its time that a token is used
 SERVICES = ("compute", "network", "image")
 # Versions in a catalog's URLs, which requests have themselves; Nova's first API knows no microversions.
 _VERSIONS: Mapping[str, tuple[str, str]] = {
@@ -40,13 +39,12 @@ _VERSIONS: Mapping[str, tuple[str, str]] = {
 
 @attrs.frozen
 class Session:
-    """A token. :ivar endpoints: URLs of services, by their types. :ivar until: of the monotonic clock."""
+    """A token. :ivar endpoints: URLs of services, by their types."""
 
     token: str = attrs.field(repr=False)
     endpoints: Mapping[str, str]
     project: str  # its id
     ca_file: str
-    until: float
 
 
 class _Answer(Response):  # type: ignore[misc]
@@ -74,25 +72,25 @@ class Credentials:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lock = threading.Lock()
-        self._session: Session | None = None
+        self._session = Renewed("Keystone's token", self._thd_get)
 
     @property
     def session(self) -> Session:
-        """The current session. :raise CloudError: there is none."""
-        with self._lock:
-            if self._session is None or time.monotonic() > self._session.until:
-                self._session = None
-                self._session = self._thd_new()
-            return self._session
+        """The current session. :raise CloudError: there is none; says whether that may pass."""
+        return self._session._thd_now()
 
-    def _thd_forget(self, token: str) -> None:
-        """Drop a token that was refused."""
-        with self._lock:
-            if self._session is not None and self._session.token == token:
-                self._session = None
+    def _thd_forget(self, session: Session) -> None:
+        """Drop a session whose token was refused."""
+        self._session._thd_forget(session)
 
-    def _thd_new(self) -> Session:
+    def _thd_get(self) -> TimedLease[Session]:
+        try:
+            return self._thd_new()
+        except Exception as error:
+            raise classify(error) from error
+
+    def _thd_new(self) -> TimedLease[Session]:
+        """Get a token. The file is read anew for each: whoever replaces it needs no new daemon."""
         settings = self._settings
         access = clouds_file._thd_read(clouds_file.find(settings.clouds_file), settings.cloud)
         begun = time.monotonic()
@@ -102,13 +100,13 @@ class Credentials:
             raise _refused(int(answer.status), str(answer.body))
         try:
             token: Token = json.loads(answer.body)["token"]
-            return Session(
+            session = Session(
                 token=str(answer.headers["x-subject-token"]),
                 endpoints=endpoints(token, settings.region or access.region, access.interface),
                 project=(token.get("project") or {}).get("id", ""),
                 ca_file=access.ca_file,
-                until=begun + _used_for(token),
             )
+            return TimedLease.of(session, begun, _seconds(token))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             words = f"Keystone's answer is no token ({type(error).__name__})"
             raise CloudError(ErrorKind.TRANSIENT, words) from None
@@ -141,11 +139,10 @@ def endpoints(token: Token, region: str, interface: str) -> Mapping[str, str]:
     return found
 
 
-def _used_for(token: Token) -> float:
-    """Seconds for which a token is used, by Keystone's own clock."""
+def _seconds(token: Token) -> float:
+    """Seconds for which a token serves, by Keystone's own clock."""
     issued, expires = (datetime.fromisoformat(token[key]) for key in ("issued_at", "expires_at"))
-    seconds = (expires - issued).total_seconds()
-    return max(seconds - _EARLY, seconds * _LEAST)
+    return (expires - issued).total_seconds()
 
 
 def _refused(status: int, body: str) -> CloudError:

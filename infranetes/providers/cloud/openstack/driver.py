@@ -36,7 +36,7 @@ from infranetes.providers.cloud.openstack.libcloud_types import (
 )
 
 if TYPE_CHECKING:
-    from infranetes.providers.cloud.openstack.credentials import Credentials
+    from infranetes.providers.cloud.openstack.credentials import Credentials, Session
 
 _CONSOLE_LINES = 50
 _MAX_PAGES = 1000
@@ -84,6 +84,7 @@ class Connection(Trusting, OpenStackBaseConnection):  # type: ignore[misc]
     accept_format = "application/json"
     default_content_type = "application/json"
     service_type = ""
+    _session: Session  # that the last request was sent with
 
     # Any: libcloud's base class takes them
     def __init__(self, *args: Any, credentials: Credentials, **options: Any) -> None:
@@ -96,7 +97,7 @@ class Connection(Trusting, OpenStackBaseConnection):  # type: ignore[misc]
 
     def morph_action_hook(self, action: str) -> str:
         """Turn to where the service is now. libcloud calls this first for each request."""
-        session = self._credentials.session
+        session = self._session = self._credentials.session
         self.auth_token, self.ca_file = session.token, session.ca_file
         endpoint = session.endpoints[self.service_type]
         if endpoint != self._endpoint:
@@ -117,7 +118,7 @@ class Connection(Trusting, OpenStackBaseConnection):  # type: ignore[misc]
         except BaseHTTPError as error:
             if int(error.code) != 401:
                 raise
-            self._credentials._thd_forget(self.auth_token)
+            self._credentials._thd_forget(self._session)
         return self._request(*args, **options)  # nothing was done: once more, with a new token
 
     def _request(self, action: str, method: str = "GET", data: object = "") -> Any:  # Any: as above

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+import attrs
+
 from infranetes.providers.cloud.interface import Offer
 from infranetes.providers.cloud.offer_book import OWN
 from infranetes.providers.cloud.openstack.libcloud_types import Flavor, Image
@@ -35,16 +37,20 @@ def offer(
 
     :param architecture: of the image, as flavors tell none.
     :param prices: one's own, by flavors' names: OpenStack's API knows none."""
-    price = prices.get(flavor["name"])
-    return Offer(
+    found = Offer(
         name=flavor["name"],
         cpu_millis=int(flavor["vcpus"]) * 1000,
         memory_bytes=int(flavor["ram"]) << 20,
-        price=price,
-        priced_by="" if price is None else OWN,
         gpus=_gpus(flavor.get("extra_specs") or {}, gpu_aliases),
         architecture=architecture,
     )
+    return priced(found, prices)
+
+
+def priced(offer: Offer, prices: Mapping[str, float]) -> Offer:
+    """Return an offer with its price of these, or without."""
+    price = prices.get(offer.name)
+    return attrs.evolve(offer, price=price, priced_by="" if price is None else OWN)
 
 
 def _gpus(specs: Mapping[str, str], aliases: Sequence[str]) -> int:

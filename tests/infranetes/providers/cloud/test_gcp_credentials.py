@@ -12,6 +12,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.logger import globalLogPublisher
 
+from infranetes.providers.cloud import renewal
 from infranetes.providers.cloud.gcp import credentials as module
 from infranetes.providers.cloud.gcp.credentials import SCOPE
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
@@ -203,7 +204,8 @@ class RenewalTests(CredentialsCase):
     async def setUp(self) -> None:
         await super().setUp()
         self.clock = _Clock()
-        self.patch(module, "time", self.clock)
+        for each in (module, renewal):
+            self.patch(each, "time", self.clock)
         self.identity.seconds = 3600
         self.credentials_ = self.credentials()
         self.first = await deferToThread(lambda: self.credentials_.access_token)

@@ -320,7 +320,7 @@ class TokenTests(RequestCase, TestCase):
         await self.sleep(1.1)
         self.world.token_seconds = 3600.0
         self.assertEqual(await self.within(provider.list()), [])
-        self.assertEqual(self.actions().count("token"), 2)
+        await self.until(lambda: self.actions().count("token") == 2, "there is another one")
 
     async def test_a_secret_can_be_replaced_in_place(self) -> None:
         self.world.write_clouds(application_credential_id="old", application_credential_secret="old")
