@@ -36,6 +36,11 @@ class Source:
 
 # vmtoolsd reads guestinfo for the agent, and tells vCenter the VM's addresses: its cards' alone.
 _TOOLS = "[guestinfo]\nexclude-nics=docker*,veth*,br-*\n"
+# Where the node gives the VM its address, the agent sets it, and DHCP is not to be asked for one.
+_STATIC = """\
+[Service]
+ExecCondition=+/bin/sh -c '! vmtoolsd --cmd "info-get guestinfo.infranetes.static" | grep -qx true'
+"""
 
 SOURCES: Mapping[str, Source] = {
     # An EBS volume may be slow, but it comes back: Linux' own 30 s would make the root read-only for good.
@@ -44,7 +49,13 @@ SOURCES: Mapping[str, Source] = {
     "azure": Source(card="Driver=hv_netvsc"),
     "gcp": Source(),
     "openstack": Source(),
-    "vsphere": Source(packages=("open-vm-tools",), files={"etc/vmware-tools/tools.conf": (0o644, _TOOLS)}),
+    "vsphere": Source(
+        packages=("open-vm-tools",),
+        files={
+            "etc/vmware-tools/tools.conf": (0o644, _TOOLS),
+            "etc/systemd/system/systemd-networkd.service.d/static.conf": (0o644, _STATIC),
+        },
+    ),
 }
 
 # What runs the pod's containers; `machine`: the pod is the VM.

@@ -6,7 +6,8 @@ What is added here because vcsim lacks it, or differs from vCenter:
 - a clone gets its requested extraConfig, CPUs, memory and annotation before its task is returned (vcsim sets
   them in a copy, which it drops);
 - what the role in the manual does not grant is refused, and VMs that vCenter has no host for;
-- a VM that is powered on gets an address of the loopback network 127.78.0.0/16 once its agent is started.
+- a VM that is powered on gets the address in its identity, or else, as by DHCP, one of the loopback network
+  127.78.0.0/16, once its agent is started.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import json
 import re
 import secrets
 import shutil
@@ -377,6 +379,9 @@ class SimulatedVcenter:
             if there.runtime.powerState != "poweredOn":
                 return ""
             identity = vcsim.extra_config(there).get(IDENTITY, "")
+            network = json.loads(base64.b64decode(identity) or b"{}").get("network")
+            if network is not None:
+                vm.address = network["address"].partition("/")[0]
             self.vcsim.reconfigure(there, {"SET.guest.ipAddress": vm.address})
         except (vmodl.fault.ManagedObjectNotFound, AssertionError):
             return ""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import attrs
 from libcloud.compute.types import NodeState
 from pyVmomi import vmodl
 
@@ -22,6 +23,7 @@ from infranetes.providers.cloud.interface import (
     Rate,
 )
 from infranetes.providers.cloud.vsphere import errors, sizes
+from infranetes.providers.cloud.vsphere.addresses import Leases
 from infranetes.providers.cloud.vsphere.deployments import LibraryDeployments
 from infranetes.providers.cloud.vsphere.disks import VsphereDisks, _thd_detach_all
 from infranetes.providers.cloud.vsphere.driver import Driver
@@ -37,6 +39,7 @@ from infranetes.providers.cloud.vsphere.storage import Storage
 from infranetes.providers.cloud.vsphere.vms import VMs, launching_vm
 from infranetes.providers.interface import ProviderContext
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.identity import Network, decode, encode
 
 _NOT_OFFERED = {
     "spot": "vSphere has no spot VMs",
@@ -67,7 +70,9 @@ class VsphereCloud:
         self._inventory = VCenterInventory(settings)
         self._deployments = LibraryDeployments(settings, self._inventory, self._rest)
         self._launches = Launches()
-        self._vms = VMs(context, self._launches, settings.addresses)
+        pool = settings.address_pool()
+        self._leases = Leases(context.state_dir / self.name / "addresses", pool) if pool is not None else None
+        self._vms = VMs(context, self._launches, settings.addresses, self._leases)
         has_volumes = bool(settings.volumes_datastore)
         self.disks = VsphereDisks(self._inventory, self._vms, context.cluster) if has_volumes else None
         self.snapshots = VsphereSnapshots(self.disks, settings.snapshots_per_volume) if self.disks else None
@@ -145,8 +150,13 @@ class VsphereCloud:
         launch = self._launches.get(name)
         if launch is None:
             launch = Launch(name, "", request.sandbox_id, time.time(), request.size)
-            fault = self._thd_clone(driver, request, launch)
+            try:
+                fault = self._thd_clone(driver, request, launch)
+            except CloudError:  # it was not asked for
+                self._vms._thd_forget(name)
+                raise
             if fault is not None and fault.kind is not ErrorKind.CONFLICT:
+                self._vms._thd_forget(name)
                 raise fault
         if launch.running:
             return launching_vm(launch)
@@ -154,22 +164,25 @@ class VsphereCloud:
         with self._thd_in_folder(driver) as folder:
             node = self._vms._thd_get(driver, folder, name)
         if node is None:
-            self._launches.forget(name)
+            (self._vms._thd_forget if launch.fault else self._launches.forget)(name)
             raise launch.fault or CloudError(ErrorKind.CONFLICT, f"VM {name} exists but is not shown yet")
         vm = self._vms._thd_vm(driver, name, node, before)
         failed = self._launches.get(name)
         if failed is not None and failed.fault is not None:
             # Destroy it, so that it can be launched in another resource pool.
             _thd_wait_briefly(driver, driver.destroy_node(node)._moId, patient=True)
-            self._vms.forget(name)
+            self._vms._thd_forget(name)
             raise failed.fault
         return vm
 
     def _thd_clone(self, driver: Driver, request: LaunchRequest, launch: Launch) -> CloudError | None:
-        """Begin to clone a VM. Returns the fault if that fails soon."""
+        """Begin to clone a VM. Returns the fault if that fails soon.
+
+        :raise CloudError: it was not asked for, as something that it needs is missing."""
+        request, given = self._thd_with_address(request, launch.name)
         for is_last in (False, True):
             fault = self._launches._thd_begin(
-                driver, launch, lambda: self._inventory._thd_clone(driver, launch.name, request)
+                driver, launch, lambda: self._inventory._thd_clone(driver, launch.name, request, given)
             )
             if fault is None or fault.kind is ErrorKind.CONFLICT:
                 break
@@ -177,6 +190,14 @@ class VsphereCloud:
             if is_last or fault.kind is not ErrorKind.NOT_FOUND:
                 break
         return fault
+
+    def _thd_with_address(self, request: LaunchRequest, name: str) -> tuple[LaunchRequest, Network | None]:
+        """Put an address of ours into a VM's identity; None: DHCP gives it one."""
+        if self._leases is None or request.wishes.subnet not in ("", self._settings.networks[0]):
+            return request, None
+        given = self._leases._thd_take(name)
+        identity = encode(attrs.evolve(decode(request.identity), network=given))
+        return attrs.evolve(request, identity=identity), given
 
     def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
         return vm  # how a clone's task ended shows in lists
@@ -219,7 +240,7 @@ class VsphereCloud:
                 return False  # it may still appear
             if launch is None and vm.id not in self._vms.ending:
                 raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {vm.id}")
-            self._vms.forget(vm.id)
+            self._vms._thd_forget(vm.id)
             return True
         self._vms.ending.add(vm.id)
         try:
@@ -234,12 +255,12 @@ class VsphereCloud:
             if cloud_error is not None and cloud_error.kind in (ErrorKind.TRANSIENT, ErrorKind.NOT_FOUND):
                 return False  # it is being cloned or deleted right now
             raise
-        self._vms.forget(vm.id)
+        self._vms._thd_forget(vm.id)
         return True
 
     def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
         """Forget the VM: its own disks were deleted with it, and addresses are the network's."""
-        self._vms.forget(vm.id)
+        self._vms._thd_forget(vm.id)
 
     # ---- What vSphere does not have
 

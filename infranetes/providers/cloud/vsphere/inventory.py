@@ -28,6 +28,7 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import (
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.cloud.vsphere.specs import Template
 from infranetes.providers.cloud.vsphere.storage import Place
+from infranetes_common.identity import Network
 
 T = TypeVar("T")
 
@@ -83,15 +84,17 @@ class VCenterInventory:
         if settings.image_folder:
             self._thd_image_folder(driver)
 
-    def _thd_clone(self, driver: Driver, name: str, request: LaunchRequest) -> Task:
-        """Begin to clone a VM."""
+    def _thd_clone(self, driver: Driver, name: str, request: LaunchRequest, given: Network | None) -> Task:
+        """Begin to clone a VM. :param given: as in `specs.clone`."""
         settings = self._settings
         template = self._thd_template(driver, request.image)
         pool = self._thd_pool(driver, request.zone or settings.resource_pools[0])
         datastore = self._thd_datastore(driver)
         network = request.wishes.subnet or settings.networks[0]
         host = self._hosts._thd_choose(driver, pool, self._thd_needs(driver, template, network, request.size))
-        spec = specs.clone(name, request, template, pool, datastore, self._thd_card(driver, network), host)
+        spec = specs.clone(
+            name, request, template, pool, datastore, self._thd_card(driver, network), host, given
+        )
         source = driver.vm(template.id)
         return driver.create_node(name, source, self._thd_folder(driver), spec)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from ipaddress import ip_network
+from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
 
 import attrs
 
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.vsphere.addresses import Pool, parse_range
 
 MOST_SNAPSHOTS = 32  # that vSphere keeps of one disk
 
+_MOST_ADDRESSES = 1 << 16
 _PATH = re.compile(r"[^/\x00-\x1f]{1,240}(?:/[^/\x00-\x1f]{1,240}){0,20}")
 
 
@@ -53,6 +55,23 @@ def _is_network(instance: object, attribute: attrs.Attribute[str], value: str) -
         ip_network(value)
 
 
+def _are_ranges(
+    instance: Settings, attribute: attrs.Attribute[tuple[str, ...]], value: Sequence[str]
+) -> None:
+    if not value:
+        return
+    pool = instance.address_pool()
+    assert pool is not None
+    if pool.gateway not in pool.network:
+        raise ValueError(f"gateway has to be in addresses, {pool.network}")
+    if any(each.first not in pool.network or each.last not in pool.network for each in pool.ranges):
+        raise ValueError(f"they have to be in addresses, {pool.network}")
+    if sum(int(each.last) - int(each.first) + 1 for each in pool.ranges) > _MOST_ADDRESSES:
+        raise ValueError(f"they have more than {_MOST_ADDRESSES} addresses")
+    if not pool.usable():
+        raise ValueError("they have no address that a VM may have")
+
+
 def _has_image_folder(instance: Settings, attribute: attrs.Attribute[str], value: str) -> None:
     if value and not instance.image_folder:
         raise ValueError("it needs image_folder, where its items are deployed")
@@ -85,5 +104,22 @@ class Settings(CloudSettings):
     )
     # The network of pods' addresses; empty: any.
     addresses: str = attrs.field(default="", validator=_is_network)
+    gateway: str = ""  # of that network, for VMs that have an address of address_ranges
+    # Addresses of it that this node, and no other, gives to VMs on the first network; empty: DHCP does.
+    address_ranges: tuple[str, ...] = attrs.field(default=(), validator=_are_ranges)
     # A larger size is not more likely to be available: other resource pools are tried instead.
     max_sizes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+
+    def address_pool(self) -> Pool | None:
+        """What this node gives addresses from; None: DHCP gives them.
+
+        :raise ValueError: it is malformed."""
+        if not self.address_ranges:
+            return None
+        try:
+            network, gateway = IPv4Network(self.addresses), IPv4Address(self.gateway)
+        except ValueError:
+            raise ValueError(
+                "with them, addresses has to be an IPv4 network and gateway its router"
+            ) from None
+        return Pool(network, gateway, tuple(parse_range(each) for each in self.address_ranges))

@@ -14,9 +14,13 @@ from pyVmomi import vim
 from infranetes.providers.cloud.interface import SANDBOX, CloudError, ErrorKind, LaunchRequest
 from infranetes.providers.cloud.vsphere import sizes
 from infranetes.providers.cloud.vsphere.pyvmomi_types import DataObject, ManagedObject, NetworkCard
+from infranetes_common.identity import Network
 
 IDENTITY = "guestinfo.infranetes.identity"  # where vmserver's `metadata` looks
 CREATED = "infranetes-created"  # seconds since 1970: vSphere 6.5 itself does not tell
+ADDRESS = "infranetes-address"  # that the node has given it
+# Tells the guest that its agent sets the address, so that no DHCP is asked for one.
+STATIC = "guestinfo.infranetes.static"
 NAME = "infranetes-name"  # the VM's original name: people may rename it
 DISK_UUIDS = "disk.EnableUUID"  # has the guest see the UUIDs of its disks, by which it finds volumes
 MAX_IDENTITY = 44 * 1024  # bytes: as base64 less than the 64 KiB that open-vm-tools reads at once
@@ -46,11 +50,12 @@ def clone(
     datastore: ManagedObject | None,
     network: DataObject,
     host: ManagedObject | None = None,
+    given: Network | None = None,
 ) -> DataObject:
     """Return the CloneSpec of a VM, which has its tags from the moment it is created.
 
     :param datastore: None: the template's. :param network: the backing of its network card.
-    :param host: None: vCenter chooses.
+    :param host: None: vCenter chooses. :param given: the identity's network; None: DHCP gives an address.
     :raise CloudError: the identity is too large."""
     if len(request.identity) > MAX_IDENTITY:
         raise CloudError(ErrorKind.INVALID, "the VM's identity is larger than guestinfo may be")
@@ -61,6 +66,7 @@ def clone(
         CREATED: f"{time.time():.3f}",
         IDENTITY: base64.b64encode(request.identity).decode(),
         DISK_UUIDS: "TRUE",
+        **({ADDRESS: given.address.partition("/")[0], STATIC: "true"} if given is not None else {}),
     }
     config = vim.vm.ConfigSpec(
         numCPUs=cpus,
@@ -68,7 +74,7 @@ def clone(
         memoryMB=mib,
         annotation=f"Sandbox {request.tags.get(SANDBOX, '')} of Infranetes, which makes and ends this VM",
         extraConfig=options(extra),
-        deviceChange=[_card(template.card, network)],
+        deviceChange=[_card(template.card, network, given.mac if given is not None else "")],
     )
     where = vim.vm.RelocateSpec(pool=pool)
     if datastore is not None:
@@ -87,15 +93,16 @@ def options(values: Mapping[str, str]) -> list[DataObject]:
     return [vim.option.OptionValue(key=key, value=value) for key, value in values.items()]
 
 
-def _card(old: NetworkCard | None, backing: DataObject) -> DataObject:
-    """Return the change that connects the template's network card, or a new one, to a network."""
+def _card(old: NetworkCard | None, backing: DataObject, mac: str) -> DataObject:
+    """Return the change that connects the template's network card, or a new one, to a network.
+
+    :param mac: "": vCenter gives it a hardware address of its own."""
+    hardware = {"addressType": "manual", "macAddress": mac} if mac else {"addressType": "generated"}
     connected = vim.vm.device.VirtualDevice.ConnectInfo(
         startConnected=True, connected=True, allowGuestControl=False
     )
     if old is None:
-        card = vim.vm.device.VirtualVmxnet3(
-            key=-1, backing=backing, connectable=connected, addressType="generated"
-        )
+        card = vim.vm.device.VirtualVmxnet3(key=-1, backing=backing, connectable=connected, **hardware)
         return vim.vm.device.VirtualDeviceSpec(operation=_Operation.add, device=card)
     card_class: Callable[..., DataObject] = type(old)
     edited = card_class(
@@ -104,7 +111,7 @@ def _card(old: NetworkCard | None, backing: DataObject) -> DataObject:
         unitNumber=old.unitNumber,
         backing=backing,
         connectable=connected,
-        addressType="generated",  # a MAC address of its own
+        **hardware,
     )
     return vim.vm.device.VirtualDeviceSpec(operation=_Operation.edit, device=edited)
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Sequence, Set
-from ipaddress import ip_address, ip_network
+from collections.abc import Mapping, Sequence, Set
+from ipaddress import IPv4Address, ip_address, ip_network
 
 import attrs
 from libcloud.compute.types import NodeState
@@ -26,6 +26,7 @@ from pyVmomi import vmodl
 
 from infranetes.providers.cloud.interface import CLUSTER, NODE, SANDBOX, TOKEN, CloudVM, ErrorKind
 from infranetes.providers.cloud.vsphere import specs
+from infranetes.providers.cloud.vsphere.addresses import Leases
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.launches import Launch, Launches
 from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity, Node
@@ -44,14 +45,19 @@ class Tags:
     sandbox_id: str
     token: str
     created_at: float
+    given: str = ""  # the address that the node has given it
 
 
 class VMs:
     """The VMs of one cluster and node in one folder. Methods are called in threads.
 
-    :param addresses: the network of pods' addresses; "": any."""
+    :param addresses: the network of pods' addresses; "": any.
+    :param leases: of addresses that the node gives; None: DHCP gives all."""
 
-    def __init__(self, context: ProviderContext, launches: Launches, addresses: str) -> None:
+    def __init__(
+        self, context: ProviderContext, launches: Launches, addresses: str, leases: Leases | None = None
+    ) -> None:
+        self._leases = leases
         self._cluster, self._node = context.cluster, context.node
         owner = hashlib.sha256(f"{context.cluster}\0{context.node}".encode()).hexdigest()[:12]
         self._prefix = f"infranetes-{owner}-"
@@ -77,11 +83,26 @@ class VMs:
         self._launches._thd_look(driver)
         before = self.have_run()
         nodes = self._thd_ours(driver, folder)
+        self._thd_record_addresses(nodes)
         vms = [self._thd_vm(driver, name, node, before) for name, node in nodes.items()]
         with self._lock:
             self._ran &= set(nodes)
         missing = [launch for launch in self._launches.all() if launch.name not in nodes]
         return vms + [launching_vm(launch) for launch in missing]
+
+    def _thd_record_addresses(self, nodes: Mapping[str, Node]) -> None:
+        """Record the addresses that VMs were given, and those that they report, which DHCP may have given."""
+        if self._leases is None:
+            return
+        have = {}
+        for name, node in nodes.items():
+            texts = [self._given(node), self._address(node)]
+            have[name] = {IPv4Address(each) for each in texts if each and ":" not in each}
+        self._leases._thd_record_list(have, {launch.name for launch in self._launches.all()})
+
+    def _given(self, node: Node) -> str:
+        tags = self._tags.get(node.id)
+        return tags.given if tags is not None else ""
 
     def _thd_get(self, driver: Driver, folder: Entity, name: str) -> Node | None:
         """Return a VM of ours by its original name, even if it was renamed."""
@@ -207,8 +228,10 @@ class VMs:
         with self._lock:
             self._ran.add(name)
 
-    def forget(self, name: str) -> None:
-        """Forget a VM that is gone for good."""
+    def _thd_forget(self, name: str) -> None:
+        """Forget a VM that is gone for good, and free its address."""
+        if self._leases is not None:
+            self._leases._thd_give_back(name)
         self._launches.forget(name)
         with self._lock:
             self.ending.discard(name)
@@ -216,7 +239,7 @@ class VMs:
 
     def _address(self, node: Node) -> str:
         """Return the pod's address by VMware Tools: that of a network card, not of a bridge in the guest."""
-        nics = node.extra["cards"]
+        nics, given = node.extra["cards"], self._given(node)
         of_cards = [text for nic in nics if (nic.deviceConfigId or 0) > 0 for text in nic.ipAddress or []]
         reported = of_cards if nics else node.private_ips
         for text in sorted(reported, key=lambda text: ":" in text):  # IPv4 first
@@ -226,7 +249,7 @@ class VMs:
                 continue
             if address.is_link_local or address.is_unspecified or address.is_multicast:
                 continue
-            if self._range is None or address in self._range:
+            if str(address) == given or (not given and (self._range is None or address in self._range)):
                 return str(address)
         return ""
 
@@ -256,7 +279,15 @@ def _tags_in(extra: dict[str, str]) -> Tags:
         sandbox_id=extra.get(SANDBOX, ""),
         token=extra.get(TOKEN, ""),
         created_at=created,
+        given=_ipv4(extra.get(specs.ADDRESS, "")),
     )
+
+
+def _ipv4(text: str) -> str:
+    try:
+        return str(IPv4Address(text))
+    except ValueError:
+        return ""
 
 
 def _token_of(name: str) -> str:
