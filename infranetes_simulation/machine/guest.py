@@ -66,7 +66,9 @@ def main(directory: str) -> None:
     _checked(_libc.unshare(_CLONE_NEWCGROUP), "unshare")
     _mount_all(disk)
     os.close(disk)
-    network.set_up(hardware["address"], hardware["gateway"])
+    network.switch_on()
+    if hardware["address"]:
+        network.set_up(hardware["address"], hardware["gateway"])
     _Agent(hardware["behaviour"], hardware.get("configuration", CONFIGURATION)).keep()
 
 

@@ -34,7 +34,7 @@ class Hardware(TypedDict):
     """What a VM is to be."""
 
     id: str
-    address: str  # with the length of its prefix
+    address: str  # with the length of its prefix; "": its agent sets one
     gateway: str  # likewise: the machine's own, on the bridge
     bridge: str
     lock: str  # a file: who has locked it may change the bridge

@@ -69,11 +69,14 @@ def _exists(link: str) -> bool:
     return any(name == link for _, name in socket.if_nameindex())
 
 
+def switch_on() -> None:
+    """Switch on the network cards of the VM, whose network namespace this is."""
+    ip("link set lo up", f"link set {NETWORK_CARD} up")
+
+
 def set_up(address: str, gateway: str) -> None:
-    """Give the VM, whose network namespace this is, its address and its way out."""
+    """Give the VM, likewise, its address and its way out."""
     ip(
-        "link set lo up",
-        f"link set {NETWORK_CARD} up",
         f"address add {address} dev {NETWORK_CARD}",
         f"route add default via {gateway.partition('/')[0]}",
         f"route add {LINK_LOCAL} dev {NETWORK_CARD}",

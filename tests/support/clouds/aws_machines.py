@@ -18,7 +18,7 @@ class SimulatedAwsMachines(SimulatedAws):
 
     def __init__(self, reactor: Any, directory: Path, cluster: str = "") -> None:
         super().__init__(reactor, directory, cluster)
-        self.machines = InstanceMachines(reactor, directory, "aws")
+        self.machines = InstanceMachines(reactor, directory, "source = 'aws'")
 
     def start(self) -> None:
         """Start a cloud with one subnet, which the machine reaches."""

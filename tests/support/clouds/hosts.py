@@ -22,6 +22,7 @@ class Hosts:
 
     def __init__(self, stub: Any) -> None:
         self._stub = stub
+        self.emptying: set[str] = set()  # names of hosts that are entering maintenance mode, which none shows
 
     def refusal_of_clone(self, source: str, body: str) -> tuple[str, str] | None:
         """Return the fault of a CloneVM_Task, with its fields; None: it may be made."""
@@ -57,7 +58,7 @@ class Hosts:
         it = vim.HostSystem(host, self._stub)
         if it.runtime.connectionState != "connected":
             return "HostNotConnected"
-        if it.runtime.inMaintenanceMode:
+        if it.runtime.inMaintenanceMode or it.name in self.emptying:
             return "InvalidState"
         if datastores - {each._moId for each in it.datastore}:
             return "InvalidDatastore"

@@ -33,18 +33,16 @@ CGROUP = f"infranetes-tests-instances-{os.getpid()}"
 class InstanceMachines:
     """The machines of one test's cloud.
 
-    :param source: of the agents' identity: the cloud's name.
+    :param identity: the agents' table `identity`.
     """
 
-    def __init__(self, reactor: object, directory: Path, source: str) -> None:
+    def __init__(self, reactor: object, directory: Path, identity: str) -> None:
         self._reactor = cast(IReactorSocket, reactor)
         self._directory = directory.resolve()
-        self._configuration = guest.CONFIGURATION.replace(
-            guest.IDENTITY, f"[identity]\nsource = '{source}'\n"
-        )
+        self._configuration = guest.CONFIGURATION.replace(guest.IDENTITY, f"[identity]\n{identity}\n")
         # For measurements of networks (RFC 2544): no machine has addresses of it.
         prefix = f"198.19.{os.getpid() % 256}"
-        self.subnet, self._gateway = f"{prefix}.0/24", f"{prefix}.1/24"
+        self.subnet, self.gateway = f"{prefix}.0/24", f"{prefix}.1"
         self._bridge = network.bridge_of(self._directory)
         self._lock = self._directory / "bridge.lock"
         self._namespace = f"infmeta-{secrets.token_hex(4)}"
@@ -56,7 +54,7 @@ class InstanceMachines:
         """Have the network, and the metadata service in it."""
         self._directory.mkdir(parents=True, exist_ok=True)
         network.ip(f"netns add {self._namespace}")
-        network.plug_in(self._lock, self._bridge, self._cable, self._gateway, self._namespace)
+        network.plug_in(self._lock, self._bridge, self._cable, f"{self.gateway}/24", self._namespace)
         inside = f"-n {self._namespace}"
         network.ip(
             f"{inside} link set lo up",
@@ -68,14 +66,19 @@ class InstanceMachines:
             listening.setblocking(False)
             self._metadata = self._reactor.adoptStreamPort(listening.fileno(), socket.AF_INET, metadata)
 
-    def run(self, id: str, address: str) -> None:
-        """Turn a machine on. What is in its directory is on its disk."""
+    def disk(self, id: str) -> Path:
+        """Return the directory that is a machine's disk, at `guest.DISK` there."""
         disk = self._directory / id
-        disk.mkdir(mode=0o711, exist_ok=True)
+        disk.mkdir(mode=0o711, parents=True, exist_ok=True)
+        return disk
+
+    def run(self, id: str, address: str = "") -> None:
+        """Turn a machine on. :param address: "": its agent sets one."""
+        disk = self.disk(id)
         described: hypervisor.Hardware = {
             "id": id,
-            "address": f"{address}/24",
-            "gateway": self._gateway,
+            "address": f"{address}/24" if address else "",
+            "gateway": f"{self.gateway}/24",
             "bridge": self._bridge,
             "lock": str(self._lock),
             "cgroup": f"{CGROUP}/{id}",

@@ -8,11 +8,14 @@ from pathlib import Path
 from infranetes.providers.cloud.vsphere.specs import IDENTITY
 
 
-def write(directory: Path, identity: str) -> Path:
-    """Write what the agent uses of it, with an identity in its guestinfo; return the program."""
-    file = directory / "guestinfo"
-    file.touch(mode=0o600)
-    file.write_text(identity)
+def write(directory: Path, identity: str, seen_at: Path | None = None) -> Path:
+    """Write what the agent uses of it, with an identity in its guestinfo; return the program.
+
+    :param seen_at: where the agent sees the directory; None: there."""
+    guestinfo = directory / "guestinfo"
+    guestinfo.touch(mode=0o600)
+    guestinfo.write_text(identity)
+    file = (seen_at or directory) / "guestinfo"
     tools = directory / "vmtoolsd"
     tools.touch(mode=0o700)
     tools.write_text(

@@ -57,7 +57,9 @@ _addresses = count(10)
 
 
 @attrs.define
-class _Vm:
+class Vm:
+    """A VM that is on."""
+
     id: str
     behaviour: str
     address: str
@@ -78,7 +80,7 @@ class SimulatedVcenter:
         self._agent_processes = agent_processes.shared()
         self._pool = HTTPConnectionPool(reactor)
         self._http = Agent(reactor, pool=self._pool)
-        self._vms: dict[str, _Vm] = {}
+        self._vms: dict[str, Vm] = {}
         self._images: dict[str, str] = {}  # the templates that VMs were cloned from
         self._stale: dict[str, bytes] = {}
         self._booting: list[Deferred[None]] = []
@@ -114,7 +116,7 @@ class SimulatedVcenter:
         for booting in self._booting:
             await booting
         for id in self._vms:
-            self._agent_processes.kill(id)
+            self._turn_off(id)
         await self.vm_images.stop()
         await self._port.stopListening()
         await self._pool.closeCachedConnections()
@@ -191,7 +193,7 @@ class SimulatedVcenter:
         """Power a VM off, as somebody else would."""
         vm = self.vm(name)
         vcsim.done(vm.PowerOffVM_Task())
-        self._agent_processes.kill(self._agent_of(vm._moId))
+        self._turn_off(vm._moId)
 
     async def machine_image(self, name: str) -> str:
         """Return the instance UUID of a new template of VM-image pods, called `name` (NAME:VERSION)."""
@@ -317,10 +319,10 @@ class SimulatedVcenter:
                 await self._forward(reconfigure(made, spec), headers)
         elif action == "PowerOnVM_Task" and this not in self._vms and self.behaviour != NEVER:
             number = next(_addresses)
-            self._vms[this] = vm = _Vm(this, self.behaviour, f"127.78.{number >> 8 & 255}.{number & 255}")
+            self._vms[this] = vm = Vm(this, self.behaviour, f"127.78.{number >> 8 & 255}.{number & 255}")
             self._booting.append(Deferred.fromCoroutine(self._boot(vm)))
         elif action in ("PowerOffVM_Task", "Destroy_Task"):
-            self._agent_processes.kill(self._agent_of(this))
+            self._turn_off(this)
 
     def _thd_made(self, task_id: str) -> str:
         """Return the id of what a clone's task has created; "": nothing."""
@@ -343,7 +345,10 @@ class SimulatedVcenter:
     def _agent_of(self, id: str) -> str:
         return f"{self.folder}-{id}"
 
-    async def _boot(self, vm: _Vm) -> None:
+    def _turn_off(self, id: str) -> None:
+        self._agent_processes.kill(self._agent_of(id))
+
+    async def _boot(self, vm: Vm) -> None:
         await deferLater(self._reactor, BOOT_SECONDS, lambda: None)
         identity = await deferToThread(self._thd_boot, vm)
         if not identity or vm.behaviour == NO_AGENT or self._stopped:
@@ -365,14 +370,14 @@ class SimulatedVcenter:
 
     def _switched_off(self, id: str) -> None:
         """Power off a VM that powers itself off; it exists until it is destroyed."""
-        self._agent_processes.kill(self._agent_of(id))
+        self._turn_off(id)
         self._booting.append(deferToThread(self._thd_off, id))
 
     def _thd_off(self, id: str) -> None:
         with contextlib.suppress(vmodl.fault.ManagedObjectNotFound, AssertionError):  # somebody was faster
             vcsim.done(vim.VirtualMachine(id, self.inventory._stub).PowerOffVM_Task())
 
-    def _thd_boot(self, vm: _Vm) -> str:
+    def _thd_boot(self, vm: Vm) -> str:
         """Let VMware Tools report the address. Returns the identity in guestinfo; "": the VM is gone."""
         there = vim.VirtualMachine(vm.id, self.inventory._stub)
         try:

@@ -30,7 +30,7 @@ from infranetes_common.identity import Network
 ASKED_SECONDS = 2 * 3600.0  # a full clone of a large disk has ended by then
 LACKED_SECONDS = 60.0  # a list may be older than that of a moment ago, not as old as this
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_CONTENT = re.compile(r"([A-Za-z0-9._-]{1,128})( shown)?\n?")
 _log = Logger()
 
 
@@ -99,7 +99,7 @@ class _Lease:
 
 
 class Leases:
-    """One node's leases, each a file: its name is the address, its content the VM's name.
+    """One node's leases, each a file: named by the address, with the VM's name and whether it was shown.
 
     Methods block, and may be called by any thread.
 
@@ -112,9 +112,7 @@ class Leases:
         self._usable = pool.usable()
         self._lock = threading.Lock()
         self._leases: dict[IPv4Address, _Lease] | None = None
-        self._last = (
-            -1
-        )  # index of the address that was given last: one that was given back is used again last
+        self._last = -1  # index of the address that was given last: one that was given back comes last
 
     def _thd_take(self, name: str) -> Network:
         """Return the network of a VM that is about to be asked for. Idempotent.
@@ -130,7 +128,7 @@ class Leases:
                 index = (self._last + 1 + step) % count
                 address = self._usable[index]
                 if address not in leases:
-                    self._thd_write(leases, address, name)
+                    self._thd_write(leases, address, _Lease(name, self._now()))
                     self._last = index
                     return self.pool.network_of(address)
         raise CloudError(ErrorKind.QUOTA, f"all {count} addresses of address_ranges are taken")
@@ -149,10 +147,12 @@ class Leases:
             for name, addresses in shown.items():
                 for address in addresses & set(self._usable):
                     if address not in leases:
-                        self._thd_write(leases, address, name)
+                        self._thd_note(leases, address, _Lease(name, now, is_shown=True))
             for address, lease in list(leases.items()):
                 if lease.name in shown:
-                    lease.is_shown, lease.lacked_since = True, None
+                    lease.lacked_since = None
+                    if not lease.is_shown:
+                        self._thd_note(leases, address, attrs.evolve(lease, is_shown=True))
                 elif lease.name in launching:
                     lease.lacked_since = None
                 elif lease.is_shown:
@@ -170,24 +170,32 @@ class Leases:
             found: dict[IPv4Address, _Lease] = {}
             for file in self._directory.iterdir():
                 with contextlib.suppress(ValueError):  # half written, and never used
-                    name = file.read_text(errors="replace").strip()
-                    found[IPv4Address(file.name)] = _Lease(
-                        name if _NAME.fullmatch(name) else "", file.stat().st_mtime
-                    )
+                    content = _CONTENT.fullmatch(file.read_text(errors="replace"))
+                    name, is_shown = (content[1], content[2] is not None) if content else ("", False)
+                    found[IPv4Address(file.name)] = _Lease(name, file.stat().st_mtime, is_shown)
             self._leases = found
             newest = max(found, key=lambda address: found[address].asked_at, default=None)
             if newest in self._usable:
                 self._last = self._usable.index(newest)
         return self._leases
 
-    def _thd_write(self, leases: dict[IPv4Address, _Lease], address: IPv4Address, name: str) -> None:
+    def _thd_write(self, leases: dict[IPv4Address, _Lease], address: IPv4Address, lease: _Lease) -> None:
         try:
-            replace_file(self._directory / str(address), f"{name}\n")
+            shown = " shown" if lease.is_shown else ""
+            replace_file(self._directory / str(address), f"{lease.name}{shown}\n")
         except OSError as error:
             raise CloudError(
                 ErrorKind.TRANSIENT, f"the lease of {address} can't be recorded: {error}; see state_dir"
             ) from None
-        leases[address] = _Lease(name, self._now())
+        leases[address] = lease
+
+    def _thd_note(self, leases: dict[IPv4Address, _Lease], address: IPv4Address, lease: _Lease) -> None:
+        """Record what a list has told, which the next daemon is told as well: a full disk fails no list."""
+        leases[address] = lease
+        try:
+            self._thd_write(leases, address, lease)
+        except CloudError as error:
+            _log.warn("{error}", error=str(error))
 
     def _thd_remove(self, leases: dict[IPv4Address, _Lease], address: IPv4Address) -> None:
         try:

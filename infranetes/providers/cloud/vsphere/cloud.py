@@ -30,7 +30,7 @@ from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.inventory import VCenterInventory
 from infranetes.providers.cloud.vsphere.launches import Launch, Launches, _thd_wait_briefly
 from infranetes.providers.cloud.vsphere.library import Library
-from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity
+from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity, Task
 from infranetes.providers.cloud.vsphere.rest import Rest
 from infranetes.providers.cloud.vsphere.session import VOLUMES_API, Session
 from infranetes.providers.cloud.vsphere.settings import Settings
@@ -180,16 +180,26 @@ class VsphereCloud:
 
         :raise CloudError: it was not asked for, as something that it needs is missing."""
         request, given = self._thd_with_address(request, launch.name)
+
+        def begin() -> Task:
+            launch.host = self._inventory._thd_host(driver, request)
+            return self._inventory._thd_clone(driver, launch.name, request, launch.host, given)
+
         for is_last in (False, True):
-            fault = self._launches._thd_begin(
-                driver, launch, lambda: self._inventory._thd_clone(driver, launch.name, request, given)
-            )
+            fault = self._launches._thd_begin(driver, launch, begin)
+            self._note_refusal(launch, fault)
             if fault is None or fault.kind is ErrorKind.CONFLICT:
                 break
             self._inventory.forget()  # there may be something else at some path now
             if is_last or fault.kind is not ErrorKind.NOT_FOUND:
                 break
         return fault
+
+    def _note_refusal(self, launch: Launch, fault: CloudError | None) -> None:
+        """Have the next launch choose another host than one that has refused this."""
+        refused = fault is not None and fault.kind in (ErrorKind.TRANSIENT, ErrorKind.CAPACITY)
+        if refused and launch.host is not None:
+            self._inventory.refused_by(launch.host)
 
     def _thd_with_address(self, request: LaunchRequest, name: str) -> tuple[LaunchRequest, Network | None]:
         """Put an address of ours into a VM's identity; None: DHCP gives it one."""

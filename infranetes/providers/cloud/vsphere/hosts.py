@@ -4,7 +4,8 @@
 resource pool of           host
 a host outside clusters    none is named: there is one only
 a cluster with DRS         none is named: DRS chooses
-a cluster without DRS      of those that can run the VM, the one with the most memory left
+a cluster without DRS      of those that can run the VM, the one with the most memory left; one that has
+                           refused a VM within a minute only if all have, the longest ago first
 
 vCenter refuses to create a VM in a cluster without DRS while no host is named (source: vSphere Web Services
 API reference, `VirtualMachineRelocateSpec.host`).
@@ -31,6 +32,8 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import (
 
 _LOOK_SECONDS = 10.0  # afterwards a host may be in maintenance
 _STATISTICS_SECONDS = 60.0  # until a new VM's memory shows in its host's statistics
+# For which a host comes last that has refused a VM. One that enters maintenance mode looks fit, and empty.
+_REFUSED_SECONDS = 60.0
 _HOST = (
     "name",
     "runtime.connectionState",
@@ -79,11 +82,17 @@ class Hosts:
         self._lock = threading.Lock()
         self._looks: dict[str, tuple[float, Sequence[Host] | None]] = {}  # by pool, with the time of the look
         self._chosen: list[tuple[float, str, int]] = []  # time, host's id, MiB
+        self._refused: dict[str, float] = {}  # hosts' ids, with the time of the refusal
 
     def forget(self) -> None:
         """Look at hosts anew, as something has changed."""
         with self._lock:
             self._looks.clear()
+
+    def refused_by(self, host: ManagedObject) -> None:
+        """Record that a host that was chosen has refused a VM."""
+        with self._lock:
+            self._refused[host._moId] = time.monotonic()
 
     def _thd_choose(self, driver: Driver, pool: ManagedObject, needs: Needs) -> ManagedObject | None:
         """Return the host of a new VM in a resource pool; None: vCenter chooses.
@@ -117,11 +126,13 @@ class Hosts:
         with self._lock:
             now = time.monotonic()
             self._chosen = [each for each in self._chosen if now - each[0] < _STATISTICS_SECONDS]
+            self._refused = {id: at for id, at in self._refused.items() if now - at < _REFUSED_SECONDS}
 
-            def free(host: Host) -> int:
-                return host.free - sum(each for _, id, each in self._chosen if id == host.ref._moId)
+            def preference(host: Host) -> tuple[float, int]:
+                given = sum(each for _, id, each in self._chosen if id == host.ref._moId)
+                return -self._refused.get(host.ref._moId, 0.0), host.free - given
 
-            best = max(hosts, key=free)
+            best = max(hosts, key=preference)
             self._chosen.append((now, best.ref._moId, mib))
         return best.ref
 

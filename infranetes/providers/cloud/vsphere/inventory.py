@@ -84,14 +84,32 @@ class VCenterInventory:
         if settings.image_folder:
             self._thd_image_folder(driver)
 
-    def _thd_clone(self, driver: Driver, name: str, request: LaunchRequest, given: Network | None) -> Task:
-        """Begin to clone a VM. :param given: as in `specs.clone`."""
+    def refused_by(self, host: ManagedObject) -> None:
+        """Prefer other hosts for a while to one that has refused a VM."""
+        self._hosts.refused_by(host)
+
+    def _thd_host(self, driver: Driver, request: LaunchRequest) -> ManagedObject | None:
+        """Choose a clone's host; None: vCenter does. :raise CloudError: none can run it."""
+        pool = self._thd_pool(driver, request.zone or self._settings.resource_pools[0])
+        template = self._thd_template(driver, request.image)
+        network = request.wishes.subnet or self._settings.networks[0]
+        needs = self._thd_needs(driver, template, network, request.size)
+        return self._hosts._thd_choose(driver, pool, needs)
+
+    def _thd_clone(
+        self,
+        driver: Driver,
+        name: str,
+        request: LaunchRequest,
+        host: ManagedObject | None,
+        given: Network | None,
+    ) -> Task:
+        """Begin to clone a VM. :param host: as `_thd_host` says. :param given: as in `specs.clone`."""
         settings = self._settings
         template = self._thd_template(driver, request.image)
         pool = self._thd_pool(driver, request.zone or settings.resource_pools[0])
         datastore = self._thd_datastore(driver)
         network = request.wishes.subnet or settings.networks[0]
-        host = self._hosts._thd_choose(driver, pool, self._thd_needs(driver, template, network, request.size))
         spec = specs.clone(
             name, request, template, pool, datastore, self._thd_card(driver, network), host, given
         )

@@ -17,7 +17,7 @@ from pyVmomi import vmodl
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.errors import classify
-from infranetes.providers.cloud.vsphere.pyvmomi_types import Task
+from infranetes.providers.cloud.vsphere.pyvmomi_types import ManagedObject, Task
 
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds between looks at a new task: most faults come early
 _MANY_PAUSES = (*_PAUSES, 0.5, 0.5, 0.5, 0.5, 0.5)
@@ -34,6 +34,7 @@ class Launch:
     size: str
     running: bool = False
     fault: CloudError | None = None  # why it will never run
+    host: ManagedObject | None = None  # that was chosen for it; None: vCenter chooses
 
 
 class Launches:

@@ -124,6 +124,25 @@ class LeaseTests(LeaseCase):
         self.list()
         self.assertEqual(self.held(), [])
 
+    def test_the_next_daemon_frees_one_whose_vm_is_gone_once_lists_agree(self) -> None:
+        self.list(a=self.take("a"))
+        self.leases = self.daemon()
+        self.list()
+        self.seconds += LACKED_SECONDS
+        self.list()
+        self.assertEqual(self.held(), [])
+
+    def test_a_disk_that_takes_no_more_fails_launches_and_no_lists(self) -> None:
+        have = self.take("a")
+        self.directory.rename(self.directory.with_name("gone"))
+        self.directory.write_text("")
+        self.list(a=have, old="10.1.2.3")
+        error = self.assertRaises(CloudError, self.take, "b")
+        self.assertEqual((error.kind, "state_dir" in str(error)), (ErrorKind.TRANSIENT, True))
+        self.directory.unlink()
+        self.directory.with_name("gone").rename(self.directory)
+        self.assertEqual(self.take("b"), "10.1.2.20")
+
     def test_a_file_that_is_not_whole_keeps_its_address(self) -> None:
         self.take("a")
         (self.directory / "10.1.2.2").write_bytes(b"\xff\0")

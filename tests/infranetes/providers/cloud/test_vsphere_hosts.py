@@ -13,9 +13,11 @@ from typing import Any
 
 from pyVmomi import vim
 from twisted.internet.defer import gatherResults
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.errors import ResourceExhausted
+from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.test_vsphere_library import LibraryCase
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.support.clouds import vcsim
@@ -110,6 +112,29 @@ class HostTests(HostsCase, TestCase):
         await self.launched(provider, 3)
         self.assertEqual(len(self.world.vms()), 3)
         self.assertNotIn(first.name, [vm.runtime.host.name for vm in self.world.vms()])
+
+    async def test_a_host_that_looks_fit_and_refuses_comes_last(self) -> None:
+        """As one that enters maintenance mode: it has the most memory left, as its VMs are moved away."""
+        provider = await self.started()
+        large = {"infranetes.io/instance-type": "1cpu-65536mib"}
+        await self.within(gatherResults([provider.launch(self.spec(annotations=large)) for _ in range(2)]))
+        [emptying] = {host.name for host in self.hosts} - set(self.chosen())
+        self.world.hosts.emptying.add(emptying)
+        await self.launched(provider)
+        await self.launched(provider)
+        self.assertEqual(self.chosen().count(emptying), 1)
+        self.assertNotIn(emptying, [vm.runtime.host.name for vm in self.world.vms()])
+
+    async def test_where_all_have_refused_the_first_that_did_is_tried_again(self) -> None:
+        provider = await self.started()
+        names = {host.name for host in self.hosts}
+        self.world.hosts.emptying |= names
+        call = provider.launch(self.spec())
+        while len(self.chosen()) < 3:
+            await deferLater(reactor, 0.02, lambda: None)
+        self.world.hosts.emptying.clear()
+        await self.within(call)
+        self.assertEqual(set(self.chosen()[:3]), names)
 
 
 class DeploymentHostTests(HostsCase, LibraryCase, TestCase):
