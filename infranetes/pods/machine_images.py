@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.ids import new_id
@@ -14,7 +15,7 @@ from infranetes.pods.launch import launch
 from infranetes.pods.sandbox_vm import machine_for
 from infranetes.pods.states import SandboxState
 from infranetes_common.concurrency import Flight, settled, start
-from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 
 _log = Logger()
 
@@ -41,9 +42,17 @@ class MachineImages:
             )
         self._node.side_of(sandbox.record).check_ready()
         sandbox.aborted = ""
-        await self._node.save(sandbox, sandbox.record.to(SandboxState.BOOTING, image=image.machine))
-        sandbox.launching = Flight(self._launch(sandbox, image.id))
+        sandbox.launching = Flight(self._record_and_launch(sandbox, image))
         await sandbox.launching.join()
+
+    async def _record_and_launch(self, sandbox: Sandbox, image: Image) -> None:
+        # A sandbox that is BOOTING without such a flight is taken for what an earlier daemon left.
+        record = sandbox.record.to(SandboxState.BOOTING, image=image.machine)
+        try:
+            await self._node.save(sandbox, record)
+        except CancelledError:
+            raise Unavailable(f"sandbox {sandbox.id}: {sandbox.aborted or 'the boot was ended'}") from None
+        await self._launch(sandbox, image.id)
 
     async def _launch(self, sandbox: Sandbox, image_id: str) -> None:
         try:

@@ -9,6 +9,7 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.cri.translate import sandbox_state
+from infranetes.pods.records import SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.providers.interface import InstanceState
 from infranetes_common.concurrency import start
@@ -81,6 +82,42 @@ class BootTests(MachineImagesTestCase):
         self.assertEqual(agent.loads, [])
         self.do(self.world.containers.start(container))
         self.assertEqual(self.world.node.inventory.container(container).state, ContainerState.RUNNING)
+
+    def test_a_pass_over_the_vms_leaves_a_boot_alone_that_is_only_being_recorded(self) -> None:
+        id = self.run_pod()
+        on_disk = self.hold_records()
+        creating = self.create(id)
+        passing = start(self.world.reconciler.once(self.world.side))
+        on_disk.callback(None)
+        self.successResultOf(passing)
+        self.successResultOf(creating)
+        record = self.world.node.inventory.sandbox(id).record
+        self.assertEqual((record.state, record.image), (SandboxState.READY, "machine-1"))
+        self.assertEqual([each.id for each in self.provider.instances.values()], [record.instance_id])
+
+    def test_stopping_while_its_boot_is_only_being_recorded(self) -> None:
+        id = self.run_pod()
+        on_disk = self.hold_records()
+        creating = self.create(id)
+        stopping = start(self.world.sandboxes.stop(id))
+        on_disk.callback(None)
+        self.successResultOf(stopping)
+        self.assertIn("stopped", self.fails(creating, Unavailable))
+        self.assertEqual(self.provider.instances, {})
+        self.assertEqual(self.record(id).state, SandboxState.STOPPED)
+
+    def hold_records(self) -> Deferred[None]:
+        """Have records of sandboxes take until this fires."""
+        on_disk: Deferred[None] = Deferred()
+        real = self.world.store.put_sandbox
+
+        def put(record: SandboxRecord) -> Deferred[None]:
+            written: Deferred[None] = Deferred(lambda _: None)
+            on_disk.addCallback(lambda _: None if written.called else written.callback(None))
+            return real(record).addCallback(lambda _: written)
+
+        self.patch(self.world.store, "put_sandbox", put)
+        return on_disk
 
     def test_the_image_is_recorded_before_the_vm_is_asked_for(self) -> None:
         id = self.run_pod()
