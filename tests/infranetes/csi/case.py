@@ -32,6 +32,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, NotFound
 from infranetes_common.loop_devices import loop_devices_of, open_loop_device
 from infranetes_common.wire import csi, pluginregistration
+from tests.support.loop_devices import end_loop_device
 from txgrpc import Channel, Code, GrpcError
 
 reactor: Any = the_reactor  # Any: of the tests, not ours
@@ -118,7 +119,7 @@ class CsiCase(TestCase):
                 subprocess.run(["umount", "-l", os.fsdecode(one.mount_point)], check=True)
         table.close()
         for path in self.loop_devices():
-            subprocess.run(["losetup", "--detach", path], check=True)
+            end_loop_device(path)
 
     def loop_devices(self) -> list[str]:
         """Those that stand for raw volumes of this test."""

@@ -17,6 +17,7 @@ from infranetes.volumes.published import PublishedVolume, read
 from infranetes_common.errors import Unavailable
 from infranetes_common.wire import csi, pluginregistration, vmserver
 from tests.infranetes.csi.case import NODE, CsiCase, Pods, capability, raw
+from tests.support.loop_devices import left_of
 from txgrpc import Code
 
 _MODE = csi.VolumeCapability.AccessMode
@@ -133,7 +134,7 @@ class RawTests(NodeCase):
         for _ in range(2):
             await self.unpublish(self.volume)
             self.assertFalse(os.path.exists(self.target()))
-            self.assertEqual(self.loop_devices(), [])
+            self.assertEqual(left_of(self.loop_devices), [])
 
     async def test_a_mode_that_only_reads_is_read_only(self) -> None:
         await self.publish_raw(mode=_MODE.SINGLE_NODE_READER_ONLY)
@@ -150,7 +151,7 @@ class RawTests(NodeCase):
         await self.publish(self.volume, other)
         await self.refused(Code.FAILED_PRECONDITION, self.publish_raw(), "one pod's")
         await self.refused(Code.ALREADY_EXISTS, self.publish_raw(other))
-        self.assertEqual(self.loop_devices(), [])
+        self.assertEqual(left_of(self.loop_devices), [])
 
     async def test_a_path_with_another_volume_is_left_alone(self) -> None:
         await self.create("other", capacity_range=csi.CapacityRange(required_bytes=1 << 20))
@@ -164,7 +165,7 @@ class RawTests(NodeCase):
         await self.start()
         await self.publish_raw()
         await self.unpublish(self.volume)
-        self.assertEqual(self.loop_devices(), [])
+        self.assertEqual(left_of(self.loop_devices), [])
 
     async def test_its_size_is_told_and_grows(self) -> None:
         await self.publish_raw()

@@ -24,6 +24,7 @@ from infranetes.volumes.published_devices import BACKING_FILE
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.loop_devices import LoopDevice, loop_devices_of, open_loop_device
 from infranetes_common.wire import cri
+from tests.support.loop_devices import end_loop_device, left_of
 
 
 class DeviceCase(SynchronousTestCase):
@@ -42,7 +43,7 @@ class DeviceCase(SynchronousTestCase):
         for point in reversed([one for one in points if one.startswith(f"{self.top}/")]):
             subprocess.run(["umount", "-l", point], check=True)
         for path in self.devices():
-            subprocess.run(["losetup", "--detach", path], check=True)
+            end_loop_device(path)
 
     def devices(self) -> list[str]:
         """The loop devices that tell of this test's volume."""
@@ -75,7 +76,7 @@ class DeviceCase(SynchronousTestCase):
         self.assertEqual((len(self.devices()), self.mounts_at(self.target)), (1, 1))
 
     def assert_nothing_is_left(self) -> None:
-        self.assertEqual((self.devices(), self.targets(), self.mounts_at(self.target)), ([], [], 0))
+        self.assertEqual((left_of(self.devices), self.targets(), self.mounts_at(self.target)), ([], [], 0))
         self.assertFalse(os.path.lexists(self.target))
 
 

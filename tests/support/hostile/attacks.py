@@ -22,6 +22,8 @@ MIB = 1024 * 1024
 NAN = float("nan")
 KIND = vmserver.VolumeEntry
 FILE, DIRECTORY, SYMLINK = KIND.FILE, KIND.DIRECTORY, KIND.SYMLINK
+#: Nearly 16 MiB of a file, made here since that may take longer than the reactor of a test may be held.
+PIECE = vmserver.VolumeChange(data=bytes(16 * MIB - 64)).SerializeToString()
 
 ATTACKS: dict[tuple[str, str], Attack] = {}
 
@@ -320,9 +322,8 @@ async def ReadVolume_pieces(
 ) -> AsyncIterator[vmserver.VolumeChange | bytes]:
     """Endless data, in messages of nearly 16 MiB."""
     yield vmserver.VolumeChange(entry=request.entries[0])
-    piece = vmserver.VolumeChange(data=bytes(16 * MIB - 64)).SerializeToString()
     while True:
-        yield piece
+        yield PIECE
 
 
 async def ReadVolume_empty(
