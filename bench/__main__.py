@@ -50,11 +50,18 @@ BENCHES = {
     "hop": ("bench.hop", "calls for containerd's pods, direct and through the daemon"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
 }
+_CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere")
 # Variants of a bench, chosen in place of what it does by default.
 CHOICES = {
     "waits": ("pool",),
     "memory": ("docker",),
-    "lives": ("aws", "gcp", "openstack", "vsphere", "clouds", "troubles", "mixed"),
+    "lives": (
+        *_CLOUDS,
+        "clouds",
+        "troubles",
+        *(f"troubles-{each}" for each in _CLOUDS),
+        "mixed",
+    ),
     "volumes": ("aws", "gcp", "vsphere"),
 }
 DEFAULT_JSON = Path("build/bench.json")

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Soak tests: pods run and end while their daemon is killed at one write to its store after the other.
 
-`lives` runs on simulated VMs; `lives:aws`, `lives:gcp`, `lives:openstack` and `lives:vsphere` on a simulated
-cloud over HTTP, whose VMs have real agents; `lives:clouds` on all four; and `lives:troubles` on all four with
-faults (`tests.support.fault_rotation`). Those on clouds take up to half an hour and run only when named. So
-does `lives:mixed`: pods of containerd's and VMs side by side, of which both daemons are killed.
+`lives` runs on simulated VMs; `lives:aws`, `lives:azure` and so on on a simulated cloud over HTTP, whose
+VMs have real agents, and `lives:clouds` on all of them; `lives:troubles-aws` and so on on one with faults
+(`tests.support.fault_rotation`), and `lives:troubles` on all of these. Those on clouds take up to half an
+hour and run only when named. So does `lives:mixed`: pods of containerd's and VMs side by side, of which
+both daemons are killed.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 from bench import clouds
 from bench.figures import Report, say
@@ -22,7 +24,8 @@ from tests.support.crash_soak import LASTING, CrashSoak, Outcome
 from tests.support.fault_rotation import ALL
 from tests.support.infrastructure import FAULTY, SOUND
 
-CLOUDS = ("aws", "gcp", "openstack", "vsphere")
+CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere")
+TROUBLES = "troubles"
 PODS = 200
 WIDTH = 10
 POOL = 5
@@ -33,8 +36,9 @@ prepare = clouds.fetch
 
 
 async def run(reactor: IReactor, report: Report, choice: str = "simulated") -> None:
-    if choice == "troubles":
-        await _faulty(reactor, report)
+    if choice.startswith(TROUBLES):
+        named = choice.removeprefix(TROUBLES).removeprefix("-")
+        await _faulty(reactor, report, (named,) if named else CLOUDS)
         return
     if choice == "mixed":
         await _mixed(reactor, report)
@@ -53,8 +57,8 @@ async def run(reactor: IReactor, report: Report, choice: str = "simulated") -> N
                 soak.clean()
 
 
-async def _faulty(reactor: IReactor, report: Report) -> None:
-    for provider in CLOUDS:
+async def _faulty(reactor: IReactor, report: Report, providers: Sequence[str]) -> None:
+    for provider in providers:
         if _missing(report, provider):
             continue
         soak = CrashSoak(reactor, PODS // 2, WIDTH, infrastructure=FAULTY[provider])

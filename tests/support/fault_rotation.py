@@ -19,6 +19,7 @@ from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, Fault, FaultKin
 from tests.support.clouds.soap import LIST
 
 THROTTLED = "30% of calls throttled"
+LOST = "connection broken after the effect"
 SILENT = "silent after the effect"
 STALE = "stale answers"
 NO_BOOT = "never boots"
@@ -27,7 +28,7 @@ QUOTA = "quota full"
 REVOKED = "credentials revoked"
 TAKEN = "ended outside"
 PREEMPTED = "preempted"
-ALL = (THROTTLED, SILENT, STALE, NO_BOOT, NO_ANSWER, QUOTA, REVOKED, TAKEN, PREEMPTED)
+ALL = (THROTTLED, LOST, SILENT, STALE, NO_BOOT, NO_ANSWER, QUOTA, REVOKED, TAKEN, PREEMPTED)
 
 # Of every so many pods, these lose their VM while they run.
 TURNS, TAKEN_TURN, PREEMPTED_TURN = 4, 1, 3
@@ -56,6 +57,7 @@ ACTIONS = {
         "DescribeInstances",
         lambda call: "InstanceId.1" not in call,
     ),
+    "azure": Actions(("launch",), ("destroy",), "list VMs"),
     "gcp": Actions(("launch",), ("destroy",), "list instances"),
     "openstack": Actions(("launch",), ("destroy",), "list servers"),
     "vsphere": Actions(("CloneVM_Task", "PowerOnVM_Task"), ("Destroy_Task",), LIST),
@@ -71,7 +73,7 @@ class FaultRotation:
     def __init__(
         self,
         reactor: IReactorTime,
-        world: Any,  # Any: one of four simulators
+        world: Any,  # Any: one of the simulators
         actions: Actions,
     ) -> None:
         self.happened: Counter[str] = Counter()
@@ -84,7 +86,7 @@ class FaultRotation:
         throttling = self._world.faults.add(FaultKind.THROTTLE, share=0.3)
         try:
             for inject in itertools.cycle(
-                (self._silent, self._stale, self._quota, self._revoked, self._boots)
+                (self._lost, self._silent, self._stale, self._quota, self._revoked, self._boots)
             ):
                 await inject(over)
                 await self._while(lambda: True, over, SECONDS)
@@ -106,11 +108,15 @@ class FaultRotation:
 
     # ---- faults that last for a while
 
+    async def _lost(self, over: Callable[[], bool]) -> None:
+        await self._unanswered(over, LOST, FaultKind.LOST)
+
     async def _silent(self, over: Callable[[], bool]) -> None:
+        await self._unanswered(over, SILENT, FaultKind.SILENT)
+
+    async def _unanswered(self, over: Callable[[], bool], name: str, kind: FaultKind) -> None:
         actions = (*self._actions.launch, *self._actions.destroy)
-        await self._last(
-            over, SILENT, [self._world.faults.add(FaultKind.LOST, each, times=1) for each in actions]
-        )
+        await self._last(over, name, [self._world.faults.add(kind, each, times=1) for each in actions])
 
     async def _stale(self, over: Callable[[], bool]) -> None:
         fault = self._world.faults.add(

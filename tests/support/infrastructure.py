@@ -16,6 +16,7 @@ from twisted.internet.threads import deferToThread
 from infranetes_common.reactors import IReactor
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.aws import SimulatedAws
+from tests.support.clouds.azure import SimulatedAzure
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.openstack import SimulatedOpenStack
 from tests.support.clouds.vsphere import SimulatedVcenter
@@ -158,7 +159,7 @@ class FaultyCloud(SimulatedCloud):
         self.faults = self._rotation.happened
 
     def table(self) -> dict[str, object]:
-        return {**super().table(), "retry_seconds": 20.0}
+        return {**super().table(), "retry_seconds": 20.0, "call_seconds": 2.0}
 
     async def inject_faults(self, over: Callable[[], bool]) -> None:
         await self._rotation.run(over)
@@ -192,6 +193,12 @@ def gcp(reactor: IReactor, root: Path) -> SimulatedCloud:
     return SimulatedCloud("gcp", world, ({}, {"infranetes.io/elastic-address": "new"}))
 
 
+def azure(reactor: IReactor, root: Path) -> SimulatedCloud:
+    """Azure. Every other pod has a public address."""
+    world = SimulatedAzure(reactor, root / "machines")
+    return SimulatedCloud("azure", world, ({}, {"infranetes.io/elastic-address": "new"}))
+
+
 def openstack(reactor: IReactor, root: Path) -> SimulatedCloud:
     """Nova. Every other pod has a floating address."""
     tls.certificate()
@@ -211,6 +218,12 @@ def faulty(make: CloudFactory) -> Factory:
     return lambda reactor, root: FaultyCloud(reactor, make(reactor, root))
 
 
-_CLOUDS: dict[str, CloudFactory] = {"aws": aws, "gcp": gcp, "openstack": openstack, "vsphere": vsphere}
+_CLOUDS: dict[str, CloudFactory] = {
+    "aws": aws,
+    "azure": azure,
+    "gcp": gcp,
+    "openstack": openstack,
+    "vsphere": vsphere,
+}
 SOUND: dict[str, Factory] = {"simulated": simulated, **_CLOUDS}
 FAULTY: dict[str, Factory] = {name: faulty(make) for name, make in _CLOUDS.items()}

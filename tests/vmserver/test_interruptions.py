@@ -19,7 +19,10 @@ from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.support.clouds.imds import Imds
+from tests.support.waiting import until
+from vmserver import interruptions
 from vmserver.containers.interface import IContainerProvider
+from vmserver.identity import metadata
 from vmserver.identity.metadata import MetadataService
 from vmserver.interruptions import (
     POLL_SECONDS,
@@ -82,12 +85,12 @@ class InterruptionsTests(SynchronousTestCase):
         self.assertEqual((self.looks, self.told), (7, [self.notice]))
 
     def test_kubelet_has_most_of_the_time_and_what_still_runs_then_is_stopped(self) -> None:
-        for left, until, grace in ((120.0, 90.0, 25), (30.0, 15.0, 10), (4.0, 2.0, 0), (-60.0, 0.0, 0)):
+        for left, wait, grace in ((120.0, 90.0, 25), (30.0, 15.0, 10), (4.0, 2.0, 0), (-60.0, 0.0, 0)):
             self.setUp()
             self.notice = Interruption(1000.0 + left, "spot")
             self.interruptions.begin()
-            if until:
-                self.clock.advance(until - 0.1)
+            if wait:
+                self.clock.advance(wait - 0.1)
                 self.assertEqual(self.containers.stopped, [])
             self.clock.advance(0.2)
             self.assertEqual(self.containers.stopped, [("a", grace)])
@@ -196,3 +199,36 @@ class MetadataTests(TestCase):
         assert notice is not None
         self.assertEqual(notice.at, 1505722920.0)
         self.assertIsNone(find_by("vsphere", MetadataService(reactor), reactor))
+
+    @deferred
+    async def test_a_service_that_is_away_or_silent_is_asked_again(self) -> None:
+        self.patch(metadata, "_SECONDS", 0.1)
+        self.patch(interruptions, "POLL_SECONDS", 0.02)
+        service = Imds({})
+        site: Any = Site(service, timeout=None)  # Any: its type is too narrow for listenTCP
+        port = reactor.listenTCP(0, site, interface="127.0.0.1")
+        address = port.getHost()
+        assert isinstance(address, IPv4Address)
+        await (port.stopListening() or succeed(None))
+        find = find_by("aws", MetadataService(reactor, f"http://127.0.0.1:{address.port}"), reactor)
+        assert find is not None
+        looks: list[None] = []
+
+        async def counted() -> Interruption | None:
+            looks.append(None)
+            return await find()
+
+        told: list[Interruption] = []
+        looking = Interruptions(reactor, counted, told.append, lambda: cast(IContainerProvider, Containers()))
+        looking.begin()
+        self.addCleanup(looking.stop)
+        await until(lambda: len(looks) > 2, "it is away")
+        service.silent = "all"
+        service.documents[SPOT] = b'{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
+        port = reactor.listenTCP(address.port, site, interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        await until(lambda: service.asked > 2, "it is silent")
+        service.silent, before = "body", service.asked
+        await until(lambda: service.asked > before + 2, "it is silent in the middle of an answer")
+        service.silent = ""
+        await until(lambda: told, "it answers")

@@ -25,14 +25,14 @@ import binascii
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IProcessTransport, ITCPTransport
 from twisted.internet.protocol import ProcessProtocol, Protocol, connectionDone
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, ResponseDone
+from twisted.web.client import Agent, ResponseDone, ResponseFailed
 from twisted.web.http_headers import Headers
 
 from infranetes_common.concurrency import start
@@ -129,7 +129,7 @@ class _Body(Protocol):
     transport: ITCPTransport
 
     def __init__(self, limit: int) -> None:
-        self.whole: Deferred[bytes] = Deferred()
+        self.whole: Deferred[bytes] = Deferred(lambda _: self.transport.loseConnection())
         self._limit = limit
         self._data = b""
 
@@ -137,7 +137,7 @@ class _Body(Protocol):
         self._data += data
         if len(self._data) > self._limit and not self.whole.called:
             self.whole.errback(InvalidArgument(f"the metadata service sends over {self._limit} bytes"))
-            self.transport.abortConnection()
+            self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.whole.called:
@@ -213,15 +213,23 @@ class MetadataService:
             body = _Body(limit)
             response.deliverBody(body)
             data: bytes = await body.whole.addTimeout(_SECONDS, self._reactor)
-        except (InfranetesError, TimeoutError):
+        except InfranetesError:
             raise
         except Exception as error:
+            if _is_late(error):
+                raise Unavailable(f"the metadata service does not answer within {_SECONDS:g} s") from None
             raise Unavailable(f"the metadata service does not answer: {type(error).__name__}") from None
         if response.code == 404:
             raise NotFound(f"the metadata service has no {path}")
         if response.code != 200:
             raise Unavailable(f"the metadata service answers {response.code} to {path}")
         return data
+
+
+def _is_late(error: Exception) -> bool:
+    """Whether a request failed because its time was over."""
+    reasons = error.reasons if isinstance(error, ResponseFailed) else []
+    return isinstance(error, TimeoutError) or any(each.check(CancelledError) for each in reasons)
 
 
 async def guestinfo(run: Run, tools: str) -> bytes:
@@ -282,8 +290,8 @@ class CloudIdentity:
             _log.info("identity from {source}: {answer}", source=source, answer=line.decode().strip())
             if not self._waiting() and source == VSPHERE:
                 await self._run([self._tools, "--cmd", f"info-set {_GUESTINFO} -"], b"")
-        except (InfranetesError, TimeoutError) as error:
-            words = str(error) or "the metadata service does not answer in time"
+        except InfranetesError as error:
+            words = str(error)
             if words != self._warned:
                 self._warned = words
                 _log.warn("no identity from the cloud yet: {words}", words=words)

@@ -20,7 +20,7 @@ from tests.support.clouds import recorded
 
 COMPUTE = "azure_mgmt_compute-37.2.0-py3-none-any.whl"
 NETWORK = "azure_mgmt_network-30.0.0-py3-none-any.whl"
-_PINNED = {
+PINNED = {
     COMPUTE: "azure-mgmt-compute==37.2.0 "
     "--hash=sha256:70741c26ac94c30408a3b20f4fdfe93e6481e308b3c14a6dbefdfd4794028616\n",
     NETWORK: "azure-mgmt-network==30.0.0 "
@@ -78,7 +78,7 @@ class _Library:
     """One of Azure's libraries."""
 
     def __init__(self, name: str, files: tuple[str, ...], groups: tuple[str, ...]) -> None:
-        with zipfile.ZipFile(recorded.wheel(name, _PINNED[name])) as archive:
+        with zipfile.ZipFile(recorded.wheel(name, PINNED[name])) as archive:
             package = f"azure/mgmt/{'compute' if name == COMPUTE else 'network'}"
             self._models = archive.read(f"{package}/models/_models_py3.py").decode()
             texts = [archive.read(f"{package}/operations/{file}.py").decode() for file in files]

@@ -7,9 +7,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
 
 ADDRESS = "169.254.169.254"
 _ROLES = b"/latest/meta-data/iam/security-credentials/"
@@ -18,7 +19,8 @@ _ROLES = b"/latest/meta-data/iam/security-credentials/"
 class Imds(Resource):
     """Source: Amazon EC2 user guide, "Use the Instance Metadata Service".
 
-    :param user_data: by address. :param roles: instance roles' credentials, by the role's name."""
+    :param user_data: by address. :param roles: instance roles' credentials, by the role's name.
+    :ivar silent: "body" or all of an answer, which does not come; "": it does. :ivar asked: how often."""
 
     isLeaf = True
 
@@ -30,8 +32,16 @@ class Imds(Resource):
         self._roles = roles if roles is not None else {}
         self._tokens: set[str] = set()
         self.documents: dict[str, bytes] = {}  # all else below latest/, by path
+        self.silent: Literal["", "all", "body"] = ""
+        self.asked = 0
 
-    def render(self, request: Any) -> bytes:
+    def render(self, request: Any) -> Any:  # Any: as twisted.web has it
+        self.asked += 1
+        if self.silent == "body":
+            request.setHeader("Content-Length", "100")
+            request.write(b"{")
+        if self.silent:
+            return NOT_DONE_YET
         status, body = self._answer(request)
         request.setResponseCode(status)
         return body

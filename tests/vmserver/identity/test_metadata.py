@@ -10,17 +10,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet import reactor as _reactor
 from twisted.internet.task import deferLater
 from twisted.internet.tcp import Server
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from infranetes_common import reactors
+from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.wire import vmserver
 from tests.support.clouds.imds import Imds
 from tests.support.waiting import until
+from tests.vmserver.harness import SANDBOX, Agent, run_directory
+from vmserver.config import IdentityConfig
 from vmserver.identity import metadata
 from vmserver.identity.metadata import CloudIdentity, MetadataGate, detect
 
@@ -122,6 +128,36 @@ class CloudIdentityTests(TestCase):
         user_data: dict[str, bytes] = {}
         reactor.callLater(0.3, user_data.update, {"127.0.0.1": b'{"the": "identity"}\n'})
         await self.served(Imds(user_data), "aws")
+
+    async def test_a_service_that_is_silent_is_told_of_once_and_asked_again(self) -> None:
+        self.patch(metadata, "_SECONDS", 0.1)
+        service = Imds({"127.0.0.1": b'{"the": "identity"}'})
+        service.silent = "all"
+        with capturedLogs() as logged:
+            serving = start(self.served(service, "aws"))
+            await until(lambda: service.asked > 2, "it is silent")
+            service.silent, before = "body", service.asked
+            await until(lambda: service.asked > before + 2, "it is silent in the middle of an answer")
+            service.silent = ""
+            await serving
+        await until(lambda: not connections(), "no connection is left open")
+        said = [formatEvent(each) for each in logged if each["log_level"] is LogLevel.warn]
+        self.assertEqual(
+            said, ["no identity from the cloud yet: the metadata service does not answer within 0.1 s"]
+        )
+
+    async def test_an_agent_that_starts_again_serves_without_the_service(self) -> None:
+        agent = Agent(reactor, run_directory(self))
+        self.addCleanup(lambda: start(agent.stop()))
+        await agent.start()
+        await agent.stop()
+        agent.config = attrs.evolve(
+            agent.config, identity=IdentityConfig(source="aws", endpoint="http://127.0.0.1:1", apply=False)
+        )
+        self.patch(agent.authority, "identity", None)  # it is not given another one
+        await agent.start()
+        info = await agent.stub().Info(vmserver.InfoRequest(), timeout=10.0)
+        self.assertEqual(info.sandbox_id, SANDBOX)
 
     async def test_an_identity_that_is_refused_is_offered_again(self) -> None:
         self.refusals = 2
