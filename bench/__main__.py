@@ -41,6 +41,7 @@ BENCHES = {
     "lives": ("bench.lives", "a soak test: 200 pods while the daemon is killed again and again"),
     "volumes": ("bench.volumes", "100 volumes at once on simulated clouds; a soak test of 200"),
     "launches": ("bench.launches", "100 VMs at once by the cloud's own limits, and the calls of their lives"),
+    "calls": ("bench.calls", "calls to simulated clouds: for a pod's life, and for an hour at rest"),
     "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),
@@ -63,6 +64,7 @@ CHOICES = {
         "mixed",
     ),
     "volumes": ("aws", "gcp", "vsphere"),
+    "launches": ("azure", "vsphere"),
 }
 DEFAULT_JSON = Path("build/bench.json")
 

@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benches on simulated clouds need of the network."""
+"""The simulated clouds of benches, whose VMs boot for 45 s, and providers with their default settings."""
 
 from __future__ import annotations
 
+import secrets
 import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import attrs
 
 from bench.figures import Missing
+from infranetes.authority import Authority
+from infranetes.providers import registry
+from infranetes.providers.cloud.provider import CloudProvider
+from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.interface import InstanceSpec, ProviderContext
+from infranetes_common.identity import Identity
+from infranetes_common.reactors import IReactor
 from tests.support.clouds import (
     azure_models,
     discovery,
@@ -14,16 +28,102 @@ from tests.support.clouds import (
     nova_schemas,
     recorded,
 )
+from tests.support.clouds.aws import SimulatedAws
+from tests.support.clouds.azure import SimulatedAzure
+from tests.support.clouds.ec2_buckets import Ec2Buckets
+from tests.support.clouds.faults import NO_AGENT
+from tests.support.clouds.gce import SimulatedGce
+from tests.support.clouds.openstack import SimulatedOpenStack
+from tests.support.clouds.vcsim import PROGRAM
+from tests.support.clouds.vsphere import SimulatedVcenter
+
+Simulated: TypeAlias = SimulatedAws | SimulatedAzure | SimulatedGce | SimulatedOpenStack | SimulatedVcenter
+
+CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere")
+BOOT_SECONDS = 45.0  # from the launch until the VM runs and has its address
+_CLONE_SECONDS = 15.0  # of these, vCenter clones for so long
+CLUSTER, NODE = "bench", "node-1"
+_DEFAULTS = {field.name for field in attrs.fields(CloudSettings)} - {"sizes"}
 
 
 def fetch() -> None:
     """Have the clouds' descriptions of their APIs, by which the simulated ones serve. Idempotent.
 
     :raise Missing: one can't be fetched."""
-    modules = (discovery, keystone_rules, neutron_attributes, nova_schemas)
-    wheels = {module.WHEEL: module.PINNED for module in modules} | azure_models.PINNED
-    for name, pinned in wheels.items():
-        try:
-            recorded.wheel(name, pinned)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise Missing(f"benches on clouds need {name}: {error}") from error
+    for module in (discovery, keystone_rules, neutron_attributes, nova_schemas):
+        _fetch(module.WHEEL, module.PINNED)
+    for name, pinned in azure_models.PINNED.items():
+        _fetch(name, pinned)
+
+
+def _fetch(name: str, pinned: str) -> None:
+    try:
+        recorded.wheel(name, pinned)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Missing(f"benches on clouds need {name}: {error}") from error
+
+
+def simulated(reactor: IReactor, name: str, directory: Path) -> Simulated:
+    """Return one of CLOUDS, which has started.
+
+    :raise Missing: it lacks a program."""
+    world = _made(reactor, name, directory)
+    world.behaviour = NO_AGENT
+    world.start()
+    return world
+
+
+def _made(reactor: IReactor, name: str, directory: Path) -> Simulated:
+    place = directory / "machines"
+    if name == "aws":
+        aws = SimulatedAws(reactor, place, CLUSTER)
+        aws.boot_seconds = aws.endings.seconds = BOOT_SECONDS
+        aws.buckets = Ec2Buckets(reactor.seconds)
+        return aws
+    if name == "azure":
+        azure = SimulatedAzure(reactor, place)
+        azure.operation_seconds = BOOT_SECONDS
+        return azure
+    if name == "gcp":
+        gcp = SimulatedGce(reactor, place)
+        gcp.operation_seconds = BOOT_SECONDS
+        return gcp
+    if name == "openstack":
+        openstack = SimulatedOpenStack(reactor, place)
+        openstack.launch_seconds = BOOT_SECONDS
+        return openstack
+    if not PROGRAM.exists():
+        raise Missing(f"{PROGRAM} is missing: make tools")
+    vsphere = SimulatedVcenter(reactor, place)
+    vsphere.clone_seconds, vsphere.boot_seconds = _CLONE_SECONDS, BOOT_SECONDS - _CLONE_SECONDS
+    return vsphere
+
+
+def provider(reactor: IReactor, name: str, world: Simulated, directory: Path) -> CloudProvider[Any]:
+    """Return a provider for a simulated cloud, which has yet to be started."""
+    table = {key: value for key, value in world.table().items() if key not in _DEFAULTS}
+    made = registry.create(reactor, name, table, ProviderContext(directory, directory, CLUSTER, NODE))
+    assert isinstance(made, CloudProvider)
+    return made
+
+
+def specs(directory: Path, count: int) -> Sequence[InstanceSpec]:
+    """Return what so many pods' VMs shall be."""
+    authority = Authority(directory)
+    return [_spec(authority) for _ in range(count)]
+
+
+def _spec(authority: Authority) -> InstanceSpec:
+    sandbox = secrets.token_hex(16)
+    certificate, key = authority.issue_vm(sandbox, 3600)
+    identity = Identity(
+        sandbox_id=sandbox,
+        certificate_pem=certificate,
+        key_pem=key,
+        ca_pem=authority.ca_pem,
+        hostname="pod",
+        machine_id=secrets.token_hex(16),
+        entropy=secrets.token_hex(32),
+        now_nanos=time.time_ns(),
+    )
+    return InstanceSpec(secrets.token_hex(16), sandbox, CLUSTER, NODE, identity)

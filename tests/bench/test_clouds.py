@@ -9,7 +9,14 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from bench.__main__ import _prepare
-from tests.support.clouds import discovery, keystone_rules, neutron_attributes, nova_schemas, recorded
+from tests.support.clouds import (
+    azure_models,
+    discovery,
+    keystone_rules,
+    neutron_attributes,
+    nova_schemas,
+    recorded,
+)
 
 
 class FetchTests(SynchronousTestCase):
@@ -21,10 +28,12 @@ class FetchTests(SynchronousTestCase):
             return Path(name)
 
         self.patch(recorded, "wheel", wheel)
-        for name in ("volumes:gcp", "lives:gcp", "launches"):
+        names = ("volumes:gcp", "lives:gcp", "launches", "calls")
+        for name in names:
             _prepare([name])
         modules = (discovery, keystone_rules, neutron_attributes, nova_schemas)
-        self.assertEqual(asked, [module.WHEEL for module in modules] * 3)
+        wheels = [module.WHEEL for module in modules] + [azure_models.COMPUTE, azure_models.NETWORK]
+        self.assertEqual(asked, wheels * len(names))
 
     def test_without_a_network_the_others_are_prepared_all_the_same(self) -> None:
         def wheel(name: str, pinned: str) -> Path:

@@ -1,8 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Polling the list of VMs: for those who wait for one, and to notice VMs that end on their own."""
+"""Polling the list of VMs: for those who wait for one, and to notice VMs that end on their own.
+
+How long VMs have booted lately tells when it is worth looking at the next one:
+
+who is waited for                                             the next list is after
+nobody, or only VMs that can't run yet                        watch_seconds, or when one may run
+a VM for as long as nine tenths of the shortest boot lately   poll_seconds
+a VM, and no boot is known                                    poll_seconds
+"""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,6 +31,8 @@ from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common.concurrency import Notifier
 
 _MAX_LISTS_MISSED = 2  # then the cloud is asked for the VM by its id
+_BOOTS = 10  # of which the shortest counts
+_SHARE = 0.9  # of it, for which no VM is expected to run
 
 _log = Logger()
 
@@ -54,9 +66,10 @@ class Watcher(Generic[D]):
         self.launching: set[str] = set()  # ids of VMs whose ends their launches tell
         self.unwanted: dict[str, float] = {}  # tokens of failed launches, and until when they are
         self._changes: dict[str, Notifier] = {}  # by the VM's id
-        self._waiting = 0
+        self._waiting: list[str] = []  # the ids of VMs, once for each who waits
+        self._since: dict[str, float] = {}  # when somebody waited first, of VMs that do not run yet
+        self._boots: deque[float] = deque(maxlen=_BOOTS)  # seconds
         self._somebody_waits = Notifier()
-        self._next_poll = 0.0
         self._stopped = False
 
     # ---- Waiting
@@ -67,15 +80,17 @@ class Watcher(Generic[D]):
 
         def changed() -> Deferred[None]:
             change = self._changes.setdefault(id, Notifier()).wait()
-            if self._next_poll - self._reactor.seconds() > self._settings.poll_seconds:
-                self._somebody_waits.notify()
+            self._somebody_waits.notify()
             return change
 
-        self._waiting += 1
+        self._waiting.append(id)
+        vm = self._ledger.last_said(id)
+        if vm is None or vm.state is InstanceState.PENDING:
+            self._since.setdefault(id, self._reactor.seconds())
         try:
             yield changed
         finally:
-            self._waiting -= 1
+            self._waiting.remove(id)
             if id in self._changes and not self._changes[id].waiters:
                 del self._changes[id]
 
@@ -101,10 +116,16 @@ class Watcher(Generic[D]):
         self._stopped = True
 
     async def _wait_for_next_poll(self) -> None:
-        seconds = self._settings.poll_seconds if self._waiting else self._settings.watch_seconds
-        self._next_poll = self._reactor.seconds() + seconds
-        with suppress(TimeoutError):
-            await self._somebody_waits.wait().addTimeout(seconds, self._reactor)
+        last = self._reactor.seconds()
+        while (left := self._next_poll(last) - self._reactor.seconds()) > 0:
+            with suppress(TimeoutError):
+                await self._somebody_waits.wait().addTimeout(left, self._reactor)
+
+    def _next_poll(self, last: float) -> float:
+        """Return when to poll: see the table above. :param last: when the last one was."""
+        expected = _SHARE * min(self._boots, default=0.0)
+        due = min((self._since.get(id, 0.0) + expected for id in self._waiting), default=math.inf)
+        return min(max(due, last + self._settings.poll_seconds), last + self._settings.watch_seconds)
 
     async def poll(self) -> None:
         """List the VMs once, and act on what changed."""
@@ -126,8 +147,19 @@ class Watcher(Generic[D]):
             if entry is not None and entry.vm.state is InstanceState.ENDED and not entry.end_reported:
                 entry.end_reported = True
                 self._report_end(entry.vm)
+            self._note_boot(id, entry)
             if id in self._changes:
                 self._changes.pop(id).notify()
+
+    def _note_boot(self, id: str, entry: LedgerEntry | None) -> None:
+        """Note how long a VM has booted, if it has. :param entry: its; None: it is destroyed."""
+        vm = entry.vm if entry is not None else None
+        running = vm is not None and vm.state is InstanceState.RUNNING
+        if vm is not None and (vm.state is InstanceState.PENDING or (running and not vm.private_address)):
+            return
+        since = self._since.pop(id, None)
+        if since is not None and running:
+            self._boots.append(self._reactor.seconds() - since)
 
     async def _check_missing(self, entry: LedgerEntry, deadline: float) -> None:
         """Ask for a live VM by its id if several lists in a row lacked it."""

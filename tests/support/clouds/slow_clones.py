@@ -8,6 +8,7 @@ once released it stands for vcsim's own task.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import count
 
 Answer = tuple[int, bytes, list[tuple[str, str]]]
 
@@ -17,7 +18,7 @@ def _response(method: str, inner: str = "") -> str:
 
 
 class SlowClones:
-    """:ivar on: whether clones from now on are slow.
+    """:ivar on: whether clones from now on are slow until they are released.
 
     :param envelope: makes an answer from its body."""
 
@@ -27,13 +28,12 @@ class SlowClones:
         self._held: dict[str, bytes] = {}
         self._cancelled: set[str] = set()
         self._aliases: dict[str, str] = {}
+        self._numbers = count()
 
     def early(self, action: str, body: bytes) -> Answer | None:
         """Return the answer, if it is about a clone that vcsim does not know."""
         if action == "CloneVM_Task" and self.on:
-            id = f"slow-{len(self._held)}-"
-            self._held[id] = body
-            return self._ok(_response(action, f'<returnval type="Task">{id}</returnval>'))
+            return self.hold(body)[1]
         for id in [*self._held, *self._cancelled]:
             if id.encode() not in body:
                 continue
@@ -43,6 +43,12 @@ class SlowClones:
                 return self._ok(_response(action))
             return self._ok(self._task(id))
         return None
+
+    def hold(self, body: bytes) -> tuple[str, Answer]:
+        """Begin a slow clone. Returns the id of its task, and the answer."""
+        id = f"slow-{next(self._numbers)}-"
+        self._held[id] = body
+        return id, self._ok(_response("CloneVM_Task", f'<returnval type="Task">{id}</returnval>'))
 
     def _ok(self, body: str) -> Answer:
         return 200, self._envelope(body), []
@@ -60,9 +66,15 @@ class SlowClones:
     async def release(self, clone: Callable[[bytes], Awaitable[str]]) -> None:
         """Make the clones now. :param clone: lets vcsim make one and returns its task."""
         self.on = False
-        while self._held:
-            id, body = self._held.popitem()
+        for id in list(self._held):
+            await self.make(id, clone)
+
+    async def make(self, id: str, clone: Callable[[bytes], Awaitable[str]]) -> None:
+        """Make one clone now, unless it was cancelled. :param clone: as in `release`."""
+        body = self._held.get(id)
+        if body is not None:
             self._aliases[id] = await clone(body)
+            self._held.pop(id, None)
 
     def known(self, body: bytes) -> bytes:
         """Return a request with vcsim's task ids."""

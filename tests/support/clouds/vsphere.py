@@ -71,6 +71,7 @@ class SimulatedVcenter:
     :ivar faults: what goes wrong. :ivar behaviour: of VMs that are powered on from now on.
     :ivar requests: all requests, each with the method as `Action`, the object as `this`, and the `body`.
     :ivar vm_images: its images of VM-image pods.
+    :ivar clone_seconds: how long clones take; 0.0: vcsim's milliseconds. :ivar boot_seconds: and then boots.
     :ivar rest: the proxy of requests to the REST interface. :ivar disks: its first class disks.
     """
 
@@ -85,6 +86,7 @@ class SimulatedVcenter:
         self._stale: dict[str, bytes] = {}
         self._booting: list[Deferred[None]] = []
         self._stopped = False
+        self.clone_seconds, self.boot_seconds = 0.0, BOOT_SECONDS
         self.slow_clones = SlowClones(envelope)
         self.rest = RestProxy(self, self._http)
         self._site = ClosableSite(Answering(self._answer, "text/xml; charset=utf-8"))
@@ -250,7 +252,7 @@ class SimulatedVcenter:
             why = await deferToThread(self.hosts.refusal_of_clone, parameters["this"], parameters["body"])
             if why is not None:
                 return 500, soap_fault(*why), []
-        slow = self.slow_clones.early(parameters["Action"], body)
+        slow = self._slow(parameters["Action"], body)
         if slow is not None:
             return slow
         status, answer, more = await self.disks.answer(
@@ -273,19 +275,31 @@ class SimulatedVcenter:
             fault.withhold_answer()
         return status, answer, more
 
+    def _slow(self, action: str, body: bytes) -> Answer | None:
+        """Return the answer, if it is about a clone that takes its time."""
+        if action != "CloneVM_Task" or not self.clone_seconds:
+            return self.slow_clones.early(action, body)
+        id, answer = self.slow_clones.hold(body)
+        self._booting.append(Deferred.fromCoroutine(self._make_later(id)))
+        return answer
+
+    async def _make_later(self, id: str) -> None:
+        await deferLater(self._reactor, self.clone_seconds, lambda: None)
+        await self.slow_clones.make(id, self._clone)
+
     async def release_clones(self) -> None:
         """Make the slow clones now."""
+        await self.slow_clones.release(self._clone)
+
+    async def _clone(self, body: bytes) -> str:
+        """Have vcsim make a clone. Returns its task."""
         cookie = self.inventory._stub.cookie
         headers = Headers({"Cookie": [cookie], "SOAPAction": ["urn:vim25/6.5"]})
-
-        async def clone(body: bytes) -> str:
-            status, answer, _ = await self._forward(body, headers)
-            await self._acted(parameters_of(body.decode()), answer.decode(), headers)
-            task = _TASK.search(answer.decode())
-            assert task is not None, (status, answer)
-            return task[1]
-
-        await self.slow_clones.release(clone)
+        status, answer, _ = await self._forward(body, headers)
+        await self._acted(parameters_of(body.decode()), answer.decode(), headers)
+        task = _TASK.search(answer.decode())
+        assert task is not None, (status, answer)
+        return task[1]
 
     async def _forward(self, body: bytes, headers: Headers) -> tuple[int, bytes, list[tuple[str, str]]]:
         kept = Headers({"Content-Type": ["text/xml; charset=UTF-8"]})
@@ -349,7 +363,7 @@ class SimulatedVcenter:
         self._agent_processes.kill(self._agent_of(id))
 
     async def _boot(self, vm: Vm) -> None:
-        await deferLater(self._reactor, BOOT_SECONDS, lambda: None)
+        await deferLater(self._reactor, self.boot_seconds, lambda: None)
         identity = await deferToThread(self._thd_boot, vm)
         if not identity or vm.behaviour == NO_AGENT or self._stopped:
             return

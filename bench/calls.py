@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often simulated clouds are called: for one pod's life, and for an hour with ten pods that do nothing.
+
+Time is virtual, and passes from one event to the next: what is counted does not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench import clouds
+from bench.figures import Missing, Report
+from infranetes.pods.context import Times
+from infranetes.providers.cloud.provider import CloudProvider
+from infranetes_common.concurrency import start
+from infranetes_common.reactors import IReactor
+from tests.support.virtual_time import VirtualTime
+
+T = TypeVar("T")
+
+PODS = 10
+HOUR = 3600.0
+SETTLE_SECONDS = 360.0  # after the launches
+WAIT_SECONDS = 300.0
+_SWEEP = Times().sweep  # the daemon's own, of the provider's list
+_FOREIGN = ("token", "Login", "Logout")  # to who knows who may call
+
+prepare = clouds.fetch
+
+
+async def run(reactor: IReactor, report: Report) -> None:
+    for name in clouds.CLOUDS:
+        with tempfile.TemporaryDirectory() as path:
+            try:
+                count = Count(VirtualTime(reactor), name, Path(path))
+            except Missing as missing:
+                report.missing[f"calls, {name}"] = f"not run: {missing}"
+                continue
+            try:
+                await count.begin()
+                _tell(report, f"the first pod's life on its node, {name}", await count.life())
+                _tell(report, f"a later pod's life, alone on its node, {name}", await count.life())
+                _tell(report, f"an hour at rest with {PODS} pods, {name}", await count.hour(PODS))
+            finally:
+                await count.end()
+
+
+def _tell(report: Report, words: str, calls: Counter[str]) -> None:
+    note = ", ".join(f"{count} {call}" for call, count in calls.most_common())
+    report.add("calls", words, calls.total(), "calls", note=note)
+
+
+class Count:
+    """The calls to one cloud."""
+
+    def __init__(self, time: VirtualTime, name: str, directory: Path) -> None:
+        self._time = time
+        self._name = name
+        self._world = clouds.simulated(time.reactor, name, directory)
+        self._provider: CloudProvider[Any] = clouds.provider(time.reactor, name, self._world, directory)
+        self._specs = iter(clouds.specs(directory, PODS + 2))
+
+    async def begin(self) -> None:
+        """Start the provider."""
+        await self._passing(self._provider.start(lambda words: None))
+
+    async def end(self) -> None:
+        """Stop all."""
+        await self._provider.stop()
+        await self._world.stop()
+
+    async def life(self) -> Counter[str]:
+        """Return the calls of a pod's life, until the cloud says that it is over."""
+        before = self._counted()
+        await self._ended([await self._running()])
+        return self._counted() - before
+
+    async def hour(self, pods: int) -> Counter[str]:
+        """Return the calls in an hour in which pods do nothing and the daemon sweeps as by default."""
+        ids = [await self._running() for _ in range(pods)]
+        await self._time.after(SETTLE_SECONDS, self._pools())
+        before, until = self._counted(), self._time.seconds() + HOUR
+        while self._time.seconds() < until:
+            await self._passing(self._provider.list())
+            await self._time.after(_SWEEP, self._pools())
+        calls = self._counted() - before
+        await self._ended(ids)
+        return calls
+
+    def _counted(self) -> Counter[str]:
+        asked: Sequence[Mapping[str, str]] = self._world.requests
+        return Counter(call["Action"] for call in asked if call["Action"] not in _FOREIGN)
+
+    async def _running(self) -> str:
+        launched = await self._passing(self._provider.launch(next(self._specs)))
+        return (await self._passing(self._provider.wait_running(launched.id, WAIT_SECONDS))).id
+
+    async def _ended(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            await self._passing(self._provider.destroy(id))
+        await self._time.until(lambda: not self._provider._ledger.ending, self._pools())
+
+    # ---- Time
+
+    async def _passing(self, work: Awaitable[T]) -> T:
+        """Return a result, for which time passes."""
+        running = start(_awaited(work))
+        await self._time.until(lambda: running.called, self._pools())
+        return await running
+
+    def _pools(self) -> Sequence[Any]:
+        return [self._provider._calls._pool]
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often VMs are listed: seldom, but for those who wait for one that may run by now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.interface import Cloud, CloudVM
+from infranetes.providers.cloud.ledger import Ledger
+from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.watch import Watcher
+from infranetes.providers.interface import InstanceState
+from infranetes_common.concurrency import start
+
+STEP = 0.25
+
+
+class _Cloud:
+    """Lists what it has. :ivar listed: when it was asked to."""
+
+    location = "nowhere"
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.vms: dict[str, CloudVM] = {}
+        self.listed: list[float] = []
+
+    def _thd_list(self, driver: None) -> list[CloudVM]:
+        self.listed.append(self._now())
+        return list(self.vms.values())
+
+
+class _Calls:
+    """Makes calls at once."""
+
+    async def call(self, what: str, work: Callable[[None], Any], seconds: float | None = None) -> Any:
+        return work(None)
+
+
+class WatcherTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.cloud = _Cloud(self.clock.seconds)
+        self.settings = CloudSettings()
+        self.ledger = Ledger(self.clock.seconds, self.settings.settle_seconds)
+        self.watcher: Watcher[None] = Watcher(
+            self.clock,
+            cast(Cloud[None], self.cloud),
+            self.settings,
+            cast(Calls[None], _Calls()),
+            self.ledger,
+            lambda vm: cast(Any, vm),
+            lambda vm, why: self.fail(why),
+        )
+        running = start(self.watcher.run())
+        self.addCleanup(running.cancel)
+        running.addErrback(lambda failure: None)
+
+    def booted(self, id: str, seconds: float, ended: InstanceState = InstanceState.RUNNING) -> float:
+        """Let a VM boot that somebody waits for. Returns how long it ran before that was known."""
+        waiting = self.launched(id)
+        self.pass_(seconds)
+        self.change(id, ended)
+        late = 0.0
+        while not waiting.called:
+            self.pass_(STEP)
+            late += STEP
+        return late
+
+    def launched(self, id: str) -> Deferred[None]:
+        """Launch a VM, and wait until it is known that it boots no more."""
+        self.cloud.vms[id] = vm = CloudVM(id=id, token=id, sandbox_id="", state=InstanceState.PENDING)
+        self.ledger.record_launch(vm)
+
+        async def wait() -> None:
+            with self.watcher.waiting(id) as changed:
+                while self.ledger.entries[id].vm.state is InstanceState.PENDING:
+                    await changed()
+
+        return start(wait())
+
+    def change(self, id: str, state: InstanceState) -> None:
+        vm = attrs.evolve(self.cloud.vms[id], state=state, private_address="192.0.2.1")
+        self.cloud.vms[id] = vm
+
+    def pass_(self, seconds: float) -> None:
+        for _ in range(int(seconds / STEP)):
+            self.clock.advance(STEP)
+
+    def lists(self) -> int:
+        """How many there were since this was asked last."""
+        count, self.cloud.listed = len(self.cloud.listed), []
+        return count
+
+    def test_nobody_lists_where_there_is_nothing(self) -> None:
+        self.pass_(3600.0)
+        self.assertEqual(self.lists(), 0)
+
+    def test_at_rest_there_is_a_list_every_watch_seconds(self) -> None:
+        self.booted("a", 10.0)
+        self.lists()
+        self.pass_(3600.0)
+        self.assertEqual(self.lists(), 3600.0 / self.settings.watch_seconds)
+
+    def test_the_first_boot_is_polled_for(self) -> None:
+        self.pass_(100.0)
+        self.assertLessEqual(self.booted("a", 45.0), self.settings.poll_seconds)
+        self.assertGreater(self.lists(), 20)
+
+    def test_later_ones_once_they_may_run(self) -> None:
+        self.booted("a", 45.0)
+        for id in "bcd":
+            self.pass_(100.0)
+            self.lists()
+            self.assertLessEqual(self.booted(id, 45.0), self.settings.poll_seconds)
+            self.assertLessEqual(self.lists(), 8)
+
+    def test_one_that_is_faster_is_found_by_the_lists_at_rest_and_then_expected(self) -> None:
+        self.booted("a", 60.0)
+        self.pass_(100.0)
+        self.assertLessEqual(self.booted("b", 20.0), self.settings.watch_seconds)
+        self.pass_(100.0)
+        self.assertLessEqual(self.booted("c", 20.0), self.settings.watch_seconds)
+        self.pass_(100.0)
+        self.assertLessEqual(self.booted("d", 30.0), self.settings.poll_seconds)
+
+    def test_the_first_that_may_run_decides(self) -> None:
+        self.booted("a", 45.0)
+        self.pass_(100.0)
+        early = self.launched("b")
+        self.pass_(30.0)
+        late = self.launched("c")
+        self.pass_(15.0)
+        self.change("b", InstanceState.RUNNING)
+        self.pass_(self.settings.poll_seconds)
+        self.assertTrue(early.called)
+        self.assertFalse(late.called)
+        self.lists()
+        self.pass_(25.0)
+        self.assertLessEqual(self.lists(), 2)
+        self.pass_(5.0)
+        self.change("c", InstanceState.RUNNING)
+        self.pass_(self.settings.poll_seconds)
+        self.assertTrue(late.called)
+
+    def test_what_ends_before_it_runs_was_no_boot(self) -> None:
+        self.booted("a", 45.0)
+        self.pass_(100.0)
+        self.assertLessEqual(self.booted("b", 5.0, InstanceState.ENDED), self.settings.watch_seconds)
+        self.pass_(100.0)
+        self.lists()
+        self.booted("c", 45.0)
+        self.assertLessEqual(self.lists(), 8)
+
+    def test_a_vm_that_runs_without_an_address_is_polled_for(self) -> None:
+        self.booted("a", 45.0)
+        vm = CloudVM(id="b", token="b", sandbox_id="", state=InstanceState.RUNNING)
+        self.cloud.vms["b"] = vm
+        self.ledger.record_launch(vm)
+        with self.watcher.waiting("b") as changed:
+            changed()
+            self.pass_(100.0)
+            self.lists()
+            self.pass_(20.0)
+            self.assertEqual(self.lists(), 20.0 / self.settings.poll_seconds)
+
+    def test_an_hour_of_launches_is_forgotten(self) -> None:
+        for number in range(30):
+            id = f"vm-{number}"
+            self.booted(id, 45.0)
+            self.cloud.vms.pop(id)
+            self.ledger.record_destroyed(id, id)
+            self.pass_(20.0)
+        self.assertEqual((self.watcher._since, self.watcher._changes, self.watcher._waiting), ({}, {}, []))

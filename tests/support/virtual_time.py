@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hours that pass in seconds, for code that also calls servers and runs threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock, deferLater
+from twisted.python.threadpool import ThreadPool
+from zope.interface import directlyProvides, providedBy
+
+from infranetes_common.reactors import IReactor
+
+_TURNS = 3  # in a row without anything to do: an answer's arrival is a turn of its own
+_TURN_SECONDS = 0.002
+
+
+class VirtualTime(Clock):  # type: ignore[misc]
+    """A reactor whose timed calls are made in its own time; all else is another's.
+
+    :param real: the other reactor."""
+
+    def __init__(self, real: IReactor) -> None:
+        super().__init__()
+        self.rightNow = real.seconds()
+        self._real = real
+        directlyProvides(self, providedBy(real))
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever a reactor has
+        return getattr(self._real, name)
+
+    @property
+    def reactor(self) -> IReactor:
+        """This, for who asks for all that a reactor is."""
+        return cast(IReactor, self)
+
+    async def until(self, done: Callable[[], object], pools: Sequence[ThreadPool] = ()) -> None:
+        """Let time pass from one timed call to the next until something is done. It stands still while
+        threads work.
+
+        :param pools: of threads, besides the reactor's."""
+        every = [*pools, self._real.getThreadPool()]
+        while True:
+            await self._quiet(every)
+            if done():
+                return
+            following = min((call.getTime() for call in self.getDelayedCalls()), default=None)
+            assert following is not None, "nothing will ever happen any more"
+            self.advance(max(0.0, following - self.seconds()))
+
+    async def after(self, seconds: float, pools: Sequence[ThreadPool] = ()) -> None:
+        """Let time pass. :param pools: as for `until`."""
+        over: list[None] = []
+        self.callLater(seconds, over.append, None)
+        await self.until(lambda: over, pools)
+
+    async def _quiet(self, pools: Sequence[ThreadPool]) -> None:
+        quiet = 0
+        while quiet < _TURNS:
+            turn: Deferred[None] = deferLater(self._real, _TURN_SECONDS, lambda: None)
+            await turn
+            quiet = 0 if any(pool.working or pool.q.qsize() for pool in pools) else quiet + 1
