@@ -7,7 +7,7 @@ libcloud's own call for prices (RateCard) needs an offer's number and a permissi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypedDict
 from urllib.parse import parse_qsl, urlsplit
 
@@ -68,13 +68,7 @@ class RetailPrices:
 
     def _thd_of_vms(self, location: str) -> dict[str, float]:
         """Return the US dollars of an hour of VMs with Linux, on demand, by their sizes."""
-        found: dict[str, float] = {}
-        for item in self._thd_items(location):
-            price = price_of(item)
-            if price is not None:
-                name = item["armSkuName"]
-                found[name] = max(price, found.get(name, 0.0))
-        return found
+        return prices_of(self._thd_items(location))
 
     def _thd_items(self, location: str) -> Iterator[Item]:
         wanted = (
@@ -96,6 +90,18 @@ class RetailPrices:
         self._connection.connection.session.close()
 
 
+def prices_of(items: Iterable[Item]) -> dict[str, float]:
+    """Return the prices of sizes. One meter may count several, as E16 v3 and E16s v3, and is the primary one
+    of one of them: a price of another meter holds, unless the size has a primary one too."""
+    found: dict[str, tuple[bool, float]] = {}
+    for item in items:
+        price = price_of(item)
+        if price is not None:
+            name, this = item["armSkuName"], (item.get("isPrimaryMeterRegion", True), price)
+            found[name] = max(this, found.get(name, this))
+    return {name: price for name, (_, price) in found.items()}
+
+
 def price_of(item: Item) -> float | None:
     """Return the price if it is that of a VM with Linux, on demand; None: it is another."""
     meter = f"{item.get('skuName', '')} {item.get('meterName', '')}"
@@ -103,7 +109,6 @@ def price_of(item: Item) -> float | None:
         item.get("type") == "Consumption"
         and item.get("currencyCode") == "USD"
         and item.get("unitOfMeasure") == "1 Hour"
-        and item.get("isPrimaryMeterRegion", True)
         and bool(item.get("armSkuName"))
         and not any(word in item.get("productName", "") for word in _OTHER_PRODUCTS)
         and not any(word in meter for word in _OTHER_METERS)

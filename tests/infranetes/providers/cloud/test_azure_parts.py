@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from infranetes.providers import registry
 from infranetes.providers.cloud.azure import errors, names
 from infranetes.providers.cloud.azure.cloud import AzureCloud
 from infranetes.providers.cloud.azure.offers import AzureOffers
-from infranetes.providers.cloud.azure.prices import Item, price_of
+from infranetes.providers.cloud.azure.prices import Item, price_of, prices_of
 from infranetes.providers.cloud.azure.resources import Sku, Status, VmProperties
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.azure.sizes import Wanted, offers
@@ -197,6 +198,23 @@ class SizeTests(SynchronousTestCase):
         self.assertEqual(offers(skus, Wanted(LOCATION, "V1", premium=False, zonal=True)), [])
 
 
+# What Azure has answered for eastus and, the last two, westeurope, as others have published it from 2021 to
+# 2026: sizes, prices, and whether their meter is the primary one.
+ANSWERED = (
+    ("Standard_B1s", 0.0104, True),
+    ("Standard_D2s_v3", 0.096, False),
+    ("Standard_E16_v3", 1.008, True),
+    ("Standard_E16-4s_v3", 1.008, False),
+    ("Standard_E16-8s_v3", 1.008, False),
+    ("Standard_E16s_v3", 1.008, False),
+    ("Standard_E32_v3", 2.016, True),
+    ("Standard_E32s_v3", 2.016, False),
+    ("Standard_D8_v4", 0.46, True),
+    ("Standard_E4ds_v4", 0.346, True),
+)
+PRIMARY = ((0.2, False), (0.1, True), (0.115, True))  # prices, and whether their meter is the primary one
+
+
 class PriceTests(SynchronousTestCase):
     def test_of_linux_on_demand_alone(self) -> None:
         size = "Standard_D2s_v5"
@@ -209,11 +227,28 @@ class PriceTests(SynchronousTestCase):
             {"type": "Reservation"},
             {"unitOfMeasure": "1 GB/Month"},
             {"currencyCode": "EUR"},
-            {"isPrimaryMeterRegion": False},
             {"armSkuName": ""},
         )
         for other in others:
             self.assertIs(price_of(cast(Item, item(size, 0.1, **other))), None, other)
+
+    def test_ten_sizes(self) -> None:
+        """One meter counts several of them, and is the primary one of one alone, or of none."""
+        items = [item(size, price, isPrimaryMeterRegion=primary) for size, price, primary in ANSWERED]
+        size = "Standard_D2s_v3"
+        items += [
+            item(size, 0.188, productName="Virtual Machines DSv3 Series Windows", isPrimaryMeterRegion=False),
+            item(size, 0.018816, skuName="D2s v3 Spot", meterName="D2s v3 Spot"),
+            item(size, 0.019, skuName="D2s v3 Low Priority", isPrimaryMeterRegion=False),
+        ]
+        expected = {size: price for size, price, _ in ANSWERED}
+        self.assertEqual(prices_of(cast(list[Item], items)), expected)
+
+    def test_a_primary_meter_goes_before_others(self) -> None:
+        size = "Standard_D2s_v5"
+        items = [item(size, price, isPrimaryMeterRegion=primary) for price, primary in PRIMARY]
+        for order in itertools.permutations(items):
+            self.assertEqual(prices_of(cast(list[Item], order)), {size: 0.115})
 
 
 class SettingsTests(SynchronousTestCase):
