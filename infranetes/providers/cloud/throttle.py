@@ -57,8 +57,10 @@ class RateLimit:
 
     def _refill(self) -> None:
         now = self.now()
+        # Of a pause nothing is saved up: who comes back after it comes alone.
+        open_since = max(self._at, min(self._closed_until, now))
         past, self._at = now - self._at, now
-        self._tokens = min(self.burst, self._tokens + past * self._current)
+        self._tokens = min(self.burst, self._tokens + (now - open_since) * self._current)
         self._current = min(self.rate, self._current + past * self.rate * _RECOVERY)
 
     @property

@@ -24,6 +24,7 @@ from infranetes.providers.cloud.interface import SANDBOX, TOKEN
 from tests.support.clouds import agent_processes, azure_models, azure_permissions, azure_resources
 from tests.support.clouds.azure_arm import Answer as ArmAnswer
 from tests.support.clouds.azure_arm import Arm, Refusal, operation_path
+from tests.support.clouds.azure_buckets import AzureBuckets
 from tests.support.clouds.azure_prices import SimulatedRetailPrices
 from tests.support.clouds.azure_resources import GROUP, LOCATION, SUBSCRIPTION, Json
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, UNANSWERED, Fault, FaultKind, Faults
@@ -53,6 +54,7 @@ class SimulatedAzure:
 
     :ivar faults: what goes wrong. :ivar behaviour: of VMs that are launched from now on.
     :ivar operation_seconds: how long launches and deletions take.
+    :ivar buckets: which limit how often all nodes together may call; None: nothing does.
     :ivar malformed: what Azure's models of its API do not have of requests and answers.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs. :ivar bodies: of launches.
     :ivar vm_images: its images of VM-image pods. :ivar prices: what sizes cost.
@@ -71,6 +73,7 @@ class SimulatedAzure:
         self.faults = Faults()
         self.behaviour = NORMAL
         self.operation_seconds = 0.1
+        self.buckets: AzureBuckets | None = None
         self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.refusal = ("ZonalAllocationFailed", "Allocation failed. We do not have sufficient capacity.")
         self.refused: Fault | None = None  # how the current launch shall fail
@@ -253,6 +256,10 @@ class SimulatedAzure:
         early = _refusal(fault) if fault is not None else None
         if early is not None:
             return early
+        throttled = self.buckets.take(parameters) if self.buckets is not None else None
+        if throttled is not None:
+            headers = (("Retry-After", f"{throttled.seconds}"), *throttled.headers)
+            return (*_error(429, throttled.code, throttled.message), *headers)
         bearer = (request.getHeader("Authorization") or "").removeprefix("Bearer ")
         if bearer not in self._tokens:
             return _error(401, "InvalidAuthenticationToken", "The access token is invalid.")
@@ -261,9 +268,9 @@ class SimulatedAzure:
             words = f"The client does not have authorization to perform action '{min(missing)}'."
             return _error(403, "AuthorizationFailed", words)
         only_once = request.getHeader("If-None-Match")
-        headers = {"If-None-Match": only_once} if only_once else {}
+        conditions = {"If-None-Match": only_once} if only_once else {}
         if parameters["Action"] != "operation":
-            self.malformed += azure_models.api().wrong_request(method, path, query, headers, body)
+            self.malformed += azure_models.api().wrong_request(method, path, query, conditions, body)
         return self._served(method, path, query, body, only_once == "*", parameters, fault)
 
     def _served(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import attrs
+from tests.support.clouds.token_bucket import TokenBucket
 
 _LOOKS = ("Describe", "Get", "List", "Search")
 _UNFILTERED = {  # have a smaller bucket where neither a filter nor pages are asked for
@@ -31,14 +31,6 @@ _UNCATEGORIZED = {
 }
 
 
-@attrs.define
-class _Bucket:
-    most: float
-    refill: float  # a second
-    tokens: float
-    at: float
-
-
 class Ec2Buckets:
     """The buckets of one account and region.
 
@@ -47,20 +39,18 @@ class Ec2Buckets:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self.refused: dict[str, int] = {}
 
     def take(self, form: Mapping[str, str]) -> bool:
         """Take a call's token. Returns whether there was one."""
         action = form["Action"]
         name, most, refill = _kind(form)
-        bucket = self._buckets.setdefault(name, _Bucket(most, refill, most, self._now()))
-        past, bucket.at = self._now() - bucket.at, self._now()
-        bucket.tokens = min(bucket.most, bucket.tokens + past * bucket.refill)
-        if bucket.tokens < 1 - 1e-6:
+        bucket = self._buckets.setdefault(name, TokenBucket(most, refill, self._now()))
+        if not bucket.has_one(self._now()):
             self.refused[action] = self.refused.get(action, 0) + 1
             return False
-        bucket.tokens -= 1
+        bucket.take()
         return True
 
 

@@ -32,6 +32,7 @@ from tests.support.clouds import (
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, UNANSWERED, Fault, FaultKind, Faults
 from tests.support.clouds.gce_api import Gce
 from tests.support.clouds.gce_operations import Refusal, Task
+from tests.support.clouds.gce_quotas import GceQuotas
 from tests.support.clouds.gce_resources import PROJECT, ZONES, Json
 from tests.support.clouds.google_identity import ACCOUNT, COMPUTE, PERSON, PLATFORM, GoogleIdentity, Holder
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
@@ -57,6 +58,7 @@ class SimulatedGce:
 
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar operation_seconds: how long launches and all else that has an operation take.
+    :ivar quotas: of requests, which limit how often all nodes together may call; None: nothing does.
     :ivar identity: who gives tokens. :ivar members: who may call at all.
     :ivar role: the manual's, of them. :ivar storage_tokens: those that are for Cloud Storage too.
     :ivar malformed: what Google's description of its API does not have of requests and answers.
@@ -82,6 +84,7 @@ class SimulatedGce:
         self.faults = Faults()
         self.behaviour = NORMAL
         self.operation_seconds = 0.1
+        self.quotas: GceQuotas | None = None
         self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.refusal = (
             "ZONE_RESOURCE_POOL_EXHAUSTED",
@@ -240,6 +243,9 @@ class SimulatedGce:
         early = _refusal(fault) if fault is not None else None
         if early is not None:
             return early
+        over_quota = self.quotas.refusal(parameters) if self.quotas is not None else ""
+        if over_quota:
+            return _error(403, "rateLimitExceeded", over_quota)
         if bearer(request) not in self._tokens:
             return _error(401, "authError", "Invalid Credentials")
         missing = gce_permissions.needed(request.method.decode(), path, body) - gce_permissions.granted(

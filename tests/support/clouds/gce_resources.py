@@ -21,7 +21,8 @@ Json = dict[str, Any]
 
 def error(status: int, reason: str, message: str) -> Json:
     """Return the body of an error."""
-    one = {"domain": "global", "message": message, "reason": reason}
+    domain = "usageLimits" if reason == "rateLimitExceeded" else "global"
+    one = {"domain": domain, "message": message, "reason": reason}
     return {"error": {"code": status, "errors": [one], "message": message}}
 
 

@@ -48,13 +48,13 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 _KINDS = {"network interface": NIC, "address": ADDRESS, "disk": DISK}  # of leftovers, in the order of release
 
 # Source: Azure Resource Manager, "Understand how Azure Resource Manager throttles requests": buckets of 250
-# reads and 200 writes or deletions, filled by 25 and 10 a second. A launch is two or three writes, a look up
-# to four reads.
+# reads, 200 writes and 200 deletions, filled by 25, 10 and 10 a second. A launch is two writes, or three with
+# a public address; a look up to four reads; all other changes are deletions.
 _RATES = {
-    Action.LAUNCH: Rate(3.0, 60.0),
-    Action.DESTROY: Rate(10.0, 200.0),
+    Action.LAUNCH: Rate(5.0, 100.0),
+    Action.DESTROY: Rate(7.0, 180.0),
     Action.CHANGE: Rate(3.0, 20.0),
-    Action.LOOK: Rate(8.0, 60.0),
+    Action.LOOK: Rate(6.0, 60.0),
 }
 
 

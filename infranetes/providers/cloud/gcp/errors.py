@@ -57,6 +57,9 @@ _OTHER_STATE = (
 # "Cloud KMS error when using key projects/…: Permission 'cloudkms.cryptoKeyVersions.useToEncrypt' denied", or
 # that it is disabled: at once, or as the error of an operation.
 _KEY_REFUSED = "Cloud KMS error when using key"
+# "Quota exceeded for quota metric 'Queries' and limit 'Queries per minute per region' …". It starts anew with
+# the next minute; the answer does not say when that is.
+_PER_MINUTE, _MINUTE_PAUSE = "per minute", 10.0
 _NO_DEVICE = "No attached disk found"
 # "Quota 'N2_CPUS' exceeded.  Limit: 24.0 in region europe-west1." Others are of all families, such as
 # CPUS_ALL_REGIONS, PREEMPTIBLE_CPUS and INSTANCES.
@@ -81,7 +84,10 @@ def classify(error: Exception) -> CloudError | None:
         kind = ErrorKind.INVALID
     if kind is ErrorKind.QUOTA and _FAMILY_METRIC.search(message):
         kind = ErrorKind.FAMILY_QUOTA
-    return CloudError(kind or _kind_of_status(status), message, retry_after(error))
+    pause = retry_after(error)
+    if kind is ErrorKind.THROTTLED and _PER_MINUTE in message:
+        pause = max(pause, _MINUTE_PAUSE)
+    return CloudError(kind or _kind_of_status(status), message, pause)
 
 
 @contextmanager

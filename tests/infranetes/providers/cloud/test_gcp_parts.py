@@ -183,6 +183,15 @@ class ErrorTests(SynchronousTestCase):
             # some releases of libcloud lose the reason of "not found"
             self.assertIn(str(found), (f"{reason}: words of it", "404: words of it"))
 
+    def test_a_quota_of_a_minute_is_not_asked_again_and_again(self) -> None:
+        for words, seconds in (
+            ("Quota exceeded for quota metric 'Queries' and limit 'Queries per minute per region'", 10.0),
+            ("Rate Limit Exceeded", 0.0),
+        ):
+            found = errors.classify(GoogleBaseError({"message": words}, 403, "rateLimitExceeded"))
+            assert found is not None
+            self.assertEqual((found.kind, found.retry_after), (ErrorKind.THROTTLED, seconds))
+
     def test_errors_of_operations(self) -> None:
         for code, trouble in (
             ("ZONE_RESOURCE_POOL_EXHAUSTED", ErrorKind.CAPACITY),

@@ -76,6 +76,13 @@ class RateLimitTests(SynchronousTestCase):
             waits.append(limit.wait())
         self.assertGreater(waits[1], waits[0])
 
+    def test_nothing_is_saved_up_in_a_pause(self) -> None:
+        self.limit.throttled(60.0)
+        self.clock.advance(60.0)
+        self.assertAlmostEqual(self.limit.wait(), 0.1)
+        self.clock.advance(0.2)
+        self.assertAlmostEqual(self.limit.wait(4), 0.3)
+
     def test_retry_after_is_honoured(self) -> None:
         self.limit.throttled(7.0)
         self.assertGreaterEqual(self.limit.wait(), 7.0)

@@ -3,28 +3,16 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
-
 import attrs
-from twisted.internet.defer import Deferred, execute
-from twisted.internet.task import Clock
-from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.trial.unittest import TestCase
 
-from infranetes.providers.cloud import calls
 from infranetes.providers.cloud.aws.cloud import AwsCloud
-from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.interface import Action, CloudError, ErrorKind
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.throttle import RateLimit
-from infranetes_common.concurrency import start
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.case import AwsCase
+from tests.infranetes.providers.cloud.crowd_case import STEP, CrowdCase
 from tests.support.clouds.ec2_buckets import Ec2Buckets
-
-T = TypeVar("T")
 
 FORMS = {
     Action.LAUNCH: {"Action": "RunInstances"},
@@ -32,61 +20,20 @@ FORMS = {
     Action.LOOK: {"Action": "DescribeInstances"},
     Action.CHANGE: {"Action": "AssociateAddress"},
 }
-STEP = 0.01
 
 
-class FakeCloud:
-    """What `Calls` uses of a cloud: EC2's rates."""
+class CrowdTests(CrowdCase):
+    """Nodes of one account."""
 
-    name, location, rates = "fake", "fake", AwsCloud.rates
-
-    def classify(self, error: Exception) -> CloudError | None:
-        return None
-
-    def _thd_connect(self, timeout: float) -> object:
-        return object()
-
-    def _thd_disconnect(self, driver: object) -> None:
-        pass
-
-    def _thd_is_current(self, driver: object) -> bool:
-        return True
-
-
-class CrowdTests(SynchronousTestCase):
-    """Nodes of one account, on a clock that takes no time."""
+    rates = AwsCloud.rates
 
     def setUp(self) -> None:
-        self.clock = Clock()
+        super().setUp()
         self.buckets = Ec2Buckets(self.clock.seconds)
 
-        def in_this_thread(reactor: object, pool: object, work: Callable[..., T], *args: Any) -> Deferred[T]:
-            return execute(work, *args)
-
-        self.patch(calls, "deferToThreadPool", in_this_thread)
-        chance = random.Random(1).random  # noqa: S311
-        self.patch(calls, "RateLimit", partial(RateLimit, chance=chance))
-
-    def nodes(self, count: int) -> list[Calls[Any]]:
-        return [Calls(self.clock, FakeCloud(), CloudSettings()) for _ in range(count)]  # type: ignore[arg-type]
-
-    def call(self, node: Calls[Any], action: Action) -> Deferred[float]:
-        """Make a call. Returns when it was served."""
-
-        def work(driver: object) -> float:
-            if not self.buckets.take(FORMS[action]):
-                raise CloudError(ErrorKind.THROTTLED, "RequestLimitExceeded")
-            return self.clock.seconds()
-
-        return start(node.call(action.value, work, action=action))
-
-    def all(self, count: int, nodes: Sequence[Calls[Any]], action: Action) -> float:
-        """Make so many calls at once, and return the seconds until the last one was served."""
-        begun = self.clock.seconds()
-        served = [self.call(nodes[number % len(nodes)], action) for number in range(count)]
-        while not all(each.called for each in served):
-            self.clock.advance(STEP)
-        return max(self.successResultOf(each) for each in served) - begun
+    def serve(self, action: Action, name: str) -> None:
+        if not self.buckets.take(FORMS[action]):
+            raise CloudError(ErrorKind.THROTTLED, "RequestLimitExceeded")
 
     def test_a_hundred_launches_take_as_long_as_ec2_takes(self) -> None:
         for count in (1, 2, 3, 5):
