@@ -43,7 +43,7 @@ class CloudSettings:
     retry_most: float = attrs.field(default=15.0, validator=_positive)
     # Of each kind of calls; 0: as many as the cloud serves by default.
     calls_per_second: float = attrs.field(default=0.0, validator=_not_negative)
-    poll_seconds: float = attrs.field(default=2.0, validator=_positive)  # while a call waits for a VM
+    poll_seconds: float = attrs.field(default=1.5, validator=_positive)  # while a call waits for a VM
     watch_seconds: float = attrs.field(default=15.0, validator=_positive)  # otherwise
     # How stale the cloud's answers may be.
     settle_seconds: float = attrs.field(default=120.0, validator=_not_negative)
