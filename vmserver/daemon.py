@@ -76,6 +76,7 @@ class Vmserver(Service):
     :param sources: whether to look for an identity; without, `accept` is how one comes.
     :param hangups: when to read the configuration again, with `read_again`.
     :param source: the configuration's file, which errors name.
+    :param applier: in place of what applies identities to the machine, and whatever `identity.apply` says.
     """
 
     name = "vmserver"
@@ -91,6 +92,7 @@ class Vmserver(Service):
         hangups: Hangups | None = None,
         read_again: Callable[[], Config] | None = None,
         source: str = "configuration",
+        applier: IdentityApplier | None = None,
     ) -> None:
         own_machine = config.identity.apply
         self._reactor = reactor
@@ -99,11 +101,12 @@ class Vmserver(Service):
         self._hangups = hangups
         self._read_again = read_again
         self._choice = self._make_choice(provider, config)
-        applier = IdentityApplier(config.etc_dir, config.identity.interface)
+        applies = own_machine or applier is not None
+        applier = applier or IdentityApplier(config.etc_dir, config.identity.interface)
         gate = MetadataGate(reactor, own_machine and config.identity.source in configuration.CLOUDS)
         self._listener = Listener(reactor, config.listen, config.limits, listen)
         self._identity = CurrentIdentity(
-            reactor, config.run_dir, applier if own_machine else None, gate, self._listener
+            reactor, config.run_dir, applier if applies else None, gate, self._listener
         )
         volumes = VolumeStore(
             config.volumes_dir,

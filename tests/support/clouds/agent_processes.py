@@ -93,6 +93,7 @@ def _agent(config: dict[str, Any]) -> None:
     from twisted.logger import globalLogBeginner, textFileLogObserver
 
     from infranetes_common.config import structure
+    from tests.support.clouds.simulated_machine import SimulatedMachine
     from vmserver import config as configuration
     from vmserver.daemon import Vmserver
 
@@ -104,7 +105,8 @@ def _agent(config: dict[str, Any]) -> None:
     file = run_dir / "vmserver.json"
     file.write_text(json.dumps(config))
     checked = configuration.check(structure(config, configuration.Config, source=str(file)), str(file))
-    service = Vmserver(reactor, checked)
+    machine = None if checked.identity.apply else SimulatedMachine(checked.etc_dir)
+    service = Vmserver(reactor, checked, applier=machine)
     reactor.callWhenRunning(service.startService)
     reactor.run()
 
@@ -162,8 +164,9 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _serve(commands: BinaryIO) -> None:
+    import tests.support.clouds.simulated_machine  # noqa: F401  all loaded before it is forked
     import vmserver.containers.machine
-    import vmserver.daemon  # noqa: F401  loaded before it is forked
+    import vmserver.daemon  # noqa: F401
 
     pids: dict[str, int] = {}
     descriptor = commands.fileno()

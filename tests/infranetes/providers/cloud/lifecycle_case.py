@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from infranetes.providers.interface import InstanceSpec, InstanceState
 from infranetes_common.errors import DeadlineExceeded, Unavailable
 from tests.contract.pod_provider_case import ProviderCase
+from tests.support.clouds.simulated_machine import SETTINGS
 
 
 class LifecycleCase(ProviderCase):
@@ -25,7 +26,17 @@ class LifecycleCase(ProviderCase):
         instance = await self.retried(lambda: provider.wait_running(launched.id, self.boot_timeout))
         self.assertEqual((instance.state, instance.token), (InstanceState.RUNNING, spec.token))
         self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
+        self.check_machine(spec)
         await self.retried(lambda: provider.destroy(instance.id))
+
+    def check_machine(self, spec: InstanceSpec) -> None:
+        """Check that a machine has taken its identity on, and that its time never went back."""
+        ids = (self.run_dir / "machines").rglob("machine-id")
+        machines = {file.read_text().strip(): file.parent for file in ids}
+        self.assertIn(spec.identity.machine_id, machines)
+        etc = machines[spec.identity.machine_id]
+        self.assertEqual((etc / "hostname").read_text().strip(), spec.identity.hostname)
+        self.assertFalse((etc / SETTINGS).exists(), "its clock was right")
 
     async def retried(self, call: Any) -> Any:
         """Repeat a call that fails as long as a circuit may stay open, which may be longer than a boot."""
