@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.aws_machines import SimulatedAwsMachines
@@ -41,6 +42,16 @@ class ContainerTests(CloudDaemonCase):
         self.assertEqual((await self.runtime.ExecSync(request, timeout=20.0)).stdout, b"web-0\n")
         await self.stop_pod(sandbox)
         await self.nothing_is_left()
+        await self.remove_pod(sandbox)
+
+    async def test_an_instance_whose_metadata_service_is_down_is_a_pod_once_that_is_back(self) -> None:
+        self.world.imds.silent = "all"
+        await self.start()
+        running = start(self.run_pod())
+        await self.until(lambda: self.world.imds.asked, "the instance asks for its identity")
+        self.world.imds.silent = ""
+        sandbox = await running
+        self.assertEqual([each.state for each in await self.sandboxes()], [cri.SANDBOX_READY])
         await self.remove_pod(sandbox)
 
     async def test_a_spot_instance_that_is_to_be_taken_away_stops_its_containers_with_grace(self) -> None:
