@@ -137,6 +137,8 @@ class Watcher(Generic[D]):
             if entry.vm.id not in listed:
                 await self._check_missing(entry, deadline)
         self.publish_changes()
+        known = {*self._ledger.entries, *self._waiting}
+        self._since = {id: since for id, since in self._since.items() if id in known}
         self._destroy_unwanted()
 
     def publish_changes(self) -> None:

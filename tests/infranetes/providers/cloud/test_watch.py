@@ -171,6 +171,13 @@ class WatcherTests(SynchronousTestCase):
             self.pass_(30.0)
             self.assertEqual(self.lists(), 30.0 / self.settings.poll_seconds)
 
+    def test_a_launch_that_fails_before_its_vm_is_seen_is_forgotten(self) -> None:
+        with self.watcher.waiting("a"):
+            self.pass_(20.0)
+            self.assertIn("a", self.watcher._since)
+        self.booted("b", 45.0)
+        self.assertEqual(self.watcher._since, {})
+
     def test_an_hour_of_launches_is_forgotten(self) -> None:
         for number in range(30):
             id = f"vm-{number}"
