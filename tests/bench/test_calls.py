@@ -32,7 +32,7 @@ class LifeTests(TestCase):
         finally:
             await count.end()
         self.assertGreater(first, 50)
-        self.assertLessEqual(later, 30)
+        self.assertLessEqual(later, 25)
 
 
 class VirtualTimeTests(TestCase):

@@ -182,6 +182,7 @@ class AzureCloud:
             state=InstanceState.PENDING,
             size=request.size,
             operation=operation,
+            operation_listed=True,
             zone=request.zone,
         )
 
