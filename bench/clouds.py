@@ -30,9 +30,11 @@ from tests.support.clouds import (
 )
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.azure import SimulatedAzure
+from tests.support.clouds.azure_buckets import AzureBuckets
 from tests.support.clouds.ec2_buckets import Ec2Buckets
 from tests.support.clouds.faults import NO_AGENT
 from tests.support.clouds.gce import SimulatedGce
+from tests.support.clouds.gce_quotas import GceQuotas
 from tests.support.clouds.openstack import SimulatedOpenStack
 from tests.support.clouds.vcsim import PROGRAM
 from tests.support.clouds.vsphere import SimulatedVcenter
@@ -83,10 +85,12 @@ def _made(reactor: IReactor, name: str, directory: Path) -> Simulated:
     if name == "azure":
         azure = SimulatedAzure(reactor, place)
         azure.operation_seconds = BOOT_SECONDS
+        azure.buckets = AzureBuckets(reactor.seconds)
         return azure
     if name == "gcp":
         gcp = SimulatedGce(reactor, place)
         gcp.operation_seconds = BOOT_SECONDS
+        gcp.quotas = GceQuotas(reactor.seconds)
         return gcp
     if name == "openstack":
         openstack = SimulatedOpenStack(reactor, place)
