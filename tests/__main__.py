@@ -20,7 +20,7 @@ from typing import Any
 
 from twisted.trial.runner import TestLoader, TrialRunner
 
-from tests.harness import guards
+from tests.harness import guards, stalls
 from tests.harness.outcomes import Outcomes
 from tests.harness.reporter import LineReporter
 from tests.harness.schedule import Schedule, Unit, tests_of, units, within
@@ -96,6 +96,7 @@ def run_here(suite: unittest.TestSuite, given: argparse.Namespace, outcomes: Out
 
 def run_side_by_side(jobs: int, chosen: list[Unit], given: argparse.Namespace, outcomes: Outcomes) -> None:
     """Run units in `jobs` processes."""
+    stalls.watch()  # once for all of them
     command = [sys.executable, "-m", "tests", f"--blocked={given.blocked}"]
     place = Path(given.temp_directory).absolute()
     Workers(jobs, command, place, Schedule(chosen), outcomes).run(given.exitfirst)

@@ -3,7 +3,8 @@
 
 Two times of each callback are measured, and neither may exceed the limit:
 
-- the processor time of the reactor's thread, which the load of the machine does not change.
+- the processor time of the reactor's thread, which the load of the machine does not change, less that for
+  which the processor itself stood still (`stalls`).
 - the time asleep: the elapsed time in which the thread neither had a processor nor waited for one. It counts
   only if the thread was seen asleep in a system call meanwhile (`stacks`): in a sleep, in I/O on a disk, or
   waiting for a child. Otherwise the time is due to others who use the machine.
@@ -33,6 +34,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from tests.harness.stacks import Stacks
+from tests.harness.stalls import Stalls
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = f"{ROOT}/tests/"
@@ -99,10 +101,12 @@ class BlockingGuard:
     """Measures the callbacks of one reactor. `install` it once, in the reactor's thread.
 
     :param limit: milliseconds that each of a callback's times may take; 0: there is no limit.
+    :param stalls: of the processors.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, stalls: Stalls) -> None:
         self._limit = (limit or math.inf) * 1e6  # nanoseconds
+        self._stalls = stalls
         self._found: list[BlockingCallback] = []
         self._thread = threading.get_ident()
         self._not_counted = Times(0, 0)
@@ -192,8 +196,10 @@ class BlockingGuard:
     def _report(self, name: Callable[[], str], took: Times, began: int) -> None:
         sample = self._stacks.typical(began)
         slept = took.slept if sample.asleep else 0
-        if max(took.computed, slept) > self._limit:
-            self._found.append(BlockingCallback(name(), took.computed / 1e6, slept / 1e6, sample.stack))
+        stalled = self._stalls.nanoseconds(self._stacks.thread.processor(), began, time.perf_counter_ns())
+        computed = max(0, took.computed - stalled)
+        if max(computed, slept) > self._limit:
+            self._found.append(BlockingCallback(name(), computed / 1e6, slept / 1e6, sample.stack))
 
     def _timing_second_argument(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

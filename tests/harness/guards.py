@@ -18,7 +18,7 @@ from twisted.trial.reporter import TestResultDecorator
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface import implementer
 
-from tests.harness import leaks
+from tests.harness import leaks, stalls
 from tests.harness.blocking import BlockingGuard
 
 STUCK_SECONDS = 300.0  # a test that runs longer has the stacks of all threads shown
@@ -42,7 +42,7 @@ def blocking_guard() -> BlockingGuard:
     """
     from twisted.internet import reactor
 
-    guard = BlockingGuard(float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT)))
+    guard = BlockingGuard(float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT)), stalls.watch())
     guard.install(reactor)
     atexit.register(guard.close)
     return guard

@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tests.harness import blocking
 from tests.harness.blocking import BlockingGuard, Times
+from tests.harness.stalls import Stalls
 
 LIMIT = 50.0
 LONG = 60_000_000  # nanoseconds
@@ -22,11 +23,38 @@ def compute(nanoseconds: int) -> None:
         pass
 
 
+class Stalled(Stalls):
+    """Processors that never stood still, or did for as long as is said."""
+
+    def __init__(self, stalled: int = 0) -> None:
+        self.stalled = stalled
+
+    def nanoseconds(self, processor: int, began: int, ended: int) -> int:
+        return self.stalled
+
+
+class StallTests(SynchronousTestCase):
+    """What the machine's host took is not what a callback computed."""
+
+    def found_of(self, computed: int, stalled: int) -> list[float]:
+        guard = BlockingGuard(LIMIT, Stalled(stalled))
+        guard._measure(lambda: "it", compute, computed)
+        return [each.computed for each in guard.take()]
+
+    def test_a_callback_is_not_found_for_a_stall(self) -> None:
+        self.assertEqual(self.found_of(LONG, LONG // 2), [])
+
+    def test_it_is_for_what_it_computed_beside_one(self) -> None:
+        (computed,) = self.found_of(2 * LONG, LONG // 2)
+        self.assertGreaterEqual(computed, 1.5 * LONG / 1e6)
+        self.assertLess(computed, 2 * LONG / 1e6)
+
+
 class CollectionTests(SynchronousTestCase):
     """Garbage is collected when something is made, which the guard does too."""
 
     def setUp(self) -> None:
-        self.guard = BlockingGuard(LIMIT)
+        self.guard = BlockingGuard(LIMIT, Stalled())
 
     def collecting(self) -> Callable[[int, int], Times]:
         """Makes figures, and each time garbage is collected for too long."""

@@ -15,17 +15,22 @@ FUTEX = {"x86_64": b"202", "aarch64": b"98"}[platform.machine()]
 class ThreadStatus:
     """Reads the status of the thread that made it, from any thread.
 
-    Sources: `schedstat` (Linux' Documentation/scheduler/sched-stats) and `syscall` (proc(5)).
+    Sources: `schedstat` (Linux' Documentation/scheduler/sched-stats), `syscall` and `stat` (proc(5)).
     """
 
     def __init__(self) -> None:
         task = Path(f"/proc/self/task/{threading.get_native_id()}")
         self._schedstat = os.open(task / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._syscall = os.open(task / "syscall", os.O_RDONLY | os.O_CLOEXEC)
+        self._stat = os.open(task / "stat", os.O_RDONLY | os.O_CLOEXEC)
 
     def waited(self) -> int:
         """Nanoseconds in all for which it was ready to run and others had the processors."""
         return int(os.pread(self._schedstat, 64, 0).split()[1])
+
+    def processor(self) -> int:
+        """The number of the processor that it runs on, or ran on last."""
+        return int(os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()[36])
 
     def sleeps(self) -> bool:
         """Whether it sleeps in a system call other than futex(2).

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells when a processor of this machine stood still, because the machine's own host had to do something.
+
+A virtual machine's processor may stop for tens of milliseconds, in the middle of anything: until its host
+has brought a page of memory, say. The kernel counts that as work of the thread that the processor was
+running. Only steal, for which the host says that others had the processor, is left out of threads' times.
+
+So a watcher on each processor, whose priority is above all that is no real-time program, sleeps for a few
+milliseconds again and again. When it wakes late, nothing ran there meanwhile. Run as a program, this module
+is the watchers: ``stalls.py FD`` writes to the shared memory FD until its standard input is closed. They need
+to be root; otherwise no stall is ever known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "INFRANETES_TEST_STALLS"  # names the shared memory, for processes that a run of tests starts
+INTERVAL_NANOS = 4_000_000
+LATE_NANOS = 5_000_000  # later than this is a stall
+TICK_NANOS = 10_000_000  # of the steal in /proc/stat
+WAKES_PER_LOOK = 25  # after so many wakes the steal is read, and whether somebody still reads
+READY = b"."
+KEPT = 256  # stalls of each processor, the latest
+_FIELDS = 1 + 2 * KEPT  # their number so far, and the start and the length of each
+SIZE = 8 * _FIELDS * (os.cpu_count() or 1)
+
+
+class Stalls:
+    """The stalls of this machine's processors.
+
+    :param memory: what the watchers write to.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._fields = memoryview(mmap.mmap(memory, SIZE, prot=mmap.PROT_READ)).cast("q")
+
+    def nanoseconds(self, processor: int, began: int, ended: int) -> int:
+        """Return how long a processor stood still between two times of `time.perf_counter_ns`."""
+        first = processor * _FIELDS
+        if not 0 <= first < len(self._fields):
+            return 0
+        total = 0
+        for number in range(min(self._fields[first], KEPT)):
+            start, length = self._fields[first + 1 + 2 * number : first + 3 + 2 * number]
+            total += max(0, min(ended, start + length) - max(began, start))
+        return total
+
+
+def watch(environment: Mapping[str, str] = os.environ) -> Stalls:
+    """Start the watchers, which end with this process, unless the environment names some that run."""
+    if path := environment.get(VARIABLE):
+        with contextlib.suppress(OSError), open(path, "rb") as shared:
+            if os.fstat(shared.fileno()).st_size == SIZE:
+                return Stalls(shared.fileno())
+    memory = os.memfd_create("stalls", os.MFD_CLOEXEC)
+    os.ftruncate(memory, SIZE)
+    watchers = subprocess.Popen(
+        [sys.executable, __file__, str(memory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[memory],
+    )
+    assert watchers.stdout is not None
+    with watchers.stdout as ready:
+        ready.read(len(os.sched_getaffinity(0)))
+    _running.append(watchers)  # for its standard input, which closes with this process
+    os.environ[VARIABLE] = f"/proc/{os.getpid()}/fd/{memory}"
+    return Stalls(memory)
+
+
+_running: list[subprocess.Popen[bytes]] = []
+
+
+# ---- the watchers: a program with nothing but the standard library, for it starts with each run
+
+
+def _steal(processor: int) -> int:
+    for line in Path("/proc/stat").read_text().splitlines():
+        fields = line.split()
+        if fields[0] == f"cpu{processor}":
+            return int(fields[8]) * TICK_NANOS
+    return 0
+
+
+def _watch(processor: int, fields: memoryview) -> None:
+    """Record this processor's stalls, until the parent process has ended.
+
+    :param fields: see `_FIELDS`."""
+    parent = os.getppid()
+    os.sched_setaffinity(0, {processor})
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_get_priority_max(os.SCHED_FIFO) // 2))
+    os.write(1, READY)
+    steal, wakes = _steal(processor), 0
+    while os.getppid() == parent:
+        due = time.perf_counter_ns() + INTERVAL_NANOS
+        time.sleep(INTERVAL_NANOS / 1e9)
+        late = time.perf_counter_ns() - due
+        wakes += 1
+        if late > LATE_NANOS:
+            before, steal = steal, _steal(processor)
+            # The kernel already leaves the steal out: counted here too, it would excuse what was computed.
+            if (length := late - (steal - before)) > 0:
+                number = fields[0] % KEPT
+                fields[1 + 2 * number], fields[2 + 2 * number] = due, length
+                fields[0] += 1
+        elif wakes % WAKES_PER_LOOK == 0:
+            steal = _steal(processor)
+
+
+def main(memory: int) -> None:
+    """Watch every processor."""
+    fields = memoryview(mmap.mmap(memory, SIZE)).cast("q")
+    children: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for who reads the stalls
+    for processor in os.sched_getaffinity(0):
+        child = os.fork()
+        if child == 0:
+            try:
+                _watch(processor, fields[processor * _FIELDS : (processor + 1) * _FIELDS])
+            except PermissionError:
+                os.write(1, READY)  # it never will be
+            os._exit(0)
+        children.append(child)
+    sys.stdin.buffer.read()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
