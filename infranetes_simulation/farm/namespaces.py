@@ -147,7 +147,8 @@ class NamespaceMachine:
 
     def _thd_clear(self, seconds: float) -> None:
         """Take away what a hypervisor leaves that was killed."""
-        network.unplug(self._farm / _LOCK, network.bridge_of(self._farm), network.cable_of(self._id))
+        bridge = network.bridge_of(self._farm)
+        network.unplug(self._farm / _LOCK, bridge, network.cable_of(bridge, self._id))
         cgroups.remove(self._cgroup, seconds)
 
     async def _over(self, running: _Hypervisor) -> None:

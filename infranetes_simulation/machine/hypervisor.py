@@ -57,7 +57,7 @@ class Hypervisor:
     def __init__(self, hardware: Hardware, directory: str) -> None:
         self._hardware = hardware
         self._lock = Path(hardware["lock"])
-        self._cable = network.cable_of(hardware["id"])
+        self._cable = network.cable_of(hardware["bridge"], hardware["id"])
         self._first = 0  # the VM's first process
         namespaces = ("--mount", "--ipc", "--uts", "--net", "--pid", "--fork", "--kill-child")
         self._outer = subprocess.Popen(  # noqa: S603

@@ -26,9 +26,11 @@ def bridge_of(farm: Path) -> str:
     return f"infsim-{hashlib.sha256(os.fsencode(farm.resolve())).hexdigest()[:8]}"
 
 
-def cable_of(id: str) -> str:
-    """Return the name of the machine's end of a VM's cable."""
-    return f"infsim{hashlib.sha256(id.encode()).hexdigest()[:9]}"
+def cable_of(bridge: str, id: str) -> str:
+    """Return the name of the machine's end of the cable from a bridge to a VM.
+
+    VMs of two farms may have the same id."""
+    return f"infsim{hashlib.sha256(f'{bridge} {id}'.encode()).hexdigest()[:9]}"
 
 
 def plug_in(lock: Path, bridge: str, cable: str, gateway: str, namespace: int | str) -> None:

@@ -48,7 +48,8 @@ class NetworkTests(SynchronousTestCase):
         self.assertEqual(done.stdout.splitlines(), [both, one, one, "[]", "[]"])
 
     def test_names_are_such_as_links_can_have(self) -> None:
-        names = {bridge_of(Path("/a")), bridge_of(Path("/b")), cable_of("a"), cable_of("b")}
-        self.assertEqual(len(names), 4)
+        bridges = [bridge_of(Path("/a")), bridge_of(Path("/b"))]
+        names = {*bridges, *(cable_of(bridge, id) for bridge in bridges for id in ("a", "b"))}
+        self.assertEqual(len(names), 6)
         for name in names:
             self.assertLessEqual(len(name), 15)

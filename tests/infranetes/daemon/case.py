@@ -188,10 +188,11 @@ class DaemonCase(TestCase):
             await channel.close()
 
     async def ended(self, seconds: float = 30.0) -> int:
-        """The exit status of the daemon that ends by itself."""
-        assert self.process is not None
-        await self.until(lambda: not self.alive, "the daemon ends", seconds)
-        return int(self.process.returncode)
+        """The exit status of the daemon that ends by itself. Another may be started as soon as it has."""
+        process = self.process
+        assert process is not None
+        await self.until(lambda: process.poll() is not None, "the daemon ends", seconds)
+        return int(process.returncode)
 
     async def kill(self) -> None:
         """SIGKILL, at this very instant."""

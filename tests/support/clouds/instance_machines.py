@@ -46,7 +46,7 @@ class InstanceMachines:
         self._bridge = network.bridge_of(self._directory)
         self._lock = self._directory / "bridge.lock"
         self._namespace = f"infmeta-{secrets.token_hex(4)}"
-        self._cable = network.cable_of(self._namespace)
+        self._cable = network.cable_of(self._bridge, self._namespace)
         self._on: dict[str, subprocess.Popen[bytes]] = {}
         self._metadata: IListeningPort | None = None
 
