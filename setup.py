@@ -31,6 +31,7 @@ REQUIRES = [
     "jeepney>=0.8",
     "PyYAML>=6.0",
     "apache-libcloud>=3.4.1",
+    "prometheus-client>=0.16",
 ]
 
 EXTRAS = {

@@ -18,6 +18,7 @@ from infranetes.csi.config import CsiConfig
 from infranetes.handler_config import MACHINE, HandlerConfig
 from infranetes.images.config import ImagesConfig
 from infranetes.machines.pool_config import PoolConfig
+from infranetes.monitoring.config import MetricsConfig
 from infranetes.overlay.config import OverlayConfig
 from infranetes.providers.annotations import CONTAINER_PROVIDERS, NETWORKS
 from infranetes.volumes.config import VolumesConfig
@@ -154,6 +155,7 @@ class Config:
     streaming: StreamingConfig = StreamingConfig()
     delegate: DelegateConfig = DelegateConfig()
     csi: CsiConfig = attrs.field(factory=CsiConfig)
+    metrics: MetricsConfig = attrs.field(factory=MetricsConfig)
 
     @property
     def offered_handlers(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from infranetes.handler_config import CNI, DOCKER, SYSTEMD, handler_faults
+from infranetes.monitoring.config import metrics_faults
 
 if TYPE_CHECKING:
     from infranetes.config import Config, StreamingConfig
@@ -44,6 +45,7 @@ def faults(found: Config) -> Iterator[str]:
         yield "parallel_agents: at least 1 is needed"
     yield from _of_streaming(found.streaming)
     yield from _of_delegate(found)
+    yield from metrics_faults(found.metrics)
 
 
 def _of_paths(found: Config) -> Iterator[str]:

@@ -13,6 +13,7 @@ TREE = Path(__file__).resolve().parents[1]
 PACKAGES = ("txgrpc", "infranetes_common", "infranetes", "vmserver", "infranetes_simulation")
 
 ABOVE_KUBERNETES = ("infranetes.cri", "infranetes.pods", "infranetes.machines", "infranetes.providers")
+MONITORING = ("infranetes.monitoring", "prometheus_client")  # these tell `infranetes.observer` alone
 
 # What a package or room never imports.
 NEVER = {
@@ -20,13 +21,15 @@ NEVER = {
     "infranetes_common": ("infranetes", "vmserver", "infranetes_simulation"),
     "infranetes": ("vmserver", "infranetes_simulation"),
     "vmserver": ("infranetes", "infranetes_simulation"),
-    "infranetes.providers": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
+    "infranetes.providers": ("infranetes.cri", "infranetes.pods", "infranetes.machines", *MONITORING),
     "infranetes.publish": ("infranetes.cri", "infranetes.pods", "infranetes.machines", "infranetes.daemon"),
-    "infranetes.machines": ("infranetes.cri", "infranetes.pods"),
+    "infranetes.machines": ("infranetes.cri", "infranetes.pods", *MONITORING),
+    "infranetes.observer": ("infranetes.cri", "infranetes.pods", "infranetes.machines", *MONITORING),
     "infranetes.csi": ("infranetes.cri", "infranetes.pods", "infranetes.machines", "infranetes.daemon"),
     "infranetes.overlay": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
     "infranetes.delegate": (*ABOVE_KUBERNETES, "infranetes.daemon", "infranetes.control"),
-    "infranetes.pods": ("infranetes.cri", "infranetes.daemon", "infranetes.control"),
+    "infranetes.pods": ("infranetes.cri", "infranetes.daemon", "infranetes.control", *MONITORING),
+    "infranetes.cri": MONITORING,
     "infranetes_simulation.farm": ("infranetes",),
     "infranetes_simulation.containers": ("infranetes",),
     "infranetes_simulation.machine": ("infranetes", "infranetes_common", "vmserver", "txgrpc", "twisted"),

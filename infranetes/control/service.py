@@ -191,6 +191,7 @@ class ControlService:
         for (side, instance), result in zip(chosen, results, strict=True):
             if not isinstance(result, Failure):
                 response.ended.append(_orphan(side, instance))
+                node.observer.orphan_ended(side.name)
                 _log.warn("vm {vm}, an orphan, is ended as infranetes-ctl asked", vm=instance.id)
             else:
                 response.failed.append(control.Failure(vm=_orphan(side, instance), error=str(result.value)))

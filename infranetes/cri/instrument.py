@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every RPC logged with its duration and what it is about; never with the rest of its request."""
+"""Every RPC logged and counted, with its duration; logged with what it is about, never with its request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger, LogLevel
 
+from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes_common import errors
 from txgrpc import Call, Code
 from txgrpc.service import Answer, Interceptor, Method
@@ -29,16 +30,20 @@ _EXPECTED = frozenset(
 )
 
 
-def logged(clock: IReactorTime) -> Interceptor:
-    """Return an interceptor for a service that logs each call; streams of responses are not logged."""
+def logged(clock: IReactorTime, observer: Observer = NULL_OBSERVER) -> Interceptor:
+    """Return an interceptor for a service that logs each call and tells the observer of it.
+
+    Streams of responses are left out."""
 
     def interceptor(method: Method, answer: Answer) -> Answer:
-        return answer if method.server_streaming else _logged(clock, method.name, answer)
+        return answer if method.server_streaming else _logged(clock, observer, method, answer)
 
     return interceptor
 
 
-def _logged(clock: IReactorTime, rpc: str, answer: Answer) -> Answer:
+def _logged(clock: IReactorTime, observer: Observer, method: Method, answer: Answer) -> Answer:
+    rpc, service = method.name, method.path.split("/")[1]
+
     async def call_logged(request: Message, call: Call) -> Message | bytes:
         began = clock.seconds()
         fields = {"rpc": rpc, **_subject(request)}
@@ -47,20 +52,24 @@ def _logged(clock: IReactorTime, rpc: str, answer: Answer) -> Answer:
         except CancelledError:
             seconds = clock.seconds() - began
             _log.info("{rpc} was given up by its caller after {seconds:.3f} s", seconds=seconds, **fields)
+            observer.answered(service, rpc, Code.CANCELLED.name, seconds)
             raise
         except Exception as error:
-            status = errors.to_grpc(error)
+            status, seconds = errors.to_grpc(error), clock.seconds() - began
             level = LogLevel.info if status.code in _EXPECTED else LogLevel.warn
             _log.emit(
                 level,
                 "{rpc} failed after {seconds:.3f} s: {code} {error}",
-                seconds=clock.seconds() - began,
+                seconds=seconds,
                 code=status.code.name,
                 error=status.message,
                 **fields,
             )
+            observer.answered(service, rpc, status.code.name, seconds)
             raise
-        _log.debug("{rpc} took {seconds:.3f} s", seconds=clock.seconds() - began, **fields)
+        seconds = clock.seconds() - began
+        _log.debug("{rpc} took {seconds:.3f} s", seconds=seconds, **fields)
+        observer.answered(service, rpc, Code.OK.name, seconds)
         return response
 
     return call_logged

@@ -26,6 +26,7 @@ from infranetes.daemon.backends import MakeProvider, make_backends
 from infranetes.daemon.csi import CsiService, MountedVolumes, no_volumes, volumes_of
 from infranetes.daemon.delegate import delegate_service, make_router
 from infranetes.daemon.handlers import make_handlers
+from infranetes.daemon.metrics import make_observer, monitoring
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.provider_start import ProviderStart
 from infranetes.daemon.service_manager import ServiceManager
@@ -103,7 +104,8 @@ class Daemon(OrderedServices):
         self._make_provider = make_provider
         self._source = source
         self._manager = manager or ServiceManager()
-        self._backends = make_backends(reactor, config, make_provider, source)
+        self._observer, metrics = make_observer(config)
+        self._backends = make_backends(reactor, config, make_provider, source, self._observer)
         make_directories(config)
         lock = StateLock(config.state_dir)
         clear_socket(config.socket_path)
@@ -118,7 +120,10 @@ class Daemon(OrderedServices):
             shadows = ShadowSandboxes(delegate, str(config.state_dir))
             node.shadows = Shadows(node, shadows, sandboxes.lost, sandboxes.end_abandoned)
         self._provider_start = ProviderStart(self._pods, self._manager, self._backends.delegate is not None)
-        self._add_in_order(lock)
+        self._add("lock", lock)
+        if metrics is not None:  # serves while all that follows starts
+            self._add("metrics", monitoring(reactor, config, self._pods.node, metrics))
+        self._add_in_order()
 
     def _make_api_server(self) -> ApiServer | None:
         """What all that is followed is asked of; None: nothing is."""
@@ -177,6 +182,7 @@ class Daemon(OrderedServices):
             times(config),
             config.parallel_agents,
         )
+        node.observer = self._observer
         node.apparmor = config.apparmor_dir
         node.contprovider = config.contprovider
         node.dns = lambda: run_in_thread(reactor, node_dns)
@@ -206,7 +212,7 @@ class Daemon(OrderedServices):
         log_container_events(node)
         return node
 
-    def _add_in_order(self, lock: StateLock) -> None:
+    def _add_in_order(self) -> None:
         """Add the services. Each is started after those above it, and stopped before them."""
         node, backends, where = self._pods.node, self._backends, self._config.streaming
         streams = StreamingServer(
@@ -216,7 +222,6 @@ class Daemon(OrderedServices):
             port=where.port,
             advertise=where.advertise,
         )
-        self._add("lock", lock)
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
         self._add("published volumes", StartStop(on_stop=self._published.close))
         self._add("NFS mounts", StartStop(on_stop=self._nfs.close))
@@ -272,7 +277,9 @@ class Daemon(OrderedServices):
         )
         delegate, told = self._backends.delegate, self._backends.told
         images = GrpcService(cri.ImageService, ImageService(told))
-        services = [each.intercept(logged(self._reactor)) for each in (runtime.service, images)]
+        services = [
+            each.intercept(logged(self._reactor, self._observer)) for each in (runtime.service, images)
+        ]
         unknown = None
         if delegate is not None and isinstance(told, CatalogueSet):
             inventory, owns = pods.node.inventory, told.owns
@@ -291,7 +298,9 @@ class Daemon(OrderedServices):
         publisher, drain = self._publisher, config.times.shutdown
         pods = self._pods.node.pod_volumes
         mounted = MountedVolumes(pods) if pods is not None else None
-        return CsiService(reactor, config.csi, config.node, publisher, lambda: self.serves, drain, mounted)
+        return CsiService(
+            reactor, config.csi, config.node, publisher, lambda: self.serves, drain, mounted, self._observer
+        )
 
     @deferred
     async def provider_started(self) -> str:

@@ -20,6 +20,7 @@ from infranetes.images.executables import Executables
 from infranetes.images.interface import IImageCatalogue
 from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.images.several import SeveralStores, Store, as_one, container_images
+from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.pods.layer_loads import disk_name
 from infranetes.providers.interface import (
     IHasCatalogue,
@@ -52,10 +53,16 @@ class Backends:
     delegate: Delegate | None = None
 
 
-def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider, source: str) -> Backends:
+def make_backends(
+    reactor: IReactor,
+    config: Config,
+    make_provider: MakeProvider,
+    source: str,
+    observer: Observer = NULL_OBSERVER,
+) -> Backends:
     """Make them; nothing outside the process is touched.
 
-    :param source: the configuration's file, which errors name.
+    :param source: the configuration's file, which errors name. :param observer: for the providers.
     :raise ConfigError: they can't be made of this configuration."""
 
     async def preload(progress: Progress) -> Preload | None:
@@ -81,6 +88,7 @@ def make_backends(reactor: IReactor, config: Config, make_provider: MakeProvider
         source,
         config.kubernetes.networks,
         config.kubernetes.network_policies,
+        observer=observer,
     )
     joining = {config.provider_of(name) for name, its in config.handlers.items() if its.network == CNI}
 

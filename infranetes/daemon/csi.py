@@ -20,6 +20,7 @@ from infranetes.csi.publisher import Publisher
 from infranetes.csi.registration import Registration
 from infranetes.csi.snapshots import Snapshots
 from infranetes.daemon.sockets import SocketService
+from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.providers.interface import IPodProvider
 from infranetes.providers.volumes import IHasSnapshots, IHasVolumes, IVolumes
 from infranetes_common import errors
@@ -97,6 +98,7 @@ class CsiService(OrderedServices):
         ready: Callable[[], bool],
         drain_seconds: float,
         pods: IPodVolumes | None = None,
+        observer: Observer = NULL_OBSERVER,
     ) -> None:
         super().__init__()
         volumes, in_flight = publisher.volumes, publisher.in_flight
@@ -111,7 +113,7 @@ class CsiService(OrderedServices):
         registration = [GrpcService(pluginregistration.Registration, Registration(config.socket))]
         for path, services in ((config.socket, driver), (config.registration_socket, registration)):
             clear_socket(path)
-            calls = [each.intercept(logged(reactor)) for each in services]
+            calls = [each.intercept(logged(reactor, observer)) for each in services]
             server = Server(reactor, calls, translate_error=errors.to_grpc)
             self._add(SocketService(reactor, path, MODE, server, drain_seconds))
 

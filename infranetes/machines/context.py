@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from infranetes.authority import Authority
 from infranetes.machines.agent.client import AgentClient, Connect
+from infranetes.observer import Observer
 from infranetes.providers.interface import Attachment, IPodProvider, Size
 from infranetes.services.timing import Progress
 
@@ -158,6 +159,8 @@ class MachineContext(Protocol):
 
     @property
     def clock(self) -> IReactorTime: ...
+    @property
+    def observer(self) -> Observer: ...
     @property
     def provider(self) -> IPodProvider: ...
     @property

@@ -29,6 +29,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -38,6 +39,7 @@ from infranetes.certificates import Signed
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.clock_reading import correct_clock, read_clock
 from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner, VmRequest
+from infranetes.observer import LaunchStep, call_to_provider
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPlacesVms, Size
 from infranetes_common.concurrency import Flight, backoff, sleep, start, within
 from infranetes_common.errors import (
@@ -57,6 +59,11 @@ MARGIN_SECONDS = 5.0  # over the provider's own deadline, whose error says more 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two questions to an agent that is starting
 INFO_SECONDS = 10.0
 _NANOS = 1e9
+
+Enter = Callable[[LaunchStep], None]
+"""Is told that a step of a launch begins."""
+
+T = TypeVar("T")
 
 _log = Logger()
 
@@ -105,20 +112,27 @@ class PodMachine:
         self._owner = owner
 
     async def bring_up(
-        self, request: VmRequest, deadline: float, connected: Callable[[], None] = lambda: None
+        self,
+        request: VmRequest,
+        deadline: float,
+        connected: Callable[[], None] = lambda: None,
+        enter: Enter = lambda step: None,
     ) -> BroughtUp:
         """Launch the VM, or find the one that was launched before, and wait until its agent answers.
 
         :param request: for a VM that is still to be made.
         :param deadline: by the context's clock.
         :param connected: called when there is a client of the agent, before the agent has answered.
+        :param enter: called at the beginning of each step.
         :raise InfranetesError: some step failed; there may be a VM."""
         began = self._context.clock.seconds()
         if self.facts.agent_host:
+            enter(LaunchStep.BOOT)
             instance = await self._wait_for_known(deadline)
         else:
-            instance = await self._launch_and_wait(request, deadline)
+            instance = await self._launch_and_wait(request, deadline, enter)
         vm_seconds = self._context.clock.seconds() - began
+        enter(LaunchStep.AGENT)
         client = self.connect()
         connected()
         await self._greet(client, deadline)
@@ -247,7 +261,7 @@ class PodMachine:
         """Ask the provider for the VM; None: it has none.
 
         :raise InfranetesError: it can't say."""
-        work = self._context.provider.get(self.facts.instance_id)
+        work = self._asked("get", self._context.provider.get(self.facts.instance_id))
         what = f"looking for the VM of sandbox {self.id}"
         try:
             self.instance = await within(self._context.clock, seconds, work, what)
@@ -263,10 +277,16 @@ class PodMachine:
         if cgroup_parent and IPlacesVms.providedBy(provider):
             await provider.place(self.facts.instance_id, cgroup_parent, size)
 
-    async def _launch_and_wait(self, request: VmRequest, deadline: float) -> Instance:
-        self._launch = Flight(self._context.provider.launch(self._spec(request)))
+    def _asked(self, method: str, call: Deferred[T]) -> Deferred[T]:
+        context = self._context
+        return call_to_provider(context.observer, context.clock, context.provider.name, method, call)
+
+    async def _launch_and_wait(self, request: VmRequest, deadline: float, enter: Enter) -> Instance:
+        enter(LaunchStep.REQUEST)
+        self._launch = Flight(self._asked("launch", self._context.provider.launch(self._spec(request))))
         self.instance = instance = await self._launch.join()
         await self._owner.write(attrs.evolve(self.facts, instance_id=instance.id))
+        enter(LaunchStep.BOOT)
         self.instance = instance = await self._wait_running(instance.id, deadline)
         await self._owner.write(
             attrs.evolve(
@@ -292,7 +312,7 @@ class PodMachine:
 
     async def _wait_running(self, instance_id: str, deadline: float) -> Instance:
         left = max(deadline - self._context.clock.seconds(), 1.0)
-        waiting = self._context.provider.wait_running(instance_id, left)
+        waiting = self._asked("wait_running", self._context.provider.wait_running(instance_id, left))
         return await within(
             self._context.clock, left + MARGIN_SECONDS, waiting, f"the VM of sandbox {self.id}"
         )
@@ -377,13 +397,13 @@ class PodMachine:
         context, facts = self._context, self.facts
         ids = {facts.instance_id} - {""}
         if not ids:  # the provider's answer was never recorded; it knows the token
-            listing = context.provider.list()
+            listing = self._asked("list", context.provider.list())
             instances = await within(
                 context.clock, context.times.destroy, listing, "listing the provider's VMs"
             )
             ids = {one.id for one in instances if one.token == facts.token}
         for instance_id in ids:
-            destroying = context.provider.destroy(instance_id)
+            destroying = self._asked("destroy", context.provider.destroy(instance_id))
             what = f"destroying the VM of sandbox {facts.id}"
             await within(context.clock, context.times.destroy, destroying, what)
 

@@ -34,6 +34,7 @@ from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_context import Adopt, PoolContext
 from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.machines.pooled import SHARED, Member, Pace, Purpose, fits, wants_own_vm
+from infranetes.observer import Launch, LaunchKind, LaunchStep, LaunchTimer
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common.concurrency import Flight, settled, shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError
@@ -236,12 +237,17 @@ class Pool:
     async def _bring_up(self, member: Member, new: bool) -> None:
         context = self._context
         began = context.clock.seconds()
+        kind = LaunchKind.POOL
+        timer = LaunchTimer(
+            context.observer, context.clock, Launch(member.id, "", context.provider.name, kind, began)
+        )
         try:
             if new:
                 await context.store.put_pool(member.record)
             given = self.purpose.annotations
             request = VmRequest(member.size, annotations=given, granted=frozenset(given))
-            await member.machine.bring_up(request, began + context.times.launch)
+            await member.machine.bring_up(request, began + context.times.launch, enter=timer.enter)
+            timer.enter(LaunchStep.CONFIGURE)
             await member.machine.renew_certificate()
             if (
                 name := self.purpose.contprovider or context.contprovider
@@ -250,11 +256,15 @@ class Pool:
             member.machine.tell_of_services()
             await member.machine.warm_up()
             await member.machine.has_rules(RULES_SECONDS)  # a pod's first container waits for them too
+            timer.enter(LaunchStep.RECORD)
             await self.update(member, member.record.to(PoolState.IDLE))
         except Exception as error:
             if not context.stopping:
+                if member.state is not PoolState.ENDING:
+                    timer.failed(error, str(error))
                 self._failed(member, error)
             return
+        timer.ready()
         self.trouble = ""
         self._pace.succeeded()
         _log.info(

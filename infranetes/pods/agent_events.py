@@ -121,6 +121,7 @@ class AgentListener:
                 sandbox=self._sandbox.id,
                 error=watch.trouble,
             )
+            self._node.observer.agent_lost(self._node.side_of(self._sandbox.record).name)
         if reach is Reach.LIVE:
             tell_of_services(self._sandbox)  # as a daemon that follows another one has not
             join_again(self._node, self._sandbox)

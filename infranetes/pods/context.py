@@ -19,6 +19,7 @@ from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import Connect
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods import apparmor
 from infranetes.pods.handlers import Handler
@@ -144,6 +145,7 @@ class NodeContext:
     :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
     :ivar resizing: held while a sandbox's VM is made larger or smaller, by its id.
     :ivar dns: gives the node's own DNS, for pods that name none.
+    :ivar observer: is told of launches, calls and losses.
     """
 
     pool: Pool
@@ -193,6 +195,7 @@ class NodeContext:
         self.pod_events: TellsOfPods | None = None
         self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
+        self.observer: Observer = NULL_OBSERVER
         self.times = times
         self.inventory = Inventory()
         self.gate = DeferredSemaphore(parallel)  # held while an agent is connected to

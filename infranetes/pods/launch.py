@@ -10,6 +10,7 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.machines.context import VmRequest
+from infranetes.observer import Launch, LaunchKind, LaunchStep, LaunchTimer
 from infranetes.pods import node_names
 from infranetes.pods.agent_events import connect
 from infranetes.pods.asking import made_for
@@ -40,8 +41,9 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
 
     :raise InfranetesError: a step failed."""
     what = "boot" if sandbox.state is SandboxState.BOOTING else "launch"
+    timer = _timer(node, sandbox)
     try:
-        await _make_ready(node, sandbox)
+        await _make_ready(node, sandbox, timer)
     except BaseException as error:
         if node.stopping:
             raise
@@ -50,10 +52,19 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
             reason = str(error) or type(error).__name__
         _log.warn("sandbox {sandbox} failed to {what}: {reason}",
                   sandbox=sandbox.id, pod=sandbox.pod, what=what, reason=reason)  # fmt: skip
+        timer.failed(error, reason)
         await shielded(undo(sandbox))
         if isinstance(error, CancelledError):
             raise Unavailable(f"sandbox {sandbox.id}: {reason}") from None
         raise
+    timer.ready()
+
+
+def _timer(node: NodeContext, sandbox: Sandbox) -> LaunchTimer:
+    kind = LaunchKind.CLAIMED if sandbox.record.agent_host else LaunchKind.NEW
+    provider = node.side_of(sandbox.record).name
+    launched = Launch(sandbox.id, sandbox.pod, provider, kind, node.clock.seconds())
+    return LaunchTimer(node.observer, node.clock, launched)
 
 
 def _connected(node: NodeContext, sandbox: Sandbox) -> None:
@@ -63,7 +74,7 @@ def _connected(node: NodeContext, sandbox: Sandbox) -> None:
         node.pod_volumes.at_launch.begin(sandbox)
 
 
-async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
+async def _make_ready(node: NodeContext, sandbox: Sandbox, timer: LaunchTimer) -> None:
     await node.side_of(sandbox.record).ready.wait()
     clock = node.clock
     began = clock.seconds()
@@ -78,8 +89,9 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     request = VmRequest(
         size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone, granted
     )
-    up = await sandbox.machine.bring_up(request, deadline, lambda: _connected(node, sandbox))
+    up = await sandbox.machine.bring_up(request, deadline, lambda: _connected(node, sandbox), timer.enter)
     assert sandbox.client is not None and sandbox.watch is not None
+    timer.enter(LaunchStep.CONFIGURE)
     if found:
         await sandbox.machine.place(parent, size)
         await sandbox.machine.renew_certificate()
@@ -88,13 +100,16 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     await sandbox.machine.configure(config, await node.dns(), provider)
     if node.pod_volumes is not None:
         node.pod_volumes.at_launch.agent_answers(sandbox)
+    timer.enter(LaunchStep.NETWORK)
     await join_pod_network(node, sandbox)
     tell_of_services(sandbox)
     sandbox.watch.start()
+    timer.enter(LaunchStep.EVENTS)
     left = deadline - clock.seconds()
     await within(clock, left, sandbox.watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
     if not sandbox.watch.live:
         raise Unavailable(f"the agent of sandbox {sandbox.id} went away")
+    timer.enter(LaunchStep.RECORD)
     await node.hostports.put(ports_of(sandbox))
     more = " ".join(up.instance.more_addresses)
     await node.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from infranetes.observer import call_to_provider
 from infranetes.pods.agent_events import connect, vm_ended
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
@@ -180,7 +181,10 @@ class Reconciler:
 
     async def _list(self, side: ProviderSide) -> list[Instance]:
         what = f"listing the VMs of provider {side.name}"
-        return await within(self._node.clock, LIST_SECONDS, side.provider.list(), what)
+        listing = call_to_provider(
+            self._node.observer, self._node.clock, side.name, "list", side.provider.list()
+        )
+        return await within(self._node.clock, LIST_SECONDS, listing, what)
 
     async def _end_orphans(self, side: ProviderSide, instances: list[Instance]) -> None:
         orphans = {instance.id: instance for instance in instances if not self._has_record(side, instance)}
@@ -193,15 +197,18 @@ class Reconciler:
                 sandbox=orphans[instance_id].sandbox_id,
             )
             try:
-                await within(
-                    self._node.clock,
-                    self._node.times.destroy,
-                    side.provider.destroy(instance_id),
-                    f"destroying vm {instance_id}",
-                )
+                await self._destroy(side, instance_id)
                 side.orphans.discard(instance_id)
+                self._node.observer.orphan_ended(side.name)
             except InfranetesError as error:
                 _log.error("vm {vm} is not destroyed: {error}", vm=instance_id, error=error)
+
+    async def _destroy(self, side: ProviderSide, instance_id: str) -> None:
+        node = self._node
+        destroying = call_to_provider(
+            node.observer, node.clock, side.name, "destroy", side.provider.destroy(instance_id)
+        )
+        await within(node.clock, node.times.destroy, destroying, f"destroying vm {instance_id}")
 
     def _has_record(self, side: ProviderSide, instance: Instance) -> bool:
         if any(pool.owns(instance.token) for pool in self._node.pools_of(side)):

@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes.authority import Authority
 from infranetes.machines.agent.client import Connect
 from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.observer import Observer
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.store import Store
 from infranetes.providers.interface import IPodProvider
@@ -83,6 +84,10 @@ class ProviderSide:
     @property
     def times(self) -> Times:
         return self._node.times
+
+    @property
+    def observer(self) -> Observer:
+        return self._node.observer
 
     @property
     def store(self) -> Store:

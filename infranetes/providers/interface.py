@@ -17,6 +17,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
+from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes_common.identity import Identity
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class ProviderContext:
     joins_namespaces: bool = (
         False  # VMs will be asked to; `start` fails where they can't. See IJoinsNamespaces
     )
+    observer: Observer = NULL_OBSERVER  # is to be told of requests to a cloud
 
 
 class IInVpc(Interface):

@@ -12,6 +12,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
 
+from infranetes.observer import NULL_OBSERVER, OK, Observer, reason_of
 from infranetes.providers.cloud.errors import classify
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, D, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
@@ -24,6 +25,7 @@ from infranetes_common.reactors import IReactor
 T = TypeVar("T")
 
 RETRIED = (ErrorKind.THROTTLED, ErrorKind.TRANSIENT)
+HELD_BACK = "held_back"  # outcome of a call that was not made: it had no turn in time, or a circuit is open
 BY_THE_WAY = "by the way: "  # begins the circuits of calls that nothing depends on
 _SILENT, _UNASKED = "does not answer", "can't be called without credentials"
 STOP_SECONDS = 5.0
@@ -46,10 +48,17 @@ class _DaemonThreadPool(ThreadPool):
 class Calls(Generic[D]):
     """How one provider calls its cloud."""
 
-    def __init__(self, reactor: IReactor, cloud: Cloud[D], settings: CloudSettings) -> None:
+    def __init__(
+        self,
+        reactor: IReactor,
+        cloud: Cloud[D],
+        settings: CloudSettings,
+        observer: Observer = NULL_OBSERVER,
+    ) -> None:
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
+        self._observer = observer
         self._pool = _DaemonThreadPool(settings.threads, settings.threads, f"infranetes.{cloud.name}")
         self._free_threads = DeferredSemaphore(settings.threads)
         self._thread_local = threading.local()  # has each thread's driver
@@ -132,9 +141,15 @@ class Calls(Generic[D]):
         attempt, again = 0, False
         while True:
             attempt += 1
-            await self._wait_for_turn(what, deadline, breaker, turns, again)
+            asked = self._reactor.seconds()
             try:
-                result = await self._attempt(work)
+                await self._wait_for_turn(what, deadline, breaker, turns, again)
+            except CloudError:
+                self._tell(action, HELD_BACK, self._reactor.seconds() - asked, 0.0)
+                raise
+            waited = self._reactor.seconds() - asked
+            try:
+                result = await self._observed(action, waited, work)
             except CloudError as error:
                 self._record_failure(what, error, breaker, turns)
                 if error.kind not in RETRIED:
@@ -149,6 +164,7 @@ class Calls(Generic[D]):
                         error.retry_after,
                         unasked=error.unasked,
                     ) from error
+                self.retried(action, error.kind)
             except BaseException:
                 breaker.abandoned()
                 raise
@@ -156,6 +172,25 @@ class Calls(Generic[D]):
                 breaker.succeeded()
                 return result
             await sleep(self._reactor, pause)
+
+    def retried(self, action: Action, reason: ErrorKind) -> None:
+        """Note that a call is made again, or another in its place."""
+        self._observer.cloud_retried(self._cloud.name, _word(action), _word(reason))
+
+    async def _observed(self, action: Action, waited: float, work: Callable[[D], T]) -> T:
+        """Make an attempt, of whose end the observer is told."""
+        began = self._reactor.seconds()
+        try:
+            result = await self._attempt(work)
+        except BaseException as error:
+            outcome = _word(error.kind) if isinstance(error, CloudError) else reason_of(error)
+            self._tell(action, outcome, waited, self._reactor.seconds() - began)
+            raise
+        self._tell(action, OK, waited, self._reactor.seconds() - began)
+        return result
+
+    def _tell(self, action: Action, outcome: str, waited: float, seconds: float) -> None:
+        self._observer.cloud_called(self._cloud.name, _word(action), outcome, waited, seconds)
 
     def _turns_of(self, action: Action) -> Turns:
         if action not in self._turns:
@@ -272,3 +307,7 @@ class Calls(Generic[D]):
                 what=what,
                 error=error,
             )
+
+
+def _word(of: Action | ErrorKind) -> str:
+    return of.name.lower()

@@ -193,6 +193,7 @@ class Launcher(Generic[D]):
                 if error.kind not in REFUSALS:
                     raise
                 attempts.refuse(attempt, error)
+                self._calls.retried(Action.LAUNCH, error.kind)
                 _log.info(
                     "{cloud} has no {spot}{size} {zone}: {error}",
                     cloud=self._cloud.location,

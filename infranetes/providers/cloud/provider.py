@@ -107,7 +107,7 @@ class CloudProvider(Generic[D]):
         self._unwanted: set[str] = set()  # ids of VMs that are being destroyed unasked
         self._tasks = Tasks()
         self._locks: KeyedLock[str] = KeyedLock()  # of tokens
-        self._calls = Calls(reactor, cloud, settings)
+        self._calls = Calls(reactor, cloud, settings, context.observer)
         self.catalogue = MachineImages(cloud, self._call_for_catalogue)
         self._ledger = Ledger(reactor.seconds, settings.settle_seconds)
         self._tombstones = Tombstones(context.state_dir / cloud.name / "destroyed")

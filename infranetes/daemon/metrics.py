@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's metrics, where the configuration has an address for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.application.service import Service
+
+from infranetes.config import Config
+from infranetes.observer import NULL_OBSERVER, Observer
+from infranetes.pods.context import NodeContext
+from infranetes_common.reactors import IReactor
+
+if TYPE_CHECKING:
+    from infranetes.monitoring.metrics import Metrics
+
+# What serves them is imported only where it is used: a daemon without them is smaller by it.
+
+
+def make_observer(config: Config) -> tuple[Observer, Metrics | None]:
+    """Return what is to be told of all that happens, and the metrics that count it, if they are served."""
+    if not config.metrics.listen:
+        return NULL_OBSERVER, None
+    from infranetes.monitoring.metrics import Metrics
+
+    metrics = Metrics()
+    return metrics, metrics
+
+
+def monitoring(reactor: IReactor, config: Config, node: NodeContext, metrics: Metrics) -> Service:
+    """Return the service that serves them."""
+    from infranetes.monitoring.service import Monitoring
+
+    return Monitoring(reactor, config.metrics, node, metrics)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's configuration of its metrics, the table ``[metrics]``."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import ip_address
+
+import attrs
+from attrs import Attribute
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``127.0.0.1:9475`` or ``[::1]:9475``. :raise ValueError: it is neither."""
+    host, _, port = text.rpartition(":")
+    address = ip_address(host.removeprefix("[").removesuffix("]"))
+    if not port.isdecimal() or not int(port) < 65536 or host.startswith("[") != (address.version == 6):
+        raise ValueError(text)
+    return str(address), int(port)
+
+
+def _is_address(instance: object, attribute: Attribute[str], value: str) -> None:
+    try:
+        if value:
+            split_address(value)
+    except ValueError:
+        raise ValueError(f"{value[:80]!r} is no address such as 127.0.0.1:9475 or [::1]:9475") from None
+
+
+def _is_path(instance: object, attribute: Attribute[str], value: str) -> None:
+    if value and not os.path.isabs(value):
+        raise ValueError(f"{value[:80]!r} is not an absolute path")
+
+
+@attrs.frozen
+class MetricsConfig:
+    """Where the daemon's metrics are served. Empty: nowhere."""
+
+    listen: str = attrs.field(default="", validator=_is_address)  # an address with a port; port 0: any
+    # Files in PEM: the certificate, with those between it and its CA, and its key. Empty: plain HTTP.
+    certificate: str = attrs.field(default="", validator=_is_path)
+    key: str = attrs.field(default="", validator=_is_path)
+    token_file: str = attrs.field(default="", validator=_is_path)  # who asks has to show what it holds
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, where there is an address."""
+        return split_address(self.listen)
+
+
+def metrics_faults(found: MetricsConfig) -> list[str]:
+    """Return what is wrong with the table as a whole."""
+    faults = []
+    if bool(found.certificate) != bool(found.key):
+        faults.append("metrics.certificate: it and metrics.key have to be given together")
+    if not found.listen and (found.certificate or found.token_file):
+        faults.append("metrics.listen: it has to say at which address this is served")
+    return faults

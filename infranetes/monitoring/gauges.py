@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node has now, as figures: pods, agents, pools, providers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import attrs
+
+from infranetes.cri.status import versions
+from infranetes.machines.agent.container_watch import Reach
+from infranetes.machines.pool_record import PoolState
+from infranetes.pods.context import NodeContext
+from infranetes.pods.states import ContainerState, SandboxState
+
+
+@attrs.frozen
+class Gauge:
+    """One metric. :ivar values: by the values of its labels."""
+
+    name: str
+    what: str
+    labels: Sequence[str]
+    values: Mapping[tuple[str, ...], float]
+
+
+Take = Callable[[], Sequence[Gauge]]
+
+
+def node_gauges(node: NodeContext) -> list[Gauge]:
+    """Return all of them. Those of states have the states that nothing is in, too."""
+    sides, sandboxes = node.sides.values(), list(node.inventory)
+    names = [side.name for side in sides]
+    pools = [(pool.purpose.handler, pool) for pool in node.all_pools()]
+    watched = [(node.side_of(one.record).name, one.watch) for one in sandboxes if one.watch is not None]
+    build = versions()
+    return [
+        Gauge("infranetes_build_info", "This release, and what runs it.", list(build),
+              {tuple(build.values()): 1}),
+        Gauge("infranetes_ready", "1: pods can be run; 0: no provider can be asked for VMs.", (),
+              {(): not node.trouble}),
+        Gauge("infranetes_provider_ready", "1: the provider can be asked for VMs.", ("provider",),
+              {(side.name,): not side.trouble for side in sides}),
+        Gauge("infranetes_orphans", "VMs that no record knew in the last pass.", ("provider",),
+              {(side.name,): len(side.orphans) for side in sides}),
+        Gauge("infranetes_sandboxes", "Pods' sandboxes.", ("provider", "state"),
+              _counted(((node.side_of(one.record).name, one.state.value) for one in sandboxes),
+                       [(name, state.value) for name in names for state in SandboxState])),
+        Gauge("infranetes_containers", "Pods' containers.", ("state",),
+              _counted(((one.state.value,) for one in node.inventory.containers.values()),
+                       [(state.value,) for state in ContainerState])),
+        Gauge("infranetes_agents", "Agents of pods' VMs, by whether they can be reached.",
+              ("provider", "reach"),
+              _counted(((name, watch.reach.value) for name, watch in watched),
+                       [(name, reach.value) for name in names for reach in Reach])),
+        Gauge("infranetes_pool_vms", "VMs of the pool.", ("handler", "state"),
+              _counted(((name, one.state.value) for name, pool in pools for one in pool.members.values()),
+                       [(name, state.value) for name, _ in pools for state in PoolState])),
+        Gauge("infranetes_pool_wanted_vms", "VMs that the pool is to have.", ("handler",),
+              {(name,): pool.wanted for name, pool in pools}),
+        Gauge("infranetes_pool_failing", "1: the pool's last launch failed.", ("handler",),
+              {(name,): bool(pool.trouble) for name, pool in pools}),
+    ]  # fmt: skip
+
+
+def _counted(
+    found: Iterable[tuple[str, ...]], known: Iterable[tuple[str, ...]]
+) -> Mapping[tuple[str, ...], float]:
+    return {**dict.fromkeys(known, 0), **Counter(found)}

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP resources."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+import attrs
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorThreads
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http import Request as HttpRequest
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Request, Site
+
+from infranetes.monitoring.access import Token
+from infranetes_common.concurrency import run_in_thread, start
+
+TEXT = "text/plain; charset=utf-8"
+IDLE_SECONDS = 60.0  # until a connection without a request is closed
+_HEADERS = {  # nothing is loaded from elsewhere, run, framed or kept
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+_log = Logger()
+
+
+@attrs.frozen
+class Content:
+    """An answer."""
+
+    body: bytes
+    type: str = TEXT
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Make = Callable[[Request], Awaitable[Content]]
+"""Makes the answer to a request."""
+
+
+class Shown(Resource):
+    """Shows something to those who show the token. :param token: None: to everybody."""
+
+    def __init__(self, make: Make, token: Token | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._make = make
+        self._token = token
+
+    def render_GET(self, request: Request) -> int:
+        """Answer."""
+        if self._token is not None and not self._token.is_shown(request.getHeader(b"authorization") or b""):
+            content = Content(b"the token of metrics.token_file is needed\n", status=HTTPStatus.UNAUTHORIZED)
+            for scheme in ("Bearer", 'Basic realm="infranetes", charset="UTF-8"'):
+                request.responseHeaders.addRawHeader("WWW-Authenticate", scheme)
+            _write(request, content)
+            return NOT_DONE_YET
+        making = start(self._answer(request))
+        making.addErrback(_failed, request)
+        request.notifyFinish().addErrback(lambda _: making.cancel())
+        return NOT_DONE_YET
+
+    async def _answer(self, request: Request) -> None:
+        _write(request, await self._make(request))
+
+
+def _failed(failure: Failure, request: Request) -> None:
+    if not failure.check(CancelledError):
+        _log.failure(
+            "{path} could not be shown", failure=failure, path=request.path.decode("ascii", "replace")
+        )
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        _write(request, Content(b"it could not be made; the daemon's log says why\n", status=status))
+
+
+def _write(request: Request, content: Content) -> None:
+    request.setResponseCode(content.status)
+    for name, value in {**_HEADERS, "Content-Type": content.type}.items():
+        request.responseHeaders.setRawHeaders(name, [value])
+    request.responseHeaders.setRawHeaders("Content-Length", [str(len(content.body))])
+    if request.method != b"HEAD":
+        request.write(content.body)
+    request.finish()
+
+
+def exposition(reactor: IReactorThreads, registry: CollectorRegistry, refresh: Callable[[], None]) -> Make:
+    """Return what makes the metrics' text, in the format that the client prefers.
+
+    :param refresh: called before, in the reactor's thread."""
+
+    async def make(request: Request) -> Content:
+        encode, kind = choose_encoder(request.getHeader("accept") or "")
+        refresh()
+        return Content(await run_in_thread(reactor, encode, registry), kind)
+
+    return make
+
+
+async def healthy(request: Request) -> Content:
+    """Answer that the process lives, which it does when its reactor comes to this."""
+    return Content(b"ok\n")
+
+
+def readiness(trouble: Callable[[], str]) -> Make:
+    """Return what says whether pods can be run, as Status of the CRI does. :param trouble: why not."""
+
+    async def make(request: Request) -> Content:
+        why = trouble()
+        if why:
+            return Content(f"{why}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return Content(b"ok\n")
+
+    return make
+
+
+class BodilessRequest(Request):
+    """A request whose body, which none of the resources takes, is dropped as it comes."""
+
+    def gotLength(self, length: int | None) -> None:
+        super().gotLength(0)  # type: ignore[no-untyped-call]
+
+    def handleContentChunk(self, data: bytes) -> None:
+        pass
+
+
+class QuietSite(Site):
+    """A site that logs no requests, shows no tracebacks."""
+
+    displayTracebacks = False
+    noisy = False
+
+    def __init__(self, root: Resource) -> None:
+        super().__init__(  # type: ignore[no-untyped-call]
+            root, requestFactory=BodilessRequest, timeout=IDLE_SECONDS
+        )
+
+    def acceptableProtocols(self) -> list[bytes]:
+        return [b"http/1.1"]
+
+    def log(self, request: HttpRequest) -> None:
+        pass

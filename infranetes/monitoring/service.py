@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service that listens, and what is found there."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+from twisted.application.service import Service
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import maybeDeferred
+from twisted.internet.endpoints import TCP4ServerEndpoint, TCP6ServerEndpoint
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IAddress, IListeningPort, IStreamServerEndpoint
+from twisted.internet.protocol import ServerFactory
+from twisted.logger import Logger
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.web.resource import Resource
+
+from infranetes.monitoring.access import Token, _thd_read_tls, _thd_read_token
+from infranetes.monitoring.config import MetricsConfig
+from infranetes.monitoring.gauges import node_gauges
+from infranetes.monitoring.lag import ReactorLag
+from infranetes.monitoring.metrics import GaugeCollector, Metrics
+from infranetes.monitoring.resources import QuietSite, Shown, exposition, healthy, readiness
+from infranetes.pods.context import NodeContext
+from infranetes_common.concurrency import deferred, run_in_thread
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
+
+MAX_CONNECTIONS = 64
+
+_log = Logger()
+
+
+class _Limited(WrappingFactory):
+    """Takes no more connections than it may have."""
+
+    noisy = False
+
+    def buildProtocol(self, addr: IAddress | None) -> ProtocolWrapper | None:  # type: ignore[override]
+        return super().buildProtocol(addr) if len(self.protocols) < MAX_CONNECTIONS else None
+
+
+class Monitoring(Service):
+    """Serves what the daemon shows of itself.
+
+    :param metrics: is told what happens."""
+
+    def __init__(self, reactor: IReactor, config: MetricsConfig, node: NodeContext, metrics: Metrics) -> None:
+        self._reactor = reactor
+        self._config = config
+        self._node = node
+        self._metrics = metrics
+        self._gauges = GaugeCollector(partial(node_gauges, node))
+        metrics.registry.register(self._gauges)
+        for name in node.sides:
+            metrics.know(name)
+        self._lag = ReactorLag(reactor, metrics.lag.observe)
+        self._ports: list[IListeningPort] = []
+
+    @deferred
+    async def startService(self) -> None:
+        """Listen.
+
+        :raise FailedPrecondition: the address can't be listened on, or something is wrong with a file."""
+        Service.startService(self)
+        reactor, config = self._reactor, self._config
+        token = (
+            await run_in_thread(reactor, _thd_read_token, config.token_file) if config.token_file else None
+        )
+        factory = cast(ServerFactory, QuietSite(self._root(token)))
+        if config.certificate:
+            tls = await run_in_thread(reactor, _thd_read_tls, config.certificate, config.key)
+            factory = cast(ServerFactory, TLSMemoryBIOFactory(tls, False, factory))
+        host, port = config.address
+        kind = TCP6ServerEndpoint if ":" in host else TCP4ServerEndpoint
+        endpoint: IStreamServerEndpoint = kind(reactor, port, interface=host)
+        try:
+            listening = await endpoint.listen(_Limited(factory))  # type: ignore[no-untyped-call]
+        except CannotListenError as error:
+            raise FailedPrecondition(
+                f"metrics.listen: {config.listen} can't be listened on: {error.socketError}; "
+                "give another port, or leave it out"
+            ) from None
+        self._ports.append(listening)
+        self._lag.startService()
+        _log.info(
+            "metrics are served on {scheme}://{address}:{port}/metrics",
+            scheme="https" if config.certificate else "http",
+            address=f"[{host}]" if ":" in host else host,
+            port=cast(IPv4Address, listening.getHost()).port,
+        )
+
+    @deferred
+    async def stopService(self) -> None:
+        """Listen no more."""
+        Service.stopService(self)
+        if self._lag.running:
+            self._lag.stopService()
+        while self._ports:
+            await maybeDeferred(self._ports.pop().stopListening)
+
+    def _root(self, token: Token | None) -> Resource:
+        root = Resource()
+        root.putChild(b"healthz", Shown(healthy, None))
+        root.putChild(b"readyz", Shown(readiness(lambda: self._node.trouble), token))
+        metrics = exposition(self._reactor, self._metrics.registry, self._gauges.refresh)
+        root.putChild(b"metrics", Shown(metrics, token))
+        return root

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon does, told to an observer at its edges: launches, calls, losses.
+
+What tells of it knows neither metrics nor pages; those are in `infranetes.monitoring`. Every word that an
+observer is given as a step, method, outcome or reason is of a closed set, so that it may be a metric's label.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol, TypeVar
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from infranetes_common import errors
+
+T = TypeVar("T")
+
+OK = "ok"
+"""The outcome of a call that did what was asked."""
+
+
+class LaunchKind(enum.Enum):
+    """What is launched."""
+
+    NEW = "new"  # a pod, whose VM is made for it
+    CLAIMED = "claimed"  # a pod whose VM was there: out of the pool, or launched by an earlier daemon
+    POOL = "pool"  # a VM that will wait in the pool
+
+
+class LaunchStep(enum.Enum):
+    """The steps of a launch, in their order. One of a kind may lack some."""
+
+    PREPARE = "prepare"  # the provider has started, and what the VM is made of is known
+    REQUEST = "request"  # the provider accepts the request for the VM
+    BOOT = "boot"  # the VM runs and has an address
+    AGENT = "agent"  # its agent answers
+    CONFIGURE = "configure"  # it is made the pod's, or warmed up for the pool
+    NETWORK = "network"  # the pod's network and firewall
+    EVENTS = "events"  # the agent's stream of events is live
+    RECORD = "record"  # host ports, and the record on the disk
+
+
+@attrs.frozen
+class Launch:
+    """One launch, at its end.
+
+    :ivar id: the sandbox's, now or later. :ivar pod: its namespace and name; "": of the pool.
+    :ivar began: seconds since 1970. :ivar steps: the seconds of each, in their order.
+    :ivar reason: why it failed, "": it didn't; a status such as ``unavailable``, or ``cancelled``.
+    :ivar message: why it failed, for people."""
+
+    id: str
+    pod: str
+    provider: str
+    kind: LaunchKind
+    began: float
+    steps: tuple[tuple[LaunchStep, float], ...] = ()
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return sum(seconds for _, seconds in self.steps)
+
+
+class Observer(Protocol):
+    """Is told what the daemon does, in the reactor's thread. Nothing that it does may fail or take long."""
+
+    def launched(self, launch: Launch) -> None:
+        """A launch has ended, well or not."""
+
+    def answered(self, service: str, method: str, code: str, seconds: float) -> None:
+        """An RPC was answered with this status, such as ``OK``."""
+
+    def provider_called(self, provider: str, method: str, outcome: str, seconds: float) -> None:
+        """A method of `IPodProvider` has ended, with `OK` or a status such as ``unavailable``."""
+
+    def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
+        """A request to a cloud has ended, with `OK` or a kind of failure such as ``throttled``.
+
+        :param waited: seconds for its turn. :param seconds: from then until the answer."""
+
+    def cloud_retried(self, cloud: str, action: str, reason: str) -> None:
+        """A request to a cloud is made again, or another one in its place."""
+
+    def agent_lost(self, provider: str) -> None:
+        """The agent of a pod's VM can't be reached any more."""
+
+    def orphan_ended(self, provider: str) -> None:
+        """A VM that no record knew was destroyed."""
+
+
+class NullObserver:
+    """An `Observer` that nobody asks."""
+
+    def launched(self, launch: Launch) -> None:
+        pass
+
+    def answered(self, service: str, method: str, code: str, seconds: float) -> None:
+        pass
+
+    def provider_called(self, provider: str, method: str, outcome: str, seconds: float) -> None:
+        pass
+
+    def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
+        pass
+
+    def cloud_retried(self, cloud: str, action: str, reason: str) -> None:
+        pass
+
+    def agent_lost(self, provider: str) -> None:
+        pass
+
+    def orphan_ended(self, provider: str) -> None:
+        pass
+
+
+NULL_OBSERVER: Observer = NullObserver()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the word for what a failure is: its status, or that nobody wanted the result any more."""
+    return "cancelled" if isinstance(error, CancelledError) else errors.to_grpc(error).code.name.lower()
+
+
+def call_to_provider(
+    observer: Observer, clock: IReactorTime, provider: str, method: str, call: Deferred[T]
+) -> Deferred[T]:
+    """Return `call`, of whose end the observer is told."""
+    began = clock.seconds()
+
+    def ended(result: T | Failure) -> T | Failure:
+        outcome = reason_of(_error_of(result)) if isinstance(result, Failure) else OK
+        observer.provider_called(provider, method, outcome, clock.seconds() - began)
+        return result
+
+    call.addBoth(ended)
+    return call
+
+
+def _error_of(failure: Failure) -> BaseException:
+    assert failure.value is not None
+    return failure.value
+
+
+class LaunchTimer:
+    """Times the steps of one launch, and tells an observer of it at the end.
+
+    :param launch: without steps."""
+
+    def __init__(self, observer: Observer, clock: IReactorTime, launch: Launch) -> None:
+        self._observer = observer
+        self._clock = clock
+        self._launch = launch
+        self._steps: list[tuple[LaunchStep, float]] = []
+        self._step = LaunchStep.PREPARE
+        self._since = clock.seconds()
+
+    def enter(self, step: LaunchStep) -> None:
+        """Begin a step, with which the one before ends."""
+        now = self._clock.seconds()
+        self._steps.append((self._step, now - self._since))
+        self._step, self._since = step, now
+
+    def ready(self) -> None:
+        """The last step has ended well."""
+        self._end("", "")
+
+    def failed(self, error: BaseException, message: str) -> None:
+        """The step that was begun last has failed."""
+        self._end(reason_of(error), message)
+
+    def _end(self, reason: str, message: str) -> None:
+        self.enter(self._step)
+        self._observer.launched(
+            attrs.evolve(self._launch, steps=tuple(self._steps), reason=reason, message=message)
+        )

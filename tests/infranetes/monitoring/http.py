@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers over HTTP, as a plain client gets them."""
+
+from __future__ import annotations
+
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
+
+
+@attrs.frozen
+class Answer:
+    """One answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+def get(
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    method: str = "GET",
+    data: bytes | None = None,
+    trust: ssl.SSLContext | None = None,
+) -> Deferred[Answer]:
+    """Ask for `url`."""
+    request = urllib.request.Request(url, headers=dict(headers or {}), method=method, data=data)  # noqa: S310
+
+    def ask() -> Answer:
+        try:
+            with urllib.request.urlopen(request, timeout=60, context=trust) as response:  # noqa: S310
+                return Answer(response.status, dict(response.headers), response.read().decode())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, dict(error.headers), error.read().decode())
+
+    return deferToThread(ask)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is served of a node's metrics and readiness, to whom, and how."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from twisted.internet import reactor as the_reactor
+from twisted.internet.defer import maybeDeferred
+from twisted.trial.unittest import TestCase
+
+from infranetes.monitoring.config import MetricsConfig
+from infranetes.monitoring.metrics import Metrics
+from infranetes.monitoring.service import Monitoring
+from infranetes.observer import Launch, LaunchKind, LaunchStep
+from infranetes_common.concurrency import deferred
+from infranetes_common.errors import FailedPrecondition
+from tests.infranetes.monitoring.http import Answer, get
+from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.txgrpc.certificates import Authority
+
+reactor: Any = the_reactor
+
+SECRET = "0123456789abcdef0123456789abcdef"
+OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0, text/plain; q=0.5"}
+
+
+class MonitoringCase(TestCase):
+    """Serves the metrics of a node of fakes."""
+
+    timeout = 60
+    scheme = "http"
+
+    def setUp(self) -> None:
+        self.world = FakeNode()
+        self.addCleanup(self.world.kill)
+        self.metrics = Metrics()
+
+    async def serve(self, **table: Any) -> str:
+        """Serve, and return the URL of all."""
+        config = MetricsConfig(**{"listen": "127.0.0.1:0", **table})
+        service = Monitoring(reactor, config, self.world.node, self.metrics)
+        self.addCleanup(lambda: maybeDeferred(service.stopService))
+        await service.startService()
+        port = service._ports[0].getHost().port  # type: ignore[attr-defined]
+        return f"{self.scheme}://127.0.0.1:{port}/"
+
+    def file(self, content: str | bytes, mode: int = 0o600) -> str:
+        path = Path(self.mktemp())
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.chmod(mode)
+        return str(path.absolute())
+
+
+class MetricsTests(MonitoringCase):
+    """The metrics themselves."""
+
+    async def samples(self, url: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        answer = await get(url + "metrics")
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in parse_text(answer.body)
+            for sample in family.samples
+        }
+
+    @deferred
+    async def test_in_both_formats(self) -> None:
+        url = await self.serve()
+        plain = await get(url + "metrics")
+        self.assertEqual((plain.status, plain.headers["Content-Type"][:10]), (200, "text/plain"))
+        self.assertIn("infranetes_ready", {family.name for family in parse_text(plain.body)})
+        strict = await get(url + "metrics", OPENMETRICS)
+        self.assertEqual(strict.headers["Content-Type"].split(";")[0], "application/openmetrics-text")
+        self.assertIn("infranetes_ready", {family.name for family in parse_openmetrics(strict.body)})
+
+    @deferred
+    async def test_what_was_told_and_what_is(self) -> None:
+        url = await self.serve()
+        steps = ((LaunchStep.REQUEST, 1.5), (LaunchStep.BOOT, 20.0))
+        self.metrics.launched(Launch("1", "default/web", "fake", LaunchKind.NEW, 0.0, steps))
+        self.metrics.launched(
+            Launch("2", "default/web", "fake", LaunchKind.POOL, 0.0, steps[:1], "unavailable", "down")
+        )
+        self.metrics.answered("runtime.v1.RuntimeService", "Status", "OK", 0.01)
+        self.metrics.orphan_ended("fake")
+        found = await self.samples(url)
+
+        def value(name: str, **labels: str) -> float:
+            return found[f"infranetes_{name}", frozenset(labels.items())]
+
+        self.assertEqual(value("launches_total", provider="fake", kind="new", outcome="ready"), 1)
+        self.assertEqual(value("launches_total", provider="fake", kind="claimed", outcome="failed"), 0)
+        failed = value(
+            "launch_failures_total", provider="fake", kind="pool", step="request", reason="unavailable"
+        )
+        self.assertEqual(failed, 1)
+        self.assertEqual(value("launch_seconds_sum", provider="fake", kind="new"), 21.5)
+        self.assertEqual(value("launch_step_seconds_sum", provider="fake", kind="new", step="boot"), 20.0)
+        self.assertEqual(
+            value("rpcs_total", service="runtime.v1.RuntimeService", method="Status", code="OK"), 1
+        )
+        self.assertEqual(value("orphans_ended_total", provider="fake"), 1)
+        self.assertEqual(value("sandboxes", provider="fake", state="ready"), 0)
+        self.assertEqual(value("ready"), 0)
+        self.world.provider_ready()
+        await self.world.sandboxes.run(pod(), "")
+        found = await self.samples(url)
+        self.assertEqual(value("ready"), 1)
+        self.assertEqual(value("sandboxes", provider="fake", state="ready"), 1)
+        self.assertEqual(value("agents", provider="fake", reach="live"), 1)
+
+    @deferred
+    async def test_no_label_is_a_pods(self) -> None:
+        url = await self.serve()
+        self.metrics.launched(Launch("id-of-it", "space/name", "fake", LaunchKind.NEW, 0.0, (), "", "words"))
+        text = (await get(url + "metrics")).body
+        for word in ("id-of-it", "space/name", "words"):
+            self.assertNotIn(word, text)
+
+
+class HealthTests(MonitoringCase):
+    """Whether the process lives, and whether pods can be run."""
+
+    @deferred
+    async def test_ready_is_what_status_says(self) -> None:
+        url = await self.serve()
+        self.assertEqual((await get(url + "healthz")).status, 200)
+        answer = await get(url + "readyz")
+        self.assertEqual((answer.status, answer.body), (503, "the daemon is starting\n"))
+        self.world.provider_ready()
+        answer = await get(url + "readyz")
+        self.assertEqual((answer.status, answer.body), (200, "ok\n"))
+
+
+class AccessTests(MonitoringCase):
+    """Who is answered, and what is refused."""
+
+    @deferred
+    async def test_without_the_token_only_that_it_lives(self) -> None:
+        url = await self.serve(token_file=self.file(SECRET))
+        for path in ("metrics", "readyz"):
+            for shown in ({}, {"Authorization": "Bearer wrong"}):
+                answer = await get(url + path, shown)
+                self.assertEqual(answer.status, 401, path)
+                self.assertNotIn("infranetes_", answer.body)
+        self.assertEqual((await get(url + "healthz")).status, 200)
+        answer = await get(url + "metrics", {"Authorization": f"Bearer {SECRET}"})
+        self.assertEqual(answer.status, 200)
+        self.assertIn("infranetes_ready", answer.body)
+
+    @deferred
+    async def test_nothing_is_found_elsewhere_or_changed(self) -> None:
+        url = await self.serve()
+        for path in ("", "metrics/more", "style.css", "../etc/passwd"):
+            self.assertEqual((await get(url + path)).status, 404, path)
+        answer = await get(url + "metrics", method="POST", data=b"x" * 3_000_000)
+        self.assertEqual(answer.status, 405)
+        answer = await get(url + "healthz", method="HEAD")
+        self.assertEqual((answer.status, answer.body), (200, ""))
+
+    @deferred
+    async def test_nothing_may_be_kept_or_framed(self) -> None:
+        answer: Answer = await get(await self.serve() + "metrics")
+        self.assertEqual(answer.headers["Cache-Control"], "no-store")
+        self.assertIn("frame-ancestors 'none'", answer.headers["Content-Security-Policy"])
+
+    @deferred
+    async def test_over_tls(self) -> None:
+        self.scheme = "https"
+        authority = Authority("tests")
+        certificate, key = authority.issue("localhost")
+        trust = ssl.create_default_context(cadata=authority.pem.decode())
+        url = await self.serve(certificate=self.file(certificate + authority.pem), key=self.file(key))
+        url = url.replace("127.0.0.1", "localhost")
+        self.assertEqual((await get(url + "healthz", trust=trust)).body, "ok\n")
+
+    @deferred
+    async def test_an_address_that_is_taken_is_named(self) -> None:
+        url = await self.serve()
+        taken = url.removeprefix("http://").rstrip("/")
+        error = await self.assertFailure(deferred(self.serve)(listen=taken), FailedPrecondition)
+        self.assertIn("metrics.listen", str(error))
+        self.assertIn(taken, str(error))

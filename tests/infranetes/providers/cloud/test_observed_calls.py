@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an observer is told of the requests to a cloud: each attempt, its outcome, and what is tried again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.internet import reactor as the_reactor
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import TestCase
+
+from infranetes.observer import NullObserver
+from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.interface import Action, CloudError, ErrorKind, Rate
+from infranetes.providers.cloud.settings import CloudSettings
+from infranetes_common.concurrency import deferred
+
+reactor: Any = the_reactor
+
+
+class Recorder(NullObserver):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, str]] = []
+        self.retries: list[tuple[str, str, str]] = []
+        self.seconds: list[tuple[float, float]] = []
+
+    def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
+        self.calls.append((cloud, action, outcome))
+        self.seconds.append((waited, seconds))
+
+    def cloud_retried(self, cloud: str, action: str, reason: str) -> None:
+        self.retries.append((cloud, action, reason))
+
+
+class ObservedCallsTests(TestCase):
+    """Calls to a cloud that answers as the test says."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        self.observer = Recorder()
+        cloud: Any = SimpleNamespace(
+            name="west",
+            location="West",
+            rates=dict.fromkeys(Action, Rate(1000.0, 1000.0)),
+            classify=lambda error: None,
+            _thd_connect=lambda seconds: object(),
+            _thd_is_current=lambda driver: True,
+            _thd_disconnect=lambda driver: None,
+        )
+        settings = CloudSettings(retry_first=0.01, retry_most=0.02, retry_seconds=30.0)
+        self.calls: Calls[Any] = Calls(reactor, cloud, settings, self.observer)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.calls.stop()))
+        self.answers: list[Any] = []
+
+    def answer(self, driver: object) -> str:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+    async def ask(self, action: Action = Action.LOOK) -> str:
+        await self.calls.start()
+        return await self.calls.call("a question", self.answer, action=action)
+
+    @deferred
+    async def test_one_that_is_answered(self) -> None:
+        self.answers = ["yes"]
+        self.assertEqual(await self.ask(), "yes")
+        self.assertEqual(self.observer.calls, [("west", "look", "ok")])
+        self.assertEqual(self.observer.retries, [])
+        ((waited, seconds),) = self.observer.seconds
+        self.assertGreaterEqual(min(waited, seconds), 0.0)
+
+    @deferred
+    async def test_each_attempt_and_why_there_is_another(self) -> None:
+        self.answers = [
+            CloudError(ErrorKind.THROTTLED, "slowly"),
+            CloudError(ErrorKind.TRANSIENT, "away"),
+            "yes",
+        ]
+        await self.ask(Action.LAUNCH)
+        self.assertEqual([outcome for *_, outcome in self.observer.calls], ["throttled", "transient", "ok"])
+        self.assertEqual(
+            self.observer.retries, [("west", "launch", "throttled"), ("west", "launch", "transient")]
+        )
+
+    @deferred
+    async def test_a_refusal_is_not_tried_again(self) -> None:
+        self.answers = [CloudError(ErrorKind.FAMILY_QUOTA, "full")]
+        await self.assertFailure(Deferred.fromCoroutine(self.ask(Action.LAUNCH)), CloudError)
+        self.assertEqual(self.observer.calls, [("west", "launch", "family_quota")])
+        self.assertEqual(self.observer.retries, [])
+
+    @deferred
+    async def test_one_that_is_not_made_is_held_back(self) -> None:
+        await self.calls.stop()
+        asked = Deferred.fromCoroutine(self.calls.call("a question", self.answer))
+        await self.assertFailure(asked, CloudError)
+        self.assertEqual(self.observer.calls, [("west", "look", "held_back")])
