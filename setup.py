@@ -46,7 +46,7 @@ EXTRAS = {
     ],
     "aws": ["botocore>=1.29"],
     "vsphere": ["pyvmomi>=6.7.1"],
-    "bench": ["grpcio>=1.51"],
+    "bench": ["grpcio>=1.51", "matplotlib>=3.6"],
     # Exact: another release of these finds other faults.
     "lint": ["ruff==0.17.5", "mypy==2.4.1", "mypy-zope==1.0.17", "types-protobuf", "types-PyYAML"],
 }

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Take the figures: ``python -m bench [NAME[:CHOICE]...] [--json FILE]``; without a NAME, all benches.
 
+Beside FILE.json the last runs are kept in FILE-history.json, and drawn as FILE/*.svg.
+``python -m bench --draw FILE`` draws such a file and takes no figures.
+
 The table goes to standard output, progress to standard error. A missed target does not change the exit code.
 Under the table are benches that could not run for want of something, and those that failed, which makes the
 exit code 1. As root, they run in namespaces of their own.
@@ -17,7 +20,7 @@ from pathlib import Path
 
 from twisted.internet.task import react
 
-from bench import isolation
+from bench import history, isolation, plots
 from bench.figures import Missing, Report, say
 from bench.setup import Setup
 from infranetes.providers.qemu.settings import ACCELERATORS
@@ -88,8 +91,19 @@ async def _run(reactor: IReactor, names: list[str], setup: Setup, json: Path) ->
     print(report.table())
     report.write(json)
     say(f"JSON: {json}")
+    try:
+        runs = history.add(history.beside(json), report.document())
+        _draw(runs, json.with_suffix(""))
+    except (Missing, ValueError) as error:
+        say(str(error))
     if failed:
         raise SystemExit(1)
+
+
+def _draw(runs: Sequence[history.Document], directory: Path) -> None:
+    titles = {name: description for name, (_, description) in BENCHES.items()}
+    for path in plots.draw(plots.plots(runs, titles), directory):
+        say(f"plot: {path}")
 
 
 def _all_names() -> list[str]:
@@ -115,6 +129,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE")
     parser.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="of QEMU (%(default)s)")
     parser.add_argument("--image-dir", type=Path, metavar="DIRECTORY", help="of the guest image")
+    parser.add_argument(
+        "--draw", type=Path, metavar="FILE", help="figures that were taken before: draw them alone"
+    )
     given = parser.parse_args(arguments)
     unknown = sorted({*given.names} - {*_all_names()})
     if unknown:
@@ -125,6 +142,12 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> None:
     given = parsed(arguments)
+    if given.draw is not None:
+        try:
+            _draw(history.read(given.draw), given.draw.with_suffix(""))
+        except (Missing, OSError, ValueError) as error:
+            raise SystemExit(f"python -m bench: {error}") from error
+        return
     if not isolation.inside():
         _prepare(given.names)
         isolation.go_inside(arguments)

@@ -32,7 +32,15 @@ class Figure:
     target: float | None = None  # None: there is none
     note: str = ""
     at_least: bool = False  # whether the target is the lowest value that is good, not the highest
+    whose: str = ""  # "": Infranetes'; else what it is compared with, or a variant
+    percent: int | None = None  # which percentile of many; None: it is one value
     load: float = attrs.field(factory=lambda: round(os.getloadavg()[0], 1))  # of the machine, when taken
+
+    @property
+    def label(self) -> str:
+        """What it is called where it stands alone."""
+        whose = f", {self.whose}" if self.whose else ""
+        return f"{self.name}{whose}{'' if self.percent is None else ' ' + percentile_name(self.percent)}"
 
     @property
     def met(self) -> bool | None:
@@ -63,10 +71,12 @@ class Report:
         target: float | None = None,
         note: str = "",
         at_least: bool = False,
+        whose: str = "",
+        percent: int | None = None,
     ) -> None:
-        figure = Figure(bench, name, value, unit, target, note, at_least)
+        figure = Figure(bench, name, value, unit, target, note, at_least, whose, percent)
         self.figures.append(figure)
-        say(f"  {name}: {_number(value)} {unit}")
+        say(f"  {figure.label}: {number(value)} {unit}")
 
     def latencies(
         self,
@@ -77,13 +87,13 @@ class Report:
         targets: dict[int, float] | None = None,
         unit: str = "ms",
         note: str = "",
+        whose: str = "",
     ) -> None:
         """Add percentiles of `seconds`. :param targets: in `unit`, by percent."""
         scale = {"ms": 1000.0, "s": 1.0}[unit]
         for percent in percents:
-            label = "median" if percent == 50 else f"p{percent}"
-            value = percentile(seconds, percent) * scale
-            self.add(bench, f"{name} {label}", value, unit, (targets or {}).get(percent), note)
+            value, target = percentile(seconds, percent) * scale, (targets or {}).get(percent)
+            self.add(bench, name, value, unit, target, note, whose=whose, percent=percent)
 
     def table(self) -> str:
         """Format the figures: one line each, with its target and the load at which it was taken."""
@@ -91,8 +101,8 @@ class Report:
         rows = [
             (
                 figure.bench,
-                figure.name,
-                _number(figure.value),
+                figure.label,
+                number(figure.value),
                 figure.unit,
                 _target(figure),
                 "" if figure.met is None else ("met" if figure.met else "MISSED"),
@@ -109,22 +119,30 @@ class Report:
         lines += [f"{bench}: {why}" for bench, why in self.missing.items()]
         return "\n".join(lines)
 
-    def write(self, path: Path) -> None:
-        """Write everything as JSON, with a description of the machine."""
-        document = {
+    def document(self) -> dict[str, object]:
+        """Everything as JSON, with a description of the machine."""
+        return {
             "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "machine": {**machine(), "accelerator": self.accelerator},
             "figures": [{**attrs.asdict(figure), "met": figure.met} for figure in self.figures],
             "missing": self.missing,
         }
+
+    def write(self, path: Path) -> None:
+        """Write the document."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=2) + "\n")
+        path.write_text(json.dumps(self.document(), indent=2) + "\n")
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
     """The smallest value that is not exceeded by `percent` of all (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def percentile_name(percent: int) -> str:
+    """What people call a percentile."""
+    return "median" if percent == 50 else f"p{percent}"
 
 
 def machine() -> dict[str, object]:
@@ -149,10 +167,11 @@ def say(text: str) -> None:
 def _target(figure: Figure) -> str:
     if figure.target is None:
         return ""
-    return f"{'>=' if figure.at_least else '<='} {_number(figure.target)}"
+    return f"{'>=' if figure.at_least else '<='} {number(figure.target)}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A value with as many digits as say something."""
     if value >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"

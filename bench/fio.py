@@ -124,7 +124,7 @@ async def _compare(job: Job, in_vm: Side, on_node: Side, report: Report, rounds:
     turns = [(await in_vm(job), await on_node(job)) for _ in range(rounds)]
     note = f"medians of {rounds} turns of {SECONDS} s, {job.depth} requests at a time, {SIZE >> 20} MiB"
     for side, speeds in zip(("in the VM", "on the node"), zip(*turns, strict=True), strict=True):
-        report.add("fio", f"{job.name}, {side}", statistics.median(speeds), "/s", note=note)
+        report.add("fio", job.name, statistics.median(speeds), "/s", note=note, whose=side, percent=50)
     ratio = statistics.median(there / here for there, here in turns)
     report.add("fio", f"{job.name}, VM to node", ratio, "x", note=note)
 

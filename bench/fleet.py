@@ -150,10 +150,11 @@ def _tell(report: Report, vms: int, seconds: dict[str, float], target: float | N
     if seconds["lost"]:
         raise AssertionError(f"{seconds['lost']} changes have not come to {vms} VMs")
     what = f"{vms:,} VMs: one Service's change until it is in force"
-    report.add("fleet", f"{what}: median", seconds["all 50"], "ms")
-    report.add("fleet", f"{what}: p99", seconds["all 99"], "ms", target)
+    report.add("fleet", what, seconds["all 50"], "ms", percent=50)
+    report.add("fleet", what, seconds["all 99"], "ms", target, percent=99)
     if vms > REAL:
-        report.add("fleet", f"{what}: by nft, in {REAL} of them: p99", seconds["real 99"], "ms", target)
+        by_nft = f"{what}: by nft, in {REAL} of them"
+        report.add("fleet", by_nft, seconds["real 99"], "ms", target, percent=99)
 
 
 class Turns:

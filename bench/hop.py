@@ -85,6 +85,6 @@ async def _both(direct: Client, through: Client, name: str, ask: Ask, report: Re
                 seconds[way].append(taken)
     note = f"{TIMES} times each way, in turn"
     for way, taken_times in seconds.items():
-        report.latencies("hop", f"{name}, {way}", taken_times, (50, 99), note=note)
+        report.latencies("hop", name, taken_times, (50, 99), note=note, whose=way)
     one, other = (percentile(each, 50) for each in seconds.values())
     report.add("hop", f"{name}, the hop", (other - one) * 1000, "ms", TARGET, "of the medians")

@@ -57,14 +57,17 @@ async def run(reactor: IReactor, report: Report, services: int = SERVICES) -> No
 def _thd_measure(
     reactor: IReactor, report: Report, both: Both, way: Way, name: str, services: int, began: float
 ) -> None:
-    what = f"{services:,} Services of {ENDPOINTS} endpoints, {name}"
+    what = f"{services:,} Services of {ENDPOINTS} endpoints"
     last, first = (Destination(str(_address(number)), "TCP", 80) for number in (services - 1, 0))
     with _watching_nft() as peak:
         _thd_until(way, last, lambda found: found != f"{last.address}:80")
-    report.add("proxies", f"{what}: from its start until they are in force", time.perf_counter() - began, "s")
-    report.add("proxies", f"{what}: the most memory of one nft", peak() / 1024, "MiB")
+    seconds_taken = time.perf_counter() - began
+    report.add("proxies", f"{what}: from its start until they are in force", seconds_taken, "s", whose=name)
+    report.add("proxies", f"{what}: the most memory of one nft", peak() / 1024, "MiB", whose=name)
     if way is both.node_way:
-        report.add("proxies", f"{what}: its memory", _high_water(both.kube_proxy.pid) / 1024, "MiB")
+        report.add(
+            "proxies", f"{what}: its memory", _high_water(both.kube_proxy.pid) / 1024, "MiB", whose=name
+        )
     seconds = []
     for change in range(CHANGES):
         address = f"10.200.{change}.1"
@@ -73,12 +76,13 @@ def _thd_measure(
         reactor.callFromThread(both.server.put, SLICES, item)
         _thd_until(way, first, lambda found: found == f"{address}:8080")  # noqa: B023
         seconds.append(time.perf_counter() - changed)
-    report.latencies("proxies", f"{what}: one Service's change until it is in force", seconds, (50, 100))
+    change_label = f"{what}: one Service's change until it is in force"
+    report.latencies("proxies", change_label, seconds, (50, 100), whose=name)
     direct, through = (
         way.pod.inside(partial(_connect, *each)) for each in (("10.250.0.1", 80), (first.address, 80))
     )
-    report.latencies("proxies", f"{what}: a connection to an endpoint", direct, (50, 99))
-    report.latencies("proxies", f"{what}: a connection through a Service", through, (50, 99))
+    report.latencies("proxies", f"{what}: a connection to an endpoint", direct, (50, 99), whose=name)
+    report.latencies("proxies", f"{what}: a connection through a Service", through, (50, 99), whose=name)
 
 
 def _thd_until(way: Way, destination: Destination, holds: Callable[[str], bool]) -> None:

@@ -15,7 +15,9 @@ async def run(reactor: IReactor, report: Report) -> None:
     found = await deferToThread(txgrpc.run)
     note = f"unary calls, {found['in_flight']} in flight, grpcio's client"
     for name in ("txgrpc", "grpcio"):
-        report.add("rpc", f"{name} server, unary", found[name]["calls_per_second"], "calls/s", note=note)
-        report.add("rpc", f"{name} server, median", found[name]["p50_us"] / 1000, "ms", note=note)
+        report.add("rpc", "unary calls", found[name]["calls_per_second"], "calls/s", note=note, whose=name)
+        report.add(
+            "rpc", "a unary call", found[name]["p50_us"] / 1000, "ms", note=note, whose=name, percent=50
+        )
         memory = found["resident"][f"{name}_server_bytes"] / 2**20
-        report.add("rpc", f"{name} server, resident", memory, "MiB", note=note)
+        report.add("rpc", "the server, resident", memory, "MiB", note=note, whose=name)

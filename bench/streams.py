@@ -19,7 +19,7 @@ async def run(reactor: IReactor, report: Report, mib: int = MIB) -> None:
     for name, rate in ours["rates"].items():
         other = theirs["rates"][name]
         report.add("streams", name, rate, "MB/s", TARGET, note, at_least=True)
-        report.add("streams", f"{name}, of containerd", other, "MB/s", note=note)
+        report.add("streams", name, other, "MB/s", note=note, whose="containerd")
         report.add("streams", f"{name}, as a part of containerd's", 100 * rate / other, "%")
     report.add("streams", "daemon before the streams", ours["before_mib"], "MiB", note="resident")
     report.add("streams", "daemon during the streams, peak", ours["peak_mib"], "MiB", note="resident")
