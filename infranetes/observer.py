@@ -146,37 +146,3 @@ def call_to_provider(
 def _error_of(failure: Failure) -> BaseException:
     assert failure.value is not None
     return failure.value
-
-
-class LaunchTimer:
-    """Times the steps of one launch, and tells an observer of it at the end.
-
-    :param launch: without steps."""
-
-    def __init__(self, observer: Observer, clock: IReactorTime, launch: Launch) -> None:
-        self._observer = observer
-        self._clock = clock
-        self._launch = launch
-        self._steps: list[tuple[LaunchStep, float]] = []
-        self._step = LaunchStep.PREPARE
-        self._since = clock.seconds()
-
-    def enter(self, step: LaunchStep) -> None:
-        """Begin a step, with which the one before ends."""
-        now = self._clock.seconds()
-        self._steps.append((self._step, now - self._since))
-        self._step, self._since = step, now
-
-    def ready(self) -> None:
-        """The last step has ended well."""
-        self._end("", "")
-
-    def failed(self, error: BaseException, message: str) -> None:
-        """The step that was begun last has failed."""
-        self._end(reason_of(error), message)
-
-    def _end(self, reason: str, message: str) -> None:
-        self.enter(self._step)
-        self._observer.launched(
-            attrs.evolve(self._launch, steps=tuple(self._steps), reason=reason, message=message)
-        )

@@ -111,9 +111,10 @@ def watch(command: argparse.ArgumentParser) -> None:
     )
 
 
-def console(command: argparse.ArgumentParser) -> None:
-    """Add SANDBOX."""
-    command.add_argument("sandbox", metavar="SANDBOX", help="the pod's id, or the beginning of it")
+def pod(command: argparse.ArgumentParser) -> None:
+    """Add POD."""
+    words = "namespace/name or name, or its sandbox's id or the beginning of it"
+    command.add_argument("pod", metavar="POD", help=words)
 
 
 def maybe_pod(command: argparse.ArgumentParser) -> None:

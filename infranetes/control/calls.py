@@ -24,6 +24,10 @@ async def pods(stub: Stub, options: argparse.Namespace) -> tuple[control.ListPod
     return await stub.ListPods(control.ListPodsRequest(), timeout=ASK_SECONDS), DONE
 
 
+async def describe(stub: Stub, options: argparse.Namespace) -> tuple[control.DescribePodResponse, int]:
+    return await stub.DescribePod(control.DescribePodRequest(pod=options.pod), timeout=ASK_SECONDS), DONE
+
+
 async def orphans(stub: Stub, options: argparse.Namespace) -> tuple[control.ListOrphansResponse, int]:
     return await stub.ListOrphans(control.ListOrphansRequest(), timeout=ASK_SECONDS), DONE
 
@@ -49,7 +53,7 @@ async def fill(stub: Stub, options: argparse.Namespace) -> tuple[control.FillPoo
 
 
 async def console(stub: Stub, options: argparse.Namespace) -> tuple[control.GetConsoleResponse, int]:
-    request = control.GetConsoleRequest(sandbox=options.sandbox)
+    request = control.GetConsoleRequest(sandbox=options.pod)
     return await stub.GetConsole(request, timeout=ASK_SECONDS), DONE
 
 

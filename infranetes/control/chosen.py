@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from infranetes.kubernetes.cluster import Cluster
 from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.inventory import Inventory, PastSandbox, Sandbox
 from infranetes.pods.states import WITH_VM
 from infranetes_common.errors import InvalidArgument, NotFound
-from infranetes_common.wire import control
+from infranetes_common.wire import control, cri
 
 _MAX_NAME = 520
 
@@ -30,6 +30,44 @@ def chosen(node: NodeContext, pod: str) -> list[Sandbox]:
         ids = ", ".join(sorted(each.id for each in found)[:5])
         raise InvalidArgument(f"several sandboxes are meant by {pod!r}: {ids}; give one of these ids")
     return found
+
+
+def known(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
+    """Return the sandbox that is meant: one with a record, or else the newest of those that are gone.
+
+    :param pod: its id or the beginning of it, or namespace/name, or name.
+    :raise NotFound: there is none. :raise InvalidArgument: several pods are meant."""
+    pod = pod[:_MAX_NAME]
+    if not pod:
+        raise InvalidArgument("no pod is named: give its namespace/name, or its sandbox's id")
+    past = list(inventory.past)
+    for there in (list(inventory), past):
+        named = [each for each in there if pod in (_full_name(each), each.record.id)]
+        named = named or [each for each in there if pod == _metadata(each).name]
+        found = named or [each for each in there if each.record.id.startswith(pod)]
+        if len({_full_name(each) if named else each.record.id for each in found}) > 1:
+            several = ", ".join(sorted(f"{_full_name(each)} ({each.record.id[:13]})" for each in found)[:5])
+            raise InvalidArgument(f"several pods are meant by {pod!r}: {several}; say which")
+        if found:
+            return max(found, key=lambda each: each.record.created_at)
+    raise NotFound(f"nothing is known of a pod {pod!r} here: give namespace/name, or its sandbox's id")
+
+
+def id_meant(inventory: Inventory, pod: str) -> str:
+    """Return the id of the sandbox that is meant; what is not known here is taken for an id."""
+    try:
+        return known(inventory, pod).record.id
+    except NotFound:
+        return pod
+
+
+def _metadata(sandbox: Sandbox | PastSandbox) -> cri.PodSandboxMetadata:
+    return sandbox.metadata if isinstance(sandbox, PastSandbox) else sandbox.config.metadata
+
+
+def _full_name(sandbox: Sandbox | PastSandbox) -> str:
+    metadata = _metadata(sandbox)
+    return f"{metadata.namespace}/{metadata.name}"
 
 
 def followed(cluster: Cluster) -> list[control.Followed]:

@@ -69,10 +69,15 @@ COMMANDS: dict[str, Command] = {
         answered("pods", calls.pods, _PODS),
         arguments.watch,
     ),
+    "describe": Command(
+        "tell a pod's life: each step with its time, what it waited for, and its errors",
+        answered("describe", calls.describe),
+        arguments.pod,
+    ),
     "console": Command(
         "show what a pod's VM wrote to its console, also when it is gone",
         answered("console", calls.console),
-        arguments.console,
+        arguments.pod,
     ),
     "services": Command(
         "list the rules of Kubernetes' Services, and which VMs have them",

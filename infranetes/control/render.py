@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from infranetes.control import render_policies, render_services, render_sizes
+from infranetes.control import render_pod, render_policies, render_services, render_sizes
 from infranetes.control.tables import Json, age, lines, table
 from infranetes_common.wire import control
 
@@ -120,6 +120,7 @@ def _drain_json(answer: control.DrainPoolResponse, options: argparse.Namespace) 
 _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the command's own answer
     "console": _console_json,
     "pods": _pods_json,
+    "describe": lambda answer, options: render_pod.pod_json(answer, _pod(answer.pod)),
     "services": render_services.services_json,
     "policies": render_policies.policies_json,
     "sizes": render_sizes.sizes_json,
@@ -277,6 +278,7 @@ def _console_text(answer: control.GetConsoleResponse, options: argparse.Namespac
 
 _TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {  # Any: the command's own answer
     "pods": _pods_text,
+    "describe": render_pod.pod_text,
     "services": render_services.services_text,
     "policies": render_policies.policies_text,
     "sizes": render_sizes.sizes_text,

@@ -8,6 +8,7 @@ from typing import cast
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from infranetes.control.chosen import id_meant
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_record import PoolRecord
@@ -22,7 +23,7 @@ from infranetes.pods.states import WITH_VM
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
 from infranetes_common.concurrency import settled, shielded, within
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
-from infranetes_common.wire import control
+from infranetes_common.wire import control, cri
 from txgrpc import Call
 
 _NANOS = 10**9
@@ -72,6 +73,39 @@ def shown_vm(
     return vm
 
 
+def recorded_pod(record: SandboxRecord, metadata: cri.PodSandboxMetadata) -> control.Pod:
+    """Return what is on record of a pod."""
+    return control.Pod(
+        id=record.id,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        attempt=metadata.attempt,
+        state=record.state.value,
+        message=record.message,
+        created_at=record.created_at,
+        provider=record.provider,
+        handler=record.runtime_handler,
+        addresses=[each for each in (record.address, *record.more_addresses.split()) if each],
+    )
+
+
+def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
+    """Return what is known of a pod and its VM."""
+    record = sandbox.record
+    pod = recorded_pod(record, sandbox.config.metadata)
+    pod.containers = len(sandbox.containers)
+    pod.agent = sandbox.watch.reach.value if sandbox.watch is not None else ""
+    pod.provider = node.side_of(record).name
+    asked = node.handler_of(record).sized(made_for(sandbox))
+    size = size_words(_had(sandbox.machine)) or size_words(asked)
+    vm = shown_vm(sandbox.instance, record, size)
+    pod.size = vm.size
+    if record.state in WITH_VM:
+        pod.vm.CopyFrom(vm)
+    return pod
+
+
 class ControlService:
     """One method per RPC."""
 
@@ -86,7 +120,7 @@ class ControlService:
             providers=[
                 control.Provider(name=side.name, trouble=side.trouble) for side in self._node.sides.values()
             ],
-            pods=[self._pod(sandbox) for sandbox in self._node.inventory],
+            pods=[shown_pod(self._node, sandbox) for sandbox in self._node.inventory],
         )
 
     async def ListOrphans(
@@ -160,10 +194,11 @@ class ControlService:
             )
         if not request.sandbox:
             raise InvalidArgument("sandbox is empty: give its id, or the beginning of it")
+        meant = id_meant(self._node.inventory, request.sandbox)
         found: list[Console] = []
         for side in sides:
             side.check_ready()
-            found += await cast(IHasConsoles, side.provider).consoles(request.sandbox[:_MAX_ID])
+            found += await cast(IHasConsoles, side.provider).consoles(meant[:_MAX_ID])
         ids = {console.sandbox_id for console in found}
         if not found:
             raise NotFound(f"there is no console of a sandbox {request.sandbox[:_MAX_ID]!r}")
@@ -196,31 +231,6 @@ class ControlService:
             else:
                 response.failed.append(control.Failure(vm=_orphan(side, instance), error=str(result.value)))
         return response
-
-    def _pod(self, sandbox: Sandbox) -> control.Pod:
-        record, metadata = sandbox.record, sandbox.config.metadata
-        pod = control.Pod(
-            id=sandbox.id,
-            namespace=metadata.namespace,
-            name=metadata.name,
-            uid=metadata.uid,
-            attempt=metadata.attempt,
-            state=record.state.value,
-            message=record.message,
-            created_at=record.created_at,
-            containers=len(sandbox.containers),
-            agent=sandbox.watch.reach.value if sandbox.watch is not None else "",
-            provider=self._node.side_of(record).name,
-            handler=record.runtime_handler,
-            addresses=[each for each in (record.address, *record.more_addresses.split()) if each],
-        )
-        asked = self._node.handler_of(record).sized(made_for(sandbox))
-        size = size_words(_had(sandbox.machine)) or size_words(asked)
-        vm = shown_vm(sandbox.instance, record, size)
-        pod.size = vm.size
-        if record.state in WITH_VM:
-            pod.vm.CopyFrom(vm)
-        return pod
 
 
 def _orphan(side: ProviderSide, instance: Instance) -> control.Vm:

@@ -13,6 +13,7 @@ from twisted.internet.defer import Deferred
 from infranetes.authority import Authority
 from infranetes.claims import StateLock, clear_socket, make_directories
 from infranetes.config import ADDRESSING, Config
+from infranetes.control.describe import DescribeCalls
 from infranetes.control.policies import PolicyCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
@@ -260,7 +261,8 @@ class Daemon(OrderedServices):
         policies = PolicyCalls(node, self._policies, node.firewalls)
         volumes = VolumeCalls(self._publisher)
         sizes = SizeCalls(node)
-        calls = GrpcService(control.Control, pods, services, policies, volumes, sizes)
+        described = DescribeCalls(node)
+        calls = GrpcService(control.Control, pods, described, services, policies, volumes, sizes)
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
         return SocketService(self._reactor, path, CONTROL_MODE, server, drain)

@@ -39,6 +39,7 @@ from infranetes.certificates import Signed
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.clock_reading import correct_clock, read_clock
 from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner, VmRequest
+from infranetes.machines.timeline import Timeline
 from infranetes.observer import LaunchStep, call_to_provider
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPlacesVms, Size
 from infranetes_common.concurrency import Flight, backoff, sleep, start, within
@@ -59,9 +60,6 @@ MARGIN_SECONDS = 5.0  # over the provider's own deadline, whose error says more 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two questions to an agent that is starting
 INFO_SECONDS = 10.0
 _NANOS = 1e9
-
-Enter = Callable[[LaunchStep], None]
-"""Is told that a step of a launch begins."""
 
 T = TypeVar("T")
 
@@ -84,6 +82,7 @@ class PodMachine:
     :ivar client: the client of its agent, while there is one.
     :ivar info: what its agent last said of the machine; None before it has said anything to this process.
     :ivar rules: what tells it of Services, from `tell_of_services` until `disconnect`.
+    :ivar timeline: what has happened to it, and to its pod, in this process.
     """
 
     def __init__(self, context: MachineContext, owner: VmOwner) -> None:
@@ -91,6 +90,7 @@ class PodMachine:
         self.client: AgentClient | None = None
         self.info: vmserver.InfoResponse | None = None
         self.rules: RuleSender | None = None
+        self.timeline = Timeline(context.now)
         self._context = context
         self._owner = owner
         self._launch: Flight[Instance] | None = None  # the provider's, in this process
@@ -116,26 +116,24 @@ class PodMachine:
         request: VmRequest,
         deadline: float,
         connected: Callable[[], None] = lambda: None,
-        enter: Enter = lambda step: None,
     ) -> BroughtUp:
         """Launch the VM, or find the one that was launched before, and wait until its agent answers.
 
         :param request: for a VM that is still to be made.
         :param deadline: by the context's clock.
         :param connected: called when there is a client of the agent, before the agent has answered.
-        :param enter: called at the beginning of each step.
         :raise InfranetesError: some step failed; there may be a VM."""
         began = self._context.clock.seconds()
         if self.facts.agent_host:
-            enter(LaunchStep.BOOT)
-            instance = await self._wait_for_known(deadline)
+            with self.timeline.step("the VM that was made before is waited for", launch=LaunchStep.BOOT):
+                instance = await self._wait_for_known(deadline)
         else:
-            instance = await self._launch_and_wait(request, deadline, enter)
+            instance = await self._launch_and_wait(request, deadline)
         vm_seconds = self._context.clock.seconds() - began
-        enter(LaunchStep.AGENT)
         client = self.connect()
         connected()
-        await self._greet(client, deadline)
+        with self.timeline.step("the agent in the VM starts, and answers", launch=LaunchStep.AGENT):
+            await self._greet(client, deadline)
         return BroughtUp(instance, vm_seconds)
 
     async def tear_down(self) -> None:
@@ -143,10 +141,11 @@ class PodMachine:
 
         :raise InfranetesError: it is not known whether it is destroyed; try again."""
         self.disconnect()
-        await self._settle_launch()
-        self._context.check_ready()
-        await self._context.release_address(self.id)
-        await self._destroy()
+        with self.timeline.step("the VM is destroyed"):
+            await self._settle_launch()
+            self._context.check_ready()
+            await self._context.release_address(self.id)
+            await self._destroy()
 
     # ---- the agent
 
@@ -214,7 +213,8 @@ class PodMachine:
         :raise FailedPrecondition: the VM does not offer that.
         :raise InfranetesError: the agent can't be asked, refuses, or could not start it."""
         client = self.connect()
-        used = await client.configure(config, node_dns, contprovider)
+        with self.timeline.step("the VM is configured", contprovider):
+            used = await client.configure(config, node_dns, contprovider)
         if contprovider and not used:  # an agent of an earlier release
             used = (await client.info()).container_provider
         if contprovider not in ("", used):
@@ -229,7 +229,7 @@ class PodMachine:
         """Have the VM, which no pod has yet, run its first container. Idempotent.
 
         :raise InfranetesError: the agent can't be asked, or does not get done with it."""
-        with contextlib.suppress(Unimplemented):  # an agent of an earlier release
+        with contextlib.suppress(Unimplemented), self.timeline.step("the VM runs a container of its own"):
             await self.connect().warm_up()
 
     async def renew_certificate(self) -> None:
@@ -239,9 +239,10 @@ class PodMachine:
         client = self.client
         if client is None:
             raise Unavailable(f"the agent of sandbox {self.id} is no longer connected")
-        request = await client.new_key()
-        signed = self._context.authority.sign(self.id, request, self._context.times.certificate)
-        await client.rekey(signed.certificate_pem)
+        with self.timeline.step("the VM gets a new certificate"):
+            request = await client.new_key()
+            signed = self._context.authority.sign(self.id, request, self._context.times.certificate)
+            await client.rekey(signed.certificate_pem)
         if self.client is client:
             written = self._owner.write(_certified(self.facts, signed))
             self._context.note(written, f"the certificate of sandbox {self.id}")
@@ -281,13 +282,17 @@ class PodMachine:
         context = self._context
         return call_to_provider(context.observer, context.clock, context.provider.name, method, call)
 
-    async def _launch_and_wait(self, request: VmRequest, deadline: float, enter: Enter) -> Instance:
-        enter(LaunchStep.REQUEST)
-        self._launch = Flight(self._asked("launch", self._context.provider.launch(self._spec(request))))
-        self.instance = instance = await self._launch.join()
+    async def _launch_and_wait(self, request: VmRequest, deadline: float) -> Instance:
+        provider = self._context.provider
+        self._launch = Flight(self._asked("launch", provider.launch(self._spec(request))))
+        what = "the provider is asked for a VM"
+        with self.timeline.step(what, provider.name, launch=LaunchStep.REQUEST) as step:
+            self.instance = instance = await self._launch.join()
+            step.say(f"{provider.name}: {instance.id} {instance.size}")
         await self._owner.write(attrs.evolve(self.facts, instance_id=instance.id))
-        enter(LaunchStep.BOOT)
-        self.instance = instance = await self._wait_running(instance.id, deadline)
+        with self.timeline.step("the VM starts", launch=LaunchStep.BOOT) as step:
+            self.instance = instance = await self._wait_running(instance.id, deadline)
+            step.say(f"address {instance.address}")
         await self._owner.write(
             attrs.evolve(
                 self.facts,

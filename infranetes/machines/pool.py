@@ -34,7 +34,7 @@ from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_context import Adopt, PoolContext
 from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.machines.pooled import SHARED, Member, Pace, Purpose, fits, wants_own_vm
-from infranetes.observer import Launch, LaunchKind, LaunchStep, LaunchTimer
+from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common.concurrency import Flight, settled, shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError
@@ -236,35 +236,24 @@ class Pool:
 
     async def _bring_up(self, member: Member, new: bool) -> None:
         context = self._context
-        began = context.clock.seconds()
-        kind = LaunchKind.POOL
-        timer = LaunchTimer(
-            context.observer, context.clock, Launch(member.id, "", context.provider.name, kind, began)
-        )
+        began, at, timeline = context.clock.seconds(), context.now(), member.machine.timeline
         try:
             if new:
                 await context.store.put_pool(member.record)
             given = self.purpose.annotations
             request = VmRequest(member.size, annotations=given, granted=frozenset(given))
-            await member.machine.bring_up(request, began + context.times.launch, enter=timer.enter)
-            timer.enter(LaunchStep.CONFIGURE)
-            await member.machine.renew_certificate()
-            if (
-                name := self.purpose.contprovider or context.contprovider
-            ):  # so that no pod waits for its start
-                await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), name)
-            member.machine.tell_of_services()
-            await member.machine.warm_up()
-            await member.machine.has_rules(RULES_SECONDS)  # a pod's first container waits for them too
-            timer.enter(LaunchStep.RECORD)
-            await self.update(member, member.record.to(PoolState.IDLE))
+            await member.machine.bring_up(request, began + context.times.launch)
+            with timeline.step("the VM is made ready for any pod", launch=LaunchStep.CONFIGURE):
+                await self._make_ready(member)
+            with timeline.step("the VM is recorded as one of the pool", launch=LaunchStep.RECORD):
+                await self.update(member, member.record.to(PoolState.IDLE))
         except Exception as error:
             if not context.stopping:
                 if member.state is not PoolState.ENDING:
-                    timer.failed(error, str(error))
+                    self._tell(member, at, error)
                 self._failed(member, error)
             return
-        timer.ready()
+        self._tell(member, at)
         self.trouble = ""
         self._pace.succeeded()
         _log.info(
@@ -273,6 +262,25 @@ class Pool:
             seconds=context.clock.seconds() - began,
         )
         self.adjust()
+
+    async def _make_ready(self, member: Member) -> None:
+        """Have a VM do all that can be done before it is known which pod will have it."""
+        await member.machine.renew_certificate()
+        if (
+            name := self.purpose.contprovider or self._context.contprovider
+        ):  # so that no pod waits for its start
+            await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), name)
+        member.machine.tell_of_services()
+        await member.machine.warm_up()
+        await member.machine.has_rules(RULES_SECONDS)  # a pod's first container waits for them too
+
+    def _tell(self, member: Member, began: int, error: Exception | None = None) -> None:
+        """Tell the observer of a launch that began then, in nanoseconds since 1970, and has ended."""
+        steps, provider = member.machine.timeline.launch_steps(began), self._context.provider.name
+        reason, message = ("", "") if error is None else (reason_of(error), str(error))
+        self._context.observer.launched(
+            Launch(member.id, "", provider, LaunchKind.POOL, began / 1e9, steps, reason, message)
+        )
 
     def _failed(self, member: Member, error: Exception) -> None:
         if member.state is PoolState.ENDING:

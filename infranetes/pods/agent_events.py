@@ -16,7 +16,7 @@ from infranetes.pods.network_policies import enforce_again
 from infranetes.pods.pod_network import join_again
 from infranetes.pods.reports import GONE_REASON, apply_report, record_loss
 from infranetes.pods.service_rules import tell_of_services
-from infranetes.pods.states import ContainerState
+from infranetes.pods.states import ContainerState, SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import vmserver
@@ -108,6 +108,7 @@ class AgentListener:
         reason = interruption.reason or "its cloud will take its VM away"
         _log.warn("sandbox {sandbox} is interrupted: {reason}",
                   sandbox=self._sandbox.id, pod=self._sandbox.pod, reason=reason)  # fmt: skip
+        self._sandbox.timeline.note("the VM will be taken away", error=reason)
         self._sandbox.interrupt(reason)
         if self._node.pod_events is not None:
             self._node.pod_events.interrupted(self._sandbox.config.metadata, reason)
@@ -115,6 +116,9 @@ class AgentListener:
     def reach_changed(self, reach: Reach) -> None:
         """Log it, and have the containers' states computed again."""
         watch = self._sandbox.watch
+        if self._sandbox.state is SandboxState.READY:
+            trouble = "" if watch is None or reach is Reach.LIVE else watch.trouble
+            self._sandbox.timeline.note(f"the agent is {reach.value}", error=trouble)
         if reach is Reach.UNREACHABLE and watch is not None:
             _log.warn(
                 "the agent of sandbox {sandbox} can't be reached: {error}",

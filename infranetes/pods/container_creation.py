@@ -90,6 +90,11 @@ class ContainerCreation:
         return container
 
     async def _create(self, container: Container, image: Image) -> None:
+        name = container.config.metadata.name
+        with container.sandbox.timeline.step("the container is created", image.id, container=name):
+            await self._create_or_undo(container, image)
+
+    async def _create_or_undo(self, container: Container, image: Image) -> None:
         sandbox = container.sandbox
         asked: list[AgentClient] = []
         try:

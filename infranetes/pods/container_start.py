@@ -47,7 +47,7 @@ async def start_container(node: NodeContext, container: Container) -> None:
     if not _is_startable(container):
         raise FailedPrecondition(f"container {container.id} {_why_not_startable(container)}")
     container.sandbox.check_stays()
-    await shielded(_start(node, container, container.sandbox.agent()))
+    await shielded(_start_noted(node, container, container.sandbox.agent()))
 
 
 async def wait_started(container: Container) -> None:
@@ -56,13 +56,17 @@ async def wait_started(container: Container) -> None:
         await container.starting.wait()
 
 
+async def _start_noted(node: NodeContext, container: Container, agent: AgentClient) -> None:
+    timeline, name = container.sandbox.timeline, container.config.metadata.name
+    with timeline.step("the container is started", container=name):
+        await _start(node, container, agent)
+
+
 async def _start(node: NodeContext, container: Container, agent: AgentClient) -> None:
     container.starting = over = Event[None]()
     container.requested_at = node.clock.seconds()
     try:
-        if node.firewalls is not None:
-            await node.firewalls.wait(container.sandbox)
-        await wait_for_rules(node, container.sandbox)
+        await _wait_for_network(node, container)
         if container.state is ContainerState.CREATED:
             await node.store.put_container(container.record.to(ContainerState.STARTING))
             if container.state is ContainerState.CREATED:
@@ -92,6 +96,17 @@ async def _start(node: NodeContext, container: Container, agent: AgentClient) ->
         if held is not None:
             apply_report(node, container, held)
         over.succeed(None)
+
+
+async def _wait_for_network(node: NodeContext, container: Container) -> None:
+    """Wait for what is in force before a pod's first container runs."""
+    timeline, name = container.sandbox.timeline, container.config.metadata.name
+    if node.firewalls is not None:
+        with timeline.step("its NetworkPolicies are waited for", container=name):
+            await node.firewalls.wait(container.sandbox)
+    if container.sandbox.machine.rules is not None:
+        with timeline.step("the rules of Services are waited for", container=name):
+            await wait_for_rules(node, container.sandbox)
 
 
 async def _record_failed_start(

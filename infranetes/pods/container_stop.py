@@ -47,8 +47,10 @@ class ContainerStop:
     async def _stop(self, container: Container, grace_seconds: int, drain_seconds: float) -> None:
         """Stop it, and wait at most `drain_seconds` for its log."""
         container.stops += 1
+        timeline, name = container.sandbox.timeline, container.config.metadata.name
         try:
-            await self._stop_once(container, grace_seconds, drain_seconds)
+            with timeline.step("the container is stopped", f"within {grace_seconds} s", container=name):
+                await self._stop_once(container, grace_seconds, drain_seconds)
         finally:
             container.stops -= 1
 

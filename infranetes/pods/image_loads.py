@@ -43,15 +43,16 @@ async def load_image(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
 async def _load(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
     if sandbox.loads.removal is not None:
         await settled([sandbox.loads.removal.join()])
-    agent = sandbox.agent()
     if image.machine or await _is_there(node, sandbox, image):
         return
-    if image.url:
-        await agent.fetch_image(image.id, image.url)
-    elif await sandbox.machine.takes_layers():
-        await load_layers(node, sandbox, image)
-    else:
-        await _load_archive(node, sandbox, image)
+    with sandbox.timeline.step("an image is brought into the VM", image.id) as step:
+        if image.url:
+            await sandbox.agent().fetch_image(image.id, image.url)
+        elif await sandbox.machine.takes_layers():
+            brought = await load_layers(node, sandbox, image)
+            step.say(f"{image.id}: {brought}")
+        else:
+            await _load_archive(node, sandbox, image)
 
 
 async def _is_there(node: NodeContext, sandbox: Sandbox, image: Image) -> bool:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
+import attrs
 from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.pods.events import Events
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
     from infranetes.machines.agent.client import AgentClient
     from infranetes.machines.agent.container_watch import ContainerWatch
     from infranetes.machines.pod_machine import PodMachine
+    from infranetes.machines.timeline import Timeline
     from infranetes.pods.logs import Pump
     from infranetes.providers.interface import Instance
+
+
+PAST_SANDBOXES = 32  # whose timelines are kept when they are gone: of launches that fail, not least
 
 
 def sandbox_name(metadata: cri.PodSandboxMetadata) -> str:
@@ -149,6 +155,16 @@ class Sandbox:
         return self.machine.instance
 
     @property
+    def timeline(self) -> Timeline:
+        """What has happened to it in this process, and before to a VM that it has from the pool."""
+        return self.machine.timeline
+
+    def change_machine(self, machine: PodMachine) -> None:
+        """Have another VM, or the one that it is to have."""
+        machine.timeline.take(self.timeline)
+        self.machine = machine
+
+    @property
     def pod(self) -> str:
         """Its pod's namespace and name, for people."""
         return f"{self.config.metadata.namespace}/{self.config.metadata.name}"
@@ -191,6 +207,15 @@ class Sandbox:
             )
 
 
+@attrs.frozen
+class PastSandbox:
+    """What is remembered of a sandbox that is gone."""
+
+    record: SandboxRecord
+    metadata: cri.PodSandboxMetadata
+    timeline: Timeline
+
+
 _Entry = TypeVar("_Entry", Sandbox, Container)
 
 
@@ -198,10 +223,12 @@ class Inventory:
     """All sandboxes and containers. A name is reserved from when its owner is added until it is removed.
 
     :ivar events: emits what happens to them.
+    :ivar past: the last sandboxes that were discarded, for people who ask what became of them.
     """
 
     def __init__(self) -> None:
         self.events = Events()
+        self.past: deque[PastSandbox] = deque(maxlen=PAST_SANDBOXES)
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, Container] = {}
         self._names: dict[str, Sandbox] = {}
@@ -235,6 +262,7 @@ class Inventory:
         removed = self.sandboxes.pop(sandbox.id, None)
         self._tokens.pop(sandbox.record.token, None)
         if removed is not None:
+            self.past.append(PastSandbox(sandbox.record, sandbox.config.metadata, sandbox.timeline))
             self.events.sandbox_removed(sandbox)
 
     def add_container(self, container: Container) -> None:

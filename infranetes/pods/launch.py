@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import attrs
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.machines.context import VmRequest
-from infranetes.observer import Launch, LaunchKind, LaunchStep, LaunchTimer
+from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
 from infranetes.pods import node_names
 from infranetes.pods.agent_events import connect
 from infranetes.pods.asking import made_for
@@ -41,9 +42,9 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
 
     :raise InfranetesError: a step failed."""
     what = "boot" if sandbox.state is SandboxState.BOOTING else "launch"
-    timer = _timer(node, sandbox)
+    began = _Began(node.now(), LaunchKind.CLAIMED if sandbox.record.agent_host else LaunchKind.NEW)
     try:
-        await _make_ready(node, sandbox, timer)
+        await _make_ready(node, sandbox)
     except BaseException as error:
         if node.stopping:
             raise
@@ -52,19 +53,36 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
             reason = str(error) or type(error).__name__
         _log.warn("sandbox {sandbox} failed to {what}: {reason}",
                   sandbox=sandbox.id, pod=sandbox.pod, what=what, reason=reason)  # fmt: skip
-        timer.failed(error, reason)
+        sandbox.timeline.note(f"the {what} has failed", error=reason)
+        _tell(node, sandbox, began, error, reason)
         await shielded(undo(sandbox))
         if isinstance(error, CancelledError):
             raise Unavailable(f"sandbox {sandbox.id}: {reason}") from None
         raise
-    timer.ready()
+    _tell(node, sandbox, began)
 
 
-def _timer(node: NodeContext, sandbox: Sandbox) -> LaunchTimer:
-    kind = LaunchKind.CLAIMED if sandbox.record.agent_host else LaunchKind.NEW
-    provider = node.side_of(sandbox.record).name
-    launched = Launch(sandbox.id, sandbox.pod, provider, kind, node.clock.seconds())
-    return LaunchTimer(node.observer, node.clock, launched)
+@attrs.frozen
+class _Began:
+    """The beginning of a launch. :ivar at: nanoseconds since 1970."""
+
+    at: int
+    kind: LaunchKind
+
+
+def _tell(
+    node: NodeContext,
+    sandbox: Sandbox,
+    began: _Began,
+    error: BaseException | None = None,
+    message: str = "",
+) -> None:
+    """Tell the observer of a launch that has ended; `error`: why it failed."""
+    steps = sandbox.timeline.launch_steps(began.at)
+    provider, reason = node.side_of(sandbox.record).name, "" if error is None else reason_of(error)
+    node.observer.launched(
+        Launch(sandbox.id, sandbox.pod, provider, began.kind, began.at / 1e9, steps, reason, message)
+    )
 
 
 def _connected(node: NodeContext, sandbox: Sandbox) -> None:
@@ -74,8 +92,10 @@ def _connected(node: NodeContext, sandbox: Sandbox) -> None:
         node.pod_volumes.at_launch.begin(sandbox)
 
 
-async def _make_ready(node: NodeContext, sandbox: Sandbox, timer: LaunchTimer) -> None:
-    await node.side_of(sandbox.record).ready.wait()
+async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
+    timeline = sandbox.timeline
+    with timeline.step("the provider is waited for, until it has started", launch=LaunchStep.PREPARE):
+        await node.side_of(sandbox.record).ready.wait()
     clock = node.clock
     began = clock.seconds()
     deadline = began + node.times.launch
@@ -89,30 +109,31 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox, timer: LaunchTimer) -
     request = VmRequest(
         size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone, granted
     )
-    up = await sandbox.machine.bring_up(request, deadline, lambda: _connected(node, sandbox), timer.enter)
+    up = await sandbox.machine.bring_up(request, deadline, lambda: _connected(node, sandbox))
     assert sandbox.client is not None and sandbox.watch is not None
-    timer.enter(LaunchStep.CONFIGURE)
-    if found:
-        await sandbox.machine.place(parent, size)
-        await sandbox.machine.renew_certificate()
-    config = node_names.with_host_name(sandbox.config)
-    provider = container_provider(node, config, handler)
-    await sandbox.machine.configure(config, await node.dns(), provider)
+    with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):
+        if found:
+            await sandbox.machine.place(parent, size)
+            await sandbox.machine.renew_certificate()
+        config = node_names.with_host_name(sandbox.config)
+        provider = container_provider(node, config, handler)
+        await sandbox.machine.configure(config, await node.dns(), provider)
     if node.pod_volumes is not None:
         node.pod_volumes.at_launch.agent_answers(sandbox)
-    timer.enter(LaunchStep.NETWORK)
-    await join_pod_network(node, sandbox)
+    with timeline.step("the VM joins the pods' network", launch=LaunchStep.NETWORK):
+        await join_pod_network(node, sandbox)
     tell_of_services(sandbox)
     sandbox.watch.start()
-    timer.enter(LaunchStep.EVENTS)
     left = deadline - clock.seconds()
-    await within(clock, left, sandbox.watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
+    with timeline.step("the agent's stream of events begins", launch=LaunchStep.EVENTS):
+        await within(clock, left, sandbox.watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
     if not sandbox.watch.live:
         raise Unavailable(f"the agent of sandbox {sandbox.id} went away")
-    timer.enter(LaunchStep.RECORD)
-    await node.hostports.put(ports_of(sandbox))
-    more = " ".join(up.instance.more_addresses)
-    await node.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))
+    with timeline.step("its host ports are opened, and it is recorded", launch=LaunchStep.RECORD):
+        await node.hostports.put(ports_of(sandbox))
+        more = " ".join(up.instance.more_addresses)
+        await node.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))
+    timeline.note("the pod is ready", f"{clock.seconds() - began:.2f} s after its launch began")
     _log.info(
         "sandbox {sandbox} is ready: vm {vm} at {address}, {seconds:.2f} s ({vm_seconds:.2f} s for the VM)",
         sandbox=sandbox.id,

@@ -41,11 +41,12 @@ class _NotSeen(Unavailable):
     """The VM does not see its disks. Trying again at once has not helped."""
 
 
-async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
+async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> str:
     """Bring what is missing of the image's layers into the VM, and make the image of them there.
 
     Goes on when the connection to the agent has broken off and comes back.
 
+    :return: how much that was, for people.
     :raise InfranetesError: why that can't be done."""
     async with node.images.held(image.id):
         with Progress(node.clock, sandbox, image.id) as progress:
@@ -53,6 +54,7 @@ async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> None
             configuration = await node.images.config(image.id)
             wanted = list({disk.diff_id: disk for disk in disks}.values())
             await _load(node, sandbox, image, wanted, configuration, progress)
+            return f"{progress.layers} of {len(wanted)} layers, {progress.size / 2**20:.1f} MiB, were missing"
 
 
 async def _load(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line in the daemon's log for each event in a container's life, with its ids and its names."""
+"""A line in the daemon's log for each event in a container's life, with its ids and its names. Its end is in
+its pod's timeline, too."""
 
 from __future__ import annotations
 
@@ -42,6 +43,7 @@ def _log_event(node: NodeContext, event: EventType, container: Container | None)
     if container is None:
         return
     record, requested_at = container.record, container.requested_at
+    _note_event(event, container)
     took = None if requested_at is None else node.clock.seconds() - requested_at
     if event is EventType.CREATED:
         _line(container, "container {name} of {pod} is created", (node.now() - record.created_at) / 1e9)
@@ -53,6 +55,18 @@ def _log_event(node: NodeContext, event: EventType, container: Container | None)
               code=record.exit_code, reason=record.reason)  # fmt: skip
     elif event is EventType.DELETED:
         _line(container, "container {name} of {pod} is removed", took)
+
+
+def _note_event(event: EventType, container: Container) -> None:
+    """Put into the timeline what no step there tells."""
+    record, timeline, name = container.record, container.sandbox.timeline, container.config.metadata.name
+    if event is EventType.STARTED and container.starting is None:
+        timeline.note("the container runs, as its agent reports", container=name)
+    elif event is EventType.STOPPED and record.finished_at:
+        words = f"exit code {record.exit_code}, {record.reason}"
+        timeline.note("the container has ended", words, container=name, error=record.message)
+    elif event is EventType.DELETED:
+        timeline.note("the container is removed", container=name)
 
 
 def _line(

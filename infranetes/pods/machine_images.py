@@ -109,4 +109,4 @@ class MachineImages:
         if sandbox.state in (SandboxState.BOOTING, SandboxState.READY):
             disconnect(node, sandbox)
             node.inventory.become(sandbox, record)
-            sandbox.machine = machine_for(node, sandbox)
+            sandbox.change_machine(machine_for(node, sandbox))

@@ -67,6 +67,7 @@ class Reconciler:
         await _in_portions([partial(self._take_over, each) for each in inventory], breathe)
 
     def _take_over(self, sandbox: Sandbox) -> None:
+        sandbox.timeline.note("the daemon was started again", f"the pod is {sandbox.state.value}")
         if sandbox.state is SandboxState.LAUNCHING:
             self._sandboxes.resume(sandbox)
         elif sandbox.state is SandboxState.READY:

@@ -50,7 +50,7 @@ async def adopt(node: NodeContext, sandbox: Sandbox, machine: PodMachine) -> Non
     await node.store.claim(record)
     node.inventory.become(sandbox, record)
     machine.hand_over(SandboxVm(node, sandbox))
-    sandbox.machine = machine
+    sandbox.change_machine(machine)
 
 
 async def zone_for(node: NodeContext, sandbox: Sandbox) -> str:

@@ -137,6 +137,7 @@ class Sandboxes:
     def lost(self, sandbox: Sandbox, message: str) -> None:
         """Record that a READY sandbox's VM is gone."""
         _log.warn("sandbox {sandbox} is lost: {reason}", sandbox=sandbox.id, pod=sandbox.pod, reason=message)
+        sandbox.timeline.note("the pod is lost", error=message)
         record = sandbox.record.to(SandboxState.LOST, message=message)
         self._node.note(self._node.save(sandbox, record), f"sandbox {sandbox.id}")
         vm_ended(self._node, sandbox, message)
@@ -178,6 +179,8 @@ class Sandboxes:
             partial(machine_for, self._node),
         )
         self._node.inventory.add(sandbox)
+        words = f"{handler.kind} at {handler.side.name}"
+        sandbox.timeline.note("the pod is asked for", f"{words}, handler {runtime_handler or 'none'}")
         sandbox.launching = Flight(self._record_and_launch(sandbox), lambda: self._begin_desertion(sandbox))
         return sandbox
 
@@ -230,6 +233,7 @@ class Sandboxes:
             size, take_over = handler.sized(size), partial(adopt, self._node, sandbox)
             zone = await zone_for(self._node, sandbox)
             if pool and await pool.claim(size, config.annotations, take_over, zone):
+                sandbox.timeline.note("the pod has a VM of the pool", sandbox.record.instance_id)
                 return
         await self._node.store.put_sandbox(sandbox.record)
 
@@ -267,6 +271,7 @@ class Sandboxes:
 
     def _abort(self, sandbox: Sandbox, reason: str) -> None:
         sandbox.aborted = reason
+        sandbox.timeline.note("the launch is ended", reason)
         if sandbox.launching is not None and not sandbox.launching.done:
             sandbox.launching.cancel()
 
@@ -289,6 +294,7 @@ class Sandboxes:
             return
         _log.warn("sandbox {sandbox} is ended: nobody asked for it any more",
                   sandbox=sandbox.id, pod=sandbox.pod)  # fmt: skip
+        sandbox.timeline.note("the pod is ended", "nobody asked for it any more")
         forgotten = start(self._forget(sandbox))
         forgotten.addErrback(
             lambda failure: _log.error(
@@ -320,12 +326,17 @@ class Sandboxes:
         await sandbox.stopping.join()
 
     async def _stop(self, sandbox: Sandbox) -> None:
+        with sandbox.timeline.step("the pod is stopped"):
+            await self._stop_and_record(sandbox)
+
+    async def _stop_and_record(self, sandbox: Sandbox) -> None:
         began = self._node.clock.seconds()
         if sandbox.state is not SandboxState.STOPPING:
             await self._node.save(
                 sandbox, sandbox.record.to(SandboxState.STOPPING, stopped_at=self._node.now())
             )
-        await end_containers(self._node, sandbox)
+        with sandbox.timeline.step("its containers are ended"):
+            await end_containers(self._node, sandbox)
         if self._node.nfs_volumes is not None:
             await self._node.nfs_volumes.release(sandbox)
         volumes = self._node.pod_volumes
@@ -356,6 +367,7 @@ class Sandboxes:
         if sandbox.state is not SandboxState.STOPPED:
             raise FailedPrecondition(f"sandbox {sandbox.id} is {sandbox.state.value}: stop it first")
         await self._node.store.delete_sandbox(sandbox.id)
+        sandbox.timeline.note("the pod is removed")
         self._node.inventory.discard(sandbox)
         _log.info("sandbox {sandbox} is removed", sandbox=sandbox.id, pod=sandbox.pod)
 

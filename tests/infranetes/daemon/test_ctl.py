@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -12,47 +10,25 @@ import socket
 import stat
 import subprocess
 import sys
-from typing import Any
 
 from twisted.internet.threads import deferToThread
 
 from infranetes.config import CONTROL_SOCKET
-from infranetes.control.cli import DONE, DOWN, FAILED, INTERRUPTED, USAGE, ask, parser, socket_of
+from infranetes.control.cli import DONE, DOWN, FAILED, INTERRUPTED, USAGE
 from infranetes.control.commands import COMMANDS
 from infranetes.pods.store import FILE
 from infranetes_common.wire import cri
-from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+from tests.infranetes.daemon.case import ROOT, reactor
+from tests.infranetes.daemon.ctl import CtlCase
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.services import objects as written
 from tests.infranetes.services.test_cluster import KUBECONFIG
 
 
-class CtlTests(DaemonCase):
+class CtlTests(CtlCase):
     def setUp(self) -> None:
         super().setUp()
         self.config["times"] = {"sweep": 3600.0}  # what is lost stays until it is asked for
-
-    async def ctl(self, *arguments: str, code: int = DONE) -> str:
-        """What it prints, on standard error where it prints nothing else."""
-        options = parser().parse_args([*arguments, "--config", str(self.root / "infranetes.toml")])
-        out, words = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(words):
-            self.assertEqual(await ask(reactor, socket_of(options), options), code)
-        return out.getvalue() or words.getvalue()
-
-    async def json(self, *arguments: str) -> Any:
-        return json.loads(await self.ctl(*arguments, "--json"))
-
-    async def command(self, *arguments: str, code: int = DONE) -> str:
-        """The same as a process of its own."""
-        program = [sys.executable, "-m", "infranetes.control.cli", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = await deferToThread(
-            subprocess.run, program, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=100
-        )
-        self.assertEqual(done.returncode, code, f"{done.stdout}\n{done.stderr}")
-        self.assertNotIn("Traceback", done.stderr)
-        return str(done.stdout or done.stderr)
 
     async def test_pods_and_orphans(self) -> None:
         await self.start()
@@ -130,6 +106,7 @@ class CtlTests(DaemonCase):
         sandbox = await self.run_pod("web")
         said: dict[str, tuple[list[str], int]] = {
             "pods": ([], DONE),
+            "describe": ([sandbox], DONE),
             "console": ([sandbox], FAILED),  # simulated VMs have none, and no sizes
             "services": ([], DONE),
             "policies": ([], DONE),

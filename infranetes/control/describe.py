@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The call of ``proto/control.proto`` that tells a pod's life."""
+
+from __future__ import annotations
+
+from infranetes.control.chosen import known
+from infranetes.control.service import recorded_pod, shown_pod
+from infranetes.machines.timeline import Timeline, bounded
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Container, PastSandbox
+from infranetes_common.wire import control
+from txgrpc import Call
+
+REMOVED = "removed"  # the state of a pod that has no record any more
+
+
+class DescribeCalls:
+    """Says what has happened to pods."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+
+    async def DescribePod(
+        self, request: control.DescribePodRequest, call: Call
+    ) -> control.DescribePodResponse:
+        meant = known(self._node.inventory, request.pod)
+        answer = control.DescribePodResponse(steps=_steps(meant.timeline), left_out=meant.timeline.left_out)
+        if isinstance(meant, PastSandbox):
+            answer.pod.CopyFrom(recorded_pod(meant.record, meant.metadata))
+            answer.pod.state = REMOVED
+            return answer
+        answer.pod.CopyFrom(shown_pod(self._node, meant))
+        containers = sorted(meant.containers.values(), key=lambda each: each.record.created_at)
+        answer.containers.extend(_container(each) for each in containers)
+        return answer
+
+
+def _steps(timeline: Timeline) -> list[control.Step]:
+    return [
+        control.Step(
+            what=step.what,
+            began_at=step.at,
+            ended_at=step.until,
+            container=step.container,
+            detail=step.detail,
+            error=step.error,
+        )
+        for step in timeline.steps
+    ]
+
+
+def _container(container: Container) -> control.PodContainer:
+    record, config = container.record, container.config
+    directory = container.sandbox.config.log_directory
+    return control.PodContainer(
+        id=container.id,
+        name=config.metadata.name,
+        attempt=config.metadata.attempt,
+        state=record.state.value,
+        image=config.image.user_specified_image or config.image.image,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+        exit_code=record.exit_code,
+        reason=bounded(record.reason),
+        message=bounded(record.message),
+        log_directory=directory if config.log_path else "",
+        log_path=config.log_path if directory else "",
+    )

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon tells of a pod's life, and which pod is meant."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from infranetes.control import render
+from infranetes.control.describe import DescribeCalls
+from infranetes.pods.inventory import PAST_SANDBOXES
+from infranetes_common.concurrency import start
+from infranetes_common.errors import InfranetesError, InvalidArgument, NotFound, Unavailable
+from infranetes_common.wire import control
+from tests.infranetes.cri.support import NO_CALL
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fakes import FakeNode, pod
+
+
+class DescribeTests(PodsTestCase):
+    def setUp(self) -> None:
+        self.world = FakeNode()
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+        self.calls = DescribeCalls(self.world.node)
+
+    def described(self, name: str) -> control.DescribePodResponse:
+        answer: control.DescribePodResponse = self.do(
+            self.calls.DescribePod(control.DescribePodRequest(pod=name), NO_CALL)
+        )
+        return answer
+
+    def refused(self, kind: type[InfranetesError], name: str) -> str:
+        asked = start(self.calls.DescribePod(control.DescribePodRequest(pod=name), NO_CALL))
+        return str(self.failureResultOf(asked, kind).value)
+
+    def text(self, answer: Any) -> str:
+        return render.as_text("describe", answer, Namespace())
+
+    def test_a_pod_is_found_by_its_names_and_its_id(self) -> None:
+        sandbox = self.run_pod(pod("web"))
+        self.run_pod(pod("other"))
+        for name in ("default/web", "web", sandbox, sandbox[:10]):
+            self.assertEqual(self.described(name).pod.id, sandbox, name)
+
+    def test_of_several_pods_none_is_meant(self) -> None:
+        for namespace in ("a", "b"):
+            config = pod("web")
+            config.metadata.namespace = namespace
+            self.run_pod(config)
+        self.assertEqual(self.described("a/web").pod.namespace, "a")
+        self.assertRegex(self.refused(InvalidArgument, "web"), r"a/web.*b/web")
+        self.refused(InvalidArgument, "")
+        self.refused(NotFound, "a/none")
+
+    def test_of_a_pods_sandboxes_the_newest_is_meant(self) -> None:
+        first = self.run_pod(pod("web"))
+        self.do(self.world.sandboxes.stop(first))
+        self.world.clock.advance(1)
+        second = self.run_pod(pod("web", attempt=1))
+        self.assertEqual(self.described("web").pod.id, second)
+        self.assertEqual(self.described(first).pod.state, "stopped")
+
+    def test_what_it_waits_for_is_said(self) -> None:
+        self.world.provider.booting = Deferred()
+        self.start(pod("web"))
+        answer = self.described("web")
+        self.assertEqual((answer.steps[-1].what, answer.steps[-1].ended_at), ("the VM starts", 0))
+        self.assertIn("under way: the VM starts", self.text(answer))
+        self.assertTrue(render.as_json("describe", answer, Namespace())["steps"])
+
+    def test_those_that_are_gone_are_remembered_for_a_while(self) -> None:
+        self.world.provider.launch_error = Unavailable("no capacity in any zone")
+        self.failureResultOf(self.start(pod("first")), Unavailable)
+        answer = self.described("first")
+        self.assertEqual(answer.pod.state, "removed")
+        self.assertIn("no capacity in any zone", self.text(answer))
+        for number in range(PAST_SANDBOXES):
+            self.failureResultOf(self.start(pod(f"pod-{number}")), Unavailable)
+        self.assertEqual(self.described("pod-0").pod.name, "pod-0")
+        self.refused(NotFound, "first")

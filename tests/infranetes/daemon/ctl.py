@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of infranetes-ctl against a daemon share."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from twisted.internet.threads import deferToThread
+
+from infranetes.control.cli import DONE, ask, parser, socket_of
+from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+
+
+class CtlCase(DaemonCase):
+    """A daemon, and infranetes-ctl in this process or as one of its own."""
+
+    async def ctl(self, *arguments: str, code: int = DONE) -> str:
+        """What it prints, on standard error where it prints nothing else."""
+        options = parser().parse_args([*arguments, "--config", str(self.root / "infranetes.toml")])
+        out, words = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(words):
+            self.assertEqual(await ask(reactor, socket_of(options), options), code)
+        return out.getvalue() or words.getvalue()
+
+    async def json(self, *arguments: str) -> Any:
+        return json.loads(await self.ctl(*arguments, "--json"))
+
+    async def command(self, *arguments: str, code: int = DONE) -> str:
+        """The same as a process of its own."""
+        program = [sys.executable, "-m", "infranetes.control.cli", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = await deferToThread(
+            subprocess.run, program, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=100
+        )
+        self.assertEqual(done.returncode, code, f"{done.stdout}\n{done.stderr}")
+        self.assertNotIn("Traceback", done.stderr)
+        return str(done.stdout or done.stderr)
