@@ -63,6 +63,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _lines(text: str) -> int:
+    """Read a number of lines. :raise ArgumentTypeError: it is none."""
+    if not re.fullmatch(r"[0-9]{1,7}", text):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no number of lines")
+    return int(text)
+
+
 def sizes(command: argparse.ArgumentParser) -> None:
     """Add what the pod asks for."""
     memory = _quantity(quantities.units)
@@ -115,6 +122,25 @@ def pod(command: argparse.ArgumentParser) -> None:
     """Add POD."""
     words = "namespace/name or name, or its sandbox's id or the beginning of it"
     command.add_argument("pod", metavar="POD", help=words)
+
+
+def _follow(command: argparse.ArgumentParser, words: str) -> None:
+    command.add_argument("--follow", "-f", action="store_true", help=words)
+
+
+def console(command: argparse.ArgumentParser) -> None:
+    """Add POD and --follow."""
+    pod(command)
+    _follow(command, "go on as the VM writes more, until it is gone")
+
+
+def logs(command: argparse.ArgumentParser) -> None:
+    """Add POD, [CONTAINER], --follow and --tail."""
+    pod(command)
+    words = "its name, or the beginning of its id (default: the only one)"
+    command.add_argument("container", nargs="?", default="", metavar="CONTAINER", help=words)
+    _follow(command, "go on as the container writes more, until it has ended")
+    command.add_argument("--tail", type=_lines, metavar="N", help="begin with the last N lines")
 
 
 def maybe_pod(command: argparse.ArgumentParser) -> None:

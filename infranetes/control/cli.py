@@ -19,7 +19,7 @@ from infranetes.control.commands import COMMANDS, Command
 from infranetes.control.session import DONE, DOWN, FAILED, INTERRUPTED, USAGE, Session
 from infranetes_common import __version__
 from infranetes_common.concurrency import start
-from infranetes_common.errors import ConfigError
+from infranetes_common.errors import ConfigError, InfranetesError
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control
 from txgrpc import Channel, Code, GrpcError
@@ -141,6 +141,8 @@ async def ask(reactor: IReactor, socket: Path, options: argparse.Namespace) -> i
         if error.code is Code.UNAVAILABLE and not _listens(socket):
             return _refused(options, DOWN, _why_down(socket))
         return _refused(options, FAILED, error.message or error.code.name)
+    except InfranetesError as error:
+        return _refused(options, FAILED, str(error))
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE

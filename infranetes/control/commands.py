@@ -13,6 +13,8 @@ from google.protobuf.message import Message
 
 from infranetes.control import arguments, calls, render
 from infranetes.control.calls import Ask
+from infranetes.control.consoles import console
+from infranetes.control.logs import logs
 from infranetes.control.session import Session
 from infranetes.control.watching import Watched, follow
 
@@ -75,10 +77,9 @@ COMMANDS: dict[str, Command] = {
         arguments.pod,
     ),
     "console": Command(
-        "show what a pod's VM wrote to its console, also when it is gone",
-        answered("console", calls.console),
-        arguments.pod,
+        "show what a pod's VM wrote to its console, also when it is gone", console, arguments.console
     ),
+    "logs": Command("show a container's log, as it is on the node", logs, arguments.logs),
     "services": Command(
         "list the rules of Kubernetes' Services, and which VMs have them",
         answered("services", calls.services),

@@ -30,6 +30,10 @@ class Session:
         """Print a line, at once: a reader at the other end of a pipe waits for it."""
         print(text, flush=True)
 
+    def write(self, text: str) -> None:
+        """Print what does not end a line, at once."""
+        print(text, end="", flush=True)
+
     @property
     def on_terminal(self) -> bool:
         """Whether a person sees the output as it is printed."""

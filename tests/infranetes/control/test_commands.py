@@ -11,7 +11,7 @@ from infranetes.control.cli import parser
 from infranetes.control.commands import COMMANDS
 
 #: What commands can't do without.
-NEEDED: Mapping[str, list[str]] = {"console": ["abc"], "describe": ["abc"]}
+NEEDED: Mapping[str, list[str]] = {"console": ["abc"], "describe": ["abc"], "logs": ["abc"]}
 
 
 def ways(name: str) -> Iterator[list[str]]:

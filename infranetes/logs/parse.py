@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CRI's log format read: what `render` writes becomes lines again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+MAX_TEXT = 1 << 20  # bytes of a line that are put together of its parts
+
+
+@attrs.frozen
+class Line:
+    """A line of a container's output. :ivar time: as it is written; "": it is in no format that is known.
+    :ivar stream: stdout or stderr, or "" likewise."""
+
+    time: str
+    stream: str
+    text: bytes
+
+
+class Parser:
+    """Turns a file's bytes, in whatever portions, into lines. Parts of a line are put together by stream."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._parts: dict[str, Line] = {}
+
+    def feed(self, data: bytes) -> Iterator[Line]:
+        """Yield the lines that are complete with this."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for written in whole:
+            line = self._line(written)
+            if line is not None:
+                yield line
+
+    def finish(self) -> Iterator[Line]:
+        """Yield what is not complete, and begin anew."""
+        if self._rest and (line := self._line(self._rest)) is not None:
+            yield line
+        yield from self._parts.values()
+        self._rest, self._parts = b"", {}
+
+    def _line(self, written: bytes) -> Line | None:
+        time, stream, tags, text = [*written.split(b" ", 3), b"", b"", b""][:4]
+        tag = tags.partition(b":")[0]
+        if stream not in (b"stdout", b"stderr") or tag not in (b"P", b"F"):
+            return Line("", "", written)
+        name = stream.decode()
+        begun = self._parts.pop(name, None)
+        line = Line(time.decode("ascii", "replace"), name, text)
+        if begun is not None:
+            line = attrs.evolve(begun, text=begun.text + text)
+        if tag == b"P" and len(line.text) < MAX_TEXT:
+            self._parts[name] = line
+            return None
+        return line
