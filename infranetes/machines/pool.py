@@ -247,6 +247,7 @@ class Pool:
                 await self._make_ready(member)
             with timeline.step("the VM is recorded as one of the pool", launch=LaunchStep.RECORD):
                 await self.update(member, member.record.to(PoolState.IDLE))
+            timeline.note("the VM waits in the pool")
         except Exception as error:
             if not context.stopping:
                 if member.state is not PoolState.ENDING:
@@ -266,9 +267,8 @@ class Pool:
     async def _make_ready(self, member: Member) -> None:
         """Have a VM do all that can be done before it is known which pod will have it."""
         await member.machine.renew_certificate()
-        if (
-            name := self.purpose.contprovider or self._context.contprovider
-        ):  # so that no pod waits for its start
+        name = self.purpose.contprovider or self._context.contprovider
+        if name:  # so that no pod waits for its start
             await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), name)
         member.machine.tell_of_services()
         await member.machine.warm_up()

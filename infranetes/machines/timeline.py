@@ -92,7 +92,9 @@ class Timeline:
             self._make_room()
 
     def launch_steps(self, since: int) -> tuple[tuple[LaunchStep, float], ...]:
-        """Return the steps of the launch that began then, in nanoseconds since 1970, each with its seconds."""
+        """Return the steps of the launch that began then, each with its seconds.
+
+        :param since: nanoseconds since 1970."""
         return tuple(
             (step.launch, ((step.until or self._now()) - step.at) / 1e9)
             for step in self.steps
