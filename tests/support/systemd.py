@@ -66,8 +66,9 @@ done
 rm -rf "$1"
 """
 
-# Nothing of the machine can be changed from inside: its file system is read-only there, and none of its own
-# units are known, so that none of them is begun (some clean /tmp, set the clock or the kernel's settings).
+# Nothing of the machine can be changed from inside: its file system is read-only there, but for /tmp, where
+# systemd makes units' own /dev; and none of its own units are known, so that none of them is begun (some
+# clean /tmp, set the clock or the kernel's settings).
 _INSIDE = """
 set -e
 mount --make-rprivate /
@@ -84,6 +85,7 @@ case "$trees" in
             mount -t cgroup -o "$(echo "$options" | sed 's/^rw,//; s/relatime,\\{0,1\\}//')" cgroup "$path"
         done ;;
 esac
+mount --bind /tmp /tmp
 mount --bind "$1" "$1"
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys

@@ -42,7 +42,10 @@ class LentDevices:
     def _check(self, path: str) -> None:
         number = _number(path)
         if number is None:
-            raise FailedPrecondition(f"{path} is no block device of this node, or not any more")
+            raise FailedPrecondition(
+                f"{path} is no block device of this node, or not any more, or the daemon's unit hides it "
+                f"(PrivateDevices=no, DeviceAllow={path} rw)"
+            )
         if number not in {_number(each) for each in self._listed}:
             raise FailedPrecondition(
                 f"{path} is a block device of the node, and pods may have those alone that the setting "

@@ -76,7 +76,7 @@ def _refusal(volume: str, path: Path, error: OSError) -> InfranetesError:
     if error.errno == errno.EPERM and path.is_block_device():
         return FailedPrecondition(
             f"{path} can't be opened: {error.strerror}. The daemon's unit has to allow it "
-            f"(DeviceAllow={path} rw)"
+            f"(PrivateDevices=no, DeviceAllow={path} rw)"
         )
     if error.errno == errno.ENOENT:
         return NotFound(f"there is no volume {volume}: {path} is not on this node")

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What infranetes.service takes from the daemon, and that it leaves what the daemon needs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from tests.harness.tools import need
+from tests.infranetes.daemon import confined
+from tests.infranetes.daemon.case import ROOT
+from tests.infranetes.daemon.unit import UNIT, UnitProgram
+
+MOST_EXPOSED = 3.0
+PAGE = ROOT / "docs" / "threat-model.md"
+
+
+def capabilities() -> set[str]:
+    """Those that the unit leaves."""
+    (line,) = re.findall(r"^CapabilityBoundingSet=(.+)$", UNIT.read_text(), flags=re.M)
+    return set(line.split())
+
+
+class UnitFileTests(SynchronousTestCase):
+    def test_systemd_itself_finds_little_exposed(self) -> None:
+        command = [need("systemd-analyze"), "security", "--offline=true", "--no-pager", str(UNIT)]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        (level,) = re.findall(r"Overall exposure level for infranetes\.service: ([\d.]+)", said)
+        self.assertLessEqual(float(level), MOST_EXPOSED, said)
+
+    def test_each_capability_is_explained_by_the_code_that_needs_it_and_no_other_is(self) -> None:
+        text = PAGE.read_text().split("\n## What the daemon is root for\n")[1].split("\n## ")[0]
+        rows = re.findall(r"^\| (`CAP_[^|]+)\|[^|]+\|([^|]+)\|$", text, flags=re.M)
+        explained = [name for names, _ in rows for name in re.findall(r"`(CAP_\w+)`", names)]
+        self.assertEqual(sorted(explained), sorted({*capabilities(), "CAP_SYS_ADMIN"}))
+        for names, code in rows:
+            modules = re.findall(r"`([\w/]+\.py)`", code)
+            self.assertTrue(modules, names)
+            for module in modules:
+                self.assertTrue((ROOT / module).exists(), module)
+
+
+class SandboxTests(TestCase):
+    """The sandbox itself, made by systemd."""
+
+    timeout = 600
+
+    def setUp(self) -> None:
+        source = Path(confined.__file__).read_text()
+        self.program = UnitProgram(source)
+        self.addCleanup(self.program.remove)
+        directory = self.program.directory
+        number = directory / "victim"
+        other = str(confined.OTHER)
+        self.program.run("install", "-o", other, "-m", "600", "/dev/null", str(directory / "others"))
+        self.program.run("install", "-d", "-g", other, "-m", "755", str(directory / "shared"))
+        drop = f"setpriv --reuid={other} --keep-groups -- sleep 1000"
+        script = f"echo $$ >{number}; exec {drop} >/dev/null 2>&1"
+        self.program.run("setsid", "--fork", "sh", "-c", script)
+        self.program.run(
+            "sh", "-c", f"until grep -q {other} /proc/$(cat {number})/status; do sleep 0.1; done"
+        )
+        self.victim = number.read_text().strip()
+        self.addCleanup(self.program.run, "kill", self.victim)
+
+    def tried(self, *names: str) -> str:
+        self.program.start(" ".join([str(self.program.directory), self.victim, *names]))
+        return self.program.finished()
+
+    def tried_without(self, capability: str) -> str:
+        """What becomes of what the capability is for where it is taken, too."""
+        drop_in = self.program.directory / "without.conf"
+        drop_in.write_text(f"[Service]\nCapabilityBoundingSet=~{capability}\n")
+        self.program.add(drop_in)
+        return self.tried(capability.lower())
+
+    async def test_the_daemon_can_do_what_it_has_to_and_nothing_else(self) -> None:
+        self.assertEqual(await deferToThread(self.tried), "done\n")
+
+    async def test_it_needs_each_of_its_capabilities(self) -> None:
+        for name in sorted(capabilities()):
+            said = await deferToThread(self.tried_without, name)
+            self.assertRegex(said, rf"\A{name.lower()}: .+\ndone\n\Z")
