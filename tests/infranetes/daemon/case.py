@@ -89,6 +89,8 @@ class DaemonCase(TestCase):
     patience = 1.0
     #: Conditions of Status that pods don't need. containerd 2 warns by one of what is deprecated on the node.
     unneeded = frozenset({"ContainerdHasNoDeprecationWarnings"})
+    #: What the daemon is started from.
+    tree = ROOT
 
     def setUp(self) -> None:
         self.root = self.make_root()
@@ -139,8 +141,8 @@ class DaemonCase(TestCase):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.environment},
+                cwd=self.tree,
+                env={**os.environ, "PYTHONPATH": str(self.tree), "PYTHONUNBUFFERED": "1", **self.environment},
             )
 
     @property
