@@ -34,6 +34,8 @@ REQUIRES = [
     "prometheus-client>=0.16",
 ]
 
+TRACING = ["opentelemetry-sdk>=1.20", "opentelemetry-exporter-otlp-proto-http>=1.20"]
+
 EXTRAS = {
     "test": [
         "hypothesis>=6.67",
@@ -43,8 +45,11 @@ EXTRAS = {
         "jsonschema>=4.10",
         "pyvmomi>=6.7.1",
         "Twisted[conch]",
+        *TRACING,
+        "opentelemetry-proto>=1.20",
     ],
     "aws": ["botocore>=1.29"],
+    "tracing": TRACING,
     "vsphere": ["pyvmomi>=6.7.1"],
     "bench": ["grpcio>=1.51", "matplotlib>=3.6"],
     # Exact: another release of these finds other faults.

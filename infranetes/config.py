@@ -21,6 +21,7 @@ from infranetes.machines.pool_config import PoolConfig
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.overlay.config import OverlayConfig
 from infranetes.providers.annotations import CONTAINER_PROVIDERS, NETWORKS
+from infranetes.tracing.config import TracingConfig
 from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config, config_files
 from infranetes_common.config_files import Document, Sources
@@ -156,6 +157,7 @@ class Config:
     delegate: DelegateConfig = DelegateConfig()
     csi: CsiConfig = attrs.field(factory=CsiConfig)
     metrics: MetricsConfig = attrs.field(factory=MetricsConfig)
+    tracing: TracingConfig = attrs.field(factory=TracingConfig)
 
     @property
     def offered_handlers(self) -> tuple[str, ...]:

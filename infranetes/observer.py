@@ -8,13 +8,14 @@ observer is given as a step, method, outcome or reason is of a closed set, so th
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.python.failure import Failure
 
+from infranetes.tracing.spans import Kind, step
 from infranetes_common import errors
 
 T = TypeVar("T")
@@ -128,21 +129,16 @@ def reason_of(error: BaseException) -> str:
     return "cancelled" if isinstance(error, CancelledError) else errors.to_grpc(error).code.name.lower()
 
 
-def call_to_provider(
-    observer: Observer, clock: IReactorTime, provider: str, method: str, call: Deferred[T]
-) -> Deferred[T]:
-    """Return `call`, of whose end the observer is told."""
-    began = clock.seconds()
-
-    def ended(result: T | Failure) -> T | Failure:
-        outcome = reason_of(_error_of(result)) if isinstance(result, Failure) else OK
+async def call_to_provider(
+    observer: Observer, clock: IReactorTime, provider: str, method: str, call: Callable[[], Deferred[T]]
+) -> T:
+    """Make a call, which is a span where that is traced, and tell the observer of its end."""
+    began, outcome = clock.seconds(), OK
+    try:
+        with step(f"{provider}: {method}", Kind.CLIENT, {"infranetes.provider": provider}):
+            return await call()
+    except Exception as error:
+        outcome = reason_of(error)
+        raise
+    finally:
         observer.provider_called(provider, method, outcome, clock.seconds() - began)
-        return result
-
-    call.addBoth(ended)
-    return call
-
-
-def _error_of(failure: Failure) -> BaseException:
-    assert failure.value is not None
-    return failure.value

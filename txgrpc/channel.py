@@ -40,6 +40,7 @@ from txgrpc.connection import Connection, Phase
 from txgrpc.exchange import ClientStream, Exchange
 from txgrpc.limits import Limits
 from txgrpc.metadata import Headers
+from txgrpc.observer import Observer
 from txgrpc.screen import Screen
 from txgrpc.status import Code, Disconnected, GrpcError
 from txgrpc.stream import Stream
@@ -76,6 +77,7 @@ class Channel:
     :param authority: the ``:authority`` that the server is told.
     :param connect_timeout: seconds for the endpoint to connect.
     :param screen: bounds the responses of a server that is not trusted; None: only `limits` bound them.
+    :param observer: follows the calls; None: nobody does.
     :ivar turns: shares the reactor between the handling of messages and everything else.
     """
 
@@ -90,10 +92,12 @@ class Channel:
         connect_timeout: float = 20.0,
         backoff: Backoff | None = None,
         screen: Screen | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.reactor = reactor
         self.limits = limits or Limits()
         self.screen = screen
+        self.observer = observer
         self.turns = Turns(reactor)
         self.keepalive = keepalive
         self.closed = False

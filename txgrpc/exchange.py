@@ -46,6 +46,9 @@ class Exchange:
         self.channel = channel
         self.method = method
         self.metadata = encode_metadata(metadata)
+        self._observed = None if channel.observer is None else channel.observer(method)
+        if self._observed is not None:
+            self.metadata += encode_metadata(self._observed.metadata)
         self.wait_for_ready = wait_for_ready
         self.stream: ClientStream | None = None
         self.done = False
@@ -82,6 +85,9 @@ class Exchange:
         clock, self._clock = self._clock, None
         if clock is not None:
             clock.cancel()
+        observed, self._observed = self._observed, None
+        if observed is not None:
+            observed.ended(error, self.trailing_metadata)
         stream = self.stream
         if stream is None:
             self.channel.withdraw(self)

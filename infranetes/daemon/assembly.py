@@ -22,6 +22,7 @@ from infranetes.control.volumes import VolumeCalls
 from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import logged
 from infranetes.cri.runtime import RuntimeService
+from infranetes.cri.traced import traced
 from infranetes.csi.publisher import Publisher
 from infranetes.daemon.backends import MakeProvider, make_backends
 from infranetes.daemon.csi import CsiService, MountedVolumes, no_volumes, volumes_of
@@ -63,6 +64,7 @@ from infranetes.providers import registry
 from infranetes.providers.interface import IInVpc
 from infranetes.services.cluster import ClusterServices
 from infranetes.streaming.server import StreamingServer
+from infranetes.tracing.make import make_tracer
 from infranetes.volumes.nfs_volumes import NfsMounts, NfsVolumes
 from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published_mounts import PublishedMounts
@@ -106,6 +108,7 @@ class Daemon(OrderedServices):
         self._source = source
         self._manager = manager or ServiceManager()
         self._observer, metrics = make_observer(config)
+        self._tracer = make_tracer(reactor, config.tracing, config.node, source)
         self._backends = make_backends(reactor, config, make_provider, source, self._observer)
         make_directories(config)
         lock = StateLock(config.state_dir)
@@ -223,6 +226,7 @@ class Daemon(OrderedServices):
             port=where.port,
             advertise=where.advertise,
         )
+        self._add("tracing", StartStop(on_stop=self._tracer.stop))
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
         self._add("published volumes", StartStop(on_stop=self._published.close))
         self._add("NFS mounts", StartStop(on_stop=self._nfs.close))
@@ -280,7 +284,8 @@ class Daemon(OrderedServices):
         delegate, told = self._backends.delegate, self._backends.told
         images = GrpcService(cri.ImageService, ImageService(told))
         services = [
-            each.intercept(logged(self._reactor, self._observer)) for each in (runtime.service, images)
+            each.intercept(logged(self._reactor, self._observer)).intercept(traced(self._tracer))
+            for each in (runtime.service, images)
         ]
         unknown = None
         if delegate is not None and isinstance(told, CatalogueSet):

@@ -262,7 +262,7 @@ class PodMachine:
         """Ask the provider for the VM; None: it has none.
 
         :raise InfranetesError: it can't say."""
-        work = self._asked("get", self._context.provider.get(self.facts.instance_id))
+        work = self._asked("get", lambda: self._context.provider.get(self.facts.instance_id))
         what = f"looking for the VM of sandbox {self.id}"
         try:
             self.instance = await within(self._context.clock, seconds, work, what)
@@ -278,15 +278,15 @@ class PodMachine:
         if cgroup_parent and IPlacesVms.providedBy(provider):
             await provider.place(self.facts.instance_id, cgroup_parent, size)
 
-    def _asked(self, method: str, call: Deferred[T]) -> Deferred[T]:
+    async def _asked(self, method: str, call: Callable[[], Deferred[T]]) -> T:
         context = self._context
-        return call_to_provider(context.observer, context.clock, context.provider.name, method, call)
+        return await call_to_provider(context.observer, context.clock, context.provider.name, method, call)
 
     async def _launch_and_wait(self, request: VmRequest, deadline: float) -> Instance:
         provider = self._context.provider
-        self._launch = Flight(self._asked("launch", provider.launch(self._spec(request))))
-        what = "the provider is asked for a VM"
+        spec, what = self._spec(request), "the provider is asked for a VM"
         with self.timeline.step(what, provider.name, launch=LaunchStep.REQUEST) as step:
+            self._launch = Flight(self._asked("launch", lambda: provider.launch(spec)))
             self.instance = instance = await self._launch.join()
             step.say(f"{provider.name}: {instance.id} {instance.size}")
         await self._owner.write(attrs.evolve(self.facts, instance_id=instance.id))
@@ -317,7 +317,8 @@ class PodMachine:
 
     async def _wait_running(self, instance_id: str, deadline: float) -> Instance:
         left = max(deadline - self._context.clock.seconds(), 1.0)
-        waiting = self._asked("wait_running", self._context.provider.wait_running(instance_id, left))
+        provider = self._context.provider
+        waiting = self._asked("wait_running", lambda: provider.wait_running(instance_id, left))
         return await within(
             self._context.clock, left + MARGIN_SECONDS, waiting, f"the VM of sandbox {self.id}"
         )
@@ -402,13 +403,13 @@ class PodMachine:
         context, facts = self._context, self.facts
         ids = {facts.instance_id} - {""}
         if not ids:  # the provider's answer was never recorded; it knows the token
-            listing = self._asked("list", context.provider.list())
+            listing = self._asked("list", context.provider.list)
             instances = await within(
                 context.clock, context.times.destroy, listing, "listing the provider's VMs"
             )
             ids = {one.id for one in instances if one.token == facts.token}
         for instance_id in ids:
-            destroying = self._asked("destroy", context.provider.destroy(instance_id))
+            destroying = self._asked("destroy", partial(context.provider.destroy, instance_id))
             what = f"destroying the VM of sandbox {facts.id}"
             await within(context.clock, context.times.destroy, destroying, what)
 

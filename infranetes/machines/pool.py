@@ -36,6 +36,7 @@ from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.machines.pooled import SHARED, Member, Pace, Purpose, fits, wants_own_vm
 from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
 from infranetes.providers.interface import Instance, InstanceState, Size
+from infranetes.tracing.spans import on_its_own, step
 from infranetes_common.concurrency import Flight, settled, shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.wire import cri
@@ -121,16 +122,21 @@ class Pool:
         if wants_own_vm(annotations):
             return False
         while (member := self._best(size, zone)) is not None:
-            alive, member.taken = False, True
-            try:
-                alive = await member.machine.answers(PROBE_SECONDS)
-            finally:
-                member.taken = alive
-            if not alive:
-                self.end(member, "its agent did not answer when a pod was to have it")
-            elif await shielded(self._hand_over(member, adopt)):
-                return True
+            with step("claim a VM of the pool"):
+                if await self._claim(member, adopt):
+                    return True
         return False
+
+    async def _claim(self, member: Member, adopt: Adopt) -> bool:
+        alive, member.taken = False, True
+        try:
+            alive = await member.machine.answers(PROBE_SECONDS)
+        finally:
+            member.taken = alive
+        if not alive:
+            self.end(member, "its agent did not answer when a pod was to have it")
+            return False
+        return await shielded(self._hand_over(member, adopt))
 
     def ended(self, instance: Instance) -> None:
         """End the VM that the provider says is no longer executing, if it is the pool's."""
@@ -177,7 +183,8 @@ class Pool:
         try:
             while self._adjust_again and not self._context.stopping and self._ready:
                 self._adjust_again = False
-                self._adjust()
+                with on_its_own():
+                    self._adjust()
         finally:
             self._adjusting = False
 

@@ -10,6 +10,7 @@ import attrs
 from twisted.internet.defer import CancelledError
 
 from infranetes.observer import LaunchStep
+from infranetes.tracing import spans
 
 MAX_STEPS = 96
 MAX_BYTES = 32 * 1024  # of all steps' words
@@ -76,11 +77,14 @@ class Timeline:
     ) -> Iterator[Step]:
         """Add a step that is under way until the end of the block; an exception there is its error.
 
+        It is a span, too, where a call is traced.
+
         :param launch: which step of a launch it is."""
         step = self._begin(what, detail, container)
         step.launch = launch
         try:
-            yield step
+            with spans.step(what):
+                yield step
         except CancelledError:
             step.error = "given up"
             raise

@@ -25,6 +25,7 @@ from infranetes.pods.service_rules import tell_of_services
 from infranetes.pods.shadows import attachment_of
 from infranetes.pods.states import SandboxState
 from infranetes.providers.annotations import wants_spot
+from infranetes.tracing.spans import step
 from infranetes_common.concurrency import shielded, within
 from infranetes_common.errors import Unavailable
 
@@ -44,7 +45,8 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
     what = "boot" if sandbox.state is SandboxState.BOOTING else "launch"
     began = _Began(node.now(), LaunchKind.CLAIMED if sandbox.record.agent_host else LaunchKind.NEW)
     try:
-        await _make_ready(node, sandbox)
+        with step(what):
+            await _make_ready(node, sandbox)
     except BaseException as error:
         if node.stopping:
             raise

@@ -183,7 +183,7 @@ class Reconciler:
     async def _list(self, side: ProviderSide) -> list[Instance]:
         what = f"listing the VMs of provider {side.name}"
         listing = call_to_provider(
-            self._node.observer, self._node.clock, side.name, "list", side.provider.list()
+            self._node.observer, self._node.clock, side.name, "list", side.provider.list
         )
         return await within(self._node.clock, LIST_SECONDS, listing, what)
 
@@ -207,7 +207,7 @@ class Reconciler:
     async def _destroy(self, side: ProviderSide, instance_id: str) -> None:
         node = self._node
         destroying = call_to_provider(
-            node.observer, node.clock, side.name, "destroy", side.provider.destroy(instance_id)
+            node.observer, node.clock, side.name, "destroy", lambda: side.provider.destroy(instance_id)
         )
         await within(node.clock, node.times.destroy, destroying, f"destroying vm {instance_id}")
 

@@ -22,6 +22,7 @@ from infranetes.machines.agent.services import ServiceClient
 from infranetes.machines.agent.size import SizeClient
 from infranetes.machines.agent.stub import PortForwardCall, SessionCall
 from infranetes.machines.agent.volumes import VolumeClient
+from infranetes.tracing.agent_calls import observe
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri, vmserver
@@ -252,7 +253,12 @@ def connector(
             HostnameEndpoint(reactor, host.encode(), port, timeout=CONNECT_SECONDS),
         )
         channel = Channel(
-            reactor, endpoint, limits=limits.CHANNEL, keepalive=KEEPALIVE_SECONDS, screen=AgentScreen()
+            reactor,
+            endpoint,
+            limits=limits.CHANNEL,
+            keepalive=KEEPALIVE_SECONDS,
+            screen=AgentScreen(),
+            observer=observe,
         )
         return AgentClient(sandbox_id, channel)
 

@@ -18,6 +18,7 @@ from infranetes.providers.cloud.interface import Action, Cloud, CloudError, D, E
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
 from infranetes.providers.cloud.turns import Turns
+from infranetes.tracing.spans import Kind, note, step
 from infranetes_common.concurrency import backoff, run_in_thread, sleep
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
@@ -135,6 +136,18 @@ class Calls(Generic[D]):
         :raise CloudError: it failed, and trying again did not help or would not.
         """
         deadline = self._reactor.seconds() + (seconds or self._settings.retry_seconds)
+        about = {"infranetes.cloud.call": what}
+        with step(f"{self._cloud.name}: {action.value}", Kind.CLIENT, about):
+            try:
+                return await self._call(what, work, deadline, circuit, action)
+            except CloudError as error:
+                note({"error.type": error.kind.value})
+                raise
+
+    async def _call(
+        self, what: str, work: Callable[[D], T], deadline: float, circuit: str, action: Action
+    ) -> T:
+        """Make the call, and again while it may help, until `deadline`."""
         breaker = self._circuits.setdefault(circuit, CircuitBreaker(self._reactor.seconds))
         pauses = backoff(self._settings.retry_first, self._settings.retry_most, jitter=0.5)
         turns = self._turns_of(action)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every RPC a span, below its caller's if that gives one: what it is about, and never more of its request."""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from infranetes.tracing.spans import SYSTEM, Attributes, Tracer, within_span
+from infranetes_common.trace_context import TraceContext
+from txgrpc import Call, GrpcError
+from txgrpc.service import Answer, Interceptor, Method
+
+_MOST = 128  # characters of a name that a client gives
+
+
+def traced(tracer: Tracer) -> Interceptor:
+    """Return an interceptor for a service that makes each call a span; streams of responses are none."""
+
+    def interceptor(method: Method, answer: Answer) -> Answer:
+        return answer if method.server_streaming else _traced(tracer, method, answer)
+
+    return interceptor
+
+
+def _traced(tracer: Tracer, method: Method, answer: Answer) -> Answer:
+    name = method.path.strip("/")
+    about = {SYSTEM: "grpc", "rpc.service": name.rpartition("/")[0], "rpc.method": method.name}
+
+    async def call_traced(request: Message, call: Call) -> Message | bytes:
+        span = tracer.call(name, _caller(call), {**about, **subject(request)})
+        if span is None:
+            response: Message | bytes = await answer(request, call)
+            return response
+        with within_span(span):
+            response = await answer(request, call)
+            span.add(subject(response))
+            return response
+
+    return call_traced
+
+
+def _caller(call: Call) -> TraceContext | None:
+    try:
+        return TraceContext.of_metadata(call.metadata)
+    except GrpcError:  # other metadata is malformed, which is not this call's fault
+        return None
+
+
+def subject(message: Message | bytes) -> Attributes:
+    """Return which pod and container a request or response is about."""
+    if isinstance(message, bytes):
+        return {}
+    found = {
+        "infranetes.sandbox": getattr(message, "pod_sandbox_id", ""),
+        "infranetes.container": getattr(message, "container_id", ""),
+        "infranetes.handler": getattr(message, "runtime_handler", ""),
+    }
+    if message.DESCRIPTOR.name == "RunPodSandboxRequest":
+        metadata = message.config.metadata  # type: ignore[attr-defined]
+        found["k8s.namespace.name"] = metadata.namespace
+        found["k8s.pod.name"] = metadata.name
+        found["k8s.pod.uid"] = metadata.uid
+    return {key: value[:_MOST] for key, value in found.items() if value}

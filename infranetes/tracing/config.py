@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table `[tracing]`, and the file with the headers that a collector wants."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import attrs
+from attrs import Attribute
+from attrs.validators import ge, le
+
+from infranetes_common.errors import ConfigError
+
+MAX_HEADERS_BYTES = 64 * 1024
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
+_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+
+
+def _is_endpoint(instance: object, attribute: Attribute[str], value: str) -> None:
+    if not value:
+        return
+    try:
+        url = urlsplit(value)
+        known = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        known = False
+    if not known or not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError("a URL such as http://127.0.0.1:4318/v1/traces is needed")
+    if url.username is not None or url.password is not None:
+        raise ValueError("a URL without user and password is needed: put credentials into headers_file")
+
+
+def _is_absolute(instance: object, attribute: Attribute[str], value: str) -> None:
+    if value and not os.path.isabs(value):
+        raise ValueError(f"{value[:200]!r} is not an absolute path")
+
+
+@attrs.frozen
+class TracingConfig:
+    """Where traces go."""
+
+    # Of a collector's OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces. Empty: nothing is recorded.
+    endpoint: str = attrs.field(default="", validator=_is_endpoint)
+    # Of the calls whose caller does not say whether they are recorded.
+    sampling_ratio: float = attrs.field(default=0.0, validator=[ge(0.0), le(1.0)])
+    headers_file: str = attrs.field(default="", validator=_is_absolute)  # sent with each request; mode 0600
+
+
+def read_headers(path: str) -> Mapping[str, str]:
+    """Read a file of `Name: value` lines; "": there is none. Blocks.
+
+    :raise ConfigError: it can't be read, may be read by others, or is malformed. Values are never quoted."""
+    if not path:
+        return {}
+    key = f"tracing.headers_file: {path}"
+    try:
+        mode = Path(path).stat().st_mode & 0o777
+        with open(path, "rb") as file:
+            content = file.read(MAX_HEADERS_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{key} can't be read: {error.strerror}") from None
+    if mode & 0o077:
+        raise ConfigError(f"{key} may be read by others (mode {mode:04o}): chmod 600 {path}")
+    if len(content) > MAX_HEADERS_BYTES:
+        raise ConfigError(f"{key} is over {MAX_HEADERS_BYTES} bytes, too long for headers")
+    headers = {}
+    for number, line in enumerate(content.decode("latin-1").splitlines(), 1):
+        name, colon, value = (part.strip() for part in line.partition(":"))
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise ConfigError(f"{key}: line {number}: `Name: value` is needed, printable ASCII")
+        headers[name] = value
+    return headers

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tracer that the configuration asks for."""
+
+from __future__ import annotations
+
+from infranetes.tracing.config import TracingConfig, read_headers
+from infranetes.tracing.spans import NullTracer, Tracer
+from infranetes_common.errors import ConfigError
+from infranetes_common.reactors import IReactor
+
+
+def make_tracer(reactor: IReactor, config: TracingConfig, node: str, source: str = "configuration") -> Tracer:
+    """Make it; nothing is sent before the first span has ended. Blocks for a moment: it loads a library.
+
+    :param node: the node's name. :param source: the configuration's file, which errors name.
+    :raise ConfigError: the headers' file is wrong, or the library is not there."""
+    if not config.endpoint:
+        return NullTracer()
+    try:
+        headers = read_headers(config.headers_file)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    try:
+        from infranetes.tracing.exported import exporting_tracer
+    except Exception as error:  # not installed, or generated for another release of protobuf
+        raise ConfigError(
+            f"{source}: tracing.endpoint: spans are sent by opentelemetry-sdk and "
+            "opentelemetry-exporter-otlp-proto-http, which can't be loaded "
+            f"({type(error).__name__}: {error}): install infranetes[tracing] with pip, or leave the key out"
+        ) from None
+    return exporting_tracer(reactor, config, headers, node)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A collector of traces: OTLP over HTTP, decoded by OpenTelemetry's own messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Site
+
+
+@attrs.frozen
+class Received:
+    """One span."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    begin: int
+    end: int
+    kind: int
+    failed: bool
+    attributes: Mapping[str, Any] = attrs.field(eq=False)
+    resource: Mapping[str, Any] = attrs.field(eq=False)
+
+    def during(self, other: Received) -> bool:
+        """Whether it lies within `other`, as a part that is waited for does."""
+        return other.begin <= self.begin and self.end <= other.end
+
+
+class Collector(Resource):
+    """Takes spans, or does what collectors in trouble do.
+
+    :ivar spans: what it was sent. :ivar bodies: as bytes. :ivar headers: of the last request.
+    :ivar answer: the status that it answers with; 0: it answers nothing.
+    """
+
+    isLeaf = True
+
+    def __init__(self, reactor: Any) -> None:
+        super().__init__()
+        self.spans: list[Received] = []
+        self.bodies: list[bytes] = []
+        self.headers: Mapping[str, str] = {}
+        self.answer = 200
+        self._waiting: list[Any] = []
+        self._site = Site(self)
+        self._site.displayTracebacks = False
+        self._port = reactor.listenTCP(0, self._site, interface="127.0.0.1")
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._port.getHost().port}/v1/traces"
+
+    async def stop(self) -> None:
+        for request in self._waiting:
+            request.transport.abortConnection()
+        await self._port.stopListening()
+        for channel in list(getattr(self._site, "_channels", ())):
+            channel.abortConnection()
+
+    def render_POST(self, request: Any) -> Any:  # Any: as twisted.web has it
+        body = request.content.read()
+        self.bodies.append(body)
+        self.headers = {
+            name.decode().lower(): values[0].decode()
+            for name, values in request.requestHeaders.getAllRawHeaders()
+        }
+        if not self.answer:
+            self._waiting.append(request)
+            request.notifyFinish().addBoth(lambda _: self._waiting.remove(request))
+            return NOT_DONE_YET
+        request.setResponseCode(self.answer)
+        if self.answer == 200:
+            self.spans += spans_of(body)
+        return b""
+
+    def named(self, name: str) -> list[Received]:
+        """The spans of this name."""
+        return [span for span in self.spans if span.name == name]
+
+    def below(self, span: Received) -> list[Received]:
+        """The parts of `span`."""
+        return [each for each in self.spans if each.parent_id == span.span_id]
+
+
+def spans_of(body: bytes) -> Iterator[Received]:
+    """The spans of a request."""
+    for of_resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+        resource = _values(of_resource.resource.attributes)
+        for scope in of_resource.scope_spans:
+            for span in scope.spans:
+                yield Received(
+                    span.name,
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.parent_span_id.hex(),
+                    span.start_time_unix_nano,
+                    span.end_time_unix_nano,
+                    span.kind,
+                    span.status.code == 2,
+                    _values(span.attributes),
+                    resource,
+                )
+
+
+def _values(attributes: Any) -> Mapping[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
