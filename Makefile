@@ -34,6 +34,8 @@ APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 APT_DISK := fdisk e2fsprogs dosfstools mtools
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian
+# What an apt repository is made with.
+APT_REPO := apt-utils gpg gpg-agent
 # Debian's own releases of the libraries, for test-debian.
 APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-protobuf python3-attr \
 	python3-cattr python3-cryptography python3-openssl python3-service-identity python3-treq \
@@ -67,7 +69,7 @@ apt-base:
 	$(call need,$(APT_BASE))
 
 apt-test: apt-base
-	$(call need,$(APT_TEST) $(APT_CONTAINERD) $(APT_RUN) $(APT_IMAGE) $(APT_DISK) $(APT_DEB))
+	$(call need,$(APT_TEST) $(APT_CONTAINERD) $(APT_RUN) $(APT_IMAGE) $(APT_DISK) $(APT_DEB) $(APT_REPO))
 
 .PHONY: venv
 venv: $(VENV_DONE) ## Make .venv with Infranetes and the tools of its tests
@@ -136,6 +138,13 @@ test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases
 	$(call need,$(APT_DEBIAN_LIBS))
 	@/usr/bin/python3 setup.py --quiet egg_info # plug-ins are found by what this writes
 	@/usr/bin/python3 -m tests --without tests.e2e --without tests.cluster --without tests.workloads --without tests.delegates $(TESTS)
+
+SUITE ?= trixie
+
+.PHONY: test-suite
+test-suite: venv proto ## Build the packages on a release of Debian, SUITE=trixie or bookworm, run their unit tests and install them there
+	$(call need,mmdebstrap debian-archive-keyring)
+	@$(AS_ROOT) $(BIN)/python -m tests.e2e.suites $(SUITE)
 
 .PHONY: test-cluster
 test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node, and the workloads of the day; TESTS= picks some
@@ -263,6 +272,15 @@ cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of on
 deb: ## Build the Debian packages into dist/
 	$(call need,$(APT_DEB))
 	@debian/make-deb
+
+# Who signs: a key of gpg's, by its fingerprint; without one, a key that is made for it.
+KEY ?=
+REPO ?= dist/repo
+
+.PHONY: repo
+repo: deb ## Make an apt repository of the packages for Debian 12 and 13 in dist/repo, signed; KEY=FINGERPRINT of gpg's, REPO=DIRECTORY
+	$(call need,$(APT_REPO))
+	@KEY="$(KEY)" debian/make-repo "$(REPO)"
 
 # ---- Figures: bench ------------------------------------------------------------------------------
 

@@ -13,9 +13,11 @@ from twisted.python.failure import Failure
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes.pods.sides import ProviderSide
+from infranetes.providers.interface import Awaited
 from infranetes_common.concurrency import Event, backoff, sleep, start
 from infranetes_common.errors import Unavailable
 
+AWAITED_SECONDS = 2.0  # between looks at what is under way
 RETRY_SECONDS = (1.0, 60.0)  # after a provider that could not start: the first pause, and the longest
 
 _log = Logger()
@@ -24,8 +26,8 @@ _log = Logger()
 class ProviderStart(Service):
     """Starts the providers in the background, side by side: its own `startService` waits for none.
 
-    A fault that may pass (`Unavailable`) is tried again, any other is final. It concerns that provider's pods
-    alone, as long as another provider may start.
+    A fault that may pass (`Unavailable`, `Awaited`) is tried again, any other is final. It concerns that
+    provider's pods alone, as long as another provider may start.
 
     :param delegate: whether other pods are served by a delegate: then the daemon is ready at once, and no
         provider has to start.
@@ -64,21 +66,29 @@ class ProviderStart(Service):
                     await provider.configure_network(subnet)
                 await provider.start(partial(self._progress, side))
                 break
+            except Awaited as error:
+                pause = AWAITED_SECONDS
+                if side.trouble != str(error):
+                    self._wait(side, error, "")
             except Unavailable as error:
                 pause = next(pauses)
-                side.trouble = str(error)
-                _log.warn(
-                    "provider {provider} can't start yet: {error}; tried again in {delay:.0f} s",
-                    provider=provider.name,
-                    error=error,
-                    delay=pause,
-                )
-                # Nobody knows how long it takes: the service manager shall not wait for it.
-                self._manager.ready(self._status())
+                self._wait(side, error, f"; tried again in {pause:.0f} s")
             await sleep(self._node.clock, pause)
         self._pods.provider_started(side)
         self._manager.ready(self._status())
         self.started.succeed(None)
+
+    def _wait(self, side: ProviderSide, error: Unavailable, when: str) -> None:
+        """Tell what a provider can't start without yet."""
+        side.trouble = str(error)
+        _log.warn(
+            "provider {provider} can't start yet: {error}{when}",
+            provider=side.provider.name,
+            error=error,
+            when=when,
+        )
+        # Nobody knows how long it takes: the service manager shall not wait for it.
+        self._manager.ready(self._status())
 
     def _ended(self, side: ProviderSide, failure: Failure) -> None:
         """One provider will not start."""

@@ -25,7 +25,7 @@ from infranetes.guest import recipe
 from infranetes.guest.image import GuestImage
 from infranetes.guest.programs import Progress, check, run
 from infranetes.guest.recipe import Containers
-from infranetes.guest.sources import Sources, of_this_machine
+from infranetes.guest.sources import Sources, of_release
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted
 
 TOOLS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg", "apt-get": "apt"}
@@ -86,7 +86,7 @@ def _make(
     work: Path, key: str, packages: Sequence[Path], containers: Containers, progress: Progress
 ) -> GuestImage:
     work.chmod(0o755)
-    sources = of_this_machine()
+    sources = of_release(recipe.RELEASE)
     root = work / "root"
     _lay_out(work / "files", containers)
     progress(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import signal
 import sys
@@ -19,6 +20,8 @@ from infranetes.guest import image as images
 from infranetes.guest.build import build, say
 from infranetes.guest.cloud_disk import DEFAULT_GIB, build_cloud_disk
 from infranetes.guest.image import GuestImage
+from infranetes.guest.own_packages import downloaded
+from infranetes.guest.reporting import reported
 from infranetes_common import __version__
 from infranetes_common.errors import InfranetesError
 
@@ -47,7 +50,10 @@ def main(arguments: Sequence[str] | None = None, further: Add = lambda parsers: 
     commands = parser.add_subparsers(dest="command", required=True)
     builder = commands.add_parser("build", help="build the image, unless it is there already")
     builder.add_argument(
-        "--debs", type=Path, default=Path("dist"), help="where the .deb files of vmserver are (%(default)s)"
+        "--debs",
+        type=Path,
+        metavar="DIRECTORY",
+        help="where the .deb files of vmserver are (default: apt downloads them, of the installed version)",
     )
     builder.add_argument("--force", action="store_true", help="build anew, with Debian's latest updates")
     builder.add_argument(
@@ -103,15 +109,13 @@ def _add_disk_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(options: argparse.Namespace) -> None:
-    started = time.monotonic()
-    made = build(
-        options.image_dir,
-        options.debs,
-        functools.partial(say, started),
-        force=options.force,
-        containers=recipe.CONTAINERS[options.containers],
-    )
-    _show(made)
+    with contextlib.ExitStack() as stack:
+        say_so = functools.partial(say, time.monotonic())
+        progress = stack.enter_context(reported(options.image_dir, say_so))
+        debs = options.debs or stack.enter_context(downloaded(progress))
+        containers = recipe.CONTAINERS[options.containers]
+        made = build(options.image_dir, debs, progress, force=options.force, containers=containers)
+    show(made)
 
 
 def _make_disk(options: argparse.Namespace) -> None:
@@ -135,7 +139,8 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _show(image: GuestImage) -> None:
+def show(image: GuestImage) -> None:
+    """Print what an image is made of."""
     built = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(image.built_at))
     print(f"guest image {image.directory}")
     print(f"  built   {built}")
@@ -148,7 +153,7 @@ def _show(image: GuestImage) -> None:
 _SUBCOMMANDS: Mapping[str, Subcommand] = {
     "build": Subcommand(_build),
     "cloud-disk": Subcommand(_make_disk),
-    "show": Subcommand(lambda options: _show(images.current(options.image_dir))),
+    "show": Subcommand(lambda options: show(images.current(options.image_dir))),
 }
 
 if __name__ == "__main__":

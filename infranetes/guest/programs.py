@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
@@ -22,11 +23,13 @@ def run(
     progress: Progress | None = None,
     end_by: signal.Signals = signal.SIGTERM,
     name: str = "",
+    directory: Path | None = None,
 ) -> None:
     """Run a program to its end; the lines that begin with `I: ` are passed to `progress`.
 
     :param end_by: what it is sent if it can't be waited for, as at an interruption.
     :param name: what it is called in an error; "": its own name.
+    :param directory: where it runs.
     :raise InfranetesError: it failed; the message has the end of its output.
     """
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "PATH": _PATH}
@@ -39,6 +42,7 @@ def run(
         text=True,
         errors="replace",
         env=environment,
+        cwd=directory,
     ) as process:
         assert process.stdout is not None
         try:

@@ -37,12 +37,17 @@ class Sources:
 
 
 def of_this_machine() -> Sources:
-    """Return the Debian archives of this machine's release that its apt is configured with.
+    """Return the archives of this machine's own release. See `of_release`."""
+    return of_release(_codename())
+
+
+def of_release(codename: str) -> Sources:
+    """Return the archives of a release of Debian: where this machine's apt has that or its own release from.
 
     :raise FailedPrecondition: this machine has no apt.
     """
-    codename = _codename()
-    wanted = {codename + suffix for suffix in _SUFFIXES}
+    own = _codename()
+    releases = {name + suffix: codename + suffix for name in (own, codename) for suffix in _SUFFIXES}
     targets = _output(
         "apt-get",
         "indextargets",
@@ -53,8 +58,9 @@ def of_this_machine() -> Sources:
     found = []
     for target in targets.splitlines():
         origin, _, component, uri, release = target.split("|")
-        if origin == "Debian" and component == "main" and release in wanted and (uri, release) not in found:
-            found.append((uri, release))
+        archive = (uri, releases.get(release, ""))
+        if origin == "Debian" and component == "main" and release in releases and archive not in found:
+            found.append(archive)
     if codename not in {release for _, release in found}:
         found = [(uri, release.format(codename=codename)) for uri, release in _DEFAULT]
     option = f" [signed-by={_KEYRING}]" if _KEYRING.exists() else ""

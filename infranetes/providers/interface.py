@@ -18,12 +18,17 @@ from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
 from infranetes.observer import NULL_OBSERVER, Observer
+from infranetes_common.errors import Unavailable
 from infranetes_common.identity import Identity
 
 if TYPE_CHECKING:
     from infranetes.images.interface import IImageCatalogue
     from infranetes.images.preload import Preload
     from infranetes_common.pod_firewall import PodFirewall
+
+
+class Awaited(Unavailable):
+    """What a provider's start waits for is under way; the message says how far. Worth another look soon."""
 
 
 class InstanceState(enum.Enum):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executable `infranetes-guest`: its subcommands `publish` and `images`, and those of `guest.cli`."""
+"""The executable `infranetes-guest`: `first-image`, `publish`, `images` and those of `guest.cli`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from infranetes.guest.build import say
 from infranetes.guest.cli import Subcommand, Subparsers
 from infranetes.guest.cloud_disk import DEFAULT_GIB, build_cloud_disk
 from infranetes.guest.cloud_recipe import DEFAULT_KIND, KINDS
+from infranetes.publish.first_image import build_first_image
 from infranetes.publish.interface import (
     CloudImage,
     Publication,
@@ -65,6 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
     """See `guest.cli.Add`."""
+    first = commands.add_parser(
+        "first-image",
+        help="build the image, if there is none and VMs of QEMU need one",
+        description="What infranetes-guest.service runs: build the image of packages that apt downloads, "
+        "unless there is one or the configuration has no VMs of QEMU.",
+    )
+    first.add_argument(
+        "--config", type=Path, default=DEFAULT_CONFIG, help="which VMs there are (%(default)s)"
+    )
     publish = commands.add_parser(
         "publish",
         help="make an image of a cloud",
@@ -112,6 +122,7 @@ def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
         "--keep", type=_positive, metavar="N", help="remove all but the newest N of each kind and name"
     )
     return {
+        "first-image": Subcommand(lambda options: build_first_image(options.config)),
         "publish": Subcommand(run_publish, "the same command again goes on from there"),
         "images": Subcommand(run_images, "what was not removed is still listed"),
     }

@@ -18,6 +18,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 BOOT = """
 set -e
 root=$1
+legacy=
 mount --make-rprivate /
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
@@ -29,6 +30,7 @@ else
     mkdir "$root/sys/fs/cgroup/systemd" "$root/sys/fs/cgroup/unified"
     mount -t cgroup -o none,name=systemd cgroup "$root/sys/fs/cgroup/systemd"
     mount -t cgroup2 cgroup "$root/sys/fs/cgroup/unified"
+    legacy=SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1 # without it Debian 13's refuses such a machine
 fi
 mount -t tmpfs tmpfs "$root/run"
 mount -t tmpfs tmpfs "$root/dev"
@@ -40,7 +42,7 @@ mkdir "$root/dev/pts" "$root/dev/shm"
 cd "$root"
 pivot_root . mnt
 umount -l /mnt
-exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd
+exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd $legacy
 """
 
 

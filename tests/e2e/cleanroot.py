@@ -14,8 +14,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from infranetes.guest import sources
+
 TREE = Path(__file__).resolve().parents[2]
 CACHE = TREE / "build" / "cleanroot"
+RELEASE = "bookworm"  # of Debian: what the packages are built on
 # Where whatever the system itself writes at run time may differ between two moments.
 FLEETING = ("dev", "proc", "sys", "tmp", "run", "var/cache", "var/log", "var/lib/dpkg", "var/lib/apt")
 
@@ -64,63 +67,32 @@ def depends(*packages: str) -> list[str]:
     return sorted(names - {"infranetes", "infranetes-common", "vmserver"})
 
 
-def sources() -> str:
-    """This machine's Debian package sources in sources.list form, whatever else it has left out."""
-    listed = subprocess.run(
-        [
-            "apt-get",
-            "indextargets",
-            "--format",
-            "$(SIGNED_BY)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)",
-            "Identifier: Packages",
-            "Origin: Debian",
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    lines = []
-    for line in sorted(set(listed.splitlines())):
-        signed_by, uri, release, component = line.split("|")
-        # apt leaves the variable as it is where the source names no key.
-        option = "" if signed_by.startswith("$") else f"[signed-by={signed_by}] "
-        lines.append(f"deb {option}{uri} {release} {component}\n")
-    if not lines:
-        raise AssertionError("apt knows no Debian package source here: run apt-get update")
-    return "".join(lines)
+def base(packages: list[str], release: str = RELEASE, purpose: str = "node") -> Path:
+    """The tar of a minimal Debian with these packages, from the cache or made now (minutes).
 
-
-def base(packages: list[str]) -> Path:
-    """The tar of a minimal Debian with these packages, from the cache or made now (minutes)."""
-    wanted = sources() + " ".join(packages)
-    tar = CACHE / f"{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.tar"
+    :param purpose: the cache keeps one tar for each purpose and release.
+    """
+    archives = sources.of_release(release)
+    wanted = "\n".join((*archives.lines, *packages))
+    tar = CACHE / f"{release}-{purpose}-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.tar"
     if tar.exists():
         return tar
     CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        listing = Path(scratch, "sources.list")
-        listing.write_text(sources())
-        made = Path(scratch, "base.tar")
-        done = subprocess.run(
-            [
-                *(
-                    "nice",
-                    "mmdebstrap",
-                    "--mode=root",
-                    "--variant=minbase",
-                    f"--include={','.join(packages)}",
-                ),
-                *("--aptopt=APT::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/man/*"),
-                *("bookworm", str(made), str(listing)),
-            ],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+    with tempfile.TemporaryDirectory(dir=CACHE) as directory:
+        scratch = Path(directory)
+        (scratch / "sources.list").write_text("".join(f"{line}\n" for line in archives.lines))
+        (scratch / "apt.conf").write_text("".join(f"{line}\n" for line in archives.settings))
+        command = [
+            *("nice", "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"),
+            *(f"--aptopt={scratch / 'apt.conf'}", "--aptopt=APT::Install-Recommends false"),
+            *('--aptopt=Acquire::Languages "none"', "--dpkgopt=path-exclude=/usr/share/man/*"),
+            *(release, str(scratch / "base.tar"), str(scratch / "sources.list")),
+        ]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             raise AssertionError(f"mmdebstrap: {done.stderr[-4000:]}")
-        made.rename(tar)
-    for old in CACHE.glob("*.tar"):
+        (scratch / "base.tar").rename(tar)
+    for old in CACHE.glob(f"{release}-{purpose}-*.tar"):
         if old != tar:
             old.unlink()
     return tar
@@ -135,7 +107,8 @@ class CleanRoot:
         subprocess.run(["tar", "-xf", tar, "-C", self.path], check=True)
 
     def _inside(self, command: list[str]) -> list[str]:
-        mounts = f"mount -t proc proc {self.path}/proc && mount --bind /dev {self.path}/dev"
+        binds = (f"mount --rbind /{name} {self.path}/{name}" for name in ("dev", "sys"))
+        mounts = " && ".join((f"mount -t proc proc {self.path}/proc", *binds))
         script = f'{mounts} && exec chroot {self.path} "$@"'
         return [
             "unshare",

@@ -106,9 +106,17 @@ class ContentTests(unittest.SynchronousTestCase):
         self.assertEqual(posixpath.normpath(posixpath.join(where, target)), "usr/bin/infranetes-flexvolume")
         self.assertIn("usr/bin/infranetes-flexvolume", found)
 
+    def test_each_says_what_it_depends_on_and_the_nodes_what_is_new(self) -> None:
+        for package in PACKAGES:
+            self.assertIn(f"usr/share/doc/{package}/sbom.cdx.json", contents(package))
+        for file in ("NEWS.Debian.gz", "README.Debian"):
+            self.assertIn(f"usr/share/doc/infranetes/{file}", contents("infranetes"))
+
     def test_the_units_and_the_configuration_are_there(self) -> None:
         for package in ("infranetes", "vmserver"):
             self.assertIn(f"lib/systemd/system/{package}.service", contents(package))
+        self.assertIn("lib/systemd/system/infranetes-guest.service", contents("infranetes"))
+        for package in ("infranetes", "vmserver"):
             conffiles = subprocess.run(
                 ["dpkg-deb", "--info", cleanroot.built(package), "conffiles"],
                 check=True,

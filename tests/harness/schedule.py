@@ -50,6 +50,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.workloads": ("real VMs", "host ports", "Kubernetes"),
     # build/deb, dist and the clean root's cache.
     "tests.e2e.test_package": ("built packages",),
+    "tests.e2e.test_repository": ("built packages",),
     "tests.e2e.test_units": ("built packages",),
     # route_localnet and the table that guards it exist once per network namespace.
     "tests.infranetes.daemon.test_crash": ("host ports",),
@@ -99,6 +100,7 @@ SECONDS: Mapping[str, float] = {
     "tests.e2e.test_qemu_firewalls": 100,
     "tests.e2e.test_qemu_provider": 300,
     "tests.e2e.test_resize": 30,
+    "tests.e2e.test_repository": 120,
     "tests.e2e.test_services": 100,
     "tests.e2e.test_units": 60,
     "tests.e2e.test_user_namespaces": 120,

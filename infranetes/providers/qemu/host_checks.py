@@ -9,6 +9,9 @@ import pwd
 import shutil
 from pathlib import Path
 
+from infranetes.guest import reporting
+from infranetes.guest.image import NoGuestImage
+from infranetes.providers.interface import Awaited
 from infranetes.providers.qemu import accelerator
 from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.paths import ProviderPaths
@@ -16,10 +19,17 @@ from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes_common.commands import check, find_program
 from infranetes_common.concurrency import lock_file
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
 
-_PROGRAMS = ("setsid", "setpriv", "ip", "bridge", "nft")
+# Programs, and Debian's packages with them.
+_PROGRAMS = {
+    "setsid": "util-linux",
+    "setpriv": "util-linux",
+    "ip": "iproute2",
+    "bridge": "iproute2",
+    "nft": "nftables",
+}
 
 
 def qemu_user(name: str) -> QemuUser:
@@ -45,13 +55,34 @@ def qemu_user(name: str) -> QemuUser:
 
 
 def check_rights() -> None:
-    """Check that this is root and that the programs are installed. :raise FailedPrecondition: not so."""
+    """Check that this is root and that the programs are installed.
+
+    :raise FailedPrecondition: it is not root. :raise Unavailable: a program is missing.
+    """
     if os.geteuid() != 0:
         raise FailedPrecondition(
             "the QEMU provider needs root, for bridge and taps; QEMU itself gets no rights"
         )
-    for program in _PROGRAMS:
-        find_program(program)
+    for program, package in _PROGRAMS.items():
+        _find(program, package)
+
+
+def _find(program: str, package: str) -> str:
+    """Find a program. :raise Unavailable: it isn't installed yet, as after an installation of the least."""
+    try:
+        return find_program(program)
+    except FailedPrecondition as error:
+        raise Unavailable(f"{error}: apt-get install {package}") from None
+
+
+def without_image(directory: Path, error: NoGuestImage) -> Unavailable:
+    """What the start waits for, where there is no guest image in its directory."""
+    build = reporting.read(directory)
+    if build is None:
+        return Unavailable(str(error))
+    if build.under_way:
+        return Awaited(f"the guest image, which is being built: {build.words}")
+    return Unavailable(f"{error}; the last build was not completed: {build.words}")
 
 
 def make_directories(paths: ProviderPaths, templates: Path) -> None:
@@ -90,10 +121,10 @@ async def find_qemu(
 ) -> tuple[CommandLine, str]:
     """Find QEMU and choose its accelerator. Returns the command line, and why it has that accelerator.
 
-    :raise FailedPrecondition: QEMU is missing, or KVM is configured and does not work.
+    :raise FailedPrecondition: KVM is configured and does not work. :raise Unavailable: QEMU is missing.
     """
-    qemu = find_program(settings.qemu)
-    find_program(settings.qemu_img)
+    qemu = _find(settings.qemu, "qemu-system-x86")
+    _find(settings.qemu_img, "qemu-utils")
     version = (await check(reactor, [qemu, "--version"], 30.0)).decode().splitlines()[0]
     chosen, reason = await accelerator.choose(reactor, settings.accelerator, qemu, version, user, kvm_cache)
     if chosen == "kvm":

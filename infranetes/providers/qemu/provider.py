@@ -114,8 +114,8 @@ class QemuProvider:
         try:
             images.current(self._settings.image_dir)
         except images.NoGuestImage as error:
-            # As after every new installation. Worth trying again: a person builds it meanwhile.
-            raise Unavailable(str(error)) from None
+            # As after every new installation, while infranetes-guest.service or a person builds it.
+            raise host_checks.without_image(self._settings.image_dir, error) from None
         templates = self._paths.templates(self._settings.template_dir)
         host_checks.make_directories(self._paths, templates)
         self._directory_lock = host_checks.take_lock(self._paths)

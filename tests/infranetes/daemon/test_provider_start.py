@@ -10,8 +10,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.daemon.provider_start import ProviderStart
+from infranetes.daemon.provider_start import AWAITED_SECONDS, ProviderStart
 from infranetes.daemon.service_manager import ServiceManager
+from infranetes.providers.interface import Awaited
 from infranetes_common.errors import FailedPrecondition, Unavailable
 
 
@@ -141,6 +142,15 @@ class ProviderStartTests(SynchronousTestCase):
             self.clock.advance(0.1)
             self.assertEqual(len(self.provider.starts), tried + 1)
         self.assertNoResult(self.outcome)
+        self.provider.starts[-1].callback(None)
+        self.successResultOf(self.outcome)
+
+    def test_what_is_under_way_is_looked_at_often_and_told_when_it_gets_on(self) -> None:
+        for words in ("installing Debian", "installing Debian", "making a disk"):
+            self.provider.starts[-1].errback(Awaited(words))
+            self.assertEqual(self.sent[-1], f"READY=1\nSTATUS=waiting for provider fake: {words}")
+            self.clock.advance(AWAITED_SECONDS)
+        self.assertEqual((len(self.provider.starts), len(self.sent)), (4, 2))
         self.provider.starts[-1].callback(None)
         self.successResultOf(self.outcome)
 

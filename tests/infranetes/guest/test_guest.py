@@ -117,6 +117,18 @@ class SourcesTests(SynchronousTestCase):
         for setting in found.settings:
             self.assertRegex(setting, r'^Acquire::\S+ "[^"]+";$')
 
+    def test_another_release_is_where_this_machines_own_is(self) -> None:
+        own = sources.of_this_machine()
+        for codename in ("bookworm", "trixie"):
+            found = sources.of_release(codename)
+            self.assertEqual(found.codename, codename)
+            self.assertEqual(
+                [line.replace(codename, own.codename) for line in found.lines], list(own.lines), codename
+            )
+
+    def test_the_guests_release_is_chosen_whatever_the_nodes_is(self) -> None:
+        self.assertEqual(recipe.RELEASE, "bookworm")
+
 
 class BuildTests(SynchronousTestCase):
     """From packages to an image in use."""
