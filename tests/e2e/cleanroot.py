@@ -108,7 +108,8 @@ class CleanRoot:
 
     def _inside(self, command: list[str]) -> list[str]:
         binds = (f"mount --rbind /{name} {self.path}/{name}" for name in ("dev", "sys"))
-        mounts = " && ".join((f"mount -t proc proc {self.path}/proc", *binds))
+        root = f"mount --bind {self.path} {self.path}"  # which `ip -n` changes mounts below
+        mounts = " && ".join((root, f"mount -t proc proc {self.path}/proc", *binds))
         script = f'{mounts} && exec chroot {self.path} "$@"'
         return [
             "unshare",
