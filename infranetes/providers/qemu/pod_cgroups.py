@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the processes of VMs in the control groups of their pods, where kubelet measures and limits them."""
+"""Counts the processes of VMs in the control groups of their pods, where kubelet measures and limits them.
+
+VMs that have none, such as those of the pool, count in a slice of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,12 @@ from infranetes.providers.qemu.cgroupfs import (
     memory_limit,
     relative,
 )
+from infranetes.providers.qemu.own_slice import BOOTED, OwnSlice
 from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.scopes import SCOPE, SystemdScopes, is_slice, slice_path
 from infranetes.providers.qemu.settings import MIB
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
-
-BOOTED = Path("/run/systemd/system")  # there where systemd is process 1, see sd_booted(3)
 
 _log = Logger()
 
@@ -40,6 +42,7 @@ class PodCgroups:
         self._reactor = reactor
         self._files = files or CgroupFiles(reactor)
         self._scopes = scopes or SystemdScopes(reactor)
+        self._own = OwnSlice(reactor, self._scopes, booted)
         self._booted = booted
         self._before: dict[str, Kills] = {}  # what had been killed when a VM was placed, by token
         self._warned = False
@@ -47,6 +50,7 @@ class PodCgroups:
     async def place(self, record: VmRecord, pid: int) -> None:
         parent = record.cgroup_parent
         if not parent:
+            await self._own.place(record, pid)
             return
         if not is_slice(parent):
             await self._files.place(pid, parent, _name(record))

@@ -7,7 +7,7 @@ org.freedesktop.systemd1(5), systemd.scope(5), systemd.slice(5).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from twisted.internet.endpoints import UNIXClientEndpoint
@@ -24,6 +24,9 @@ SLICE, SCOPE = ".slice", ".scope"
 _SYSTEMDS = "name=systemd"  # the hierarchy where systemd keeps units, unless it has the unified one alone
 _ATTEMPTS = 2  # a reload of systemd between the call and the scope's start loses the process
 _JOB_SECONDS = 10.0
+
+Properties = Mapping[str, tuple[str, object]]
+"""A unit's properties by name: each one's D-Bus type, and its value."""
 
 
 def is_slice(parent: str) -> bool:
@@ -58,11 +61,14 @@ class SystemdScopes:
         self._endpoint = endpoint or UNIXClientEndpoint(reactor, SOCKET)
         self._cgroups_of = cgroups_of
 
-    async def place(self, pid: int, parent: str, name: str, description: str = "") -> None:
+    async def place(
+        self, pid: int, parent: str, name: str, description: str = "", limits: Properties | None = None
+    ) -> None:
         """Put a process into the scope `name` below the slice that `parent` ends with. Idempotent.
 
         systemd makes a slice that is not there.
 
+        :param limits: more properties of the scope, each with its D-Bus type.
         :raise InvalidArgument: `parent` can't be a slice.
         :raise Unavailable: it is not there, for systemd refuses or the process has ended.
         """
@@ -71,7 +77,8 @@ class SystemdScopes:
         for _ in range(_ATTEMPTS):
             if self._is_there(pid, slice_unit, name):
                 return
-            problem = await self._start(pid, slice_unit, name, description)
+            properties = _properties(pid, slice_unit, description or name, limits or {})
+            problem = await self._start(name, properties)
         if not self._is_there(pid, slice_unit, name):
             reason = problem or "it is elsewhere"
             raise Unavailable(f"systemd has not put process {pid} below {slice_unit}: {reason}")
@@ -85,7 +92,7 @@ class SystemdScopes:
         counted = where.get("memory", units)
         return units.endswith(f"/{slice_unit}/{name}{SCOPE}") and f"/{slice_unit}/" in f"{counted}/"
 
-    async def _start(self, pid: int, slice_unit: str, name: str, description: str) -> str:
+    async def _start(self, name: str, properties: Sequence[tuple[str, tuple[str, object]]]) -> str:
         """Have systemd start the scope; return what went wrong."""
         results: dict[str, str] = {}  # by job
         changed = Notifier()
@@ -103,7 +110,6 @@ class SystemdScopes:
 
         bus = await Bus.connect(self._reactor, self._endpoint, signalled, lambda: None)
         auxiliary: list[object] = []
-        properties = _properties(pid, slice_unit, description or name)
         try:
             call = (f"{name}{SCOPE}", "fail", properties, auxiliary)
             (job,) = await bus.manager("StartTransientUnit", "ssa(sv)a(sa(sv))", call)
@@ -118,7 +124,9 @@ class SystemdScopes:
         """Do nothing: systemd removes a scope without processes by itself."""
 
 
-def _properties(pid: int, slice_unit: str, description: str) -> list[tuple[str, tuple[str, object]]]:
+def _properties(
+    pid: int, slice_unit: str, description: str, limits: Properties
+) -> list[tuple[str, tuple[str, object]]]:
     return [
         ("Description", ("s", description)),
         ("PIDs", ("au", [pid])),
@@ -129,4 +137,5 @@ def _properties(pid: int, slice_unit: str, description: str) -> list[tuple[str, 
         ("CPUAccounting", ("b", True)),
         ("MemoryAccounting", ("b", True)),
         ("TasksAccounting", ("b", True)),
+        *limits.items(),
     ]

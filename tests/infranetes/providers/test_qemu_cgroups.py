@@ -15,7 +15,9 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet.defer import gatherResults
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -23,13 +25,14 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu import cgroupfs
 from infranetes.providers.qemu.cgroupfs import CgroupFiles, Kills, hierarchies, kills, memberships, relative
+from infranetes.providers.qemu.own_slice import MOST_TASKS
 from infranetes.providers.qemu.pod_cgroups import PodCgroups, PodRoom
 from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.scopes import SystemdScopes, is_slice, slice_path
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
-from infranetes_common.systemd_bus import Bus
+from infranetes_common.systemd_bus import Bus, BusError
 from tests.support.systemd import Inside, Systemd, shared
 
 reactor = installed()
@@ -285,7 +288,7 @@ class UnifiedTests(TestCase):
         self.assertIn("ProtectControlGroups=no", error)
 
 
-class ScopeTests(Processes):
+class ScopeCase(Processes):
     """With a real systemd, which sees processes of its own namespace alone."""
 
     def setUp(self) -> None:
@@ -320,6 +323,10 @@ class ScopeTests(Processes):
         bus = await Bus.connect(reactor, Inside(self.manager), lambda *_: None, lambda: None)
         self.addCleanup(bus.close)
         return bus
+
+
+class ScopeTests(ScopeCase):
+    """Scopes below pods' slices."""
 
     async def test_a_process_is_below_its_pods_slice(self) -> None:
         pid = await deferToThread(self.inside)
@@ -447,11 +454,24 @@ class PodCgroupTests(CgroupCase):
         self.assertEqual(self.placement.why_ended(vm), "")
         await self.placement.forget(vm)
 
+    async def test_one_without_a_group_runs_on_where_systemd_does_not_answer(self) -> None:
+        class Scopes(SystemdScopes):
+            async def place(self, *_: object, **__: object) -> None:
+                raise Unavailable("systemd does not answer on its socket")
+
+        placement = PodCgroups(reactor, scopes=Scopes(reactor), booted=Path("/"))
+        with capturedLogs() as events:
+            for _ in range(2):
+                await placement.place(self.vm(""), 42)
+        (warning,) = [formatEvent(event) for event in events if event["log_level"] is LogLevel.warn]
+        self.assertIn("counts with the daemon", warning)
+        self.assertIn("systemd does not answer", warning)
+
     async def test_below_a_slice_it_is_systemd_who_puts_it_there(self) -> None:
         asked: list[tuple[int, str, str]] = []
 
         class Scopes(SystemdScopes):
-            async def place(self, pid: int, parent: str, name: str, description: str = "") -> None:
+            async def place(self, pid: int, parent: str, name: str, *_: object, **__: object) -> None:
                 asked.append((pid, parent, name))
 
         placement = PodCgroups(reactor, scopes=Scopes(reactor), booted=Path("/"))
@@ -490,3 +510,50 @@ class PodRoomTests(SynchronousTestCase):
         with capturedLogs() as events:
             self.assertEqual(self.room.group_of("s" * 32, "", Size(0, 1 << 30)), "")
         self.assertEqual(events, [])
+
+
+class OwnSliceTests(ScopeCase):
+    """VMs that have no pod's group, with a real systemd."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.placement = PodCgroups(reactor, scopes=self.scopes, booted=Path("/"))
+        token = self.name.partition("-")[2]
+        self.vm = VmRecord(token, "s" * 32, "c", "n", "10.0.0.2", 0.0)
+        self.own = f"/infranetes.slice/infranetes-vm-{token}.scope"
+
+    def unit_of(self, pid: int) -> str:
+        where = self.cgroups_of(pid)
+        return where.get("name=systemd", where.get(cgroupfs.UNIFIED, ""))
+
+    async def test_it_has_a_scope_of_its_own_with_a_limit(self) -> None:
+        pid = await deferToThread(self.inside)
+        for _ in range(2):
+            await self.placement.place(self.vm, pid)
+            self.assertTrue(self.unit_of(pid).endswith(self.own), self.unit_of(pid))
+        bus = await self.bus()
+        (path,) = await bus.manager("GetUnit", "s", (self.own.rpartition("/")[2],))
+        self.assertEqual((await bus.properties(path, "Scope"))["TasksMax"], MOST_TASKS)
+
+    async def test_a_pod_that_has_it_then_counts_it_in_its_group(self) -> None:
+        pid = await deferToThread(self.inside)
+        await self.placement.place(self.vm, pid)
+        await self.placement.place(attrs.evolve(self.vm, cgroup_parent=self.slice), pid)
+        self.assert_placed(pid)
+        await self.gone(self.own.rpartition("/")[2])
+
+    async def test_with_the_vm_its_scope_ends_though_the_daemon_that_made_it_was_killed(self) -> None:
+        pid = await deferToThread(self.inside)
+        await self.placement.place(self.vm, pid)
+        kill(self.outside[pid])
+        await self.gone(self.own.rpartition("/")[2])
+
+    async def gone(self, unit: str) -> None:
+        """Wait until systemd has forgotten it."""
+        bus = await self.bus()
+        while True:
+            try:
+                await bus.manager("GetUnit", "s", (unit,))
+            except BusError:
+                return
+            await deferLater(reactor, 0.05, lambda: None)
