@@ -99,7 +99,7 @@ setup(
     package_data={
         "infranetes_common": ["py.typed"],
         "infranetes_common.wire": ["descriptors.binpb"],
-        "infranetes": ["**/*.json", "**/*.sql", "**/*.toml", "**/*.sh", "**/*.in", "py.typed"],
+        "infranetes": ["**/*.json", "**/*.sql", "**/*.toml", "**/*.sh", "**/*.in", "**/*.css", "py.typed"],
         "vmserver": ["**/*.json", "**/*.toml", "**/*.in", "py.typed"],
         "txgrpc": ["py.typed"],
     },

@@ -37,6 +37,7 @@ class MetricsConfig:
     """Where the daemon's metrics are served. Empty: nowhere."""
 
     listen: str = attrs.field(default="", validator=_is_address)  # an address with a port; port 0: any
+    page: bool = False  # true: a page for people too, at the same address
     # Files in PEM: the certificate, with those between it and its CA, and its key. Empty: plain HTTP.
     certificate: str = attrs.field(default="", validator=_is_path)
     key: str = attrs.field(default="", validator=_is_path)
@@ -53,6 +54,11 @@ def metrics_faults(found: MetricsConfig) -> list[str]:
     faults = []
     if bool(found.certificate) != bool(found.key):
         faults.append("metrics.certificate: it and metrics.key have to be given together")
-    if not found.listen and (found.certificate or found.token_file):
+    if not found.listen and (found.page or found.certificate or found.token_file):
         faults.append("metrics.listen: it has to say at which address this is served")
+    elif found.page and not found.token_file and not ip_address(found.address[0]).is_loopback:
+        faults.append(
+            "metrics.page: the page shows the names of pods and the errors; at an address that is not the "
+            "node's own, such as 127.0.0.1:9475, it needs metrics.token_file"
+        )
     return faults

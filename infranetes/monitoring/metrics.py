@@ -61,6 +61,7 @@ class Metrics:
     def know(self, provider: str) -> None:
         """Show a provider's metrics, for rates, before the first of what they count."""
         for kind in LaunchKind:
+            self._launch.labels(provider, kind.value)
             for outcome in ("ready", "failed"):
                 self._launches.labels(provider, kind.value, outcome)
         self._agents_lost.labels(provider)

@@ -17,13 +17,17 @@ from twisted.logger import Logger
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.web.resource import Resource
+from twisted.web.server import Request
 
 from infranetes.monitoring.access import Token, _thd_read_tls, _thd_read_token
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.monitoring.gauges import node_gauges
 from infranetes.monitoring.lag import ReactorLag
 from infranetes.monitoring.metrics import GaugeCollector, Metrics
-from infranetes.monitoring.resources import QuietSite, Shown, exposition, healthy, readiness
+from infranetes.monitoring.overview import overview
+from infranetes.monitoring.page import CSS, HTML, _thd_page, style
+from infranetes.monitoring.recent_warnings import RecentWarnings
+from infranetes.monitoring.resources import Content, QuietSite, Shown, exposition, healthy, readiness
 from infranetes.pods.context import NodeContext
 from infranetes_common.concurrency import deferred, run_in_thread
 from infranetes_common.errors import FailedPrecondition
@@ -58,6 +62,7 @@ class Monitoring(Service):
         for name in node.sides:
             metrics.know(name)
         self._lag = ReactorLag(reactor, metrics.lag.observe)
+        self._warnings = RecentWarnings()
         self._ports: list[IListeningPort] = []
 
     @deferred
@@ -86,6 +91,8 @@ class Monitoring(Service):
             ) from None
         self._ports.append(listening)
         self._lag.startService()
+        if config.page:
+            self._warnings.start()
         _log.info(
             "metrics are served on {scheme}://{address}:{port}/metrics",
             scheme="https" if config.certificate else "http",
@@ -99,6 +106,7 @@ class Monitoring(Service):
         Service.stopService(self)
         if self._lag.running:
             self._lag.stopService()
+        self._warnings.stop()
         while self._ports:
             await maybeDeferred(self._ports.pop().stopListening)
 
@@ -108,4 +116,14 @@ class Monitoring(Service):
         root.putChild(b"readyz", Shown(readiness(lambda: self._node.trouble), token))
         metrics = exposition(self._reactor, self._metrics.registry, self._gauges.refresh)
         root.putChild(b"metrics", Shown(metrics, token))
+        if self._config.page:
+            root.putChild(b"", Shown(self._page, token))
+            root.putChild(b"style.css", Shown(self._style, token))
         return root
+
+    async def _page(self, request: Request) -> Content:
+        shown = overview(self._node, self._metrics.launches, self._warnings.kept)
+        return Content(await run_in_thread(self._reactor, _thd_page, shown), HTML)
+
+    async def _style(self, request: Request) -> Content:
+        return Content(await run_in_thread(self._reactor, style), CSS)

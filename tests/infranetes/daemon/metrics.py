@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.infranetes.daemon.case import DaemonCase
-from tests.infranetes.monitoring.http import get
+from tests.infranetes.monitoring.client import get
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -19,7 +19,7 @@ class MetricsCase(DaemonCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.config["metrics"] = {"listen": "127.0.0.1:0"}
+        self.config["metrics"] = {"listen": "127.0.0.1:0", "page": True}
 
     @property
     def url(self) -> str:

@@ -8,7 +8,7 @@ import time
 from infranetes_common.wire import cri
 from infranetes_simulation.provider.settings import BEHAVIOUR_ANNOTATION, FAILS
 from tests.infranetes.daemon.metrics import MetricsCase
-from tests.infranetes.monitoring.http import get
+from tests.infranetes.monitoring.client import get
 from txgrpc import GrpcError
 
 RUNTIME = "runtime.v1.RuntimeService"
@@ -48,6 +48,9 @@ class MetricsTests(MetricsCase):
         self.assertEqual(value("containers", state="running"), 1)
         self.assertEqual(value("agents", provider="simulated", reach="live"), 1)
         self.assertGreater(found["process_resident_memory_bytes", frozenset()], 1_000_000)
+        page = (await get(self.url)).body
+        for words in ("default/web", sandbox[:13], "10.89.", "1 of 1 run", "default/bad", "request: "):
+            self.assertIn(words, page)
 
     async def test_ready_as_status_says(self) -> None:
         await self.start()

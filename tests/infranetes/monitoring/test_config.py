@@ -44,4 +44,9 @@ class MetricsConfigTests(SynchronousTestCase):
         self.assertRefused("metrics.token_file", listen="127.0.0.1:0", token_file="token")
 
     def test_what_needs_an_address_is_refused_without_one(self) -> None:
-        self.assertRefused("metrics.listen", token_file="/etc/token")
+        self.assertRefused("metrics.listen", page=True)
+
+    def test_the_page_is_open_to_the_node_alone_unless_a_token_is_asked_for(self) -> None:
+        self.assertTrue(self.load(listen="127.0.0.1:0", page=True).page)
+        self.assertRefused("metrics.token_file", listen="0.0.0.0:9475", page=True)
+        self.assertTrue(self.load(listen="0.0.0.0:9475", page=True, token_file="/etc/token").page)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import base64
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,13 @@ from infranetes.monitoring.config import MetricsConfig
 from infranetes.monitoring.metrics import Metrics
 from infranetes.monitoring.service import Monitoring
 from infranetes.observer import Launch, LaunchKind, LaunchStep
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.records import SandboxRecord
+from infranetes.pods.sandbox_vm import machine_for
+from infranetes.pods.states import SandboxState
 from infranetes_common.concurrency import deferred
-from infranetes_common.errors import FailedPrecondition
-from tests.infranetes.monitoring.http import Answer, get
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted
+from tests.infranetes.monitoring.client import Answer, get
 from tests.infranetes.pods.fakes import FakeNode, pod
 from tests.txgrpc.certificates import Authority
 
@@ -185,3 +191,51 @@ class AccessTests(MonitoringCase):
         error = await self.assertFailure(deferred(self.serve)(listen=taken), FailedPrecondition)
         self.assertIn("metrics.listen", str(error))
         self.assertIn(taken, str(error))
+
+
+class PageTests(MonitoringCase):
+    """The page, where it is asked for."""
+
+    @deferred
+    async def test_it_shows_the_node_as_it_is(self) -> None:
+        url = await self.serve(page=True)
+        self.world.provider_ready()
+        self.world.node.observer = self.metrics
+        await self.world.sandboxes.run(pod("front"), "")
+        self.world.provider.launch_error = ResourceExhausted("no room for <one> more")
+        await self.assertFailure(deferred(self.world.sandboxes.run)(pod("back"), ""), ResourceExhausted)
+        answer = await get(url)
+        self.assertEqual((answer.status, answer.headers["Content-Type"]), (200, "text/html; charset=utf-8"))
+        for words in (
+            "default/front",
+            "10.0.0.1",
+            "request: resource_exhausted",
+            "no room for &lt;one&gt; more",
+        ):
+            self.assertIn(words, answer.body)
+        self.assertIn("failed to launch", answer.body)  # the log's warning
+        self.assertEqual((await get(url + "style.css")).headers["Content-Type"], "text/css; charset=utf-8")
+
+    @deferred
+    async def test_without_the_token_it_is_not_shown_and_browsers_ask_for_it(self) -> None:
+        url = await self.serve(page=True, token_file=self.file(SECRET))
+        answer = await get(url)
+        self.assertEqual(answer.status, 401)
+        self.assertNotIn("fake", answer.body)
+        self.assertIn("Basic", answer.headers["WWW-Authenticate"])
+        password = base64.b64encode(f"me:{SECRET}".encode()).decode()
+        self.assertEqual((await get(url, {"Authorization": f"Basic {password}"})).status, 200)
+
+    @deferred
+    async def test_many_pods_and_scrapes_keep_the_reactor_from_nothing(self) -> None:
+        """The harness fails a test in which a callback blocks it."""
+        url = await self.serve(page=True)
+        self.world.provider_ready()
+        node = self.world.node
+        for number in range(600):
+            config, id = pod(f"p{number}").SerializeToString(), f"{number:032}"
+            record = SandboxRecord(id, id, SandboxState.READY, f"p{number}", config, "", number)
+            node.inventory.add(Sandbox(record, partial(machine_for, node)))
+        page, metrics = await get(url), await get(url + "metrics")
+        self.assertIn("100 older ones are not shown.", page.body)
+        self.assertIn('infranetes_sandboxes{provider="fake",state="ready"} 600.0', metrics.body)

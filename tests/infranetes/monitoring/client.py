@@ -7,6 +7,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from email.message import Message
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -36,9 +37,13 @@ def get(
     def ask() -> Answer:
         try:
             with urllib.request.urlopen(request, timeout=60, context=trust) as response:  # noqa: S310
-                return Answer(response.status, dict(response.headers), response.read().decode())
+                return Answer(response.status, _joined(response.headers), response.read().decode())
         except urllib.error.HTTPError as error:
             with error:
-                return Answer(error.code, dict(error.headers), error.read().decode())
+                return Answer(error.code, _joined(error.headers), error.read().decode())
 
     return deferToThread(ask)
+
+
+def _joined(headers: Message) -> Mapping[str, str]:
+    return {name: ", ".join(headers.get_all(name, [])) for name in headers}

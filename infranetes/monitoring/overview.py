@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the page shows, as values, which are taken in the reactor's thread: another one makes the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from infranetes.cri.status import runtime_version
+from infranetes.machines.pool import Pool
+from infranetes.monitoring.recent_warnings import Warned
+from infranetes.observer import Launch
+from infranetes.pods.context import NodeContext
+from infranetes.pods.inventory import Sandbox
+from infranetes.pods.states import ContainerState
+
+MAX_PODS = 500  # that are shown; the newest
+
+
+@attrs.frozen
+class Provider:
+    """A provider. :ivar trouble: why it can't be asked for VMs; "": it can."""
+
+    name: str
+    trouble: str
+    pods: int
+    orphans: int
+
+
+@attrs.frozen
+class Pod:
+    """A pod and its VM. :ivar message: what is wrong, for people; "": nothing is known."""
+
+    id: str
+    name: str
+    state: str
+    created_at: float
+    running: int
+    containers: int
+    provider: str
+    vm: str
+    size: str
+    address: str
+    reach: str
+    message: str
+
+
+@attrs.frozen
+class PoolState:
+    """A pool. :ivar handler: whose pods may have its VMs; "": those of all others."""
+
+    handler: str
+    wanted: int
+    states: tuple[tuple[str, int], ...]
+    drained: bool
+    trouble: str
+
+
+@attrs.frozen
+class Overview:
+    """Everything. :ivar trouble: why no pod can be run; "": they can."""
+
+    now: float
+    cluster: str
+    node: str
+    version: str
+    trouble: str
+    providers: Sequence[Provider]
+    pods: Sequence[Pod]
+    more_pods: int  # that are not shown
+    launches: Sequence[Launch]  # the newest first
+    pools: Sequence[PoolState]
+    warnings: Sequence[Warned]  # the newest first
+
+
+def overview(node: NodeContext, launches: Iterable[Launch], warnings: Iterable[Warned]) -> Overview:
+    """Return it as it is now."""
+    sandboxes = sorted(node.inventory, key=lambda one: one.record.created_at, reverse=True)
+    count = Counter(node.side_of(one.record).name for one in sandboxes)
+    sides = node.sides.values()
+    return Overview(
+        now=node.clock.seconds(),
+        cluster=node.names.cluster,
+        node=node.names.node,
+        version=runtime_version(),
+        trouble=node.trouble,
+        providers=[Provider(side.name, side.trouble, count[side.name], len(side.orphans)) for side in sides],
+        pods=[_pod(node, one) for one in sandboxes[:MAX_PODS]],
+        more_pods=max(len(sandboxes) - MAX_PODS, 0),
+        launches=list(launches)[::-1],
+        pools=[_pool(pool) for pool in node.all_pools() if pool.wanted or pool.members or pool.drained],
+        warnings=list(warnings)[::-1],
+    )
+
+
+def _pod(node: NodeContext, sandbox: Sandbox) -> Pod:
+    record, instance, watch = sandbox.record, sandbox.instance, sandbox.watch
+    states = [one.state for one in sandbox.containers.values()]
+    return Pod(
+        id=sandbox.id,
+        name=sandbox.pod,
+        state=sandbox.state.value,
+        created_at=record.created_at / 1e9,
+        running=states.count(ContainerState.RUNNING),
+        containers=len(states),
+        provider=node.side_of(record).name,
+        vm=record.instance_id,
+        size=instance.size if instance is not None else "",
+        address=record.address,
+        reach=watch.reach.value if watch is not None else "",
+        message=sandbox.interrupted or record.message or (watch.trouble if watch is not None else ""),
+    )
+
+
+def _pool(pool: Pool) -> PoolState:
+    states = Counter(member.state.value for member in pool.members.values())
+    return PoolState(
+        pool.purpose.handler, pool.wanted, tuple(sorted(states.items())), pool.drained, pool.trouble
+    )

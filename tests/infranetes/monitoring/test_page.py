@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page: what is on it, that nothing on it runs, and that many pods hold nobody up."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.monitoring.overview import Overview, Pod, PoolState, Provider
+from infranetes.monitoring.page import _thd_page, style
+from infranetes.monitoring.recent_warnings import Warned
+from infranetes.observer import Launch, LaunchKind, LaunchStep
+
+EVIL = "<script>alert('x')</script>\"&"
+STEPS = ((LaunchStep.REQUEST, 1.0), (LaunchStep.BOOT, 2.0), (LaunchStep.AGENT, 1.0))
+
+
+def pod(name: str, message: str = "") -> Pod:
+    return Pod(
+        "0123456789abcdef", name, "ready", 1000.0, 1, 2, "aws", "i-1", "m5.large", "10.0.0.1", "live", message
+    )
+
+
+def launch(pod: str = "default/web", reason: str = "", message: str = "") -> Launch:
+    return Launch("0123456789abcdef", pod, "aws", LaunchKind.NEW, 1000.0, STEPS, reason, message)
+
+
+EMPTY = Overview(4600.0, "east", "node-1", "1.0", "", [Provider("aws", "", 0, 0)], [], 0, [], [], [])
+
+
+class Elements(HTMLParser):
+    """Every element of a document with its attributes, and all text."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + "\n"
+
+
+class PageTests(SynchronousTestCase):
+    """Pages of overviews."""
+
+    def page(self, shown: Overview) -> Elements:
+        return Elements(_thd_page(shown))
+
+    def test_a_node_without_anything(self) -> None:
+        text = self.page(EMPTY).text
+        for words in ("node-1", "ready", "There are no pods.", "None since the daemon started."):
+            self.assertIn(words, text)
+
+    def test_pods_launches_the_pool_and_errors(self) -> None:
+        shown = attrs.evolve(
+            EMPTY,
+            trouble="the cloud refuses the credentials",
+            pods=[pod("default/web", "the agent is away")],
+            more_pods=7,
+            launches=[launch(), launch("default/bad", "resource_exhausted", "the quota is full")],
+            pools=[PoolState("gpu", 3, (("booting", 1), ("idle", 2)), False, "no capacity")],
+            warnings=[Warned(4590.0, "warn", "something is strange")],
+        )
+        text = self.page(shown).text
+        for words in (
+            "not ready",
+            "the cloud refuses the credentials",
+            "Pods and their VMs (8)",
+            "default/web",
+            "1 of 2 run",
+            "10.0.0.1",
+            "i-1 (aws)",
+            "the agent is away",
+            "7 older ones are not shown.",
+            "agent: resource_exhausted",
+            "the quota is full",
+            "gpu",
+            "1 booting, 2 idle",
+            "no capacity",
+            "10 s ago",
+            "something is strange",
+        ):
+            self.assertIn(words, text)
+
+    def test_a_launch_is_a_bar_of_its_steps_to_the_scale_of_the_longest(self) -> None:
+        half = attrs.evolve(launch(), steps=((LaunchStep.BOOT, 2.0),))
+        elements = self.page(attrs.evolve(EMPTY, launches=[launch(), half])).elements
+        bars = [attributes for tag, attributes in elements if tag == "rect"]
+        self.assertEqual(
+            [(bar["class"], bar["x"], bar["width"]) for bar in bars],
+            [
+                ("request", "0.0", "150.0"),
+                ("boot", "150.0", "300.0"),
+                ("agent", "450.0", "150.0"),
+                ("boot", "0.0", "300.0"),
+            ],
+        )
+
+    def test_launches_that_took_no_time(self) -> None:
+        page = self.page(
+            attrs.evolve(EMPTY, launches=[attrs.evolve(launch(), steps=((LaunchStep.BOOT, 0.0),))])
+        )
+        self.assertIn(("rect"), [tag for tag, _ in page.elements])
+
+    def test_every_text_is_escaped(self) -> None:
+        evil = attrs.evolve(
+            EMPTY,
+            node=EVIL,
+            cluster=EVIL,
+            trouble=EVIL,
+            providers=[Provider(EVIL, EVIL, 0, 0)],
+            pods=[attrs.evolve(pod(EVIL, EVIL), id=EVIL, vm=EVIL, size=EVIL, address=EVIL)],
+            launches=[launch(EVIL, EVIL, EVIL), attrs.evolve(launch(""), id=EVIL)],
+            pools=[PoolState(EVIL, 0, (), False, EVIL)],
+            warnings=[Warned(0.0, "warn", EVIL)],
+        )
+        page = self.page(evil)
+        tags = {tag for tag, _ in page.elements}
+        self.assertNotIn("script", tags)
+        self.assertGreater(page.text.count(EVIL), 10)
+        attributes = [each for _, given in page.elements for each in given]
+        self.assertEqual([each for each in attributes if each.startswith("on")], [])
+
+    def test_it_loads_nothing_but_its_style(self) -> None:
+        page = self.page(attrs.evolve(EMPTY, pods=[pod("default/web")], launches=[launch()]))
+        given = [attributes for _, attributes in page.elements]
+        links = {value for each in given for name, value in each.items() if name in ("src", "href")}
+        self.assertEqual(links, {"style.css", "metrics"})
+        self.assertEqual([each for each in given if "style" in each], [])
+        self.assertNotIn(b"url(", style())
+        self.assertNotIn(b"@import", style())
+
+    def test_the_style_knows_every_step(self) -> None:
+        for step in LaunchStep:
+            self.assertIn(f"rect.{step.value} ".encode(), style())
