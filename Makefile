@@ -121,6 +121,10 @@ delegate-tools: | apt-base ## Build containerd 2 and CRI-O into build/tools (onc
 	$(call need,$(APT_DELEGATES))
 	@PYTHON=$(PYTHON) tests/delegates/tools
 
+.PHONY: promtool
+promtool: | apt-base ## Build Prometheus' promtool into build/tools (once, some minutes), for the tests of contrib/'s alerts: .venv/bin/trial tests.contrib
+	@PYTHON=$(PYTHON) tests/contrib/tools
+
 # today: some tests with real VMs have their days in turn.
 DAY ?= all
 
