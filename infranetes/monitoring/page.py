@@ -18,7 +18,7 @@ HTML = "text/html; charset=utf-8"
 CSS = "text/css; charset=utf-8"
 REFRESH_SECONDS = 10
 _SHORT = 13  # characters of an id, as crictl shows it
-_WIDTH, _HEIGHT = 600, 14  # of a launch's bar, in pixels
+_WIDTH, _HEIGHT = 500, 14  # of a launch's bar, in pixels
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _KINDS = {LaunchKind.NEW: "new VM", LaunchKind.CLAIMED: "VM was there", LaunchKind.POOL: "for the pool"}
 

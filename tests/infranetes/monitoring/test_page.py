@@ -95,10 +95,10 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(
             [(bar["class"], bar["x"], bar["width"]) for bar in bars],
             [
-                ("request", "0.0", "150.0"),
-                ("boot", "150.0", "300.0"),
-                ("agent", "450.0", "150.0"),
-                ("boot", "0.0", "300.0"),
+                ("request", "0.0", "125.0"),
+                ("boot", "125.0", "250.0"),
+                ("agent", "375.0", "125.0"),
+                ("boot", "0.0", "250.0"),
             ],
         )
 
