@@ -7,9 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
+
+try:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    from infranetes.tracing import exported as _exported  # noqa: F401
+except Exception as error:  # not in Debian 12, nor for its protobuf where it is new
+    MISSING = f"infranetes[tracing] and opentelemetry-proto are needed: {error}"
+else:
+    MISSING = ""
 
 
 @attrs.frozen
