@@ -44,12 +44,17 @@ def needed() -> list[str]:
     return sorted(names)
 
 
+def base(suite: str) -> Path:
+    """The tar of a release's root, with what is needed."""
+    return cleanroot.base(needed(), suite, "build")
+
+
 class Suite:
     """A root of a release of Debian with this tree in it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._root = CleanRoot(cleanroot.base(needed(), name, "build"))
+        self._root = CleanRoot(base(name))
         self._begun = time.monotonic()
 
     def remove(self) -> None:

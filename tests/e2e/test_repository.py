@@ -12,7 +12,7 @@ from pathlib import Path
 
 from twisted.trial import unittest
 
-from tests.e2e import cleanroot
+from tests.e2e import cleanroot, suites
 from tests.e2e.booted import Booted
 from tests.e2e.cleanroot import TREE
 from tests.e2e.test_package import PACKAGES, START_SECONDS
@@ -21,7 +21,7 @@ KEYRING = "/etc/apt/keyrings/infranetes.gpg"
 
 
 class RepositoryTests(unittest.SynchronousTestCase):
-    """Each in a Debian that has the packages' dependencies, with the repository in its `/repo`."""
+    """Each in a Debian that has the packages' dependencies already, with the repository in its `/repo`."""
 
     timeout = 900
 
@@ -44,7 +44,11 @@ class RepositoryTests(unittest.SynchronousTestCase):
 
     def root(self, release: str) -> cleanroot.CleanRoot:
         """A root of that release whose apt knows the repository alone."""
-        root = cleanroot.CleanRoot(cleanroot.base(cleanroot.depends(*PACKAGES), release))
+        if release == cleanroot.RELEASE:
+            tar = cleanroot.base(cleanroot.depends(*PACKAGES))
+        else:  # what `make test-suite` has made
+            tar = suites.base(release)
+        root = cleanroot.CleanRoot(tar)
         self.addCleanup(root.remove)
         self.make_repository(root)
         for old in (root.path / "etc/apt").glob("sources.list*"):
@@ -56,7 +60,8 @@ class RepositoryTests(unittest.SynchronousTestCase):
 
     def check_first_start(self, release: str) -> None:
         root = self.root(release)
-        for command in (("update",), ("install", "--yes", "--no-install-recommends", "infranetes")):
+        install = ("install", "--yes", "--no-install-recommends", "infranetes", "infranetes-simulation")
+        for command in (("update",), install):
             done = root.run("apt-get", *command)
             self.assertEqual(done.returncode, 0, done.stdout)
         system = Booted(root)
@@ -77,6 +82,11 @@ class RepositoryTests(unittest.SynchronousTestCase):
         self.assertIn("apt-get install", status())
         self.assertEqual(system.systemctl("is-active", "infranetes"), "active")
         self.assertEqual(system.systemctl("show", "--property=NRestarts", "--value", "infranetes"), "0")
+        # The package's own test, as autopkgtest runs it.
+        shutil.copytree(TREE / "debian/tests", system.path("opt/tests"))
+        ran = system.run("/opt/tests/pod-simulated", timeout=180)
+        self.assertEqual(ran.returncode, 0, ran.stdout)
+        self.assertIn("is ready at", ran.stdout)
 
     def test_debian_12_has_a_service_that_waits_for_an_image_and_says_so(self) -> None:
         self.check_first_start("bookworm")
