@@ -19,7 +19,7 @@ from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.pod_network import load_subnet, save_subnet
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.template import PARTS, Template
-from infranetes_common.errors import FailedPrecondition, ResourceExhausted
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 
 COMMAND_LINE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 1024, 8192, 4)
 TOKEN = "0123456789abcdef" * 2
@@ -151,6 +151,13 @@ class HostTests(SynchronousTestCase):
         with self.assertRaises(FailedPrecondition) as caught:
             host_checks.qemu_user("no-such-user")
         self.assertIn("useradd --system", str(caught.exception))
+
+    def test_a_program_that_is_not_installed_yet_is_waited_for_and_its_package_named(self) -> None:
+        self.patch(host_checks, "_PROGRAMS", {"no-such-program": "its-package"})
+        self.patch(os, "geteuid", lambda: 0)
+        with self.assertRaises(Unavailable) as caught:
+            host_checks.check_rights()
+        self.assertIn("apt-get install its-package", str(caught.exception))
 
     def test_one_daemon_at_a_time(self) -> None:
         paths = ProviderPaths(Path(self.mktemp()), Path(self.mktemp()))
