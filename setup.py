@@ -51,7 +51,8 @@ EXTRAS = {
     "aws": ["botocore>=1.29"],
     "tracing": TRACING,
     "vsphere": ["pyvmomi>=6.7.1"],
-    "bench": ["grpcio>=1.51", "matplotlib>=3.6"],
+    # The last three are only measured: see docs/dependencies.md.
+    "bench": ["grpcio>=1.51", "matplotlib>=3.6", "docker>=5.0", "grpclib>=0.4.7", "pyroute2>=0.7.2"],
     # Exact: another release of these finds other faults.
     "lint": ["ruff==0.17.5", "mypy==2.4.1", "mypy-zope==1.0.17", "types-protobuf", "types-PyYAML"],
 }

@@ -53,6 +53,7 @@ BENCHES = {
     "proxies": ("bench.proxies", "the same 10,000 Services in a VM's rules and in kube-proxy's"),
     "hop": ("bench.hop", "calls for containerd's pods, direct and through the daemon"),
     "rpc": ("bench.rpc", "txgrpc against grpcio"),
+    "libraries": ("bench.libraries", "libraries that are not used, beside what is in their place"),
 }
 _CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere")
 # Variants of a bench, chosen in place of what it does by default.
@@ -68,6 +69,7 @@ CHOICES = {
     ),
     "volumes": ("aws", "gcp", "vsphere"),
     "launches": ("azure", "vsphere"),
+    "libraries": ("emulated",),
 }
 DEFAULT_JSON = Path("build/bench.json")
 

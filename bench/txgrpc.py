@@ -18,12 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = "/txgrpc.bench.Bench/Echo"
 IDLE = 500
+SERVERS = ("txgrpc", "grpcio")
 
 
 def serve_txgrpc(socket: str) -> None:
@@ -67,6 +69,31 @@ def serve_grpcio(socket: str) -> None:
         server.add_insecure_port(f"unix:{socket}")
         await server.start()
         await server.wait_for_termination()
+
+    asyncio.run(main())
+
+
+def serve_grpclib(socket: str) -> None:
+    """Echo by grpclib's asyncio server, until killed."""
+    import asyncio
+
+    from grpclib.const import Cardinality, Handler
+    from grpclib.server import Server
+
+    message, _ = describe()
+
+    class Bench:
+        async def echo(self, stream: Any) -> None:
+            request = await stream.recv_message()
+            await stream.send_message(message(text=request.text))
+
+        def __mapping__(self) -> dict[str, Handler]:
+            return {PATH: Handler(self.echo, Cardinality.UNARY_UNARY, message, message)}
+
+    async def main() -> None:
+        server = Server([Bench()])
+        await server.start(path=socket)
+        await server.wait_closed()
 
     asyncio.run(main())
 
@@ -186,21 +213,23 @@ def _idle(socket: str, server: Any) -> dict[str, int]:
     return {"server_bytes": of_server, "client_bytes": of_client}
 
 
-def run(seconds: float = 4.0, in_flight: int = 32, rounds: int = 3) -> dict[str, Any]:
-    """The figures: medians over the rounds."""
-    results: dict[str, list[dict[str, float]]] = {"txgrpc": [], "grpcio": []}
+def run(
+    seconds: float = 4.0, in_flight: int = 32, rounds: int = 3, servers: Sequence[str] = SERVERS
+) -> dict[str, Any]:
+    """The figures: medians over the rounds. :param servers: txgrpc, and what it is compared with."""
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
     memory: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as directory:
         sockets = {name: os.path.join(directory, name) for name in results}
-        servers = {name: _child(name, sockets[name]) for name in results}
+        processes = {name: _child(name, sockets[name]) for name in results}
         try:
             for _ in range(rounds):
                 for name, figures in results.items():
-                    figures.append(_measure(servers[name], sockets[name], seconds, in_flight))
-            memory = {f"{name}_server_bytes": resident(process.pid) for name, process in servers.items()}
-            idle_bytes = _idle(sockets["txgrpc"], servers["txgrpc"])
+                    figures.append(_measure(processes[name], sockets[name], seconds, in_flight))
+            memory = {f"{name}_server_bytes": resident(process.pid) for name, process in processes.items()}
+            idle_bytes = _idle(sockets["txgrpc"], processes["txgrpc"])
         finally:
-            for process in servers.values():
+            for process in processes.values():
                 process.kill()
                 process.wait()
     found: dict[str, Any] = {
@@ -210,7 +239,8 @@ def run(seconds: float = 4.0, in_flight: int = 32, rounds: int = 3) -> dict[str,
         }
         for name, figures in results.items()
     }
-    found["ratio"] = round(found["txgrpc"]["calls_per_second"] / found["grpcio"]["calls_per_second"], 2)
+    ours, theirs = (found[name]["calls_per_second"] for name in servers)
+    found["ratio"] = round(ours / theirs, 2)
     found["in_flight"] = in_flight
     found["resident"] = memory
     found["idle_connection"] = idle_bytes
@@ -231,7 +261,13 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-ROLES: dict[str, Any] = {"txgrpc": serve_txgrpc, "grpcio": serve_grpcio, "client": client, "idle": idle}
+ROLES: dict[str, Any] = {
+    "txgrpc": serve_txgrpc,
+    "grpcio": serve_grpcio,
+    "grpclib": serve_grpclib,
+    "client": client,
+    "idle": idle,
+}
 
 
 def main() -> None:
