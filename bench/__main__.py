@@ -74,7 +74,8 @@ CHOICES = {
 DEFAULT_JSON = Path("build/bench.json")
 
 
-async def _run(reactor: IReactor, names: list[str], setup: Setup, json: Path) -> None:
+async def run_benches(reactor: IReactor, names: list[str], setup: Setup, json: Path) -> None:
+    """Take the figures, print them, and keep and draw them beside `json`."""
     report = Report(setup)
     failed = False
     for name in names:
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str]) -> None:
         isolation.go_inside(arguments)
     isolation.settle_in()
     setup = Setup(given.accelerator, given.image_dir)
-    react(lambda reactor: start(_run(reactor, given.names, setup, given.json)))
+    react(lambda reactor: start(run_benches(reactor, given.names, setup, given.json)))
 
 
 if __name__ == "__main__":

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import io
 import re
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from unittest import SkipTest, mock
 from xml.etree import ElementTree
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from bench import history
-from bench.__main__ import main
-from bench.figures import Figure, Missing
+from bench.__main__ import BENCHES, main, run_benches
+from bench.figures import Figure, Missing, Report
 from bench.plots import Plot, Point, Row, draw, plots, written
+from bench.setup import Setup
+from infranetes_common.concurrency import start
 
 TREE = Path(__file__).resolve().parents[2]
 SMALL = 100 * 1024
@@ -148,6 +151,34 @@ class CommandTests(SynchronousTestCase):
         path = Path(self.mktemp())
         path.write_text("{}")
         self.assertIn("has no figures", str(self.assertRaises(SystemExit, main, ["--draw", str(path)])))
+
+
+class RunTests(SynchronousTestCase):
+    """A run of benches."""
+
+    def test_its_figures_are_kept_and_drawn_with_those_of_runs_before(self) -> None:
+        if find_spec("matplotlib") is None:
+            raise SkipTest("matplotlib is missing: pip install matplotlib")
+        path = Path(self.mktemp()).absolute() / "bench.json"
+        history.add(history.beside(path), run(Figure("waits", NAME, 2.5, "s")))
+
+        async def take(reactor: object, report: Report) -> None:
+            report.add("waits", NAME, 1.5, "s")
+
+        module = ModuleType("bench.pretended")
+        module.run = take  # type: ignore[attr-defined]
+        with (
+            mock.patch.dict("sys.modules", {"bench.pretended": module}),
+            mock.patch.dict(BENCHES, {"waits": ("bench.pretended", "what a user waits for")}),
+            redirect_stderr(io.StringIO()),
+            redirect_stdout(io.StringIO()),
+        ):
+            # A bench that waits for nothing has no use for a reactor.
+            self.successResultOf(start(run_benches(object(), ["waits"], Setup(), path)))  # type: ignore[arg-type]
+        self.assertEqual(len(history.read(history.beside(path))), 2)
+        found = texts((path.with_suffix("") / "waits-times.svg").read_text())
+        self.assertIn("1.50 s", found)
+        self.assertIn("earlier runs", found)
 
 
 class DocsTests(SynchronousTestCase):
