@@ -14,9 +14,48 @@ from tests.harness.tools import need
 from tests.infranetes.daemon import confined
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.unit import UNIT, UnitProgram
+from tests.support.oci import busybox
+from tests.support.registry import Registry
 
 MOST_EXPOSED = 3.0
 PAGE = ROOT / "docs" / "threat-model.md"
+
+# Reads a volume as soon as there is something in it.
+_READS = """
+import sys, time
+from pathlib import Path
+print("ready", flush=True)
+until = time.monotonic() + 100
+while not list(Path(sys.argv[1]).iterdir()) and time.monotonic() < until:
+    time.sleep(0.05)
+print([each.name for each in Path(sys.argv[1]).iterdir()])
+"""
+
+# Pulls an image with skopeo, and has its layers made disks.
+_PULLS = """
+import sys
+from pathlib import Path
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from infranetes.images import ImagesConfig, ImageStore
+
+async def main(directory, reference):
+    config = ImagesConfig(insecure_registries=(reference.partition("/")[0],))
+    store = ImageStore(reactor, directory / "images", config)
+    await store.start()
+    try:
+        image = await store.pull(reference)
+        print(len(await store.disks(image.id)), "layers")
+    except Exception as error:
+        print(error)
+    finally:
+        await store.stop()
+        reactor.stop()
+
+work = main(Path(sys.argv[1]), sys.argv[2])
+reactor.callWhenRunning(lambda: Deferred.fromCoroutine(work))
+reactor.run()
+"""
 
 
 def capabilities() -> set[str]:
@@ -85,3 +124,43 @@ class SandboxTests(TestCase):
         for name in sorted(capabilities()):
             said = await deferToThread(self.tried_without, name)
             self.assertRegex(said, rf"\A{name.lower()}: .+\ndone\n\Z")
+
+
+class MountTests(TestCase):
+    timeout = 300
+
+    async def test_what_kubelet_mounts_while_it_runs_is_seen(self) -> None:
+        """Such as the tmpfs of a Secret."""
+        program = UnitProgram(_READS)
+        self.addCleanup(program.remove)
+        volume = program.directory / "volume"
+        volume.mkdir()
+
+        def mounted() -> str:
+            program.start(str(volume))
+            program.says("ready")
+            program.run("mount", "-t", "tmpfs", "tmpfs", str(volume))
+            program.run("touch", str(volume / "token"))
+            try:
+                return program.finished()
+            finally:
+                program.run("umount", str(volume))
+
+        self.assertEqual(await deferToThread(mounted), "ready\n['token']\n")
+
+
+class ImageTests(TestCase):
+    timeout = 300
+
+    async def test_images_are_pulled_and_their_layers_made_disks(self) -> None:
+        registry = await deferToThread(Registry().start)
+        self.addCleanup(deferToThread, registry.stop)
+        program = UnitProgram(_PULLS)
+        self.addCleanup(program.remove)
+
+        def pulled() -> str:
+            reference = registry.push("web", "1", busybox())
+            program.start(f"{program.directory} {reference}")
+            return program.finished()
+
+        self.assertEqual(await deferToThread(pulled), f"{len(busybox().diff_ids)} layers\n")
