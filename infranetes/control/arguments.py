@@ -7,6 +7,7 @@ import argparse
 import re
 from collections.abc import Callable
 from ipaddress import ip_address
+from pathlib import Path
 
 import attrs
 
@@ -141,6 +142,12 @@ def logs(command: argparse.ArgumentParser) -> None:
     command.add_argument("container", nargs="?", default="", metavar="CONTAINER", help=words)
     _follow(command, "go on as the container writes more, until it has ended")
     command.add_argument("--tail", type=_lines, metavar="N", help="begin with the last N lines")
+
+
+def bundle(command: argparse.ArgumentParser) -> None:
+    """Add [FILE]."""
+    words = "what is written, and must not be there (default: infranetes-support-NODE-TIME.tar.gz, here)"
+    command.add_argument("file", nargs="?", type=Path, metavar="FILE", help=words)
 
 
 def maybe_pod(command: argparse.ArgumentParser) -> None:

@@ -16,7 +16,16 @@ from twisted.internet.task import react
 from infranetes import config as configuration
 from infranetes.config import CONTROL_SOCKET
 from infranetes.control.commands import COMMANDS, Command
-from infranetes.control.session import DONE, DOWN, FAILED, INTERRUPTED, USAGE, Session
+from infranetes.control.session import (
+    DEFAULT_CONFIG,
+    DONE,
+    DOWN,
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    Session,
+    config_file,
+)
 from infranetes_common import __version__
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ConfigError, InfranetesError
@@ -25,8 +34,6 @@ from infranetes_common.wire import control
 from txgrpc import Channel, Code, GrpcError
 
 __all__ = ["DONE", "DOWN", "FAILED", "INTERRUPTED", "USAGE", "ask", "main", "parser", "socket_of"]
-
-DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
 
 _EPILOG = """\
 exit status:
@@ -102,9 +109,7 @@ def socket_of(options: argparse.Namespace) -> Path:
     :raise ConfigError: the daemon's configuration can't be read."""
     if options.socket is not None:
         return Path(options.socket)
-    path = options.config
-    if path is None and DEFAULT_CONFIG.exists():
-        path = DEFAULT_CONFIG
+    path = config_file(options)
     return Path(configuration.load(None if path is None else str(path), {}).control_socket)
 
 

@@ -12,10 +12,12 @@ import attrs
 from google.protobuf.message import Message
 
 from infranetes.control import arguments, calls, render
+from infranetes.control.bundle import support_bundle
 from infranetes.control.calls import Ask
 from infranetes.control.consoles import console
 from infranetes.control.logs import logs
 from infranetes.control.session import Session
+from infranetes.control.top import top
 from infranetes.control.watching import Watched, follow
 
 Run = Callable[[Session], Coroutine[Any, Any, int]]  # Any: what a coroutine yields
@@ -80,6 +82,12 @@ COMMANDS: dict[str, Command] = {
         "show what a pod's VM wrote to its console, also when it is gone", console, arguments.console
     ),
     "logs": Command("show a container's log, as it is on the node", logs, arguments.logs),
+    "top": Command("list what pods use, the busiest first", top, arguments.watch),
+    "support-bundle": Command(
+        "write all that a maintainer needs to know of this node into a file, without secrets",
+        support_bundle,
+        arguments.bundle,
+    ),
     "services": Command(
         "list the rules of Kubernetes' Services, and which VMs have them",
         answered("services", calls.services),

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from infranetes.control.chosen import known
-from infranetes.control.service import recorded_pod, shown_pod
+from infranetes.control.service import past_pod, shown_pod
 from infranetes.machines.timeline import Timeline, bounded
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, PastSandbox
 from infranetes_common.wire import control
 from txgrpc import Call
-
-REMOVED = "removed"  # the state of a pod that has no record any more
 
 
 class DescribeCalls:
@@ -26,8 +24,7 @@ class DescribeCalls:
         meant = known(self._node.inventory, request.pod)
         answer = control.DescribePodResponse(steps=_steps(meant.timeline), left_out=meant.timeline.left_out)
         if isinstance(meant, PastSandbox):
-            answer.pod.CopyFrom(recorded_pod(meant.record, meant.metadata))
-            answer.pod.state = REMOVED
+            answer.pod.CopyFrom(past_pod(meant))
             return answer
         answer.pod.CopyFrom(shown_pod(self._node, meant))
         containers = sorted(meant.containers.values(), key=lambda each: each.record.created_at)

@@ -15,7 +15,7 @@ from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Member
 from infranetes.pods.asking import made_for
 from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.inventory import PastSandbox, Sandbox
 from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sides import ProviderSide
@@ -26,6 +26,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFou
 from infranetes_common.wire import control, cri
 from txgrpc import Call
 
+REMOVED = "removed"  # the state of a pod that has no record any more
 _NANOS = 10**9
 _MAX_ID = 253
 _MAX_CONSOLE = 256 * 1024  # characters of an answer
@@ -90,6 +91,13 @@ def recorded_pod(record: SandboxRecord, metadata: cri.PodSandboxMetadata) -> con
     )
 
 
+def past_pod(past: PastSandbox) -> control.Pod:
+    """Return what is remembered of a pod that has no record any more."""
+    pod = recorded_pod(past.record, past.metadata)
+    pod.state = REMOVED
+    return pod
+
+
 def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
     """Return what is known of a pod and its VM."""
     record = sandbox.record
@@ -120,7 +128,8 @@ class ControlService:
             providers=[
                 control.Provider(name=side.name, trouble=side.trouble) for side in self._node.sides.values()
             ],
-            pods=[shown_pod(self._node, sandbox) for sandbox in self._node.inventory],
+            pods=[shown_pod(self._node, sandbox) for sandbox in self._node.inventory]
+            + ([past_pod(each) for each in self._node.inventory.past] if request.past else []),
         )
 
     async def ListOrphans(

@@ -5,14 +5,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import attrs
 
 from infranetes_common.reactors import IReactor
 from txgrpc.client import Stub
 
+DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
+
 DONE, FAILED, USAGE, DOWN, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit statuses."""
+
+
+def config_file(options: argparse.Namespace) -> Path | None:
+    """Return the file of the daemon's configuration; None: there is none."""
+    if options.config is None and DEFAULT_CONFIG.exists():
+        return DEFAULT_CONFIG
+    given: Path | None = options.config
+    return given
 
 
 @attrs.frozen

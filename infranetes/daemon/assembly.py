@@ -18,6 +18,7 @@ from infranetes.control.policies import PolicyCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
 from infranetes.control.sizes import SizeCalls
+from infranetes.control.usage import UsageCalls
 from infranetes.control.volumes import VolumeCalls
 from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import logged
@@ -265,8 +266,8 @@ class Daemon(OrderedServices):
         policies = PolicyCalls(node, self._policies, node.firewalls)
         volumes = VolumeCalls(self._publisher)
         sizes = SizeCalls(node)
-        described = DescribeCalls(node)
-        calls = GrpcService(control.Control, pods, described, services, policies, volumes, sizes)
+        lives = DescribeCalls(node), UsageCalls(node)
+        calls = GrpcService(control.Control, pods, *lives, services, policies, volumes, sizes)
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
         return SocketService(self._reactor, path, CONTROL_MODE, server, drain)

@@ -109,6 +109,8 @@ class CtlTests(CtlCase):
             "describe": ([sandbox], DONE),
             "console": ([sandbox], FAILED),  # simulated VMs have none, and no sizes
             "logs": ([sandbox], FAILED),  # it has no container
+            "top": ([], DONE),
+            "support-bundle": ([str(self.root / "bundle.tar.gz")], DONE),
             "services": ([], DONE),
             "policies": ([], DONE),
             "sizes": (["--cpu", "2"], FAILED),
