@@ -100,7 +100,16 @@ setup(
     package_data={
         "infranetes_common": ["py.typed"],
         "infranetes_common.wire": ["descriptors.binpb"],
-        "infranetes": ["**/*.json", "**/*.sql", "**/*.toml", "**/*.sh", "**/*.in", "**/*.css", "py.typed"],
+        "infranetes": [
+            "**/*.json",
+            "**/*.sql",
+            "**/*.toml",
+            "**/*.sh",
+            "**/*.in",
+            "**/*.css",
+            "configuration.md",
+            "py.typed",
+        ],
         "vmserver": ["**/*.json", "**/*.toml", "**/*.in", "py.typed"],
         "txgrpc": ["py.typed"],
     },
@@ -115,6 +124,7 @@ setup(
         ],
         # Found like any plug-in's, which shows that these doors are open.
         "infranetes.providers": ["simulated=infranetes_simulation:create"],
+        "infranetes.provider_settings": ["simulated=infranetes_simulation.provider.settings:Settings"],
         "vmserver.containers": ["fake=infranetes_simulation.containers:create"],
     },
     cmdclass={"build_py": BuildWithProtobuf},

@@ -9,6 +9,7 @@ import attrs
 from twisted.logger import Logger
 
 from infranetes.config import LEVELS, Config, Reading
+from infranetes.config_in_force import ConfigInForce
 from infranetes.daemon.assembly import Daemon
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes_common.concurrency import run_in_thread
@@ -34,7 +35,7 @@ class Reload:
     """Reloads the configuration. A file with any error changes nothing.
 
     :param manager: the service manager, which is notified once the daemon serves.
-    :param output: where the daemon logs to. :param started: what it was started with.
+    :param output: where the daemon logs to. :param known: what it was started with.
     :param read: reads the configuration again, flags included.
     """
 
@@ -44,16 +45,16 @@ class Reload:
         daemon: Daemon,
         manager: ServiceManager,
         output: Output,
-        started: Reading,
+        known: ConfigInForce,
         read: Callable[[], Reading],
     ) -> None:
         self._reactor = reactor
         self._daemon = daemon
         self._manager = manager
         self._output = output
-        self._running = started.config
+        self._known = known
         self._read = read
-        self._origin = started.sources.main
+        self._origin = known.now.started.sources.main
 
     async def __call__(self) -> None:
         """Reload. An error in the file is logged, and changes nothing."""
@@ -69,26 +70,26 @@ class Reload:
             read = await run_in_thread(self._reactor, self._checked)
         except InfranetesError as error:
             refuse(_log, error)
+            self._known.refuse(str(error))
             return str(error)
-        before, self._running = self._running, in_force(self._running, read)
-        taken, waiting = differences(before, self._running), differences(self._running, read)
-        self._daemon.reconfigure(self._running)
+        before = self._known.now.running
+        running = in_force(before, read.config)
+        taken, waiting = differences(before, running), differences(running, read.config)
+        self._daemon.reconfigure(running)
+        self._known.take(read, running, self._reactor.seconds())
         # The report is written at the more verbose of the two levels.
-        quieter = LEVELS.index(read.log.level) > LEVELS.index(before.log.level)
+        quieter = LEVELS.index(running.log.level) > LEVELS.index(before.log.level)
         if not quieter:
-            self._change_log()
+            self._output.change(running.log.format, running.log.level)
         report(_log, self._origin, taken, waiting)
         if quieter:
-            self._change_log()
+            self._output.change(running.log.format, running.log.level)
         return ""
 
-    def _checked(self) -> Config:
+    def _checked(self) -> Reading:
         read = self._read()
         try:
             self._daemon.check(read.config)
         except ConfigError as error:
             raise read.sources.placed(error) from None
-        return read.config
-
-    def _change_log(self) -> None:
-        self._output.change(self._running.log.format, self._running.log.level)
+        return read

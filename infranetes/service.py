@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 
 from infranetes import config as configuration
 from infranetes.config import FORMATS, LEVELS, Reading
+from infranetes.config_in_force import ConfigInForce
 from infranetes.daemon.assembly import Daemon
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes.reload import Reload
@@ -144,8 +145,9 @@ class Infranetes(Service):
         self._hangups = hangups
         config, source = options.reading.config, options.reading.sources.main
         manager = ServiceManager()
-        self._daemon = Daemon(reactor, config, manager, source=source)
-        self._reload = Reload(reactor, self._daemon, manager, output, options.reading, options.read_again)
+        known = ConfigInForce(options.reading)
+        self._daemon = Daemon(reactor, config, manager, source=source, known=known)
+        self._reload = Reload(reactor, self._daemon, manager, output, known, options.read_again)
 
     def startService(self) -> None:
         """Begin to start the daemon."""

@@ -81,24 +81,34 @@ class Document:
 def read(path: str | os.PathLike[str]) -> Document:
     """Read the file at `path` and its drop-ins.
 
-    :raise ConfigError: one of them can't be read, or is no TOML."""
-    drop_ins = _drop_ins(path)
+    :raise ConfigError: some of them can't be read, or are no TOML."""
+    drop_ins = drop_ins_of(path)
     table: dict[str, object] = {}
     places: dict[str, Place] = {}
+    wrong: list[str] = []
     for file in (os.fspath(path), *drop_ins):
-        text = _text(Path(file))
         try:
+            text = _text(Path(file))
             found = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise ConfigError(f"{file}: not TOML: {error}") from None
+            wrong.append(f"{file}: not TOML: {error}")
+            continue
+        except ConfigError as error:
+            wrong.append(str(error))
+            continue
         _merge(table, found)
         for key, line in lines_of(text).items():
             if key not in places or not isinstance(_value(table, key), dict):
                 places[key] = Place(file, line)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     return Document(table, Sources(os.fspath(path), drop_ins, places))
 
 
-def _drop_ins(path: str | os.PathLike[str]) -> tuple[str, ...]:
+def drop_ins_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the drop-ins of a file, in their order.
+
+    :raise ConfigError: their directory can't be read."""
     directory = os.fspath(path) + SUFFIX
     try:
         names = os.listdir(directory)

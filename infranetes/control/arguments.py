@@ -14,6 +14,8 @@ import attrs
 from infranetes.control.tables import at
 from infranetes_common import quantities
 
+DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
+
 _DESTINATION = re.compile(
     r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<v4>[0-9.]+)):(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?"
 )
@@ -188,3 +190,9 @@ def end_orphans(command: argparse.ArgumentParser) -> None:
     """Add [VM...] and --dry-run."""
     dry_run(command)
     command.add_argument("ids", nargs="*", metavar="VM", help="its id, as `orphans` lists it")
+
+
+def config_file(command: argparse.ArgumentParser) -> None:
+    """Add [FILE]."""
+    words = f"the file, which is read with its drop-ins (default: that of --config, or {DEFAULT_CONFIG})"
+    command.add_argument("file", nargs="?", default=None, type=Path, metavar="FILE", help=words)

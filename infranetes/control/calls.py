@@ -94,3 +94,7 @@ async def sizes(stub: Stub, options: argparse.Namespace) -> tuple[control.Choose
     )
     answer = await stub.ChooseSize(request, timeout=ASK_SECONDS)
     return answer, DONE if answer.fitting else FAILED
+
+
+async def config(stub: Stub, options: argparse.Namespace) -> tuple[control.GetConfigResponse, int]:
+    return await stub.GetConfig(control.GetConfigRequest(), timeout=ASK_SECONDS), DONE

@@ -15,6 +15,7 @@ from twisted.internet.task import react
 
 from infranetes import config as configuration
 from infranetes.config import CONTROL_SOCKET
+from infranetes.control.arguments import DEFAULT_CONFIG
 from infranetes.control.commands import COMMANDS, Command
 from infranetes.control.session import (
     DEFAULT_CONFIG,
@@ -59,14 +60,15 @@ def parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     _add_shared(shared)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    made = {name: _add(commands, name, each, shared) for name, each in COMMANDS.items()}
+    made = {name: _add(commands, name, each, shared) for name, each in COMMANDS.items() if each.alone}
     for whole in sorted({each.part_of for each in COMMANDS.values() if each.part_of}):
         parts = made[whole].add_subparsers(metavar="[COMMAND]", title="commands")
         for name, each in COMMANDS.items():
             if each.part_of != whole:
                 continue
-            defaults = vars(made[name].parse_args([]))
-            made[whole].set_defaults(**{key: value for key, value in defaults.items() if key != "command"})
+            bare = argparse.ArgumentParser(add_help=False)
+            each.arguments(bare)
+            made[whole].set_defaults(**vars(bare.parse_args([])))
             part = _add(parts, name, each, shared, argument_default=argparse.SUPPRESS)  # else `pool --handler
             part.set_defaults(command=name)  # NAME drain` would mean all pools
     return top
@@ -118,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if getattr(options, "trace", None) is not None and not options.pod:
         return _say(USAGE, "--trace needs a POD, from whose VM connections are made")
+    if (offline := COMMANDS[options.command].offline) is not None:
+        return offline(options)
     try:
         socket = socket_of(options)
     except ConfigError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from google.protobuf.message import Message
 
-from infranetes.control import arguments, calls, render
+from infranetes.control import arguments, calls, config_files, render
 from infranetes.control.bundle import support_bundle
 from infranetes.control.calls import Ask
 from infranetes.control.consoles import console
@@ -21,6 +21,7 @@ from infranetes.control.top import top
 from infranetes.control.watching import Watched, follow
 
 Run = Callable[[Session], Coroutine[Any, Any, int]]  # Any: what a coroutine yields
+RunOffline = Callable[[argparse.Namespace], int]
 AddArguments = Callable[[argparse.ArgumentParser], None]
 
 
@@ -30,12 +31,16 @@ class Command:
 
     :ivar words: what it does, in its help. :ivar run: does it, and returns the exit status.
     :ivar arguments: adds what it takes. :ivar part_of: the command that it belongs to, such as `pool`.
+    :ivar alone: whether it is a command without that too.
+    :ivar offline: does it in place of `run`, without a daemon.
     """
 
     words: str
     run: Run
     arguments: AddArguments = arguments.nothing
     part_of: str = ""
+    alone: bool = True
+    offline: RunOffline | None = None
 
 
 def answered(name: str, ask: Ask, watched: Watched | None = None) -> Run:
@@ -62,6 +67,15 @@ def answered(name: str, ask: Ask, watched: Watched | None = None) -> Run:
         return code
 
     return run
+
+
+def _offline(words: str, run: RunOffline, add: AddArguments = arguments.nothing) -> Command:
+    """Return a part of `config` that needs no daemon."""
+
+    async def done(session: Session) -> int:
+        return run(session.options)
+
+    return Command(words, done, add, part_of="config", alone=False, offline=run)
 
 
 _PODS, _VMS = Watched("pods", "pod"), Watched("vms", "vm")
@@ -126,5 +140,18 @@ COMMANDS: dict[str, Command] = {
         arguments.handler,
         part_of="pool",
     ),
+    "config": Command("show the configuration that is in force", answered("config", calls.config)),
+    "show": Command(
+        "show it: each key, its value, where that is from, and what waits for a restart",
+        answered("config", calls.config),
+        part_of="config",
+        alone=False,
+    ),
+    "check": _offline(
+        "say what is wrong with a configuration file, with file and line",
+        config_files.check,
+        arguments.config_file,
+    ),
+    "default": _offline("print all keys with their defaults, as comments", config_files.default),
 }
-"""By name. Those that are part of another are commands of their own besides: `drain` is `pool drain`."""
+"""By name. Some that are part of another are commands of their own besides: `drain` is `pool drain`."""

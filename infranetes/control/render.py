@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from infranetes.control import render_pod, render_policies, render_services, render_sizes
+from infranetes.control import render_config, render_pod, render_policies, render_services, render_sizes
 from infranetes.control.tables import Json, age, lines, table
 from infranetes_common.wire import control
 
@@ -132,6 +132,7 @@ _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the comm
     "pool": _pool_json,
     "drain": _drain_json,
     "fill": lambda answer, options: {"wanted": answer.wanted},
+    "config": render_config.config_json,
 }
 
 
@@ -288,4 +289,5 @@ _TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {  # Any: the comma
     "pool": _pool_text,
     "drain": _drain_text,
     "fill": _fill_text,
+    "config": render_config.config_text,
 }

@@ -7,7 +7,7 @@ from infranetes.cri.containers import ContainerCalls, ExecCalls
 from infranetes.cri.events import EventCalls
 from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.cri.stats import StatsCalls
-from infranetes.cri.status import StatusCalls
+from infranetes.cri.status import Settings, StatusCalls
 from infranetes.cri.streaming import StreamingCalls, Url, no_url
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
@@ -21,7 +21,7 @@ class RuntimeService:
     """One object per group of calls. An RPC that none of them offers answers UNIMPLEMENTED.
 
     :param handlers: names of the runtime handlers beside the default one.
-    :param url: makes the URLs of streams.
+    :param url: makes the URLs of streams. :param settings: the configuration, as it is shown.
     :ivar service: all the calls as one gRPC service. :ivar events: the listeners to events, to be ended.
     """
 
@@ -33,11 +33,12 @@ class RuntimeService:
         handlers: tuple[str, ...] = (),
         cgroup_driver: str = "systemd",
         url: Url = no_url,
+        settings: Settings | None = None,
     ) -> None:
         self.events = EventCalls(node.inventory, node.now)
         self.service = Service(
             cri.RuntimeService,
-            StatusCalls(node, handlers, cgroup_driver),
+            StatusCalls(node, handlers, cgroup_driver, settings),
             SandboxCalls(node, sandboxes, handlers),
             ContainerCalls(node, containers),
             ExecCalls(containers),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import platform
+from collections.abc import Awaitable, Callable, Mapping
 
 import twisted
 from infranetes.machines.context import ServiceRules
@@ -24,6 +25,9 @@ KUBELET_API_VERSION = "0.1.0"
 POD_CIDR = "pod_cidr"  # the setting in the store
 PROVIDER_CONDITION = "InfranetesProvider/"  # and its name: a condition's type
 CGROUP_DRIVERS = {"systemd": cri.SYSTEMD, "cgroupfs": cri.CGROUPFS}
+
+Settings = Callable[[], Awaitable[Mapping[str, object]]]
+"""Asks for values by their dotted keys, as JSON has them."""
 
 
 def runtime_version() -> str:
@@ -44,12 +48,20 @@ class StatusCalls:
     """What the runtime is, and whether it is ready.
 
     :param handlers: names of the runtime handlers beside the default one.
+    :param settings: the configuration that is in force, without secrets.
     """
 
-    def __init__(self, node: NodeContext, handlers: tuple[str, ...], cgroup_driver: str) -> None:
+    def __init__(
+        self,
+        node: NodeContext,
+        handlers: tuple[str, ...],
+        cgroup_driver: str,
+        settings: Settings | None = None,
+    ) -> None:
         self._node = node
         self._handlers = handlers
         self._cgroup_driver = cgroup_driver
+        self._settings = settings
 
     async def Version(self, request: cri.VersionRequest, call: Call) -> cri.VersionResponse:
         return cri.VersionResponse(
@@ -101,6 +113,8 @@ class StatusCalls:
             response.info["node"] = json.dumps(self._counts())
             if self._node.services is not None:
                 response.info["services"] = json.dumps(self._services(self._node.services))
+            if self._settings is not None:
+                response.info["config"] = json.dumps(await self._settings())
         return response
 
     def _services(self, services: ServiceRules) -> dict[str, object]:

@@ -12,7 +12,9 @@ from twisted.internet.defer import Deferred
 
 from infranetes.authority import Authority
 from infranetes.claims import StateLock, clear_socket, make_directories
-from infranetes.config import ADDRESSING, Config
+from infranetes.config import ADDRESSING, Config, Reading
+from infranetes.config_in_force import ConfigInForce
+from infranetes.control.config import ConfigCalls
 from infranetes.control.describe import DescribeCalls
 from infranetes.control.policies import PolicyCalls
 from infranetes.control.service import ControlService
@@ -72,6 +74,7 @@ from infranetes.volumes.published_mounts import PublishedMounts
 from infranetes.volumes.volumes import Volumes
 from infranetes_common import errors
 from infranetes_common.concurrency import deferred, run_in_thread, settled
+from infranetes_common.config_files import Sources
 from infranetes_common.reactors import IReactor
 from infranetes_common.services import OrderedServices, StartStop
 from infranetes_common.wire import control, cri
@@ -91,6 +94,7 @@ class Daemon(OrderedServices):
 
     :param manager: the service manager to be notified. :param make_provider: makes the provider.
     :param source: the configuration's file, which errors name.
+    :param known: what is shown of the configuration.
     :raise InfranetesError: what is in the way, and what to do.
     """
 
@@ -101,12 +105,14 @@ class Daemon(OrderedServices):
         manager: ServiceManager | None = None,
         make_provider: MakeProvider = registry.create,
         source: str = "configuration",
+        known: ConfigInForce | None = None,
     ) -> None:
         super().__init__()
         self._reactor = reactor
         self._config = config
         self._make_provider = make_provider
         self._source = source
+        self._known = known or ConfigInForce(Reading(config, Sources(source)))
         self._manager = manager or ServiceManager()
         self._observer, metrics = make_observer(config)
         self._tracer = make_tracer(reactor, config.tracing, config.node, source)
@@ -265,9 +271,9 @@ class Daemon(OrderedServices):
         services = ServiceCalls(node, self._services)
         policies = PolicyCalls(node, self._policies, node.firewalls)
         volumes = VolumeCalls(self._publisher)
-        sizes = SizeCalls(node)
+        sizes, settings = SizeCalls(node), ConfigCalls(self._reactor, self._known)
         lives = DescribeCalls(node), UsageCalls(node)
-        calls = GrpcService(control.Control, pods, *lives, services, policies, volumes, sizes)
+        calls = GrpcService(control.Control, pods, *lives, services, policies, volumes, sizes, settings)
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
         return SocketService(self._reactor, path, CONTROL_MODE, server, drain)
@@ -281,6 +287,7 @@ class Daemon(OrderedServices):
             config.offered_handlers,
             config.cgroup_driver,
             streams.url,
+            partial(run_in_thread, self._reactor, lambda: self._known.now.shown()),
         )
         delegate, told = self._backends.delegate, self._backends.told
         images = GrpcService(cri.ImageService, ImageService(told))

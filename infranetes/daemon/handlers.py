@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from infranetes.config import Config
+from infranetes.config import ADDRESSING, Config
 from infranetes.delegate.node_images import NodeImages
 from infranetes.handler_config import SYSTEMD, HandlerConfig
 from infranetes.images.several import SeveralStores
@@ -15,6 +15,7 @@ from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Purpose
 from infranetes.pods.context import NodeContext
 from infranetes.pods.handlers import AnnotationRule, Handler
+from infranetes.providers.interface import IInVpc, IPodProvider
 from infranetes_common.errors import ConfigError
 
 
@@ -35,10 +36,7 @@ def _make(node: NodeContext, config: Config, name: str, source: str) -> Handler:
     given = config.handlers.get(name, HandlerConfig())
     side, kind = node.sides[config.provider_of(name)], config.kind_of(name)
     if given.network == "overlay" and side.overlay is None:
-        raise ConfigError(
-            f"{source}: handlers.{name}.network: provider {side.name!r} can't give pods addresses of "
-            "an overlay on this node, whose subnet is a provider's own; leave it out"
-        )
+        raise _no_overlay(name, side.name, source)
     contprovider = given.contprovider
     if kind == SYSTEMD != config.kind:  # its VMs are made for containers, and told otherwise
         contprovider = SYSTEMD
@@ -47,6 +45,25 @@ def _make(node: NodeContext, config: Config, name: str, source: str) -> Handler:
     if given.pool.sizes:
         pool = Pool(side, given.pool, Purpose(name, given.annotations.set, contprovider))
     return Handler(name, side, kind, contprovider, given.network, given.size, rule, pool)
+
+
+def check_overlays(config: Config, providers: Sequence[IPodProvider], source: str) -> None:
+    """Check that handlers whose network is the overlay can have it, before there is a node.
+
+    :raise ConfigError: one can't."""
+    by_name = {each.name: each for each in providers}
+    addressed = any(name in ADDRESSING for name in by_name)
+    for name, given in config.handlers.items():
+        provider = by_name[config.provider_of(name)]
+        if given.network == "overlay" and (addressed or not IInVpc.providedBy(provider)):
+            raise _no_overlay(name, provider.name, source)
+
+
+def _no_overlay(handler: str, provider: str, source: str) -> ConfigError:
+    return ConfigError(
+        f"{source}: handlers.{handler}.network: provider {provider!r} can't give pods addresses of "
+        "an overlay on this node, whose subnet is a provider's own; leave it out"
+    )
 
 
 def pools_with(node: NodeContext, records: Iterable[PoolRecord]) -> list[tuple[Pool, list[PoolRecord]]]:

@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
+import attrs
 from twisted.logger import Logger
 from zope.interface.exceptions import Invalid
 from zope.interface.verify import verifyObject
@@ -40,6 +41,20 @@ _BUILT_IN: dict[str, str] = {
     "openstack": "infranetes.providers.cloud.openstack:create",
     "qemu": "infranetes.providers.qemu:create",
     "vsphere": "infranetes.providers.cloud.vsphere:create",
+}
+
+SETTINGS_GROUP = "infranetes.provider_settings"
+"""Entry points of this group have a provider's name too, and refer to the attrs class of its table: they are
+for showing all its keys. A plug-in may do without."""
+
+# module:attribute of each built-in provider's attrs class
+_SETTINGS: dict[str, str] = {
+    "aws": "infranetes.providers.cloud.aws.settings:Settings",
+    "azure": "infranetes.providers.cloud.azure.settings:Settings",
+    "gcp": "infranetes.providers.cloud.gcp.settings:Settings",
+    "openstack": "infranetes.providers.cloud.openstack.settings:Settings",
+    "qemu": "infranetes.providers.qemu.settings:QemuSettings",
+    "vsphere": "infranetes.providers.cloud.vsphere.settings:Settings",
 }
 
 # packages of the plug-ins that are this project's own
@@ -78,6 +93,22 @@ def create(
             "install a release of it that is made for this Infranetes"
         ) from error
     return provider
+
+
+def settings_class(name: str) -> type[attrs.AttrsInstance] | None:
+    """Return the attrs class of a provider's table; None: it doesn't say, or is not there."""
+    if name in _SETTINGS:
+        found = _attribute(_SETTINGS[name])
+    else:
+        points = [point for point in entry_points(group=SETTINGS_GROUP) if point.name == name]
+        if len({point.value for point in points}) != 1:
+            return None
+        try:
+            found = points[0].load()
+        except Exception:
+            _log.failure("the settings of provider {provider} can't be loaded", provider=name)
+            return None
+    return found if isinstance(found, type) and attrs.has(found) else None
 
 
 def _plug_ins() -> list[EntryPoint]:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What infranetes-ctl asks of the configuration that is in force."""
+
+from __future__ import annotations
+
+from infranetes.config_in_force import ConfigInForce, InForce, Origin
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.config_text import Setting
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import control
+from txgrpc import Call
+
+_NANOS = 10**9
+
+
+class ConfigCalls:
+    """One method per RPC."""
+
+    def __init__(self, reactor: IReactor, known: ConfigInForce) -> None:
+        self._reactor = reactor
+        self._known = known
+
+    async def GetConfig(self, request: control.GetConfigRequest, call: Call) -> control.GetConfigResponse:
+        now = self._known.now
+        keys = await run_in_thread(self._reactor, lambda: [*now.entries()])
+        return control.GetConfigResponse(
+            files=now.read.sources.files,
+            reloaded_at=int(now.read_at * _NANOS),
+            trouble=now.trouble,
+            keys=map(_key, keys),
+        )
+
+
+def _key(given: InForce) -> control.ConfigKey:
+    key = control.ConfigKey(key=given.key, reloaded=given.reloaded, waits=given.waiting is not None)
+    if given.setting is not None:
+        key.in_force.CopyFrom(_setting(given.setting, given.origin))
+    if given.waiting is not None and given.waiting.setting is not None:
+        key.waiting.CopyFrom(_setting(given.waiting.setting, given.waiting.origin))
+    return key
+
+
+def _setting(setting: Setting, origin: Origin) -> control.Setting:
+    place = origin.place
+    shown = control.Origin(command_line=origin.flag)
+    if place is not None and not origin.flag:
+        shown.file, shown.line = place.file, place.line
+    return control.Setting(value=setting.shown, secret=setting.secret, origin=shown)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a configuration, each fault at its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import attrs
+
+from infranetes_common.config_files import Sources
+from infranetes_common.errors import ConfigError
+
+_LINE = re.compile(r"\bline (\d+)")  # as tomllib says it, and whoever finds text that is not UTF-8
+_KEY = re.compile(r"([A-Za-z0-9_-]+(?:\.[^\s:]+)*)(?:, [^:]*)?: (.*)", re.DOTALL)
+
+
+@attrs.frozen
+class Fault:
+    """A fault. :ivar line: 0: it is of the whole file. :ivar key: dotted; "": of none."""
+
+    file: str
+    line: int
+    key: str
+    words: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.key}: {self.words}" if self.key else f"{where}: {self.words}"
+
+
+def located(error: ConfigError, sources: Sources) -> Iterator[Fault]:
+    """Yield the faults that an error tells of, one a line: FILE: KEY: words."""
+    for line in str(error).splitlines():
+        yield _located(line, sources)
+
+
+def _located(line: str, sources: Sources) -> Fault:
+    file = next((each for each in sources.files if line.startswith(f"{each}: ")), None)
+    if file is None:
+        return Fault(sources.main, 0, "", line)
+    words = line.removeprefix(f"{file}: ")
+    match = _KEY.fullmatch(words)
+    if match is not None and (place := sources.place_of(match[1])) is not None:
+        return Fault(place.file, place.line, match[1], match[2])
+    if match is not None and not words.startswith(("not TOML", "line ")):
+        return Fault(file, 0, match[1], match[2])
+    numbered = _LINE.search(words)
+    return Fault(file, int(numbered[1]) if numbered else 0, "", words)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All keys of a configuration file with their defaults and what they mean.
+
+Keys and defaults are the configuration classes'; the words are those of the tables in docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Container, Iterator, Mapping, Sequence
+
+import attrs
+
+from infranetes_common.config_text import defaults
+
+_ROW = re.compile(r"^\| `([^`]+)` \| (?:`([^`]*)`)? *\| (.+) \|$", re.MULTILINE)
+_LINK = re.compile(r"\[((?:[^][]|\[[^][]*\])+)\]\([^)]*\)")
+_WIDTH = 98
+
+
+@attrs.frozen
+class Row:
+    """What the page says of a key. :ivar default: "" where it depends on the machine, or there is none."""
+
+    default: str
+    words: str
+
+
+@attrs.frozen
+class Key:
+    """A key. :ivar name: within its table. :ivar default: in TOML; "": there is none."""
+
+    name: str
+    default: str
+    words: str
+    required: bool
+
+
+@attrs.frozen
+class Table:
+    """A table and its keys. :ivar name: dotted; "" for the keys above all tables."""
+
+    name: str
+    keys: Sequence[Key]
+
+
+def rows(page: str, heading: str) -> Mapping[str, Row]:
+    """Return what the tables below a `## heading` of the page say, by key.
+
+    :raise LookupError: there is no such heading."""
+    return {key: Row(default, words) for key, default, words in _ROW.findall(section(page, heading))}
+
+
+def section(page: str, heading: str) -> str:
+    """Return what is below a `## heading` of the page.
+
+    :raise LookupError: there is no such heading."""
+    found = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", page, flags=re.M | re.S)
+    if found is None:
+        raise LookupError(f"no heading {heading!r}")
+    return found[1]
+
+
+def tables(
+    page: str,
+    heading: str,
+    cls: type[attrs.AttrsInstance],
+    name: str = "",
+    without: Container[str] = (),
+    of_machine: bool = True,
+) -> list[Table]:
+    """Return the tables of a configuration class in the page's order, which its words need.
+
+    :param name: of the table that the class itself is. :param without: keys that are tables on their own.
+    :param of_machine: give defaults that depend on it too.
+    """
+    said = rows(page, heading)
+    order = {key: number for number, key in enumerate(said)}
+    found: dict[str, list[Key]] = {"": []}
+    for setting in sorted(defaults(cls), key=lambda each: order.get(each.key, len(order))):
+        if setting.key in without:
+            continue
+        table, _, last = setting.key.rpartition(".")
+        row = said.get(setting.key, Row("", ""))
+        default = setting.text if of_machine or row.default else ""
+        found.setdefault(table, []).append(Key(last, default, plain(row.words), setting.required))
+    return [Table(".".join(filter(None, (name, table))), keys) for table, keys in found.items() if keys]
+
+
+def plain(words: str) -> str:
+    """Return a line of Markdown without its marks."""
+    return _LINK.sub(r"\1", words).replace("`", "")
+
+
+def commented(given: Sequence[Table]) -> Iterator[str]:
+    """Yield the lines of a TOML file in which every key is there and none is in force."""
+    for table in given:
+        if table.name:
+            yield f"#[{table.name}]"
+        for key in table.keys:
+            words = f"{key.words}{' (it has to be given)' if key.required else ''}"
+            yield from textwrap.wrap(words, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+            yield f"#{key.name} = {key.default}".rstrip()
+        yield ""

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration as the keys that a person writes: each with its value in TOML."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from infranetes_common.config import Bytes
+
+_UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+@attrs.frozen
+class Setting:
+    """A key and its value.
+
+    :ivar key: dotted. :ivar text: the value in TOML; "": there is none.
+    :ivar secret: the value may not be shown. :ivar required: there is no default."""
+
+    key: str
+    value: object = attrs.field(repr=False)
+    text: str = attrs.field(repr=False)
+    secret: bool = False
+    required: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The value in TOML as anybody may see it; "": there is none, or it is secret."""
+        return "" if self.secret else _PASSWORD.sub("…", self.text)
+
+
+def settings(instance: attrs.AttrsInstance, prefix: str = "") -> Iterator[Setting]:
+    """Yield every key of an instance of a configuration class, tables' keys with their dotted names."""
+    for field in _fields(type(instance)):
+        yield from _of(field, getattr(instance, field.name), prefix)
+
+
+def defaults(cls: type[attrs.AttrsInstance], prefix: str = "") -> Iterator[Setting]:
+    """Yield every key of a configuration class with its default."""
+    for field in _fields(cls):
+        default: Any = field.default  # Any: as attrs has it, a value or a factory of it
+        if default is attrs.NOTHING:
+            yield Setting(prefix + field.name, None, "", not field.repr, required=True)
+        else:
+            value = default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+            yield from _of(field, value, prefix)
+
+
+def _fields(cls: type[attrs.AttrsInstance]) -> Sequence[attrs.Attribute[object]]:
+    found: Sequence[attrs.Attribute[object]] = attrs.fields(attrs.resolve_types(cls))
+    return found
+
+
+def _of(field: attrs.Attribute[object], value: object, prefix: str) -> Iterator[Setting]:
+    key = prefix + field.name
+    if attrs.has(type(value)):
+        yield from settings(value, f"{key}.")  # type: ignore[arg-type]
+    elif isinstance(value, Mapping) and value and all(attrs.has(type(each)) for each in value.values()):
+        for name, each in value.items():
+            yield from settings(each, f"{key}.{name}.")
+    else:
+        text = size(value) if field.type is Bytes and isinstance(value, int) else toml(value)
+        yield Setting(key, value, text, not field.repr)
+
+
+def toml(value: object) -> str:
+    """Return a value in TOML; "" for None, which TOML has not."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, enum.Enum):
+        return toml(value.value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if attrs.has(type(value)):
+        return _inline({each.key: each.text for each in settings(value)})  # type: ignore[arg-type]
+    if isinstance(value, Mapping):
+        return _inline({str(key): toml(each) for key, each in value.items()})
+    if isinstance(value, list | tuple | set | frozenset):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def size(value: int) -> str:
+    """Return a number of bytes as people write it, where it has no more digits so."""
+    for power, unit in _UNITS:
+        if value and value % 1024**power == 0:
+            return f'"{value // 1024**power}{unit}"'
+    return str(value)
+
+
+def _inline(texts: Mapping[str, str]) -> str:
+    pairs = (f"{_key(key)} = {text}" for key, text in texts.items() if text)
+    return f"{{ {', '.join(pairs)} }}" if texts else "{}"
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else toml(name)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""infranetes-ctl config check and config default."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from infranetes.config import Config, load
+from infranetes.control.cli import main
+from infranetes.control.config_files import reference
+from infranetes.control.session import DONE, FAILED
+from infranetes.handler_config import HandlerConfig
+from infranetes.providers import registry
+from infranetes_common.config_text import defaults
+
+
+def said(*arguments: str) -> tuple[int, str]:
+    """The exit status, and what is printed."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = main(["config", *arguments])
+    return status, out.getvalue()
+
+
+class DefaultTests(SynchronousTestCase):
+    def keys(self) -> set[str]:
+        status, text = said("default", "--json")
+        self.assertEqual(status, DONE)
+        return {each["key"] for each in json.loads(text)["keys"]}
+
+    def test_as_printed_it_changes_nothing_and_neither_do_its_keys(self) -> None:
+        status, text = said("default")
+        self.assertEqual(status, DONE)
+        file = Path(self.mktemp())
+        file.write_text(text)
+        self.assertEqual(load(str(file), {}), Config())
+        uncommented = re.sub(r"^#(?=[\[a-z])", "", text, flags=re.M)
+        given = re.sub(r"^[a-z_]+ =\n", "", uncommented, flags=re.M)  # what has no default
+        file.write_text(given)
+        found = load(str(file), {})
+        self.assertEqual(found.handlers, {"example": HandlerConfig()})
+        self.assertEqual(attrs.evolve(found, handlers={}, providers={}), Config())
+        for name, table in found.providers.items():
+            cls = registry.settings_class(name)
+            assert cls is not None
+            known = {each.key: each.value for each in defaults(cls)}
+            self.assertLessEqual(table.keys(), known.keys())
+
+    def test_every_key_of_every_class_is_there(self) -> None:
+        expected = {each.key for each in defaults(Config)} - {"providers", "handlers"}
+        for name in registry.names():
+            cls = registry.settings_class(name)
+            assert cls is not None, name
+            expected |= {f"providers.{name}.{each.key}" for each in defaults(cls)}
+        self.assertEqual({key for key in self.keys() if not key.startswith("handlers.")}, expected)
+        self.assertIn("handlers.example.annotations.set", self.keys())
+
+    def test_every_key_says_what_it_means(self) -> None:
+        for table in reference():
+            for key in table.keys:
+                self.assertTrue(key.words, f"{table.name}.{key.name}")
+                self.assertNotRegex(key.words, r"\]\(|`")
+
+
+class CheckTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.file = Path(self.mktemp()).absolute()
+
+    def drop_in(self, name: str, text: str) -> Path:
+        path = Path(f"{self.file}.d") / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def check(self, text: str, *lines: str) -> None:
+        """Check that a file with this text has the faults that begin so, in this order."""
+        self.file.write_text(text)
+        status, words = said("check", str(self.file))
+        self.assertEqual(status, FAILED, words)
+        found = words.splitlines()
+        self.assertEqual(len(found), len(lines), words)
+        for line, beginning in zip(found, lines, strict=True):
+            self.assertTrue(line.startswith(beginning), f"{line!r} does not begin with {beginning!r}")
+
+    def test_a_file_that_is_right(self) -> None:
+        self.file.write_text('provider = "simulated"\n')
+        drop_in = self.drop_in("a.toml", 'log.level = "warn"\n')
+        self.assertEqual(
+            said("check", str(self.file)), (DONE, f"nothing is wrong with {self.file}, {drop_in}\n")
+        )
+        status, text = said("check", "--json", "--config", str(self.file))
+        self.assertEqual(
+            (status, json.loads(text)), (DONE, {"files": [str(self.file), str(drop_in)], "faults": []})
+        )
+
+    def test_every_fault_of_every_file_has_its_line(self) -> None:
+        drop_in = self.drop_in("a.toml", "[times]\nlaunch = -1\n[providers.simulated]\nboots = 1\n")
+        self.check(
+            'provider = "simulated"\nsockett = 1\n[log]\nlevel = "loud"\n[[pool.sizes]]\ncount = 1\n'
+            "[[pool.sizes]]\ncount = -1\n",
+            f"{self.file}:2: sockett: not known; did you mean socket?",
+            f"{self.file}:4: log.level: ",
+            f"{self.file}:8: pool.sizes.2.count: ",
+            f"{drop_in}:2: times.launch: ",
+            f"{drop_in}:4: providers.simulated.boots: not known",
+        )
+
+    def test_what_is_missing_is_where_its_table_is(self) -> None:
+        self.check(
+            'provider = "gcp"\n\n[providers.gcp]\nproject = "p-123456"\n',
+            f"{self.file}:3: providers.gcp.zones: missing",
+            f"{self.file}:3: providers.gcp.image: missing",
+        )
+
+    def test_what_is_no_toml(self) -> None:
+        drop_in = self.drop_in("a.toml", "socket = 5\nx = \n")
+        other = self.drop_in("b.toml", "")
+        other.write_bytes(b"#\n\xff\n")
+        self.check(
+            "a = \n",
+            f"{self.file}:1: not TOML",
+            f"{drop_in}:2: not TOML",
+            f"{other}:2: line 2: not UTF-8",
+        )
+
+    def test_a_file_that_is_not_there(self) -> None:
+        status, words = said("check", str(self.file))
+        self.assertEqual(
+            (status, words), (FAILED, f"{self.file}: can't be read: No such file or directory\n")
+        )
+
+    def test_what_keys_come_to_together(self) -> None:
+        self.check(
+            'provider = "simulated"\ndelegate.socket = "x"\nimgprovider = "nix"\n',
+            f"{self.file}:2: delegate.socket: ",
+            f"{self.file}:3: imgprovider: ",
+        )
+        self.check('provider = "nobody"\n', f"{self.file}:1: provider: no provider is called 'nobody'")
+        self.check(
+            'provider = "simulated"\n[handlers.x]\nnetwork = "overlay"\n',
+            f"{self.file}:3: handlers.x.network: provider 'simulated' can't give",
+        )
+        self.check('provider = "simulated"\n[images]\n\npinned = ["::"]\n', f"{self.file}:4: images.pinned: ")
+
+    def test_a_secret_that_is_wrong_is_not_shown(self) -> None:
+        self.file.write_text(
+            'provider = "aws"\n[providers.aws]\nregion = "eu-west-1"\nimage = "ami-12345678"\n'
+            'secret_key = "hunter2"\n'
+        )
+        status, text = said("check", "--json", str(self.file))
+        self.assertEqual(status, FAILED)
+        (fault,) = json.loads(text)["faults"]
+        found: Any = (fault["file"], fault["line"], fault["key"])
+        self.assertEqual(found, (str(self.file), 5, "providers.aws.secret_key"))
+        self.assertNotIn("hunter2", text)
