@@ -41,13 +41,13 @@ Add: TypeAlias = Callable[[Subparsers], Mapping[str, Subcommand]]
 """Adds the parsers of further subcommands, and returns these by their names."""
 
 
-def main(arguments: Sequence[str] | None = None, further: Add = lambda parsers: {}) -> int:
-    """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
+def parser(further: Add) -> tuple[argparse.ArgumentParser, Mapping[str, Subcommand]]:
+    """Return the parser of the command line, and the subcommands by their names."""
+    top = argparse.ArgumentParser(
         prog="infranetes-guest", description="The image that a pod's virtual machine boots."
     )
-    parser.add_argument("--version", action="version", version=f"infranetes-guest {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    top.add_argument("--version", action="version", version=f"infranetes-guest {__version__}")
+    commands = top.add_subparsers(dest="command", required=True)
     builder = commands.add_parser("build", help="build the image, unless it is there already")
     builder.add_argument(
         "--debs",
@@ -72,8 +72,13 @@ def main(arguments: Sequence[str] | None = None, further: Add = lambda parsers: 
         each.add_argument(
             "--image-dir", type=Path, default=images.DEFAULT_DIR, help="where images are (%(default)s)"
         )
-    subcommands = {**_SUBCOMMANDS, **further(commands)}
-    options = parser.parse_args(arguments)
+    return top, {**_SUBCOMMANDS, **further(commands)}
+
+
+def main(arguments: Sequence[str] | None = None, further: Add = lambda parsers: {}) -> int:
+    """Run the command and return its exit code."""
+    made, subcommands = parser(further)
+    options = made.parse_args(arguments)
     try:
         subcommands[options.command].run(options)
     except InfranetesError as error:

@@ -64,6 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return cli.main(arguments, add_subcommands)
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    return cli.parser(add_subcommands)[0]
+
+
 def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
     """See `guest.cli.Add`."""
     first = commands.add_parser(

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the commands' completions for bash and zsh into a directory, for debian/rules.
+
+They are made of the parsers, and start no Python.
+
+usage: completions.py DIRECTORY
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from infranetes.control import cli as ctl
+from infranetes.publish import command as guest
+
+PARSERS = {"infranetes-ctl": ctl.parser, "infranetes-guest": guest.parser}
+BASH = """\
+# bash completion of @NAME@, made of its parser
+@FUNCTION@() {
+    local at= word words= files= before=${COMP_WORDS[COMP_CWORD-1]} current=${COMP_WORDS[COMP_CWORD]}
+    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+        case "$at $word" in
+        @COMMANDS@
+        esac
+    done
+    case "$at $before" in
+    @VALUES@
+    *)
+        case "$at" in
+        @WORDS@
+        esac
+        ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    if [ -n "$files" ]; then
+        compopt -o filenames
+        COMPREPLY+=($(compgen -f -- "$current"))
+    fi
+}
+complete -F @FUNCTION@ @NAME@
+"""
+ZSH = """\
+#compdef @NAME@
+# zsh completion of @NAME@, made of its parser
+local at= word offered= files= before=${words[CURRENT-1]}
+for word in ${words[2,CURRENT-1]}; do
+    case "$at $word" in
+    @COMMANDS@
+    esac
+done
+case "$at $before" in
+@VALUES@
+*)
+    case "$at" in
+    @WORDS@
+    esac
+    ;;
+esac
+compadd -- ${=offered}
+[ -z "$files" ] || _files
+"""
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of a parser's commands."""
+    actions = parser._actions  # argparse tells them in no other way
+    found = (each.choices for each in actions if isinstance(each, argparse._SubParsersAction))
+    return dict(next(found, {}))
+
+
+def walk(parser: argparse.ArgumentParser, at: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield each parser below this one, itself included, with the commands that lead to it."""
+    yield at, parser
+    for name, inner in subcommands(parser).items():
+        yield from walk(inner, f"{at} {name}".strip())
+
+
+def offer(action: argparse.Action, variable: str) -> str:
+    """Return what the shell is to offer where this action's value is due."""
+    if action.choices is not None and not isinstance(action, argparse._SubParsersAction):
+        return f"{variable}='{' '.join(map(str, action.choices))}'"
+    return "files=1" if action.type is Path else ":"
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield what notices a command among the words."""
+    for at, inner in walk(parser):
+        for name in subcommands(inner):
+            yield f"'{at} {name}') at='{f'{at} {name}'.strip()}' ;;"
+
+
+def values(parser: argparse.ArgumentParser, variable: str) -> Iterator[str]:
+    """Yield what is offered behind an option that takes a value."""
+    for at, inner in walk(parser):
+        for action in inner._actions:
+            if action.option_strings and action.nargs != 0:
+                patterns = "|".join(f"'{at} {flag}'" for flag in action.option_strings)
+                yield f"{patterns}) {offer(action, variable)} ;;"
+
+
+def words(parser: argparse.ArgumentParser, variable: str) -> Iterator[str]:
+    """Yield what is offered elsewhere: commands, options, and what arguments may be."""
+    for at, inner in walk(parser):
+        offered: list[str] = [*subcommands(inner)]
+        files = False
+        for action in inner._actions:
+            offered += action.option_strings
+            if not action.option_strings and not isinstance(action, argparse._SubParsersAction):
+                offered += map(str, action.choices or ())
+                files = files or action.type is Path
+        yield f"'{at}') {variable}='{' '.join(offered)}'{' files=1' if files else ''} ;;"
+
+
+def completion(template: str, name: str, parser: argparse.ArgumentParser, variable: str) -> str:
+    """Return the whole file."""
+    blocks = {
+        "COMMANDS": commands(parser),
+        "VALUES": values(parser, variable),
+        "WORDS": words(parser, variable),
+    }
+    for key, lines in blocks.items():
+        ((indented, depth),) = re.findall(rf"^(( *)@{key}@)$", template, flags=re.M)
+        template = template.replace(indented, "\n".join(depth + line for line in lines))
+    return template.replace("@FUNCTION@", "_" + name.replace("-", "_")).replace("@NAME@", name)
+
+
+def main() -> None:
+    """Write all of them: bash/NAME and zsh/_NAME."""
+    for shell, template, prefix, variable in (("bash", BASH, "", "words"), ("zsh", ZSH, "_", "offered")):
+        directory = Path(sys.argv[1]) / shell
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, parser in PARSERS.items():
+            text = completion(template, name, parser(), variable)
+            (directory / f"{prefix}{name}").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

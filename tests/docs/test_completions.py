@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The completions that debian/completions.py makes, as the shells have them."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from infranetes.control.commands import COMMANDS
+
+TREE = Path(__file__).resolve().parents[2]
+
+
+@cache
+def made() -> dict[str, str]:
+    """The files by shell and name."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, str(TREE / "debian" / "completions.py"), directory]
+        subprocess.run(command, check=True)
+        found = [file for file in Path(directory).rglob("*") if file.is_file()]
+        return {str(file.relative_to(directory)): file.read_text() for file in found}
+
+
+class BashTests(SynchronousTestCase):
+    """What bash offers for the last of some words."""
+
+    def offered(self, *words: str) -> set[str]:
+        file = Path(self.mktemp())
+        file.write_text(made()[f"bash/{words[0]}"])
+        script = f"""
+            set -u
+            compopt() {{ :; }}  # which works while a person completes alone
+            source {file}
+            COMP_WORDS=({shlex.join(words)}) COMP_CWORD={len(words) - 1}
+            function=$(complete -p {words[0]} | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
+            "$function"
+            printf '%s\\n' "${{COMPREPLY[@]}}"
+        """
+        done = subprocess.run(["bash", "-c", script], check=False, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), script)
+        return {*done.stdout.split()}
+
+    def test_every_command_and_the_shared_flags(self) -> None:
+        alone = {name for name, each in COMMANDS.items() if each.alone}
+        flags = {"--json", "--config", "--socket", "--version", "--help", "-h"}
+        self.assertEqual(self.offered("infranetes-ctl", ""), alone | flags)
+        self.assertEqual(self.offered("infranetes-ctl", "po"), {"pods", "policies", "pool"})
+
+    def test_what_belongs_to_a_command_wherever_the_flags_are(self) -> None:
+        for words in (("pool",), ("--json", "pool"), ("--socket", "/s", "pool", "--handler", "x")):
+            self.assertEqual(self.offered("infranetes-ctl", *words, "d"), {"drain"}, words)
+        self.assertEqual(self.offered("infranetes-ctl", "config", "check", "--js"), {"--json"})
+        self.assertIn("--dry-run", self.offered("infranetes-ctl", "pool", "drain", "--"))
+        self.assertNotIn("--watch", self.offered("infranetes-ctl", "pool", "drain", "--"))
+
+    def test_files_where_files_are_due(self) -> None:
+        directory = Path(self.mktemp()).absolute()
+        directory.mkdir()
+        (directory / "infranetes.toml").touch()
+        path = str(directory / "infra")
+        for words in (("config", "check"), ("--config",), ("pods", "--config")):
+            self.assertEqual(
+                self.offered("infranetes-ctl", *words, path), {str(directory / "infranetes.toml")}, words
+            )
+        self.assertEqual(self.offered("infranetes-ctl", "console", path), set())
+
+    def test_values_that_a_flag_or_an_argument_may_have(self) -> None:
+        self.assertEqual(
+            self.offered("infranetes-guest", "build", "--containers", ""), {"both", "docker", "oci"}
+        )
+        self.assertLessEqual({"aws", "gcp", "vsphere"}, self.offered("infranetes-guest", "publish", ""))
+        self.assertEqual(self.offered("infranetes-ctl", "sizes", "--cpu", ""), set())
+
+
+class ZshTests(SynchronousTestCase):
+    def test_zsh_takes_them(self) -> None:
+        if shutil.which("zsh") is None:
+            raise SkipTest("zsh is not installed")
+        for name in ("zsh/_infranetes-ctl", "zsh/_infranetes-guest"):
+            file = Path(self.mktemp())
+            file.write_text(made()[name])
+            done = subprocess.run(["zsh", "-n", str(file)], check=False, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_the_same_is_offered(self) -> None:
+        bash, zsh = made()["bash/infranetes-ctl"], made()["zsh/_infranetes-ctl"]
+        self.assertTrue(zsh.startswith("#compdef infranetes-ctl\n"))
+        lines = [line.strip() for line in bash.splitlines() if ") " in line]
+        offered = [line.strip() for line in zsh.splitlines() if ") " in line]
+        self.assertLessEqual(
+            {line.replace("words=", "offered=") for line in lines if "words='" in line}, {*offered}
+        )
