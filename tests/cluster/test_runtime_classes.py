@@ -31,6 +31,13 @@ class RuntimeClassTests(ClusterCase):
         self.addCleanup(self.kubectl, "delete", "--ignore-not-found", "--filename", "-", given=manifests)
         self.kubectl("apply", "--filename", "-", given=manifests)
 
+    def test_the_example_of_kubelets_page_is_taken(self) -> None:
+        """Nothing in it is unknown to the API server, nor refused by it."""
+        given = rights("kubelet.md", 2).partition("---\n")[2].encode()
+        self.assertIn(b"RuntimeClass", given)
+        words = ("apply", "--dry-run=server", "--validate=strict", "--filename", "-")
+        self.here(*words, given=given)
+
     def label(self) -> None:
         """Have the namespace's pods be VMs."""
         self.kubectl("label", "namespace", self.namespace, "infranetes.io/runtime=vm")
