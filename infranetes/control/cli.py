@@ -18,7 +18,6 @@ from infranetes.config import CONTROL_SOCKET
 from infranetes.control.arguments import DEFAULT_CONFIG
 from infranetes.control.commands import COMMANDS, Command
 from infranetes.control.session import (
-    DEFAULT_CONFIG,
     DONE,
     DOWN,
     FAILED,

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import attrs
 
+from infranetes.control.arguments import DEFAULT_CONFIG
 from infranetes_common.reactors import IReactor
 from txgrpc.client import Stub
-
-DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
 
 DONE, FAILED, USAGE, DOWN, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit statuses."""

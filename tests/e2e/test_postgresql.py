@@ -51,10 +51,10 @@ class PostgresqlTests(VolumeCase):
         self.killed: dict[str, object] = {}
 
     async def set_up_image(self) -> None:
-        self.tree = await deferToThread(PostgresqlTree.made, _CACHE)
+        self.postgresql = await deferToThread(PostgresqlTree.made, _CACHE)
         registry = await deferToThread(Registry().start)
         self.addCleanup(deferToThread, registry.stop)
-        image = await deferToThread(lambda: registry.push("postgresql", "15", self.tree.image()))
+        image = await deferToThread(lambda: registry.push("postgresql", "15", self.postgresql.image()))
         self.reference = image
         self.config["images"] = {"insecure_registries": [registry.host]}
         await self.start()
@@ -70,7 +70,7 @@ class PostgresqlTests(VolumeCase):
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=self.pod_id)
         address = (await self.runtime.PodSandboxStatus(request, timeout=30.0)).status.network.ip
         await self.until(lambda: self.said("ready to accept connections"), "it serves", seconds=60.0)
-        return Client(self.tree, address)
+        return Client(self.postgresql, address)
 
     def said(self, words: str) -> bool:
         """Whether the present server's log has these words."""
@@ -103,7 +103,7 @@ class PostgresqlTests(VolumeCase):
         """Have the VM killed while it is busy, once it has what was acknowledged before."""
         disk = await deferToThread(VolatileFile, self.file, self.root / "volatile") if power else None
         try:
-            load = Load(self.tree, await self.recovered(kill), kill, _CLIENTS)
+            load = Load(self.postgresql, await self.recovered(kill), kill, _CLIENTS)
             try:
                 await self.end_while_busy(load, kill, disk)
             finally:
