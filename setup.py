@@ -118,7 +118,7 @@ setup(
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [
-            "infranetes-ctl=infranetes.control.cli:main",
+            "infranetes-ctl=infranetes.ctl:main",
             "infranetes-guest=infranetes.publish.command:main",
             "infranetes-flexvolume=infranetes.flexvolume.cli:main",
         ],

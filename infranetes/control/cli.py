@@ -15,6 +15,7 @@ from twisted.internet.task import react
 
 from infranetes import config as configuration
 from infranetes.config import CONTROL_SOCKET
+from infranetes.config_check import Make, made_of_keys
 from infranetes.control.arguments import DEFAULT_CONFIG
 from infranetes.control.commands import COMMANDS, Command
 from infranetes.control.session import (
@@ -114,9 +115,10 @@ def socket_of(options: argparse.Namespace) -> Path:
     return Path(configuration.load(None if path is None else str(path), {}).control_socket)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status."""
+def main(arguments: Sequence[str] | None = None, make: Make = made_of_keys) -> int:
+    """Run the command and return the exit status. :param make: for `config check`."""
     options = parser().parse_args(arguments)
+    options.make = make
     if getattr(options, "trace", None) is not None and not options.pod:
         return _say(USAGE, "--trace needs a POD, from whose VM connections are made")
     if (offline := COMMANDS[options.command].offline) is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import resources
 
 from infranetes.config import Config
+from infranetes.config_check import check_file
 from infranetes.control.arguments import DEFAULT_CONFIG
 from infranetes.control.session import DONE, FAILED
 from infranetes.handler_config import HandlerConfig
@@ -66,12 +67,8 @@ def reference(of_machine: bool = True) -> Iterator[Table]:
 
 def check(options: argparse.Namespace) -> int:
     """Print what is wrong with a file and its drop-ins; return the exit status."""
-    # Imported late: this is all of the daemon.
-    from infranetes.daemon.config_check import check_file
-    from infranetes_common.reactors import installed
-
     path = str(options.file or options.config or DEFAULT_CONFIG)
-    files, faults = check_file(installed(), path)
+    files, faults = check_file(path, options.make)
     if options.json:
         found = [
             {"file": each.file, "line": each.line or None, "key": each.key or None, "words": each.words}

@@ -14,9 +14,9 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config, load
-from infranetes.control.cli import main
 from infranetes.control.config_files import reference
 from infranetes.control.session import DONE, FAILED
+from infranetes.ctl import main
 from infranetes.handler_config import HandlerConfig
 from infranetes.providers import registry
 from infranetes_common.config_text import defaults

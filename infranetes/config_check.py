@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that is wrong with a configuration file, which a daemon would not start with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from infranetes.config import Config
+from infranetes.config_checks import faults
+from infranetes.providers import registry
+from infranetes_common import config, config_files
+from infranetes_common.config_faults import Fault, located
+from infranetes_common.config_files import Document, Sources
+from infranetes_common.errors import ConfigError
+
+Make = Callable[[Config, str], None]
+"""Makes of a configuration what a daemon would, for its errors; they name the file, which is given too."""
+
+
+def made_of_keys(found: Config, source: str) -> None:
+    """Make nothing of a configuration but what its keys say."""
+
+
+def check_file(path: str, make: Make = made_of_keys) -> tuple[Sequence[str], Sequence[Fault]]:
+    """Return the files that were read, and their faults. Blocks; nothing outside the process is changed."""
+    try:
+        document = config_files.read(path)
+    except ConfigError as error:
+        return _unread(path, error)
+    sources, found = document.sources, _Faults(document.sources)
+    whole: Config | None = None
+    with found.collected():
+        whole = config.of_document(document, Config)
+    for name in _names(document.table):
+        with found.collected():
+            _check_table(document, name)
+    if whole is not None:
+        with found.collected():
+            _check_whole(whole, sources)
+    if whole is not None and not found.faults:
+        with found.collected():
+            make(whole, sources.main)
+    order = {file: number for number, file in enumerate(sources.files)}
+    return sources.files, sorted(found.faults, key=lambda each: (order[each.file], each.line))
+
+
+class _Faults:
+    """Faults as they are found."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self.faults: list[Fault] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Take what is raised within."""
+        try:
+            yield
+        except ConfigError as error:
+            self.faults += [each for each in located(error, self._sources) if each not in self.faults]
+
+
+def _unread(path: str, error: ConfigError) -> tuple[Sequence[str], Sequence[Fault]]:
+    try:
+        sources = Sources(path, config_files.drop_ins_of(path))
+    except ConfigError:
+        sources = Sources(path)
+    return sources.files, [*located(error, sources)]
+
+
+def _names(table: Mapping[str, object]) -> Iterator[str]:
+    """Yield the names of the providers that make VMs, as far as the files say them."""
+    handlers = table.get("handlers")
+    tables = [table, *(handlers.values() if isinstance(handlers, dict) else ())]
+    given = [each.get("provider") for each in tables if isinstance(each, dict)]
+    default = () if "provider" in table else (Config().provider,)
+    yield from dict.fromkeys([*default, *(name for name in given if isinstance(name, str) and name)])
+
+
+def _check_table(document: Document, name: str) -> None:
+    """Check a provider's own table. :raise ConfigError: it is wrong."""
+    tables = document.table.get("providers", {})
+    table = tables.get(name, {}) if isinstance(tables, dict) else {}
+    if isinstance(table, dict) and (cls := registry.settings_class(name)) is not None:
+        config.structure(table, cls, source=document.sources.main, prefix=f"providers.{name}")
+
+
+def _check_whole(found: Config, sources: Sources) -> None:
+    """Check what the keys come to together. :raise ConfigError: it can't be."""
+    if wrong := [f"{sources.main}: {fault}" for fault in faults(found)]:
+        raise ConfigError("\n".join(wrong))
