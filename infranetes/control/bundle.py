@@ -77,7 +77,8 @@ async def support_bundle(session: Session) -> int:
     :raise FailedPrecondition: the file is there already, or can't be written."""
     path = session.options.file or Path(_default_name())
     with archive.new_file(path) as file:
-        bundle, config = Bundle(), _config(session.options)
+        bundle = Bundle()
+        config = _config(bundle, session.options)
         secrets = await run_in_thread(session.reactor, _add_configuration, bundle, session.options)
         await _add_host(session, bundle, config)
         await _add_status(session, bundle, config)
@@ -106,12 +107,13 @@ def _tell(session: Session, path: Path, bundle: Bundle, names: list[str]) -> Non
 # ---- this node
 
 
-def _config(options: Namespace) -> Config:
-    """The configuration; where it can't be read, the defaults, with which daemons are found."""
+def _config(bundle: Bundle, options: Namespace) -> Config:
+    """Return the configuration; where something is wrong with it, which is noted, the defaults."""
     file = config_file(options)
     try:
         return configuration.load(None if file is None else str(file), {})
-    except ConfigError:
+    except ConfigError as error:
+        bundle.lacks("configuration", error)
         return Config()
 
 

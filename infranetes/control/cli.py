@@ -14,7 +14,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import react
 
 from infranetes import config as configuration
-from infranetes.config import CONTROL_SOCKET
+from infranetes.config import CONTROL_SOCKET, Config
 from infranetes.config_check import Make, made_of_keys
 from infranetes.control.arguments import DEFAULT_CONFIG
 from infranetes.control.commands import COMMANDS, Command
@@ -126,7 +126,9 @@ def main(arguments: Sequence[str] | None = None, make: Make = made_of_keys) -> i
     try:
         socket = socket_of(options)
     except ConfigError as error:
-        return _say(USAGE, str(error))
+        if COMMANDS[options.command].needs_config:
+            return _say(USAGE, str(error))
+        socket = Path(Config().control_socket)
     outcome = [INTERRUPTED]  # also if the reactor is stopped by a signal
 
     async def run(reactor: IReactor) -> None:

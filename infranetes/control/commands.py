@@ -33,6 +33,7 @@ class Command:
     :ivar arguments: adds what it takes. :ivar part_of: the command that it belongs to, such as `pool`.
     :ivar alone: whether it is a command without that too.
     :ivar offline: does it in place of `run`, without a daemon.
+    :ivar needs_config: it can't do without the daemon's configuration, which says where the daemon is.
     """
 
     words: str
@@ -41,6 +42,7 @@ class Command:
     part_of: str = ""
     alone: bool = True
     offline: RunOffline | None = None
+    needs_config: bool = True
 
 
 def answered(name: str, ask: Ask, watched: Watched | None = None) -> Run:
@@ -101,6 +103,7 @@ COMMANDS: dict[str, Command] = {
         "write all that a maintainer needs to know of this node into a file, without secrets",
         support_bundle,
         arguments.bundle,
+        needs_config=False,
     ),
     "services": Command(
         "list the rules of Kubernetes' Services, and which VMs have them",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from twisted.trial import unittest
@@ -29,7 +30,7 @@ class RepositoryTests(unittest.SynchronousTestCase):
         """Make the repository, signed by a key of its own, and have the root's apt trust that."""
         cleanroot.debs()  # makes them
         keys = Path(tempfile.mkdtemp(prefix="gpg-"))  # short: gpg-agent has a socket there
-        self.addCleanup(lambda: shutil.rmtree(keys, ignore_errors=True))
+        self.addCleanup(partial(shutil.rmtree, keys, True))
         self.addCleanup(subprocess.run, ["gpgconf", "--homedir", keys, "--kill", "all"], check=False)
         made = subprocess.run(
             [TREE / "debian/make-repo", root.path / "repo"],

@@ -136,6 +136,17 @@ class BundleTests(CtlCase):
         self.assertIn("pods.json", told["missing"])
         self.assertLessEqual({"configuration/00-infranetes.toml.json", "host.json"}, self.parts().keys())
 
+    async def test_a_configuration_with_errors_is_in_it_with_them(self) -> None:
+        self.config["pull"] = {"secret_key": SECRETS["provider"]}
+        path = self.root / "infranetes.toml"
+        path.write_text(self.written())
+        words = await self.command("support-bundle", str(self.bundle), "--config", str(path))
+        self.assertIn("without configuration: ", words)
+        parts = self.parts()
+        self.assertIn(b"pull", parts["configuration/00-infranetes.toml.json"])
+        everything = b"".join(parts.values())
+        self.assertNotIn(SECRETS["provider"].encode(), everything)
+
     async def test_it_replaces_nothing(self) -> None:
         (self.root / "infranetes.toml").write_text(self.written())
         target = self.root / "target"
