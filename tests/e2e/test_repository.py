@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 from twisted.trial import unittest
@@ -30,8 +29,9 @@ class RepositoryTests(unittest.SynchronousTestCase):
         """Make the repository, signed by a key of its own, and have the root's apt trust that."""
         cleanroot.debs()  # makes them
         keys = Path(tempfile.mkdtemp(prefix="gpg-"))  # short: gpg-agent has a socket there
-        self.addCleanup(partial(shutil.rmtree, keys, True))
-        self.addCleanup(subprocess.run, ["gpgconf", "--homedir", keys, "--kill", "all"], check=False)
+        self.addCleanup(shutil.rmtree, keys, ignore_errors=True)
+        end_agent = ["gpgconf", "--homedir", str(keys), "--kill", "all"]
+        self.addCleanup(lambda: subprocess.run(end_agent, check=False))
         made = subprocess.run(
             [TREE / "debian/make-repo", root.path / "repo"],
             env={**os.environ, "INFRANETES_REPO_KEY": str(keys)},
