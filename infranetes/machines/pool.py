@@ -252,9 +252,8 @@ class Pool:
             await member.machine.bring_up(request, began + context.times.launch)
             with timeline.step("the VM is made ready for any pod", launch=LaunchStep.CONFIGURE):
                 await self._make_ready(member)
-            with timeline.step("the VM is recorded as one of the pool", launch=LaunchStep.RECORD):
+            with timeline.step("the VM waits in the pool", launch=LaunchStep.RECORD):
                 await self.update(member, member.record.to(PoolState.IDLE))
-            timeline.note("the VM waits in the pool")
         except Exception as error:
             if not context.stopping:
                 if member.state is not PoolState.ENDING:
