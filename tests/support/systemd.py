@@ -67,8 +67,8 @@ rm -rf "$1"
 """
 
 # Nothing of the machine can be changed from inside: its file system is read-only there, but for /tmp, where
-# systemd makes units' own /dev; and none of its own units are known, so that none of them is begun (some
-# clean /tmp, set the clock or the kernel's settings).
+# systemd makes units' own /dev, and /var/tmp, which is for temporary files too; and none of its own units are
+# known, so that none of them is begun (some clean /tmp, set the clock or the kernel's settings).
 _INSIDE = """
 set -e
 mount --make-rprivate /
@@ -86,6 +86,7 @@ case "$trees" in
         done ;;
 esac
 mount --bind /tmp /tmp
+mount --bind /var/tmp /var/tmp
 mount --bind "$1" "$1"
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys

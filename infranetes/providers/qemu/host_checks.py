@@ -117,16 +117,19 @@ def take_lock(paths: ProviderPaths) -> int:
 
 
 async def find_qemu(
-    reactor: IReactor, settings: QemuSettings, user: QemuUser, kvm_cache: Path
+    reactor: IReactor, settings: QemuSettings, user: QemuUser, kernel: Path, kvm_cache: Path
 ) -> tuple[CommandLine, str]:
     """Find QEMU and choose its accelerator. Returns the command line, and why it has that accelerator.
 
+    :param kernel: the guest image's.
     :raise FailedPrecondition: KVM is configured and does not work. :raise Unavailable: QEMU is missing.
     """
     qemu = _find(settings.qemu, "qemu-system-x86")
     _find(settings.qemu_img, "qemu-utils")
     version = (await check(reactor, [qemu, "--version"], 30.0)).decode().splitlines()[0]
-    chosen, reason = await accelerator.choose(reactor, settings.accelerator, qemu, version, user, kvm_cache)
+    chosen, reason = await accelerator.choose(
+        reactor, settings.accelerator, qemu, version, user, kernel, kvm_cache
+    )
     if chosen == "kvm":
         version += f" on {_processor()}"  # under KVM, guests see the node's own processor
     command_line = CommandLine(

@@ -69,10 +69,9 @@ class ProviderPaths:
         """The subnet in use."""
         return self.state / "network.json"
 
-    @property
-    def kvm(self) -> Path:
-        """Whether KVM works here, as it was last found out."""
-        return self.state / "kvm.json"
+    def kvm(self, configured: Path | None) -> Path:
+        """Whether KVM works here, as it was last found out; beside the templates, which stand on it."""
+        return self.templates(configured) / "kvm.json"
 
     def templates(self, configured: Path | None) -> Path:
         """The directory of templates."""

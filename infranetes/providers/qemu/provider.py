@@ -254,12 +254,14 @@ class QemuProvider:
     # ---- Starting
 
     async def _find_qemu(self, user: QemuUser, progress: Progress) -> None:
+        settings, image = self._settings, images.current(self._settings.image_dir)
+        known = self._paths.kvm(settings.template_dir)
         command_line, self._accelerator_reason = await host_checks.find_qemu(
-            self._reactor, self._settings, user, self._paths.kvm
+            self._reactor, settings, user, image.kernel, known
         )
         progress(f"QEMU uses {command_line.accelerator}: {self._accelerator_reason}")
         self._command_line = command_line
-        await self._preloaded.gather(images.current(self._settings.image_dir), progress)
+        await self._preloaded.gather(image, progress)
         if self._preloaded.archive is not None:
             self._command_line = attrs.evolve(command_line, preload=self._preloaded.archive.key)
 

@@ -99,6 +99,13 @@ class UnitCase(DaemonCase):
         environment = {**os.environ, "MANAGER": str(self.manager.pid)}
         return subprocess.Popen(["sh", "-c", _KEEPER], stdin=subprocess.DEVNULL, env=environment)
 
+    def units(self, pattern: str) -> list[str]:
+        """The units of that name that run."""
+        said = _beside(
+            self.manager, "systemctl", "list-units", "--plain", "--no-legend", "--state=running", pattern
+        )
+        return [line.split()[0] for line in said.splitlines()]
+
 
 class UnitProgram:
     """A program in the unit's own sandbox, in the daemon's place. Blocks.
@@ -126,8 +133,7 @@ class UnitProgram:
 
     def run(self, *command: str) -> str:
         """Run a command beside the manager, which has to succeed. Return what it writes."""
-        enter = ["nsenter", f"--target={self._manager.pid}", "--mount", "--pid", "--uts", "--ipc", "--cgroup"]
-        return subprocess.run([*enter, *command], check=True, capture_output=True, text=True).stdout
+        return _beside(self._manager, *command)
 
     def add(self, drop_in: Path) -> None:
         """Copy a drop-in to where systemd looks for those of the unit."""
@@ -167,6 +173,11 @@ class UnitProgram:
             if time.monotonic() > until:
                 raise AssertionError(f"the unit does not get on: {self._log.read_text()}")
             time.sleep(0.1)
+
+
+def _beside(manager: Systemd, *command: str) -> str:
+    enter = ["nsenter", f"--target={manager.pid}", "--mount", "--pid", "--uts", "--ipc", "--cgroup"]
+    return subprocess.run([*enter, *command], check=True, capture_output=True, text=True).stdout
 
 
 _managers: list[Systemd] = []

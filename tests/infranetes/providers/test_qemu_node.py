@@ -228,25 +228,56 @@ class AcceleratorTests(TestCase):
         self.assertIn("Could not access KVM", fault)
         self.assertTrue(await accelerator.probe(reactor, self.script("exit 0"), "kvm", ME, 10.0))
 
+    async def test_the_kernel_of_the_image_has_to_boot_too(self) -> None:
+        """KVM in a virtual machine may run 512 bytes, and no kernel."""
+        kernel = self.kernel()
+        says = self.script(f"echo 'VFS: {accelerator.KERNEL_SAYS.decode()} on unknown-block(0,0)'")
+        self.assertEqual(await accelerator.probe_kernel(reactor, says, "kvm", ME, kernel, 10.0), "")
+        broken = self.script("echo KVM internal error. Suberror: 1 >&2")
+        fault = await accelerator.probe_kernel(reactor, broken, "kvm", ME, kernel, 10.0)
+        self.assertIn("did not boot: KVM internal error", fault)
+        hanging = self.script("exec sleep 66.25")
+        fault = await accelerator.probe_kernel(reactor, hanging, "kvm", ME, kernel, 0.5)
+        self.assertIn("kernel hung for 0.5 s", fault)
+        await until(lambda: not pids_by_argument(["66.25"]), "it is killed")
+
+    async def test_where_it_does_not_it_is_emulation(self) -> None:
+        self.patch(accelerator, "KVM", str(self.kernel()))
+        qemu = self.script(
+            f'case "$*" in *-kernel*) echo no luck; exit 1;; esac; exit {accelerator._EXIT_CODE}'
+        )
+        memory = Path(self.mktemp())
+        chosen, reason = await accelerator.choose(reactor, "auto", qemu, "1", ME, self.kernel(), memory)
+        self.assertEqual(chosen, "tcg")
+        self.assertIn("no luck", reason)
+
+    def kernel(self) -> Path:
+        path = Path(self.mktemp()).absolute()
+        path.write_bytes(b"kernel")
+        return path
+
     async def test_the_answer_is_remembered_for_this_boot_and_this_qemu(self) -> None:
         device = Path(self.mktemp())
         device.touch()
         self.patch(accelerator, "KVM", str(device))
         count = Path(self.mktemp()).absolute()
-        working = self.script(f"echo x >>{count}; exit {accelerator._EXIT_CODE}")
+        says = accelerator.KERNEL_SAYS.decode()
+        working = self.script(f"echo x >>{count}; echo {says}; exit {accelerator._EXIT_CODE}")
+        kernel = self.kernel()
         memory = Path(self.mktemp())
-        for version, asked in (("1", 1), ("1", 1), ("2", 2)):
-            chosen = await accelerator.choose(reactor, "auto", working, version, ME, memory)
+        for version, asked in (("1", 2), ("1", 2), ("2", 4)):
+            chosen = await accelerator.choose(reactor, "auto", working, version, ME, kernel, memory)
             self.assertEqual(chosen[0], "kvm")
             self.assertEqual(count.read_text().count("x"), asked)
 
     async def test_without_the_device_it_is_emulation(self) -> None:
         self.patch(accelerator, "KVM", "/nonexistent")
-        chosen, reason = await accelerator.choose(reactor, "auto", QEMU, "7.2", ME, Path(self.mktemp()))
+        kernel, memory = self.kernel(), Path(self.mktemp())
+        chosen, reason = await accelerator.choose(reactor, "auto", QEMU, "7.2", ME, kernel, memory)
         self.assertEqual(chosen, "tcg")
         self.assertIn("/nonexistent", reason)
         error = await self.assertFailure(
-            Deferred.fromCoroutine(accelerator.choose(reactor, "kvm", QEMU, "7.2", ME, Path(self.mktemp()))),
+            Deferred.fromCoroutine(accelerator.choose(reactor, "kvm", QEMU, "7.2", ME, kernel, memory)),
             FailedPrecondition,
         )
         self.assertIn("accelerator", str(error))
