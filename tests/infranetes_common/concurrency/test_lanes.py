@@ -88,7 +88,7 @@ class LaneTests(TestCase):
 
     async def test_what_is_cancelled_before_it_began_is_never_done(self) -> None:
         first, second = self.hang("a"), self.do("a", "second")
-        for each in (first, second):
+        for each in (second, first):  # the second one's turn would come with the end of the first
             each.cancel()
             self.failureResultOf(each, CancelledError)
         hanging = [self.hang(f"hanging-{number}") for number in range(SIZE)]
