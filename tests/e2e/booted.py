@@ -39,6 +39,8 @@ for device in null zero full random urandom tty; do
     mount --bind "/dev/$device" "$root/dev/$device"
 done
 mkdir "$root/dev/pts" "$root/dev/shm"
+mount -t devpts -o newinstance,ptmxmode=0666,mode=0620,gid=5 devpts "$root/dev/pts" # units' own /dev has both
+ln -s pts/ptmx "$root/dev/ptmx"
 cd "$root"
 pivot_root . mnt
 umount -l /mnt

@@ -129,13 +129,13 @@ class ContentTests(unittest.SynchronousTestCase):
 # Prints the names of the packages that modules of infranetes.publish.aws… lack.
 _IMPORT_ALL = """
 import importlib, pkgutil
-lacking = set()
+lacking, optional = set(), ("infranetes.publish.aws", "infranetes.tracing.exported")
 for name in ("infranetes", "infranetes_common", "infranetes_simulation", "txgrpc", "vmserver"):
     for found in pkgutil.walk_packages(importlib.import_module(name).__path__, name + "."):
         try:
             importlib.import_module(found.name)
         except ModuleNotFoundError as error:
-            if not found.name.startswith("infranetes.publish.aws"):
+            if not found.name.startswith(optional):
                 raise
             lacking.add(error.name)
 print(*sorted(lacking), end="")
@@ -199,10 +199,10 @@ class InstallTests(unittest.TestCase):
         return Deferred.fromCoroutine(scenario())
 
     def test_every_module_imports_with_the_packages_it_depends_on(self) -> None:
-        """But those that publish images on AWS, which say what they need besides: nodes don't."""
+        """But those that publish images on AWS and send traces, which say what they need besides."""
         self.install(*PACKAGES)
         done = self.root.run("/usr/bin/python3", "-c", _IMPORT_ALL)
-        self.assertEqual((done.returncode, done.stdout), (0, "botocore"), done.stdout)
+        self.assertEqual((done.returncode, done.stdout), (0, "botocore opentelemetry"), done.stdout)
         self.configure('provider = "aws"\n[providers.aws]\nregion = "eu-west-1"\n')
         told = self.root.run("/usr/bin/infranetes-guest", "publish", "aws", "--disk", "/dev/null")
         self.assertNotEqual(told.returncode, 0)
