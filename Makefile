@@ -40,7 +40,8 @@ APT_REPO := apt-utils gpg gpg-agent
 APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-protobuf python3-attr \
 	python3-cattr python3-cryptography python3-openssl python3-service-identity python3-treq \
 	python3-zstandard python3-h11 python3-wsproto python3-jeepney python3-hypothesis python3-grpcio \
-	python3-libcloud python3-prometheus-client python3-boto3 python3-pyvmomi python3-yaml python3-jsonschema
+	python3-libcloud python3-prometheus-client python3-boto3 python3-pyvmomi python3-yaml python3-jsonschema \
+	python3-matplotlib
 
 # $(call need,PACKAGES): installs those that are not installed, and says which. Costs nothing when all are.
 define need

@@ -13,7 +13,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_choice", "test_user_namespaces", "test_vm_network", "test_clock"),
     ("test_postgresql", "test_memory", "test_qemu_firewalls"),
     ("test_docker_volumes", "test_full_volumes", "test_vm_image_volumes"),
-    ("test_cloud_disk",),
+    ("test_cloud_disk", "test_unit_pod"),
 )
 
 
