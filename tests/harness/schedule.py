@@ -22,6 +22,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_huge_pages": ("real VMs",),
     "tests.e2e.test_memory": ("real VMs",),
     "tests.e2e.test_oci": ("real VMs",),
+    "tests.e2e.test_accelerator": ("real VMs",),
     "tests.e2e.test_attached_volumes": ("real VMs",),
     "tests.e2e.test_block_volumes": ("real VMs",),
     "tests.e2e.test_choice": ("real VMs",),
