@@ -35,8 +35,11 @@ class RuntimeClassTests(ClusterCase):
         """Nothing in it is unknown to the API server, nor refused by it."""
         given = rights("kubelet.md", 2).partition("---\n")[2].encode()
         self.assertIn(b"RuntimeClass", given)
-        words = ("apply", "--dry-run=server", "--validate=strict", "--filename", "-")
-        self.here(*words, given=given)
+        strictly = ("--validate=strict", "--filename", "-")
+        runtime_class = given.partition(b"---\n")[0]  # which has to be there before a pod can have it
+        self.addCleanup(self.kubectl, "delete", "--ignore-not-found", "--filename", "-", given=runtime_class)
+        self.kubectl("apply", *strictly, given=runtime_class)
+        self.here("apply", "--dry-run=server", *strictly, given=given)
 
     def label(self) -> None:
         """Have the namespace's pods be VMs."""
