@@ -9,11 +9,12 @@ from collections.abc import Sequence
 PACKAGE = "tests.e2e"
 #: One for each day, in turn; what is in none runs each day. Each takes about five minutes without KVM.
 SLICES: Sequence[Sequence[str]] = (
-    ("test_pod_docker", "test_full_disk", "test_huge_pages"),
+    ("test_pod_docker", "test_full_disk", "test_huge_pages", "test_units"),
     ("test_choice", "test_user_namespaces", "test_vm_network", "test_clock"),
-    ("test_postgresql", "test_memory", "test_qemu_firewalls"),
-    ("test_docker_volumes", "test_full_volumes", "test_vm_image_volumes"),
+    ("test_postgresql", "test_memory", "test_qemu_firewalls", "test_services"),
+    ("test_vm_image_volumes", "test_oci", "test_repository"),
     ("test_cloud_disk", "test_unit_pod"),
+    ("test_docker_volumes", "test_full_volumes"),
 )
 
 
