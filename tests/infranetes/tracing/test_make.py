@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -21,6 +22,12 @@ reactor: Any = Clock()
 
 class ConfigTests(SynchronousTestCase):
     """Its keys."""
+
+    def library_is_missing(self) -> None:
+        """Imports of what needs it fail, also when another test has imported it before."""
+        missing = mock.patch.dict(sys.modules, {"infranetes.tracing.exported": None})
+        missing.start()
+        self.addCleanup(missing.stop)
 
     def test_endpoints(self) -> None:
         for good in ("", "http://127.0.0.1:4318/v1/traces", "https://tempo.example.org/otlp/v1/traces"):
@@ -42,11 +49,11 @@ class ConfigTests(SynchronousTestCase):
             self.assertRaises(ConfigError, structure, bad, TracingConfig, source="f")
 
     def test_without_an_endpoint_nothing_is_needed(self) -> None:
-        self.patch(sys, "modules", {**sys.modules, "infranetes.tracing.exported": None})
+        self.library_is_missing()
         self.assertIsInstance(make_tracer(reactor, TracingConfig(), "node"), NullTracer)
 
     def test_without_the_library_it_is_said_what_to_install(self) -> None:
-        self.patch(sys, "modules", {**sys.modules, "infranetes.tracing.exported": None})
+        self.library_is_missing()
         config = TracingConfig("http://127.0.0.1:4318/v1/traces")
         error = self.assertRaises(ConfigError, make_tracer, reactor, config, "node", "infranetes.toml")
         self.assertIn("infranetes.toml: tracing.endpoint: ", str(error))

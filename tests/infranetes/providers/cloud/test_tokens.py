@@ -48,8 +48,10 @@ class TokensOfAnHour(CloudCase):
         self.assertIn("can't be renewed yet, and the old one serves on", _told(logged)[0])
         self.world.faults.clear()
         asked = self.world.faults.calls["token"]
-        self.assertEqual(await self.within(provider.list()), [])
-        await self.until(lambda: self.world.faults.calls["token"] > asked, "it is asked for again")
+        deadline = time.monotonic() + 20.0
+        while self.world.faults.calls["token"] == asked:  # a renewal that fails yet may hold up the next one
+            self.assertLess(time.monotonic(), deadline, "it is asked for again")
+            self.assertEqual(await self.within(provider.list()), [])
         self.assertEqual(provider.status()["calls"].partition(", ")[2], "0 failed")
 
     async def test_without_one_the_cloud_is_not_said_to_be_silent(self) -> None:
