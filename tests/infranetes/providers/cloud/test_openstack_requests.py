@@ -81,13 +81,16 @@ class LaunchTests(RequestCase, TestCase):
         launched = await self.within(provider.launch(self.spec()))
         await self.within(provider.wait_running(launched.id, self.boot_timeout))
         looks = self.actions(begun)
-        self.assertEqual(looks[:3], ["find servers", "get images", "launch"])
-        self.assertEqual(set(looks[3:]), {"list servers"})
+        self.assertEqual(self.of_the_pod(begun), ["find servers", "get images", "launch"])
         self.assertLessEqual(len(looks), 5 + (time.monotonic() - began) // 0.5)  # a machine may be slow
         begun = len(self.world.requests)
         for _ in range(2):
             await self.within(provider.destroy(launched.id))
-        self.assertEqual(self.actions(begun), ["destroy"])
+        self.assertEqual(self.of_the_pod(begun), ["destroy"])
+
+    def of_the_pod(self, begun: int) -> list[str]:
+        """The actions since then but for lists, which are of all pods and have their own times."""
+        return [each for each in self.actions(begun) if each != "list servers"]
 
     async def test_lists_of_several_pages_are_read_to_the_end(self) -> None:
         self.world.api.page = 2
