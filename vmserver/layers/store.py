@@ -22,7 +22,7 @@ from vmserver.layers.mount_points import MountPoints
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-APPEAR_SECONDS = 5.0  # that a disk may take to appear; an emulated VM's took 0.1 s
+APPEAR_SECONDS = 5.0  # that a disk may take to appear after the one before; an emulated VM's took 0.1 s
 LOOK_SECONDS = (0.01, 0.25)  # the first pause between two looks, and the longest
 BATCH_BYTES = 1024 * 1024  # that are written in one turn of a thread
 
@@ -136,21 +136,23 @@ class LayerStore:
                 await self._in_thread(self._thd_mount_disk, disk.diff_id, devices[disk])
 
     async def _appeared(self, disks: Sequence[LayerOnDisk]) -> dict[LayerOnDisk, str]:
-        """Wait for all disks; return their devices."""
+        """Wait for all disks, as long as they keep appearing; return their devices."""
         found: dict[LayerOnDisk, str] = {}
-        begun = self._reactor.seconds()
+        last = self._reactor.seconds()
         for pause in backoff(*LOOK_SECONDS):
             missing = [disk for disk in disks if disk not in found]
-            found |= await self._in_thread(self._thd_look, missing)
+            if new := await self._in_thread(self._thd_look, missing):
+                found |= new
+                last = self._reactor.seconds()
             missing = [disk for disk in missing if disk not in found]
-            waited = self._reactor.seconds() - begun
-            if not missing or waited >= APPEAR_SECONDS:
+            if not missing or self._reactor.seconds() - last >= APPEAR_SECONDS:
                 break
             await sleep(self._reactor, pause)
         if missing:
             raise Unavailable(
                 f"the disk of layer {missing[0].diff_id} at target {missing[0].target}, LUN {missing[0].lun} "
-                f"has not appeared within {APPEAR_SECONDS:g} s ({len(missing)} of {len(disks)} have not)"
+                f"has not appeared, nor has another in {APPEAR_SECONDS:g} s "
+                f"({len(missing)} of {len(disks)} are missing)"
             )
         return found
 

@@ -87,6 +87,21 @@ class DiskTests(LayersTestCase):
         await mounting
         self.assertIsNotNone(store.directory(HELLO.diff_id))
 
+    async def test_many_disks_may_take_longer_while_they_keep_appearing(self) -> None:
+        clock = _ThreadedClock()
+        mounting = start(
+            self.make_store(clock).mount_disks(
+                [LayerOnDisk(each.diff_id, 0, lun) for lun, each in enumerate((HELLO, OTHER))]
+            )
+        )
+        for lun, each in enumerate((HELLO, OTHER)):
+            await clock.run(store_module.APPEAR_SECONDS * 0.8, mounting)
+            self.assertFalse(mounting.called)
+            self.shown.show(each, 0, lun)
+        await clock.run(1.0, mounting)
+        await mounting
+        self.assertEqual(len(mounts_below(self.points)), 2)
+
     async def test_a_disk_that_never_appears_is_named(self) -> None:
         clock = _ThreadedClock()
         self.shown.show(OTHER, 0, 4)
