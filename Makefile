@@ -126,6 +126,10 @@ delegate-tools: | apt-base ## Build containerd 2 and CRI-O into build/tools (onc
 promtool: | apt-base ## Build Prometheus' promtool into build/tools (once, some minutes), for the tests of contrib/'s alerts: .venv/bin/trial tests.contrib
 	@PYTHON=$(PYTHON) tests/contrib/tools
 
+.PHONY: otelcol
+otelcol: | apt-base ## Build OpenTelemetry's collector into build/tools (once, some minutes), for tests of tracing: .venv/bin/trial tests.interop.test_otelcol
+	@PYTHON=$(PYTHON) tests/interop/otelcol
+
 # today: some tests with real VMs have their days in turn.
 DAY ?= all
 

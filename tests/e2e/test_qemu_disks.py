@@ -77,7 +77,7 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
             vmserver.LayerDisk(diff_id=f"sha256:{each.name}", target=each.target, lun=each.lun)
             for each in shown
         ]
-        mounting = self.agent(instance).MountLayers(vmserver.MountLayersRequest(disks=disks), timeout=30.0)
+        mounting = self.agent(instance).MountLayers(vmserver.MountLayersRequest(disks=disks), timeout=60.0)
         error = await self.assertFailure(mounting, GrpcError)
         self.assertIs(error.code, Code.FAILED_PRECONDITION, error)  # they hold no layers
         wanted = {f"shown-{each.target}-{each.lun}-{each.name}" for each in shown}

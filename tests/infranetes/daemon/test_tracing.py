@@ -30,7 +30,11 @@ class TracingCase(DaemonCase):
         super().setUp()
         self.collector = Collector(reactor)
         self.addCleanup(lambda: start(self.collector.stop()))
-        self.config["tracing"] = {"endpoint": self.collector.endpoint}
+        self.config["tracing"] = {"endpoint": self.before(self.collector.endpoint)}
+
+    def before(self, collector: str) -> str:
+        """Where the daemon sends spans that are to come to `collector`."""
+        return collector
 
     async def run_traced(self, metadata: Any = SAMPLED, name: str = "web", **fields: Any) -> str:
         request = cri.RunPodSandboxRequest(config=self.pod(name, **fields))
@@ -132,6 +136,18 @@ class TraceTests(TracingCase):
         await self.arrived("runtime.v1.RuntimeService/Version")
         self.assertEqual({each.name for each in self.collector.spans}, {"runtime.v1.RuntimeService/Version"})
 
+    async def test_the_last_spans_are_sent_when_the_daemon_ends(self) -> None:
+        await self.start()
+        await self.runtime.Version(cri.VersionRequest(), timeout=5.0, metadata=SAMPLED)
+        assert self.process is not None
+        self.process.terminate()
+        self.assertEqual(await self.ended(60.0), -signal.SIGTERM)
+        self.assertEqual(len(self.collector.named("runtime.v1.RuntimeService/Version")), 1)
+
+
+class HeaderTests(TracingCase):
+    """What requests carry besides spans."""
+
     async def test_headers_are_sent_and_kept_secret(self) -> None:
         file = self.root / "headers"
         file.write_text(f"# of the collector\nAuthorization: Basic {SECRET}\n")
@@ -141,14 +157,6 @@ class TraceTests(TracingCase):
         await self.arrived("runtime.v1.RuntimeService/Status")
         self.assertEqual(self.collector.headers["authorization"], f"Basic {SECRET}")
         self.assertNotIn(SECRET, self.log)
-
-    async def test_the_last_spans_are_sent_when_the_daemon_ends(self) -> None:
-        await self.start()
-        await self.runtime.Version(cri.VersionRequest(), timeout=5.0, metadata=SAMPLED)
-        assert self.process is not None
-        self.process.terminate()
-        self.assertEqual(await self.ended(60.0), -signal.SIGTERM)
-        self.assertEqual(len(self.collector.named("runtime.v1.RuntimeService/Version")), 1)
 
 
 class TroubleTests(TracingCase):
