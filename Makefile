@@ -156,9 +156,10 @@ test-suite: venv proto ## Build the packages on a release of Debian, SUITE=trixi
 	@$(AS_ROOT) $(BIN)/python -m tests.e2e.suites $(SUITE)
 
 .PHONY: test-cluster
-test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node, and the workloads of the day; TESTS= picks some
+test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node, and the workloads of the day; TESTS= picks some, DAY=today leaves out those that have other days
 	$(call need,$(APT_CLUSTER) $(APT_CONTAINERD))
 	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 \
+		$(if $(filter today,$(DAY)),$$($(BIN)/python -m tests.cluster.slices)) \
 		$(or $(TESTS),tests.cluster $$($(BIN)/python -m tests.workloads))
 
 .PHONY: test-delegates

@@ -10,6 +10,7 @@ from pathlib import Path
 from twisted.trial.runner import TestLoader
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.cluster import slices as cluster_slices
 from tests.e2e import slices as e2e_slices
 from tests.harness import schedule
 from tests.harness.schedule import Schedule, Unit, tests_of, units
@@ -92,6 +93,14 @@ class DeclarationTests(SynchronousTestCase):
     def test_each_test_with_real_vms_has_its_day(self) -> None:
         days = range(len(e2e_slices.SLICES))
         rests = Counter(name for day in days for name in e2e_slices.resting(day))
+        self.assertEqual(set(rests.values()), {len(days) - 1})
+        for name in rests:
+            self.assertTrue((TREE / name.replace(".", "/")).with_suffix(".py").exists(), name)
+
+    def test_each_test_in_clusters_has_its_day(self) -> None:
+        """Clusters have every second day; so has each slice of them in turn."""
+        days = [2 * turn for turn in range(len(cluster_slices.SLICES))]
+        rests = Counter(name for day in days for name in cluster_slices.resting(day))
         self.assertEqual(set(rests.values()), {len(days) - 1})
         for name in rests:
             self.assertTrue((TREE / name.replace(".", "/")).with_suffix(".py").exists(), name)
