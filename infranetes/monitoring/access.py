@@ -67,8 +67,8 @@ def _thd_read_token(path: str) -> Token:
 
 def _thd_read_tls(certificate: str, key: str) -> CertificateOptions:
     """Read what a TLS server shows. :raise FailedPrecondition: what is wrong with the files."""
-    chain = _CERTIFICATE.findall(_thd_read("metrics.certificate", certificate, secret=False))
-    private = _thd_read("metrics.key", key, secret=True)
+    chain = _CERTIFICATE.findall(_thd_read("metrics.certificate_file", certificate, secret=False))
+    private = _thd_read("metrics.key_file", key, secret=True)
     try:
         own, *others = [crypto.load_certificate(crypto.FILETYPE_PEM, each) for each in chain]
         options = CertificateOptions(
@@ -80,7 +80,7 @@ def _thd_read_tls(certificate: str, key: str) -> CertificateOptions:
         options.getContext().check_privatekey()
     except Exception as error:  # OpenSSL's have no base, and differ between releases
         raise FailedPrecondition(
-            f"metrics.certificate, metrics.key: {certificate} and {key} are not a certificate and its key in "
-            f"PEM: {type(error).__name__}"
+            f"metrics.certificate_file, metrics.key_file: {certificate} and {key} are not a certificate and "
+            f"its key in PEM: {type(error).__name__}"
         ) from None
     return options

@@ -39,8 +39,8 @@ class MetricsConfig:
     listen: str = attrs.field(default="", validator=_is_address)  # an address with a port; port 0: any
     page: bool = False  # true: a page for people too, at the same address
     # Files in PEM: the certificate, with those between it and its CA, and its key. Empty: plain HTTP.
-    certificate: str = attrs.field(default="", validator=_is_path)
-    key: str = attrs.field(default="", validator=_is_path)
+    certificate_file: str = attrs.field(default="", validator=_is_path)
+    key_file: str = attrs.field(default="", validator=_is_path)
     token_file: str = attrs.field(default="", validator=_is_path)  # who asks has to show what it holds
 
     @property
@@ -52,9 +52,9 @@ class MetricsConfig:
 def metrics_faults(found: MetricsConfig) -> list[str]:
     """Return what is wrong with the table as a whole."""
     faults = []
-    if bool(found.certificate) != bool(found.key):
-        faults.append("metrics.certificate: it and metrics.key have to be given together")
-    if not found.listen and (found.page or found.certificate or found.token_file):
+    if bool(found.certificate_file) != bool(found.key_file):
+        faults.append("metrics.certificate_file: it and metrics.key_file have to be given together")
+    if not found.listen and (found.page or found.certificate_file or found.token_file):
         faults.append("metrics.listen: it has to say at which address this is served")
     elif found.page and not found.token_file and not ip_address(found.address[0]).is_loopback:
         faults.append(

@@ -76,8 +76,9 @@ class Monitoring(Service):
             await run_in_thread(reactor, _thd_read_token, config.token_file) if config.token_file else None
         )
         factory = cast(ServerFactory, QuietSite(self._root(token)))
-        if config.certificate:
-            tls = await run_in_thread(reactor, _thd_read_tls, config.certificate, config.key)
+        if config.certificate_file:
+            files = config.certificate_file, config.key_file
+            tls = await run_in_thread(reactor, _thd_read_tls, *files)
             factory = cast(ServerFactory, TLSMemoryBIOFactory(tls, False, factory))
         host, port = config.address
         kind = TCP6ServerEndpoint if ":" in host else TCP4ServerEndpoint
@@ -95,7 +96,7 @@ class Monitoring(Service):
             self._warnings.start()
         _log.info(
             "metrics are served on {scheme}://{address}:{port}/metrics",
-            scheme="https" if config.certificate else "http",
+            scheme="https" if config.certificate_file else "http",
             address=f"[{host}]" if ":" in host else host,
             port=cast(IPv4Address, listening.getHost()).port,
         )

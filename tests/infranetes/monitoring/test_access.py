@@ -70,5 +70,5 @@ class FileTests(SynchronousTestCase):
     def test_no_certificate_and_key(self) -> None:
         words, secret = self.write(b"words"), self.write(b"words")
         error = self.assertRaises(FailedPrecondition, _thd_read_tls, words, secret)
-        self.assertIn("metrics.key", str(error))
+        self.assertIn("metrics.key_file", str(error))
         self.assertNotIn("words", str(error))

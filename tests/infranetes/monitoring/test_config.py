@@ -37,8 +37,8 @@ class MetricsConfigTests(SynchronousTestCase):
             self.assertRefused("metrics.listen", listen=wrong)
 
     def test_certificate_and_key_go_together(self) -> None:
-        self.assertRefused("metrics.certificate", listen="127.0.0.1:0", certificate="/a.pem")
-        self.assertRefused("metrics.certificate", listen="127.0.0.1:0", key="/a.pem")
+        self.assertRefused("metrics.certificate_file", listen="127.0.0.1:0", certificate_file="/a.pem")
+        self.assertRefused("metrics.certificate_file", listen="127.0.0.1:0", key_file="/a.pem")
 
     def test_paths_are_absolute(self) -> None:
         self.assertRefused("metrics.token_file", listen="127.0.0.1:0", token_file="token")

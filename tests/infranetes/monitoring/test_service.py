@@ -180,7 +180,8 @@ class AccessTests(MonitoringCase):
         authority = Authority("tests")
         certificate, key = authority.issue("localhost")
         trust = ssl.create_default_context(cadata=authority.pem.decode())
-        url = await self.serve(certificate=self.file(certificate + authority.pem), key=self.file(key))
+        chain = self.file(certificate + authority.pem)
+        url = await self.serve(certificate_file=chain, key_file=self.file(key))
         url = url.replace("127.0.0.1", "localhost")
         self.assertEqual((await get(url + "healthz", trust=trust)).body, "ok\n")
 
