@@ -14,7 +14,7 @@ import attrs
 from bench.figures import Figure
 
 RUNS = 20
-Document = Mapping[str, Any]
+Document = Mapping[str, Any]  # Any: JSON
 """One run as `Report.document` makes it, read from JSON."""
 
 

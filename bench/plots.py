@@ -20,6 +20,7 @@ from bench.figures import Missing, number, percentile_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.typing import RcKeyType
 
 #: By unit: what a plot of these is called, its own unit, and how many of these one is.
 UNITS = {
@@ -35,7 +36,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499")  # told apart by those wh
 MARKERS = ("o", "s", "D", "^")
 INK, PALE = "#222222", "#999999"
 LABEL = 40  # characters in a line of a row's name
-STYLE = {
+STYLE: dict[RcKeyType, str | float] = {
     "svg.hashsalt": "infranetes",  # names inside the file would be random
     "svg.fonttype": "none",  # text stays text: small, and found by a search
     "font.family": "sans-serif",
@@ -127,7 +128,7 @@ def draw(plots: Iterable[Plot], directory: Path) -> list[Path]:
     written = []
     for plot in plots:
         lines = [max(len(row.series), len(_wrapped(row).splitlines())) for row in plot.rows]
-        with rc_context(STYLE):  # type: ignore[arg-type]  # its keys are literals since 3.11
+        with rc_context(STYLE):
             picture = Picture(figsize=(8.0, 1.1 + 0.2 * sum(lines) + 0.1 * len(lines)), facecolor="white")
             _draw(plot, lines, picture.add_subplot())
             path = directory / f"{plot.name}.svg"

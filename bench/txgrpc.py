@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,14 @@ def serve_grpclib(socket: str) -> None:
     import asyncio
 
     from grpclib.const import Cardinality, Handler
-    from grpclib.server import Server
+    from grpclib.server import Server, Stream
 
     message, _ = describe()
 
     class Bench:
-        async def echo(self, stream: Any) -> None:
+        async def echo(self, stream: Stream[Any, Any]) -> None:  # Any: classes made at run time
             request = await stream.recv_message()
+            assert request is not None
             await stream.send_message(message(text=request.text))
 
         def __mapping__(self) -> dict[str, Handler]:
@@ -215,7 +216,7 @@ def _idle(socket: str, server: Any) -> dict[str, int]:
 
 def run(
     seconds: float = 4.0, in_flight: int = 32, rounds: int = 3, servers: Sequence[str] = SERVERS
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # Any: figures, and tables of them
     """The figures: medians over the rounds. :param servers: txgrpc, and what it is compared with."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
     memory: dict[str, int] = {}
@@ -261,7 +262,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-ROLES: dict[str, Any] = {
+ROLES: dict[str, Callable[..., None]] = {  # by name; each takes the words behind it
     "txgrpc": serve_txgrpc,
     "grpcio": serve_grpcio,
     "grpclib": serve_grpclib,

@@ -6,8 +6,8 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeGuard, cast
 
 import attrs
 
@@ -16,6 +16,15 @@ from infranetes_common.config import Bytes
 _UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
 _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+class _Factory(Protocol):
+    """A default that is made anew for each instance."""
+
+    factory: Callable[[], object]
+
+
+_FACTORY = cast(type[_Factory], attrs.Factory)  # a class, which attrs' own types call a function
 
 
 @attrs.frozen
@@ -46,12 +55,11 @@ def settings(instance: attrs.AttrsInstance, prefix: str = "") -> Iterator[Settin
 def defaults(cls: type[attrs.AttrsInstance], prefix: str = "") -> Iterator[Setting]:
     """Yield every key of a configuration class with its default."""
     for field in _fields(cls):
-        default: Any = field.default  # Any: as attrs has it, a value or a factory of it
+        default: object = field.default
         if default is attrs.NOTHING:
             yield Setting(prefix + field.name, None, "", not field.repr, required=True)
         else:
-            value = default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
-            yield from _of(field, value, prefix)
+            yield from _of(field, default.factory() if isinstance(default, _FACTORY) else default, prefix)
 
 
 def _fields(cls: type[attrs.AttrsInstance]) -> Sequence[attrs.Attribute[object]]:
@@ -59,11 +67,15 @@ def _fields(cls: type[attrs.AttrsInstance]) -> Sequence[attrs.Attribute[object]]
     return found
 
 
+def _is_table(value: object) -> TypeGuard[attrs.AttrsInstance]:
+    return attrs.has(type(value))
+
+
 def _of(field: attrs.Attribute[object], value: object, prefix: str) -> Iterator[Setting]:
     key = prefix + field.name
-    if attrs.has(type(value)):
-        yield from settings(value, f"{key}.")  # type: ignore[arg-type]
-    elif isinstance(value, Mapping) and value and all(attrs.has(type(each)) for each in value.values()):
+    if _is_table(value):
+        yield from settings(value, f"{key}.")
+    elif isinstance(value, Mapping) and value and all(_is_table(each) for each in value.values()):
         for name, each in value.items():
             yield from settings(each, f"{key}.{name}.")
     else:
@@ -81,8 +93,8 @@ def toml(value: object) -> str:
         return toml(value.value)
     if isinstance(value, int | float):
         return repr(value)
-    if attrs.has(type(value)):
-        return _inline({each.key: each.text for each in settings(value)})  # type: ignore[arg-type]
+    if _is_table(value):
+        return _inline({each.key: each.text for each in settings(value)})
     if isinstance(value, Mapping):
         return _inline({str(key): toml(each) for key, each in value.items()})
     if isinstance(value, list | tuple | set | frozenset):

@@ -7,6 +7,7 @@ from google.protobuf.message import Message
 
 from infranetes.tracing.spans import SYSTEM, Attributes, Tracer, within_span
 from infranetes_common.trace_context import TraceContext
+from infranetes_common.wire import cri
 from txgrpc import Call, GrpcError
 from txgrpc.service import Answer, Interceptor, Method
 
@@ -55,8 +56,8 @@ def subject(message: Message | bytes) -> Attributes:
         "infranetes.container": getattr(message, "container_id", ""),
         "infranetes.handler": getattr(message, "runtime_handler", ""),
     }
-    if message.DESCRIPTOR.name == "RunPodSandboxRequest":
-        metadata = message.config.metadata  # type: ignore[attr-defined]
+    if isinstance(message, cri.RunPodSandboxRequest):
+        metadata = message.config.metadata
         found["k8s.namespace.name"] = metadata.namespace
         found["k8s.pod.name"] = metadata.name
         found["k8s.pod.uid"] = metadata.uid

@@ -49,7 +49,7 @@ class Shown(Resource):
     """Shows something to those who show the token. :param token: None: to everybody."""
 
     def __init__(self, make: Make, token: Token | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        Resource.__init__(self)
         self._make = make
         self._token = token
 
@@ -123,7 +123,7 @@ class BodilessRequest(Request):
     """A request whose body, which none of the resources takes, is dropped as it comes."""
 
     def gotLength(self, length: int | None) -> None:
-        super().gotLength(0)  # type: ignore[no-untyped-call]
+        Request.gotLength(self, 0)
 
     def handleContentChunk(self, data: bytes) -> None:
         pass
@@ -136,9 +136,7 @@ class QuietSite(Site):
     noisy = False
 
     def __init__(self, root: Resource) -> None:
-        super().__init__(  # type: ignore[no-untyped-call]
-            root, requestFactory=BodilessRequest, timeout=IDLE_SECONDS
-        )
+        Site.__init__(self, root, requestFactory=BodilessRequest, timeout=IDLE_SECONDS)
 
     def acceptableProtocols(self) -> list[bytes]:
         return [b"http/1.1"]

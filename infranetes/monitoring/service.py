@@ -11,13 +11,20 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.defer import maybeDeferred
 from twisted.internet.endpoints import TCP4ServerEndpoint, TCP6ServerEndpoint
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IAddress, IListeningPort, IStreamServerEndpoint
+from twisted.internet.interfaces import (
+    IAddress,
+    IListeningPort,
+    IProtocol,
+    IProtocolFactory,
+    IStreamServerEndpoint,
+)
 from twisted.internet.protocol import ServerFactory
 from twisted.logger import Logger
-from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from twisted.protocols.policies import WrappingFactory
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.web.resource import Resource
 from twisted.web.server import Request
+from zope.interface import implementer
 
 from infranetes.monitoring.access import Token, _thd_read_tls, _thd_read_token
 from infranetes.monitoring.config import MetricsConfig
@@ -38,13 +45,22 @@ MAX_CONNECTIONS = 64
 _log = Logger()
 
 
-class _Limited(WrappingFactory):
-    """Takes no more connections than it may have."""
+@implementer(IProtocolFactory)
+class _Limited:
+    """Closes a connection at once where there are MAX_CONNECTIONS already."""
 
-    noisy = False
+    def __init__(self, factory: ServerFactory) -> None:
+        self._open = WrappingFactory(factory)
+        self._open.noisy = False
 
-    def buildProtocol(self, addr: IAddress | None) -> ProtocolWrapper | None:  # type: ignore[override]
-        return super().buildProtocol(addr) if len(self.protocols) < MAX_CONNECTIONS else None
+    def doStart(self) -> None:
+        self._open.doStart()
+
+    def doStop(self) -> None:
+        self._open.doStop()
+
+    def buildProtocol(self, addr: IAddress) -> IProtocol | None:
+        return self._open.buildProtocol(addr) if len(self._open.protocols) < MAX_CONNECTIONS else None
 
 
 class Monitoring(Service):
@@ -84,7 +100,7 @@ class Monitoring(Service):
         kind = TCP6ServerEndpoint if ":" in host else TCP4ServerEndpoint
         endpoint: IStreamServerEndpoint = kind(reactor, port, interface=host)
         try:
-            listening = await endpoint.listen(_Limited(factory))  # type: ignore[no-untyped-call]
+            listening = await endpoint.listen(_Limited(factory))
         except CannotListenError as error:
             raise FailedPrecondition(
                 f"metrics.listen: {config.listen} can't be listened on: {error.socketError}; "

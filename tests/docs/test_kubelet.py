@@ -33,7 +33,7 @@ def examples() -> list[str]:
     return re.findall(r"^```yaml\n(.*?)^```", text, flags=re.M | re.S)
 
 
-def documents() -> list[dict[str, Any]]:
+def documents() -> list[dict[str, Any]]:  # Any: YAML
     """All that is in them."""
     return [each for text in examples() for each in yaml.safe_load_all(text)]
 

@@ -8,7 +8,6 @@ import re
 import subprocess
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 import yaml
 from twisted.trial.unittest import SynchronousTestCase
@@ -28,7 +27,7 @@ class QuickStartTests(SynchronousTestCase):
         section = page.split("\n## Quick start")[1].split("\n## ")[0]
         self.commands = re.findall(r"^ {4}(\S.*)$", section, flags=re.M)
         self.config = load(str(ETC / "infranetes/infranetes.toml.d/10-cluster.toml"), {})
-        self.network: dict[str, Any] = json.loads((ETC / "cni/net.d/10-pods.conflist").read_text())
+        self.network = json.loads((ETC / "cni/net.d/10-pods.conflist").read_text())
         self.runtime_class, self.pod = yaml.safe_load_all((FILES / "hello.yaml").read_text())
 
     def test_it_takes_ten_commands(self) -> None:

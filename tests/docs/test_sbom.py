@@ -17,7 +17,7 @@ PACKAGES = ("infranetes", "infranetes-common", "infranetes-simulation", "vmserve
 LICENCES = {"Apache-2.0", "BSD-3-Clause", "GPL-2.0", "GPL-3.0", "LGPL-2.1", "MIT", "ZPL-2.1"}
 
 
-def document(package: str) -> Any:
+def document(package: str) -> Any:  # Any: JSON
     said = subprocess.run([TREE / "debian/sbom", package], check=True, capture_output=True, text=True)
     return json.loads(said.stdout)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 from twisted.internet.threads import deferToThread
 
@@ -55,7 +54,7 @@ class CallerTests(CrictlCase):
 
     async def grpcio(self, *metadata: str) -> None:
         command = [sys.executable, "-m", "tests.interop.grpcio_kubelet", str(self.socket), *metadata]
-        done: Any = await deferToThread(
+        done = await deferToThread(
             subprocess.run, command, capture_output=True, text=True, timeout=60.0, cwd=ROOT, check=False
         )
         self.assertEqual((done.returncode, done.stdout.strip()), (0, "infranetes"), done.stderr)

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, cast
 
 import attrs
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import maybeDeferred
+from twisted.internet.interfaces import IReactorTCP
+from twisted.internet.protocol import ServerFactory
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET, Site
+from twisted.web.server import NOT_DONE_YET, Request, Site
+
+if TYPE_CHECKING:
+    from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 try:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -32,8 +39,8 @@ class Received:
     end: int
     kind: int
     failed: bool
-    attributes: Mapping[str, Any] = attrs.field(eq=False)
-    resource: Mapping[str, Any] = attrs.field(eq=False)
+    attributes: Mapping[str, object] = attrs.field(eq=False)
+    resource: Mapping[str, object] = attrs.field(eq=False)
 
     def during(self, other: Received) -> bool:
         """Whether it lies within `other`, as a part that is waited for does."""
@@ -49,29 +56,29 @@ class Collector(Resource):
 
     isLeaf = True
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: IReactorTCP) -> None:
         super().__init__()
         self.spans: list[Received] = []
         self.bodies: list[bytes] = []
         self.headers: Mapping[str, str] = {}
         self.answer = 200
-        self._waiting: list[Any] = []
+        self._waiting: list[Request] = []
         self._site = Site(self)
         self._site.displayTracebacks = False
-        self._port = reactor.listenTCP(0, self._site, interface="127.0.0.1")
+        self._port = reactor.listenTCP(0, cast(ServerFactory, self._site), interface="127.0.0.1")
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._port.getHost().port}/v1/traces"
+        return f"http://127.0.0.1:{cast(IPv4Address, self._port.getHost()).port}/v1/traces"
 
     async def stop(self) -> None:
         for request in self._waiting:
             request.transport.abortConnection()
-        await self._port.stopListening()
+        await maybeDeferred(self._port.stopListening)
         for channel in list(getattr(self._site, "_channels", ())):
             channel.abortConnection()
 
-    def render_POST(self, request: Any) -> Any:  # Any: as twisted.web has it
+    def render_POST(self, request: Request) -> bytes | int:
         body = request.content.read()
         self.bodies.append(body)
         self.headers = {
@@ -116,5 +123,5 @@ def spans_of(body: bytes) -> Iterator[Received]:
                 )
 
 
-def _values(attributes: Any) -> Mapping[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+def _values(attributes: Iterable[KeyValue]) -> Mapping[str, object]:
+    return {each.key: getattr(each.value, str(each.value.WhichOneof("value"))) for each in attributes}

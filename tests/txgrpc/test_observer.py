@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import attrs
+from twisted.internet.defer import Deferred
 
 from tests.txgrpc.demo import Note
 from tests.txgrpc.memory_case import MemoryCase, start
@@ -13,6 +14,8 @@ from tests.txgrpc.support import drain_iterator
 from txgrpc import Code, GrpcError
 from txgrpc.metadata import Metadata
 from txgrpc.service import Method
+
+T = TypeVar("T")
 
 
 @attrs.define(eq=False)
@@ -40,7 +43,7 @@ class ObserverTests(MemoryCase):
         self.followed.append((method.name, followed))
         return followed
 
-    def settled(self, call: Any) -> Any:
+    def settled(self, call: Deferred[T]) -> T:
         self.observed.settle()
         return self.successResultOf(call)
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 import io
 import json
-from typing import Any, cast
+from typing import cast
 
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -15,8 +16,10 @@ from infranetes.control.commands import COMMANDS
 from infranetes.control.consoles import OVERLAP, news
 from infranetes.control.session import DONE, Session
 from infranetes_common.concurrency import start
+from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control
 from txgrpc import Code, GrpcError
+from txgrpc.client import Stub
 
 
 class NewsTests(SynchronousTestCase):
@@ -51,15 +54,17 @@ class FollowTests(SynchronousTestCase):
         self.clock, self.daemon, self.out = Clock(), _Daemon(), io.StringIO()
         self.patch(__import__("sys"), "stdout", self.out)
 
-    def follow(self, json_wanted: bool = False) -> Any:
+    def follow(self, json_wanted: bool = False) -> Deferred[int]:
         options = argparse.Namespace(json=json_wanted, follow=True, pod="web")
-        session = Session(cast(Any, self.clock), cast(Any, self.daemon), options)
+        session = Session(cast(IReactor, self.clock), cast(Stub, self.daemon), options)
         following = start(COMMANDS["console"].run(session))
         self.addCleanup(lambda: following.addErrback(lambda _: None).cancel())
         return following
 
-    def writes(self, text: str, vm: str = "vm-1", **fields: Any) -> None:
-        self.daemon.console = control.GetConsoleResponse(sandbox_id="ab", vm_id=vm, text=text, **fields)
+    def writes(self, text: str, vm: str = "vm-1", ended_at: int = 0, detail: str = "") -> None:
+        self.daemon.console = control.GetConsoleResponse(
+            sandbox_id="ab", vm_id=vm, text=text, ended_at=ended_at, detail=detail
+        )
         self.clock.advance(1)
 
     def test_each_part_is_told_once_until_the_vm_is_gone(self) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
 
 from twisted.internet.defer import Deferred
 
@@ -36,7 +35,7 @@ class DescribeTests(PodsTestCase):
         asked = start(self.calls.DescribePod(control.DescribePodRequest(pod=name), NO_CALL))
         return str(self.failureResultOf(asked, kind).value)
 
-    def text(self, answer: Any) -> str:
+    def text(self, answer: control.DescribePodResponse) -> str:
         return render.as_text("describe", answer, Namespace())
 
     def test_a_pod_is_found_by_its_names_and_its_id(self) -> None:

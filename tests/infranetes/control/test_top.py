@@ -17,7 +17,7 @@ from tests.infranetes.pods.fakes import FakeNode, pod
 SECOND = 10**9
 
 
-def usage(name: str, at: int, **fields: Any) -> control.PodUsage:
+def usage(name: str, at: int, **fields: Any) -> control.PodUsage:  # Any: of the message
     return control.PodUsage(
         id=name, namespace="default", name=name, vm_id=f"vm-{name}", measured_at=at * SECOND, **fields
     )
@@ -91,7 +91,7 @@ class UsageTests(PodsTestCase):
         async def stats(within: float) -> vmserver.StatsResponse:
             return vmserver.StatsResponse(machine=machine, cards=cards)
 
-        self.world.agents[sandbox].stats = stats  # type: ignore[attr-defined]
+        vars(self.world.agents[sandbox])["stats"] = stats
         (one,) = self.used()
         self.assertEqual((one.id, one.name, one.measured_at, one.cpu_nanos), (sandbox, "web", 5, 7))
         self.assertEqual((one.received_bytes, one.sent_bytes), (most, 2))

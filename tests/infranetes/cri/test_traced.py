@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
+from google.protobuf.message import Message
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.cri.traced import traced
@@ -15,8 +17,9 @@ from infranetes_common.errors import NotFound
 from infranetes_common.trace_context import TraceContext
 from infranetes_common.wire import cri
 from tests.infranetes.tracing.test_spans import CALLER, Recorded
-from txgrpc import Code, GrpcError, Service
-from txgrpc.service import Method
+from txgrpc import Call, Code, GrpcError, Service
+from txgrpc.metadata import Metadata
+from txgrpc.service import Answer, Method
 
 METADATA = CALLER.to_metadata()
 
@@ -37,21 +40,26 @@ class Malformed:
     """A call whose metadata can't be read."""
 
     @property
-    def metadata(self) -> Any:
+    def metadata(self) -> Metadata:
         raise GrpcError(Code.INVALID_ARGUMENT, "a binary value is not base64")
+
+
+def call_with(metadata: Metadata) -> Call:
+    """A call of which only this is looked at."""
+    return cast(Call, SimpleNamespace(metadata=metadata))
 
 
 class Calls:
     """Some of the RPCs."""
 
-    async def RunPodSandbox(self, request: Any, call: Any) -> Any:
+    async def RunPodSandbox(self, request: cri.RunPodSandboxRequest, call: Call) -> cri.RunPodSandboxResponse:
         self.within = current()
         return cri.RunPodSandboxResponse(pod_sandbox_id="s1")
 
-    async def StopContainer(self, request: Any, call: Any) -> Any:
+    async def StopContainer(self, request: Message, call: Call) -> Message:
         raise NotFound("no such container")
 
-    async def GetContainerEvents(self, request: Any, call: Any) -> Any:
+    async def GetContainerEvents(self, request: Message, call: Call) -> AsyncIterator[bytes]:
         yield b""
 
 
@@ -61,11 +69,11 @@ class TracedTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.calls, self.tracer = Calls(), Tracer()
 
-    def answers(self, tracer: Any) -> Any:
+    def answers(self, tracer: NullTracer) -> Mapping[str, Answer]:
         service = Service(cri.RuntimeService, self.calls).intercept(traced(tracer))
         return {method.name: answer for method, answer in service.answers.items()}
 
-    def run_pod(self, tracer: Any, call: Any) -> None:
+    def run_pod(self, tracer: NullTracer, call: Call) -> None:
         metadata = cri.PodSandboxMetadata(name="web", namespace="default", uid="u" * 500)
         config = cri.PodSandboxConfig(metadata=metadata, annotations={"password": "secret"})
         request = cri.RunPodSandboxRequest(config=config, runtime_handler="vm")
@@ -73,7 +81,7 @@ class TracedTests(SynchronousTestCase):
         self.assertEqual(answer.pod_sandbox_id, "s1")
 
     def test_a_call(self) -> None:
-        self.run_pod(self.tracer, SimpleNamespace(metadata=METADATA))
+        self.run_pod(self.tracer, call_with(METADATA))
         [(parent, span)] = self.tracer.calls
         self.assertEqual((parent, span.name), (CALLER, "runtime.v1.RuntimeService/RunPodSandbox"))
         self.assertIs(self.calls.within, span)
@@ -93,27 +101,27 @@ class TracedTests(SynchronousTestCase):
     def test_a_call_that_fails(self) -> None:
         answer = self.answers(self.tracer)["StopContainer"]
         request = cri.StopContainerRequest(container_id="c1")
-        self.failureResultOf(start(answer(request, SimpleNamespace(metadata=()))), NotFound)
+        self.failureResultOf(start(answer(request, call_with(()))), NotFound)
         [(parent, span)] = self.tracer.calls
         self.assertEqual((parent, span.ended), (None, Code.NOT_FOUND))
         self.assertEqual(span.attributes["infranetes.container"], "c1")
 
     def test_metadata_that_cannot_be_read_fails_no_call(self) -> None:
-        self.run_pod(self.tracer, Malformed())
+        self.run_pod(self.tracer, cast(Call, Malformed()))
         self.assertIsNone(self.tracer.calls[0][0])
 
     def test_where_nothing_is_recorded(self) -> None:
-        self.run_pod(NullTracer(), SimpleNamespace(metadata=METADATA))
+        self.run_pod(NullTracer(), call_with(METADATA))
         assert self.calls.within is not None
         self.assertEqual(self.calls.within.context, CALLER)
-        self.run_pod(NullTracer(), SimpleNamespace(metadata=()))
+        self.run_pod(NullTracer(), call_with(()))
         self.assertIsNone(self.calls.within)
 
     def test_a_stream_of_responses_is_left_as_it_is(self) -> None:
         self.assertEqual(self.answers(self.tracer)["GetContainerEvents"], self.calls.GetContainerEvents)
 
     def test_every_request_can_be_asked_what_it_is_about(self) -> None:
-        nobody: Any = SimpleNamespace(metadata=())
+        nobody = call_with(())
         for service in (cri.RuntimeService, cri.ImageService):
             for described in service.methods:
                 method = Method.from_descriptor(described)
@@ -121,8 +129,8 @@ class TracedTests(SynchronousTestCase):
                 if not method.server_streaming:
                     self.successResultOf(start(answer(method.request_class(), nobody)))
 
-    def _empty(self, method: Method) -> Any:
-        async def answer(request: Any, call: Any) -> Any:
+    def _empty(self, method: Method) -> Answer:
+        async def answer(request: Message, call: Call) -> Message:
             return method.response_class()
 
         return answer

@@ -28,7 +28,7 @@ class CtlCase(DaemonCase):
             self.assertEqual(await ask(reactor, socket_of(options), options), code)
         return out.getvalue() or words.getvalue()
 
-    async def json(self, *arguments: str) -> Any:
+    async def json(self, *arguments: str) -> Any:  # Any: JSON
         return json.loads(await self.ctl(*arguments, "--json"))
 
     async def command(self, *arguments: str, code: int = DONE) -> str:

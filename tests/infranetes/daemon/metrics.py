@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.infranetes.daemon.case import DaemonCase
@@ -26,7 +26,7 @@ class MetricsCase(DaemonCase):
         """Where the last daemon serves them."""
         return str(re.findall(r"metrics are served on (http\S+/)metrics", self.log)[-1])
 
-    async def families(self) -> list[Any]:
+    async def families(self) -> list[Metric]:
         """What is exposed now."""
         return list(text_string_to_metric_families((await get(self.url + "metrics")).body))
 

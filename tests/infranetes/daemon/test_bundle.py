@@ -112,7 +112,7 @@ class BundleTests(CtlCase):
         parts = self.parts()
         self.check_secrets(parts)
 
-        def document(name: str) -> Any:
+        def document(name: str) -> Any:  # Any: JSON
             return json.loads(parts[name])
 
         self.assertIn("infranetes", document("manifest.json")["versions"])

@@ -28,7 +28,7 @@ class ConfigTests(DaemonCase):
             self.assertEqual(await ask(reactor, socket_of(options), options), DONE)
         return out.getvalue()
 
-    async def keys(self) -> dict[str, Any]:
+    async def keys(self) -> dict[str, Any]:  # Any: JSON
         found = json.loads(await self.show("--json"))
         self.assertEqual(found["files"][0], self.file)
         return {each["key"]: each for each in found["keys"]}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from infranetes.control.cli import FAILED
@@ -17,10 +18,10 @@ class DescribeTests(CtlCase):
     def written(self) -> str:
         return super().written() + self.more
 
-    async def described(self, pod: str) -> Any:
+    async def described(self, pod: str) -> Any:  # Any: JSON
         return await self.json("describe", pod)
 
-    def whats(self, described: Any, container: str = "") -> list[str]:
+    def whats(self, described: Mapping[str, Any], container: str = "") -> list[str]:
         return [step["what"] for step in described["steps"] if step["container"] == container]
 
     async def test_a_pods_life_from_its_launch_to_its_removal(self) -> None:

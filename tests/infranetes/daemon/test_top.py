@@ -18,7 +18,7 @@ class TopTests(CtlCase):
         (vm,) = [vm for vm in await self.vms() if vm["sandbox_id"] == silent]
         await self.farm("behave", id=vm["id"], behaviour="unreachable", after=0)
 
-        async def both() -> Any:
+        async def both() -> Any:  # Any: JSON
             while True:
                 used = (await self.json("top"))["pods"]
                 if used[0]["cpu"] and used[1]["cpu"] is None:

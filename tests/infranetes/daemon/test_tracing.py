@@ -12,6 +12,7 @@ from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from tests.support.collector import MISSING, Collector, Received
 from txgrpc import Code
+from txgrpc.metadata import Metadata
 
 TRACE, KUBELET = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = (("traceparent", f"00-{TRACE}-{KUBELET}-01"), ("tracestate", "vendor=1"))
@@ -36,7 +37,12 @@ class TracingCase(DaemonCase):
         """Where the daemon sends spans that are to come to `collector`."""
         return collector
 
-    async def run_traced(self, metadata: Any = SAMPLED, name: str = "web", **fields: Any) -> str:
+    async def run_traced(
+        self,
+        metadata: Metadata = SAMPLED,
+        name: str = "web",
+        **fields: Any,  # Any: of the PodSandboxConfig
+    ) -> str:
         request = cri.RunPodSandboxRequest(config=self.pod(name, **fields))
         answer = await self.runtime.RunPodSandbox(request, timeout=60.0, metadata=metadata)
         return str(answer.pod_sandbox_id)

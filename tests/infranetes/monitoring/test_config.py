@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import load
+from infranetes.monitoring.config import MetricsConfig
 from infranetes_common.errors import ConfigError
 from tests.infranetes.daemon.case import toml
 
@@ -16,12 +16,12 @@ from tests.infranetes.daemon.case import toml
 class MetricsConfigTests(SynchronousTestCase):
     """A file with such a table."""
 
-    def load(self, **table: Any) -> Any:
+    def load(self, **table: object) -> MetricsConfig:
         path = Path(self.mktemp())
         path.write_text(toml({"metrics": table}))
         return load(str(path), {}).metrics
 
-    def assertRefused(self, words: str, **table: Any) -> None:
+    def assertRefused(self, words: str, **table: object) -> None:
         error = self.assertRaises(ConfigError, self.load, **table)
         self.assertIn(words, str(error))
 

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import socket
 import ssl
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from twisted.internet import reactor as the_reactor
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import maybeDeferred
 from twisted.trial.unittest import TestCase
 
+from infranetes.monitoring import service
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.monitoring.metrics import Metrics
 from infranetes.monitoring.service import Monitoring
@@ -24,12 +26,14 @@ from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_vm import machine_for
 from infranetes.pods.states import SandboxState
 from infranetes_common.concurrency import deferred
+from infranetes_common.config import structure
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted
+from infranetes_common.reactors import installed
 from tests.infranetes.monitoring.client import Answer, get
 from tests.infranetes.pods.fakes import FakeNode, pod
 from tests.txgrpc.certificates import Authority
 
-reactor: Any = the_reactor
+reactor = installed()
 
 SECRET = "0123456789abcdef0123456789abcdef"
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0, text/plain; q=0.5"}
@@ -46,14 +50,15 @@ class MonitoringCase(TestCase):
         self.addCleanup(self.world.kill)
         self.metrics = Metrics()
 
-    async def serve(self, **table: Any) -> str:
+    async def serve(self, **table: object) -> str:
         """Serve, and return the URL of all."""
-        config = MetricsConfig(**{"listen": "127.0.0.1:0", **table})
-        service = Monitoring(reactor, config, self.world.node, self.metrics)
-        self.addCleanup(lambda: maybeDeferred(service.stopService))
-        await service.startService()
-        port = service._ports[0].getHost().port  # type: ignore[attr-defined]
-        return f"{self.scheme}://127.0.0.1:{port}/"
+        config = structure({"listen": "127.0.0.1:0", **table}, MetricsConfig, source="metrics")
+        serving = Monitoring(reactor, config, self.world.node, self.metrics)
+        self.addCleanup(lambda: maybeDeferred(serving.stopService))
+        await serving.startService()
+        address = serving._ports[0].getHost()
+        assert isinstance(address, IPv4Address)
+        return f"{self.scheme}://127.0.0.1:{address.port}/"
 
     def file(self, content: str | bytes, mode: int = 0o600) -> str:
         path = Path(self.mktemp())
@@ -184,6 +189,22 @@ class AccessTests(MonitoringCase):
         url = await self.serve(certificate_file=chain, key_file=self.file(key))
         url = url.replace("127.0.0.1", "localhost")
         self.assertEqual((await get(url + "healthz", trust=trust)).body, "ok\n")
+
+    @deferred
+    async def test_connections_beyond_the_limit_are_closed_until_one_has_ended(self) -> None:
+        self.patch(service, "MAX_CONNECTIONS", 2)
+        url = await self.serve()
+        address = "127.0.0.1", int(url.rstrip("/").rpartition(":")[2])
+        first, second = (socket.create_connection(address, timeout=60) for _ in range(2))
+        self.addCleanup(second.close)
+        self.addCleanup(first.close)
+        await self.assertFailure(get(url + "healthz"), OSError)
+        first.close()
+        answer = None
+        while answer is None:
+            with contextlib.suppress(OSError):  # the server has yet to see that it is closed
+                answer = await get(url + "healthz")
+        self.assertEqual(answer.status, 200)
 
     @deferred
     async def test_an_address_that_is_taken_is_named(self) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
-from twisted.internet import reactor as the_reactor
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from infranetes.tracing import delivery
 from infranetes.tracing.delivery import BATCH, MAX_WAITING, Delivery
 from infranetes_common.concurrency import start
+from infranetes_common.reactors import installed
 from tests.support.waiting import until
 
-reactor: Any = the_reactor
+reactor = installed()
 
 
 class Sink:

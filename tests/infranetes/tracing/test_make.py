@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.tracing.config import TracingConfig, read_headers
@@ -16,8 +15,9 @@ from infranetes.tracing.make import make_tracer
 from infranetes.tracing.spans import NullTracer
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError
+from infranetes_common.reactors import installed
 
-reactor: Any = Clock()
+reactor = installed()
 
 
 class ConfigTests(SynchronousTestCase):
@@ -66,7 +66,7 @@ class HeadersTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.path = Path(self.mktemp())
 
-    def read(self, text: str, mode: int = 0o600) -> Any:
+    def read(self, text: str, mode: int = 0o600) -> Mapping[str, str]:
         self.path.write_text(text)
         self.path.chmod(mode)
         return read_headers(str(self.path))

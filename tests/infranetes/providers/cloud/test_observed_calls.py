@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
-from twisted.internet import reactor as the_reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from infranetes.observer import NullObserver
 from infranetes.providers.cloud.calls import Calls
-from infranetes.providers.cloud.interface import Action, CloudError, ErrorKind, Rate
+from infranetes.providers.cloud.interface import Action, Cloud, CloudError, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.concurrency import deferred
+from infranetes_common.reactors import installed
 
-reactor: Any = the_reactor
+reactor = installed()
 
 
 class Recorder(NullObserver):
@@ -40,7 +40,7 @@ class ObservedCallsTests(TestCase):
 
     def setUp(self) -> None:
         self.observer = Recorder()
-        cloud: Any = SimpleNamespace(
+        cloud = SimpleNamespace(
             name="west",
             location="West",
             rates=dict.fromkeys(Action, Rate(1000.0, 1000.0)),
@@ -50,15 +50,15 @@ class ObservedCallsTests(TestCase):
             _thd_disconnect=lambda driver: None,
         )
         settings = CloudSettings(retry_first=0.01, retry_most=0.02, retry_seconds=30.0)
-        self.calls: Calls[Any] = Calls(reactor, cloud, settings, self.observer)
+        self.calls = Calls(reactor, cast(Cloud[object], cloud), settings, self.observer)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.calls.stop()))
-        self.answers: list[Any] = []
+        self.answers: list[str | Exception] = []
 
     def answer(self, driver: object) -> str:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return str(answer)
+        return answer
 
     async def ask(self, action: Action = Action.LOOK) -> str:
         await self.calls.start()
