@@ -20,25 +20,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from infranetes.control import cli as ctl
 from infranetes.publish import command as guest
 
+# Finds what may come next; the same in both shells.
+OFFERS = """\
+case "$at $before" in
+@VALUES@
+*)
+    case "$at" in
+    @WORDS@
+    esac
+    ;;
+esac
+"""
 PARSERS = {"infranetes-ctl": ctl.parser, "infranetes-guest": guest.parser}
 BASH = """\
 # bash completion of @NAME@, made of its parser
 @FUNCTION@() {
-    local at= word words= files= before=${COMP_WORDS[COMP_CWORD-1]} current=${COMP_WORDS[COMP_CWORD]}
+    local at= word offered= files= before=${COMP_WORDS[COMP_CWORD-1]} current=${COMP_WORDS[COMP_CWORD]}
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case "$at $word" in
         @COMMANDS@
         esac
     done
-    case "$at $before" in
-    @VALUES@
-    *)
-        case "$at" in
-        @WORDS@
-        esac
-        ;;
-    esac
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    @OFFERS@
+    COMPREPLY=($(compgen -W "$offered" -- "$current"))
     if [ -n "$files" ]; then
         compopt -o filenames
         COMPREPLY+=($(compgen -f -- "$current"))
@@ -55,14 +59,7 @@ for word in ${words[2,CURRENT-1]}; do
     @COMMANDS@
     esac
 done
-case "$at $before" in
-@VALUES@
-*)
-    case "$at" in
-    @WORDS@
-    esac
-    ;;
-esac
+@OFFERS@
 compadd -- ${=offered}
 [ -z "$files" ] || _files
 """
@@ -82,10 +79,10 @@ def walk(parser: argparse.ArgumentParser, at: str = "") -> Iterator[tuple[str, a
         yield from walk(inner, f"{at} {name}".strip())
 
 
-def offer(action: argparse.Action, variable: str) -> str:
+def offer(action: argparse.Action) -> str:
     """Return what the shell is to offer where this action's value is due."""
     if action.choices is not None and not isinstance(action, argparse._SubParsersAction):
-        return f"{variable}='{' '.join(map(str, action.choices))}'"
+        return f"offered='{' '.join(map(str, action.choices))}'"
     return "files=1" if action.type is Path else ":"
 
 
@@ -96,34 +93,35 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield f"'{at} {name}') at='{f'{at} {name}'.strip()}' ;;"
 
 
-def values(parser: argparse.ArgumentParser, variable: str) -> Iterator[str]:
+def values(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield what is offered behind an option that takes a value."""
     for at, inner in walk(parser):
         for action in inner._actions:
             if action.option_strings and action.nargs != 0:
                 patterns = "|".join(f"'{at} {flag}'" for flag in action.option_strings)
-                yield f"{patterns}) {offer(action, variable)} ;;"
+                yield f"{patterns}) {offer(action)} ;;"
 
 
-def words(parser: argparse.ArgumentParser, variable: str) -> Iterator[str]:
+def words(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield what is offered elsewhere: commands, options, and what arguments may be."""
     for at, inner in walk(parser):
-        offered: list[str] = [*subcommands(inner)]
+        found = [*subcommands(inner)]
         files = False
         for action in inner._actions:
-            offered += action.option_strings
+            found += action.option_strings
             if not action.option_strings and not isinstance(action, argparse._SubParsersAction):
-                offered += map(str, action.choices or ())
+                found += map(str, action.choices or ())
                 files = files or action.type is Path
-        yield f"'{at}') {variable}='{' '.join(offered)}'{' files=1' if files else ''} ;;"
+        yield f"'{at}') offered='{' '.join(found)}'{' files=1' if files else ''} ;;"
 
 
-def completion(template: str, name: str, parser: argparse.ArgumentParser, variable: str) -> str:
+def completion(template: str, name: str, parser: argparse.ArgumentParser) -> str:
     """Return the whole file."""
     blocks = {
+        "OFFERS": OFFERS.splitlines(),
         "COMMANDS": commands(parser),
-        "VALUES": values(parser, variable),
-        "WORDS": words(parser, variable),
+        "VALUES": values(parser),
+        "WORDS": words(parser),
     }
     for key, lines in blocks.items():
         ((indented, depth),) = re.findall(rf"^(( *)@{key}@)$", template, flags=re.M)
@@ -133,11 +131,11 @@ def completion(template: str, name: str, parser: argparse.ArgumentParser, variab
 
 def main() -> None:
     """Write all of them: bash/NAME and zsh/_NAME."""
-    for shell, template, prefix, variable in (("bash", BASH, "", "words"), ("zsh", ZSH, "_", "offered")):
+    for shell, template, prefix in (("bash", BASH, ""), ("zsh", ZSH, "_")):
         directory = Path(sys.argv[1]) / shell
         directory.mkdir(parents=True, exist_ok=True)
         for name, parser in PARSERS.items():
-            text = completion(template, name, parser(), variable)
+            text = completion(template, name, parser())
             (directory / f"{prefix}{name}").write_text(text, encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Inventory, PastSandbox, Sandbox
 from infranetes.pods.states import WITH_VM
 from infranetes_common.errors import InvalidArgument, NotFound
-from infranetes_common.wire import control, cri
+from infranetes_common.wire import control
 
 _MAX_NAME = 520
 
@@ -42,11 +42,11 @@ def known(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
         raise InvalidArgument("no pod is named: give its namespace/name, or its sandbox's id")
     past = list(inventory.past)
     for there in (list(inventory), past):
-        named = [each for each in there if pod in (_full_name(each), each.record.id)]
-        named = named or [each for each in there if pod == _metadata(each).name]
+        named = [each for each in there if pod in (each.pod, each.record.id)]
+        named = named or [each for each in there if pod == each.pod.partition("/")[2]]
         found = named or [each for each in there if each.record.id.startswith(pod)]
-        if len({_full_name(each) if named else each.record.id for each in found}) > 1:
-            several = ", ".join(sorted(f"{_full_name(each)} ({each.record.id[:13]})" for each in found)[:5])
+        if len({each.pod if named else each.record.id for each in found}) > 1:
+            several = ", ".join(sorted(f"{each.pod} ({each.record.id[:13]})" for each in found)[:5])
             raise InvalidArgument(f"several pods are meant by {pod!r}: {several}; say which")
         if found:
             return max(found, key=lambda each: each.record.created_at)
@@ -59,15 +59,6 @@ def id_meant(inventory: Inventory, pod: str) -> str:
         return known(inventory, pod).record.id
     except NotFound:
         return pod
-
-
-def _metadata(sandbox: Sandbox | PastSandbox) -> cri.PodSandboxMetadata:
-    return sandbox.metadata if isinstance(sandbox, PastSandbox) else sandbox.config.metadata
-
-
-def _full_name(sandbox: Sandbox | PastSandbox) -> str:
-    metadata = _metadata(sandbox)
-    return f"{metadata.namespace}/{metadata.name}"
 
 
 def followed(cluster: Cluster) -> list[control.Followed]:

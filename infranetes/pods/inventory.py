@@ -215,6 +215,11 @@ class PastSandbox:
     metadata: cri.PodSandboxMetadata
     timeline: Timeline
 
+    @property
+    def pod(self) -> str:
+        """Its pod's namespace and name, for people."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
 
 _Entry = TypeVar("_Entry", Sandbox, Container)
 
