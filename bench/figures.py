@@ -38,7 +38,7 @@ class Figure:
 
     @property
     def label(self) -> str:
-        """What it is called where it stands alone."""
+        """Its whole name, where it is shown without its row."""
         whose = f", {self.whose}" if self.whose else ""
         return f"{self.name}{whose}{'' if self.percent is None else ' ' + percentile_name(self.percent)}"
 
@@ -120,7 +120,7 @@ class Report:
         return "\n".join(lines)
 
     def document(self) -> dict[str, object]:
-        """Everything as JSON, with a description of the machine."""
+        """Return everything as JSON has it, with a description of the machine."""
         return {
             "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "machine": {**machine(), "accelerator": self.accelerator},
@@ -141,7 +141,7 @@ def percentile(values: Iterable[float], percent: float) -> float:
 
 
 def percentile_name(percent: int) -> str:
-    """What people call a percentile."""
+    """Return the name of a percentile."""
     return "median" if percent == 50 else f"p{percent}"
 
 
@@ -171,7 +171,7 @@ def _target(figure: Figure) -> str:
 
 
 def number(value: float) -> str:
-    """A value with as many digits as say something."""
+    """Return a value with its significant digits."""
     if value >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -19,12 +19,12 @@ Document = Mapping[str, Any]  # Any: JSON
 
 
 def beside(path: Path) -> Path:
-    """Where the last runs are kept whose newest is at `path`."""
+    """Return the path of the history that belongs to the run at `path`."""
     return path.with_name(f"{path.stem}-history{path.suffix}")
 
 
 def add(path: Path, run: Document) -> list[Document]:
-    """Add a run to the history at `path`, from which the oldest may go. Returns all that is left."""
+    """Add a run to the history at `path`, and drop the oldest if there are too many. Returns the history."""
     runs = [*(read(path) if path.exists() else ()), run][-RUNS:]
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
@@ -43,7 +43,7 @@ def read(path: Path) -> list[Document]:
 
 
 def figures(run: Document) -> Sequence[Figure]:
-    """The figures of a run. What another release has written besides is left out."""
+    """Return the figures of a run. Fields that this release does not know are left out."""
     known = {field.name for field in attrs.fields(Figure)}
     return [
         Figure(**{"load": math.nan, **{key: value for key, value in each.items() if key in known}})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that are not used, beside what is in their place: what importing them and calling them takes.
+"""The cost of importing and calling libraries that are not used, beside the cost of what is used instead.
 
 Each part is a process of its own (`bench.library_calls`). Netlink's are in a network namespace.
 docs/dependencies.md says what follows from the figures.
@@ -39,7 +39,7 @@ DAEMON = ("infranetes.service", "infranetes.daemon.assembly", "infranetes.provid
 
 @attrs.frozen
 class Import:
-    """A module, and what the process that would use it has loaded anyway."""
+    """A module to import, and the modules that a process which used it has loaded anyway."""
 
     module: str
     whose: str
@@ -48,7 +48,7 @@ class Import:
 
 @attrs.frozen
 class Call:
-    """One way to do something. :ivar whose: the library, or what is in its place."""
+    """One way to do something. :ivar whose: the library, or what is used instead."""
 
     name: str
     whose: str
@@ -126,7 +126,7 @@ def _docker(report: Report, how: str, emulated: bool) -> None:
             Call(inspect, "docker", "docker_by_sdk", socket),
             Call(inspect, OURS, "docker_by_ours", (*socket, "1")),
         ]
-        if not emulated:  # the emulator's threads hardly get on
+        if not emulated:  # threads are hardly scheduled there
             calls += [
                 Call(at_once, f"docker, in {AT_ONCE} threads", "docker_by_threads", (*socket, str(AT_ONCE))),
                 Call(at_once, OURS, "docker_by_ours", (*socket, str(AT_ONCE))),
@@ -167,7 +167,7 @@ def _tell(report: Report, call: Call, found: Found) -> None:
 
 
 def _measured(part: Sequence[str], prefix: Sequence[str] = (), emulated: bool = False) -> Found:
-    """The medians of some processes that do the same."""
+    """Return the medians over several processes that do the same."""
     before = [EMULATOR] if emulated else []
     command = [*prefix, *before, sys.executable, "-m", "bench.library_calls", *part]
     found = []
@@ -179,7 +179,7 @@ def _measured(part: Sequence[str], prefix: Sequence[str] = (), emulated: bool = 
 
 @contextmanager
 def _namespace() -> Iterator[Sequence[str]]:
-    """Make a network namespace. Yields what programs in it begin with."""
+    """Make a network namespace. Yields the words that run a program in it."""
     space = Namespace(())
     say(f"  in the network namespace {space.name}")
     try:

@@ -3,7 +3,7 @@
 
     python -m bench.library_calls PART [ARGUMENT...]
 
-prints JSON. What the parts call blocks, but for our client of Docker's, which has a reactor.
+prints JSON. All the calls block, except those of our own client of Docker, which has a reactor.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-#: The module of Debian's python3-nftables, which PyPI lacks; what is beside it there is not to be found.
+#: The module of Debian's python3-nftables, which PyPI lacks. Nothing else beside it may be imported.
 NFTABLES = Path("/usr/lib/python3/dist-packages/nftables/__init__.py")
-CALLS, PROGRAMS = 500, 100  # of a library, and of programs, which take longer
+CALLS, PROGRAMS = 500, 100  # how many calls of a library, and of a program, which takes longer
 WARM_UP = 5
 Found = dict[str, float]
 
 
 def imports(module: str, *before: str) -> Found:
-    """What importing a module takes, after what is there anyway."""
+    """Measure the import of a module after those that are loaded anyway."""
     for each in before:
         importlib.import_module(each)
     resident, known, used = _resident(), len(sys.modules), _processor()
@@ -49,8 +49,8 @@ def docker_by_sdk(socket: str, container: str) -> Found:
 
 
 def docker_by_threads(socket: str, container: str, at_once: str) -> Found:
-    """Docker's own library in so many threads, each with a client: one has a pool, but the API doesn't say
-    that it may be shared."""
+    """Docker's own library in so many threads, each with a client of its own: a client has a pool of
+    connections, but is not documented to be safe in several threads."""
     from concurrent.futures import ThreadPoolExecutor
     from threading import local
 
@@ -211,13 +211,13 @@ PARTS: dict[str, Callable[..., Found]] = {
 
 
 class _Begun:
-    """When calls began."""
+    """The moment at which calls began."""
 
     def __init__(self) -> None:
         self._wall, self._processor = time.perf_counter(), _processor()
 
     def found(self, calls: int) -> Found:
-        """What each has taken since then, in milliseconds, children's processor time included."""
+        """Return what each call has taken since then, in milliseconds, with its children's processor time."""
         wall, processor = time.perf_counter() - self._wall, _processor() - self._processor
         return {"ms": wall / calls * 1000, "processor_ms": processor / calls * 1000, "a_second": calls / wall}
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures as pictures: what each bench says in seconds or rates, over the last runs, as SVG.
+"""Plots of the benches' times and rates over the last runs, as SVG.
 
-A row is one thing that was measured, ours beside others'. The newest value is large and written out; the
-earlier ones are small and pale. A line leads from a median to the percentile that is known besides. Only what
-was measured is drawn. The same figures make the same bytes.
+A row is one thing that was measured, with our values and those of others. The newest value is large and has
+its number; the earlier ones are small and pale. A line leads from a median to a higher percentile where that
+is known too. Only what was measured is drawn. The same figures make the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import RcKeyType
 
-#: By unit: what a plot of these is called, its own unit, and how many of these one is.
+#: By the unit of figures: the name of their plot, its unit, and what a figure is multiplied with to be in it.
 UNITS = {
     "s": ("times", "s", 1.0),
     "ms": ("times", "s", 1e-3),
@@ -30,15 +30,15 @@ UNITS = {
     "calls/s": ("rates", "calls/s", 1.0),
     "/s": ("rates", "/s", 1.0),
 }
-HIGH = (95, 99, 100)  # the percentile beside a median: the first of these that is known
+HIGH = (95, 99, 100)  # beside a median, the first of these percentiles that is known is drawn
 OURS = "Infranetes"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499")  # told apart by those who see few colours, too
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499")  # can be told apart by people who are colour-blind
 MARKERS = ("o", "s", "D", "^")
 INK, PALE = "#222222", "#999999"
-LABEL = 40  # characters in a line of a row's name
+LABEL = 40  # characters at which a row's name is wrapped
 STYLE: dict[RcKeyType, str | float] = {
-    "svg.hashsalt": "infranetes",  # names inside the file would be random
-    "svg.fonttype": "none",  # text stays text: small, and found by a search
+    "svg.hashsalt": "infranetes",  # otherwise the ids inside the file are random
+    "svg.fonttype": "none",  # text stays text, which is small and can be searched
     "font.family": "sans-serif",
     "font.size": 9.0,
     "text.color": INK,
@@ -51,7 +51,7 @@ STYLE: dict[RcKeyType, str | float] = {
 
 @attrs.frozen
 class Point:
-    """A value of one run. :ivar high: a higher percentile, if it is known, and which."""
+    """A value of one run. :ivar high: which higher percentile is known, and its value."""
 
     value: float
     high: tuple[int, float] | None = None
@@ -59,7 +59,7 @@ class Point:
 
 @attrs.frozen
 class Row:
-    """One thing that was measured. :ivar series: by whose, its points, the newest last."""
+    """One thing that was measured. :ivar series: its points, the newest last, by whose they are."""
 
     name: str
     series: Mapping[str, Sequence[Point]]
@@ -68,7 +68,7 @@ class Row:
 
 @attrs.frozen
 class Plot:
-    """A picture. :ivar name: of its file. :ivar unit: of all values."""
+    """A plot. :ivar name: of its file. :ivar unit: of all values."""
 
     name: str
     title: str
@@ -77,18 +77,18 @@ class Plot:
 
 
 _Key: TypeAlias = tuple[str, str]  # a plot's name and its unit
-_Values: TypeAlias = dict[int | None, float]  # by percentile; None: it is one value
+_Values: TypeAlias = dict[int | None, float]  # by percentile; None: a single value
 
 
 def plots(runs: Sequence[history.Document], titles: Mapping[str, str]) -> list[Plot]:
-    """What can be drawn of these runs, of which the newest is the last. :param titles: by bench."""
+    """Return the plots of these runs, of which the newest is the last. :param titles: by bench."""
     points: dict[_Key, dict[str, dict[str, list[Point]]]] = {}
     benches: dict[_Key, str] = {}
     targets: dict[tuple[_Key, str], float] = {}
     for run in runs:
         found: dict[tuple[_Key, str, str], _Values] = {}
         for figure in history.figures(run):
-            if figure.unit not in UNITS or figure.value <= 0:  # which has no place on a logarithmic axis
+            if figure.unit not in UNITS or figure.value <= 0:  # 0 has no place on a logarithmic axis
                 continue
             kind, unit, scale = UNITS[figure.unit]
             key = (f"{figure.bench}-{kind}", unit)
@@ -118,7 +118,7 @@ def _point(values: _Values) -> Point | None:
 
 
 def draw(plots: Iterable[Plot], directory: Path) -> list[Path]:
-    """Write each as DIRECTORY/NAME.svg. :raise Missing: matplotlib is."""
+    """Write each as DIRECTORY/NAME.svg. :raise Missing: matplotlib is not installed."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure as Picture
@@ -163,7 +163,7 @@ def _draw(plot: Plot, lines: Sequence[int], axes: Axes) -> None:
 
 
 def _scale(axes: Axes, unit: str) -> None:
-    """Make the axis logarithmic, with numbers that people write."""
+    """Make the axis logarithmic, and label it with plain numbers, not powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -193,7 +193,7 @@ def _draw_series(axes: Axes, points: Sequence[Point], y: float, colour: str, mar
 
 
 def _explain(axes: Axes, plot: Plot, marks: Mapping[str, tuple[str, str]]) -> None:
-    """Put above the plot whose marks are whose, and what the lines are."""
+    """Put a legend above the plot: whose the markers are, and what the lines mean."""
     from matplotlib.lines import Line2D
 
     handles = []
@@ -219,7 +219,7 @@ def _explain(axes: Axes, plot: Plot, marks: Mapping[str, tuple[str, str]]) -> No
 
 
 def written(value: float, unit: str) -> str:
-    """A value with its unit, as people write it."""
+    """Return a value with its unit, in milliseconds where it is a short time."""
     return f"{number(value * 1000)} ms" if unit == "s" and value < 0.1 else f"{number(value)} {unit}"
 
 

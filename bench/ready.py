@@ -27,7 +27,7 @@ from tests.cluster.components import MIXED
 from tests.cluster.paths import PROGRAMS, REGISTRY, ROOT
 from tests.support import process_memory
 
-#: By whose the figures are: whether a pod is a VM.
+#: Whether a pod is a VM, by whose figures they are.
 KINDS = {"": True, "containerd": False}
 IMAGES = {"1 MiB": f"{images.PREFIX}/{images.BUSYBOX}", "80 MiB": f"{images.PREFIX}/{images.DEBIAN}"}
 PODS = 5

@@ -262,7 +262,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-ROLES: dict[str, Callable[..., None]] = {  # by name; each takes the words behind it
+ROLES: dict[str, Callable[..., None]] = {  # by name, each called with the arguments behind it
     "txgrpc": serve_txgrpc,
     "grpcio": serve_grpcio,
     "grpclib": serve_grpclib,

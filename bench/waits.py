@@ -70,7 +70,7 @@ async def _at_once() -> float:
 async def _all_sizes(
     client: Client, logs: Path, registry: Registry, report: Report, ready: Ready, whose: str
 ) -> None:
-    """:param ready: awaited before each pod. :param whose: whom the figures are of."""
+    """Measure the waits. :param ready: awaited before each pod. :param whose: whose figures they are."""
     seconds: dict[str, list[float]] = {SECOND: [], EXEC: []}
     note = f"{PODS} pods, one after the other"
     judged = whose != CONTAINERD

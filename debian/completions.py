@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the commands' completions for bash and zsh into a directory, for debian/rules.
+"""Write the commands' completions for bash and zsh into a directory, for debian/rules.
 
-They are made of the parsers, and start no Python.
+They are generated from the parsers; a shell that completes starts no Python.
 
 usage: completions.py DIRECTORY
 """
@@ -33,7 +33,7 @@ esac
 """
 PARSERS = {"infranetes-ctl": ctl.parser, "infranetes-guest": guest.parser}
 BASH = """\
-# bash completion of @NAME@, made of its parser
+# bash completion of @NAME@, generated from its parser
 @FUNCTION@() {
     local at= word offered= files= before=${COMP_WORDS[COMP_CWORD-1]} current=${COMP_WORDS[COMP_CWORD]}
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
@@ -52,7 +52,7 @@ complete -F @FUNCTION@ @NAME@
 """
 ZSH = """\
 #compdef @NAME@
-# zsh completion of @NAME@, made of its parser
+# zsh completion of @NAME@, generated from its parser
 local at= word offered= files= before=${words[CURRENT-1]}
 for word in ${words[2,CURRENT-1]}; do
     case "$at $word" in
@@ -67,34 +67,34 @@ compadd -- ${=offered}
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return the parsers of a parser's commands."""
-    actions = parser._actions  # argparse tells them in no other way
+    actions = parser._actions  # argparse has no public name for them
     found = (each.choices for each in actions if isinstance(each, argparse._SubParsersAction))
     return dict(next(found, {}))
 
 
 def walk(parser: argparse.ArgumentParser, at: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield each parser below this one, itself included, with the commands that lead to it."""
+    """Yield this parser and each of its commands' parsers, with the commands that lead there."""
     yield at, parser
     for name, inner in subcommands(parser).items():
         yield from walk(inner, f"{at} {name}".strip())
 
 
 def offer(action: argparse.Action) -> str:
-    """Return what the shell is to offer where this action's value is due."""
+    """Return the assignment by which the shell offers the values of this option or argument."""
     if action.choices is not None and not isinstance(action, argparse._SubParsersAction):
         return f"offered='{' '.join(map(str, action.choices))}'"
     return "files=1" if action.type is Path else ":"
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield what notices a command among the words."""
+    """Yield the cases by which a command is found among the words."""
     for at, inner in walk(parser):
         for name in subcommands(inner):
             yield f"'{at} {name}') at='{f'{at} {name}'.strip()}' ;;"
 
 
 def values(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield what is offered behind an option that takes a value."""
+    """Yield the cases of options that take a value."""
     for at, inner in walk(parser):
         for action in inner._actions:
             if action.option_strings and action.nargs != 0:
@@ -103,7 +103,7 @@ def values(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def words(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield what is offered elsewhere: commands, options, and what arguments may be."""
+    """Yield the cases for all other words: commands, options, and the values of arguments."""
     for at, inner in walk(parser):
         found = [*subcommands(inner)]
         files = False
@@ -116,7 +116,7 @@ def words(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def completion(template: str, name: str, parser: argparse.ArgumentParser) -> str:
-    """Return the whole file."""
+    """Return a completion file."""
     blocks = {
         "OFFERS": OFFERS.splitlines(),
         "COMMANDS": commands(parser),
@@ -130,7 +130,7 @@ def completion(template: str, name: str, parser: argparse.ArgumentParser) -> str
 
 
 def main() -> None:
-    """Write all of them: bash/NAME and zsh/_NAME."""
+    """Write the files bash/NAME and zsh/_NAME."""
     for shell, template, prefix in (("bash", BASH, ""), ("zsh", ZSH, "_")):
         directory = Path(sys.argv[1]) / shell
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the manual pages into a directory, for debian/rules. Options, commands and keys are the code's.
+"""Write the manual pages into a directory, for debian/rules.
+
+Options, commands and configuration keys are taken from the code.
 
 usage: man_pages.py DIRECTORY
 """
@@ -54,12 +56,12 @@ Sections = Sequence[tuple[str, str]]
 
 
 def text(words: str) -> str:
-    """Return words as they are written in a page."""
+    """Return text escaped for a page."""
     return re.sub(r"^(?=[.'])", r"\\&", words.replace("\\", "\\e"), flags=re.M)
 
 
 def literal(words: str) -> str:
-    """The same of what is typed: its hyphens are no dashes."""
+    """Return text that people type escaped for a page, with its hyphens kept from becoming dashes."""
     return text(words).replace("-", "\\-")
 
 
@@ -70,7 +72,7 @@ def tagged(tag: str, words: str) -> str:
 
 
 def listed(items: Sequence[tuple[str, str]]) -> str:
-    """Return several of them."""
+    """Return a paragraph with a bold tag for each item."""
     return "\n".join(tagged(*each) for each in items)
 
 
@@ -89,7 +91,7 @@ def page(name: str, section: int, whatis: str, sections: Sections) -> str:
 def options_of(parser: argparse.ArgumentParser, without: frozenset[str] = frozenset()) -> str:
     """Return the options and arguments of a parser."""
     items = []
-    for action in parser._actions:  # argparse tells them in no other way
+    for action in parser._actions:  # argparse has no public name for them
         if isinstance(action, argparse._SubParsersAction) or without & {*action.option_strings}:
             continue
         value = action.metavar or "|".join(map(str, action.choices or ())) or action.dest.upper()
@@ -100,7 +102,7 @@ def options_of(parser: argparse.ArgumentParser, without: frozenset[str] = frozen
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield the help and the parser of each subcommand, those of subcommands behind them."""
+    """Yield the help and the parser of each subcommand, each followed by its own subcommands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             words = {each.dest: each.help or "" for each in action._choices_actions}
@@ -110,7 +112,7 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse
 
 
 def command_page(parser: argparse.ArgumentParser, whatis: str, sections: Sections) -> str:
-    """Return a command's page, which has all its subcommands."""
+    """Return the page of a command with all its subcommands."""
     shared = frozenset(flag for action in parser._actions for flag in action.option_strings)
     parts = []
     for words, inner in commands_of(parser):
@@ -254,7 +256,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all pages."""
     directory = Path(sys.argv[1])
     directory.mkdir(parents=True, exist_ok=True)
     for name, make in PAGES.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that is wrong with a configuration file, which a daemon would not start with."""
+"""All that is wrong with a configuration file and would keep a daemon from starting."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from infranetes_common.config_files import Document, Sources
 from infranetes_common.errors import ConfigError
 
 Make = Callable[[Config, str], None]
-"""Makes of a configuration what a daemon would, for its errors; they name the file, which is given too."""
+"""Makes the parts of a daemon from a configuration, for its errors, which name the file that is given."""
 
 
 def made_of_keys(found: Config, source: str) -> None:
-    """Make nothing of a configuration but what its keys say."""
+    """Make nothing: nothing but the keys is checked."""
 
 
 def check_file(path: str, make: Make = made_of_keys) -> tuple[Sequence[str], Sequence[Fault]]:
@@ -46,7 +46,7 @@ def check_file(path: str, make: Make = made_of_keys) -> tuple[Sequence[str], Seq
 
 
 class _Faults:
-    """Faults as they are found."""
+    """The faults that were found so far."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -54,7 +54,7 @@ class _Faults:
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Take what is raised within."""
+        """Add the error that is raised in the block, if any."""
         try:
             yield
         except ConfigError as error:
@@ -70,7 +70,7 @@ def _unread(path: str, error: ConfigError) -> tuple[Sequence[str], Sequence[Faul
 
 
 def _names(table: Mapping[str, object]) -> Iterator[str]:
-    """Yield the names of the providers that make VMs, as far as the files say them."""
+    """Yield the names of the providers that make VMs, as far as the files have them."""
     handlers = table.get("handlers")
     tables = [table, *(handlers.values() if isinstance(handlers, dict) else ())]
     given = [each.get("provider") for each in tables if isinstance(each, dict)]
@@ -87,6 +87,6 @@ def _check_table(document: Document, name: str) -> None:
 
 
 def _check_whole(found: Config, sources: Sources) -> None:
-    """Check what the keys come to together. :raise ConfigError: it can't be."""
+    """Check how the keys go together. :raise ConfigError: they do not."""
     if wrong := [f"{sources.main}: {fault}" for fault in faults(found)]:
         raise ConfigError("\n".join(wrong))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration that a running daemon goes by: each key, where its value is from, and what waits."""
+"""The configuration in force: each key, where its value is from, and what waits for a restart."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ HIDDEN = "(secret)"
 
 @attrs.frozen
 class Origin:
-    """Where a value is from. Neither: it is the default.
+    """Where a value is from; neither flag nor place: it is the default.
 
-    :ivar flag: the command line. :ivar place: a file and its line."""
+    :ivar flag: whether it is from the command line. :ivar place: the file and the line that have it."""
 
     flag: bool = False
     place: Place | None = None
@@ -56,7 +56,7 @@ class InForce:
 
 @attrs.frozen
 class Snapshot:
-    """What is known of the configuration at a moment.
+    """The configuration at one moment.
 
     :ivar started: what the daemon was started with. :ivar read: what was read last.
     :ivar running: what is in force. :ivar read_at: when it was read again, seconds since 1970; 0: never.
@@ -85,7 +85,7 @@ class Snapshot:
 
 
 class ConfigInForce:
-    """Keeps the snapshot of now."""
+    """Keeps the snapshot that is true now."""
 
     def __init__(self, started: Reading) -> None:
         self.now = Snapshot(started, started, started.config)
@@ -100,7 +100,7 @@ class ConfigInForce:
 
 
 def plain(setting: Setting) -> object:
-    """Return a value as JSON has it; what is secret is not shown, None: there is none."""
+    """Return a value as JSON has it; a secret is not shown. None: there is no value."""
     if setting.secret:
         return HIDDEN if setting.value else ""
     return tomllib.loads(f"value = {setting.shown}")["value"] if setting.shown else None
@@ -130,7 +130,7 @@ def _of_provider(name: str, table: Mapping[str, object]) -> Iterator[Setting]:
         if cls is not None:
             yield from config_text.settings(structure(table, cls, source="", prefix=prefix), f"{prefix}.")
             return
-    except ConfigError:  # a plug-in whose class is not what it reads its table with
+    except ConfigError:  # a plug-in whose class does not fit its table
         pass
     for key, value in table.items():  # any of them may be a secret
         yield Setting(f"{prefix}.{key}", value, "", secret=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executable `infranetes-ctl`: the commands of `control.cli`, with all that `config check` knows."""
+"""The executable `infranetes-ctl`: the commands of `control.cli`, with the daemon's own check of keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make(config: Config, source: str) -> None:
-    """Make what a daemon is made of.
+    """Make the parts of a daemon.
 
-    :raise ConfigError: it can't be made of this configuration."""
-    # Imported late: this is all of the daemon, which other commands start faster without.
+    :raise ConfigError: they can't be made of this configuration."""
+    # Imported late: this is all of the daemon, and other commands start faster without it.
     from infranetes.daemon.config_check import check_daemon
     from infranetes_common.reactors import installed
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon does, told to an observer at its edges: launches, calls, losses.
+"""The observer that is told what the daemon does: launches, calls, losses.
 
-What tells of it knows neither metrics nor pages; those are in `infranetes.monitoring`. Every word that an
-observer is given as a step, method, outcome or reason is of a closed set, so that it may be a metric's label.
+The code that tells it knows nothing of metrics and pages; those are in `infranetes.monitoring`. Each step,
+method, outcome and reason that an observer is told is a word of a closed set, fit for a metric's label.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OK = "ok"
 
 
 class LaunchKind(enum.Enum):
-    """What is launched."""
+    """What a launch is for."""
 
     NEW = "new"  # a pod, whose VM is made for it
     CLAIMED = "claimed"  # a pod whose VM was there: out of the pool, or launched by an earlier daemon
@@ -33,7 +33,7 @@ class LaunchKind(enum.Enum):
 
 
 class LaunchStep(enum.Enum):
-    """The steps of a launch, in their order. One of a kind may lack some."""
+    """The steps of a launch, in their order. Not every kind of launch has all of them."""
 
     PREPARE = "prepare"  # the provider has started, and what the VM is made of is known
     REQUEST = "request"  # the provider accepts the request for the VM
@@ -47,11 +47,12 @@ class LaunchStep(enum.Enum):
 
 @attrs.frozen
 class Launch:
-    """One launch, at its end.
+    """A launch that has ended.
 
-    :ivar id: the sandbox's, now or later. :ivar pod: its namespace and name; "": of the pool.
+    :ivar id: of the sandbox that has the VM, or will have it.
+    :ivar pod: its namespace and name; "": the VM is the pool's.
     :ivar began: seconds since 1970. :ivar steps: the seconds of each, in their order.
-    :ivar reason: why it failed, "": it didn't; a status such as ``unavailable``, or ``cancelled``.
+    :ivar reason: why it failed: a status such as ``unavailable``, or ``cancelled``; "": it didn't.
     :ivar message: why it failed, for people."""
 
     id: str
@@ -70,7 +71,7 @@ class Launch:
 
 
 class Observer(Protocol):
-    """Is told what the daemon does, in the reactor's thread. Nothing that it does may fail or take long."""
+    """Is told what the daemon does, in the reactor's thread. Its methods must neither fail nor take long."""
 
     def launched(self, launch: Launch) -> None:
         """A launch has ended, well or not."""
@@ -84,10 +85,10 @@ class Observer(Protocol):
     def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
         """A request to a cloud has ended, with `OK` or a kind of failure such as ``throttled``.
 
-        :param waited: seconds for its turn. :param seconds: from then until the answer."""
+        :param waited: seconds until it was its turn. :param seconds: from then until the answer."""
 
     def cloud_retried(self, cloud: str, action: str, reason: str) -> None:
-        """A request to a cloud is made again, or another one in its place."""
+        """A request to a cloud is repeated, or replaced by another one."""
 
     def agent_lost(self, provider: str) -> None:
         """The agent of a pod's VM can't be reached any more."""
@@ -97,7 +98,7 @@ class Observer(Protocol):
 
 
 class NullObserver:
-    """An `Observer` that nobody asks."""
+    """An `Observer` that does nothing with what it is told."""
 
     def launched(self, launch: Launch) -> None:
         pass
@@ -125,14 +126,14 @@ NULL_OBSERVER: Observer = NullObserver()
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the word for what a failure is: its status, or that nobody wanted the result any more."""
+    """Return a failure's reason: its status, or ``cancelled`` if nobody waited for the result any more."""
     return "cancelled" if isinstance(error, CancelledError) else errors.to_grpc(error).code.name.lower()
 
 
 async def call_to_provider(
     observer: Observer, clock: IReactorTime, provider: str, method: str, call: Callable[[], Deferred[T]]
 ) -> T:
-    """Make a call, which is a span where that is traced, and tell the observer of its end."""
+    """Make a call, as a span where traces are recorded, and tell the observer how it ended."""
     began, outcome = clock.seconds(), OK
     try:
         with step(f"{provider}: {method}", Kind.CLIENT, {"infranetes.provider": provider}):

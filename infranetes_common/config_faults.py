@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a configuration, each fault at its line."""
+"""The faults of a configuration, each with the line that has it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import attrs
 from infranetes_common.config_files import Sources
 from infranetes_common.errors import ConfigError
 
-_LINE = re.compile(r"\bline (\d+)")  # as tomllib says it, and whoever finds text that is not UTF-8
+_LINE = re.compile(r"\bline (\d+)")  # in the messages of tomllib, and of text that is not UTF-8
 _KEY = re.compile(r"([A-Za-z0-9_-]+(?:\.[^\s:]+)*)(?:, [^:]*)?: (.*)", re.DOTALL)
 
 
 @attrs.frozen
 class Fault:
-    """A fault. :ivar line: 0: it is of the whole file. :ivar key: dotted; "": of none."""
+    """A fault. :ivar line: 0: the whole file has it. :ivar key: dotted; "": no key has it."""
 
     file: str
     line: int
@@ -30,7 +30,7 @@ class Fault:
 
 
 def located(error: ConfigError, sources: Sources) -> Iterator[Fault]:
-    """Yield the faults that an error tells of, one a line: FILE: KEY: words."""
+    """Yield the faults in an error's message, which has a line `FILE: KEY: words` for each."""
     for line in str(error).splitlines():
         yield _located(line, sources)
 

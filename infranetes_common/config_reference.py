@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All keys of a configuration file with their defaults and what they mean.
 
-Keys and defaults are the configuration classes'; the words are those of the tables in docs/configuration.md.
+Keys and defaults come from the configuration classes, the words from the tables of docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDTH = 98
 
 @attrs.frozen
 class Row:
-    """What the page says of a key. :ivar default: "" where it depends on the machine, or there is none."""
+    """What the page says of a key. :ivar default: "": it depends on the machine, or there is none."""
 
     default: str
     words: str
@@ -46,7 +46,7 @@ class Table:
 
 
 def rows(page: str, heading: str) -> Mapping[str, Row]:
-    """Return what the tables below a `## heading` of the page say, by key.
+    """Return the rows of the tables below a `## heading` of the page, by key.
 
     :raise LookupError: there is no such heading."""
     return {key: Row(default, words) for key, default, words in _ROW.findall(section(page, heading))}
@@ -70,10 +70,10 @@ def tables(
     without: Container[str] = (),
     of_machine: bool = True,
 ) -> list[Table]:
-    """Return the tables of a configuration class in the page's order, which its words need.
+    """Return the tables of a configuration class, in the page's order: its words refer to earlier ones.
 
-    :param name: of the table that the class itself is. :param without: keys that are tables on their own.
-    :param of_machine: give defaults that depend on it too.
+    :param name: of the table that the class stands for. :param without: keys that have tables of their own.
+    :param of_machine: include defaults that depend on the machine.
     """
     said = rows(page, heading)
     order = {key: number for number, key in enumerate(said)}
@@ -89,12 +89,12 @@ def tables(
 
 
 def plain(words: str) -> str:
-    """Return a line of Markdown without its marks."""
+    """Return a line of Markdown as plain text."""
     return _LINK.sub(r"\1", words).replace("`", "")
 
 
 def commented(given: Sequence[Table]) -> Iterator[str]:
-    """Yield the lines of a TOML file in which every key is there and none is in force."""
+    """Yield the lines of a TOML file that has every key, each commented out."""
     for table in given:
         if table.name:
             yield f"#[{table.name}]"

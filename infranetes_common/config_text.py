@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration as the keys that a person writes: each with its value in TOML."""
+"""A configuration as a list of its keys, each with its value in TOML."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Setting:
     """A key and its value.
 
     :ivar key: dotted. :ivar text: the value in TOML; "": there is none.
-    :ivar secret: the value may not be shown. :ivar required: there is no default."""
+    :ivar secret: whether the value must not be shown. :ivar required: whether there is no default."""
 
     key: str
     value: object = attrs.field(repr=False)
@@ -42,12 +42,12 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        """The value in TOML as anybody may see it; "": there is none, or it is secret."""
+        """The value in TOML, without passwords in URLs; "": there is none, or it is secret."""
         return "" if self.secret else _PASSWORD.sub("…", self.text)
 
 
 def settings(instance: attrs.AttrsInstance, prefix: str = "") -> Iterator[Setting]:
-    """Yield every key of an instance of a configuration class, tables' keys with their dotted names."""
+    """Yield every key of an instance of a configuration class; keys of its tables have dotted names."""
     for field in _fields(type(instance)):
         yield from _of(field, getattr(instance, field.name), prefix)
 
@@ -84,7 +84,7 @@ def _of(field: attrs.Attribute[object], value: object, prefix: str) -> Iterator[
 
 
 def toml(value: object) -> str:
-    """Return a value in TOML; "" for None, which TOML has not."""
+    """Return a value in TOML; "" for None, which TOML can't express."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -103,7 +103,7 @@ def toml(value: object) -> str:
 
 
 def size(value: int) -> str:
-    """Return a number of bytes as people write it, where it has no more digits so."""
+    """Return a number of bytes in TOML, with the largest unit of which it is a multiple, if any."""
     for power, unit in _UNITS:
         if value and value % 1024**power == 0:
             return f'"{value // 1024**power}{unit}"'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which trace a call belongs to, as its metadata says it (source: W3C Trace Context).
+"""The trace that a call belongs to, as its metadata says (source: W3C Trace Context).
 
-What is malformed is ignored, as the standard wants: a caller's tracing never fails its call.
+Malformed values are ignored, as the standard demands: a caller's tracing never fails its call.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SAMPLED = 0x01
 
 @attrs.frozen
 class TraceContext:
-    """A span, as those that are called on its behalf are told of it.
+    """What those who are called on behalf of a span are told of it.
 
     :ivar trace_id: 32 hexadecimal digits. :ivar span_id: 16 of them.
     :ivar sampled: whether the trace is recorded.
-    :ivar state: what tracing systems add, for each other; "": nothing.
+    :ivar state: what tracing systems tell each other; "": nothing.
     """
 
     trace_id: str
@@ -40,7 +40,7 @@ class TraceContext:
 
     @classmethod
     def parse(cls, parent: str, state: str = "") -> TraceContext | None:
-        """Read both headers' values; None: they name no trace.
+        """Read the values of both headers. :return: None: they name no trace.
 
         :param state: the values of all `tracestate` headers, with commas between."""
         found = _PARENT.fullmatch(parent) if len(parent) <= MAX_STATE_CHARACTERS else None
@@ -55,7 +55,7 @@ class TraceContext:
 
     @classmethod
     def of_metadata(cls, metadata: Pairs) -> TraceContext | None:
-        """Read a call's metadata; None: it names no trace, or several."""
+        """Read a call's metadata. :return: None: it names no trace, or several."""
         parents: list[str] = []
         states: list[str] = []
         for name, value in metadata:
@@ -69,13 +69,13 @@ class TraceContext:
         return f"{_VERSION}-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
 
     def to_metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of a call on behalf of this span."""
+        """Return the metadata for a call on behalf of this span."""
         parent = ((PARENT, self.parent),)
         return (*parent, (STATE, self.state)) if self.state else parent
 
 
 def _checked_state(state: str) -> str:
-    """`state`, if it is well-formed and not too long; else "", which leaves the trace as it is."""
+    """Return `state` if it is well-formed and not too long, else "": the trace is good without it."""
     if len(state) > MAX_STATE_CHARACTERS:
         return ""
     members = [member.strip(" \t") for member in state.split(",")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who follows a channel's calls, such as for traces."""
+"""Observers that follow a channel's calls, such as for traces."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from txgrpc.status import GrpcError
 
 
 class Observed(Protocol):
-    """One call that is followed."""
+    """What follows one call."""
 
     @property
     def metadata(self) -> Iterable[tuple[str, str | bytes]]:
-        """What is sent along with the call's own metadata."""
+        """Metadata that is sent besides the call's own."""
 
     def ended(self, error: GrpcError | None, trailing: Metadata) -> None:
-        """Hear, once, how the call ended: `error`, or None for OK. It must not fail.
+        """Be told, once, how the call ended. It must not fail.
 
+        :param error: None: it ended with OK.
         :param trailing: what the server sent with the status."""
 
 
 Observer = Callable[[Method], Observed | None]
-"""``observer(method)`` begins to follow a call when it is made; None: this one is not followed."""
+"""``observer(method)`` is called when a call is made; it returns what follows the call, or None."""

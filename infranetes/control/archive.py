@@ -19,9 +19,9 @@ MODE = 0o600
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Make a file that was not there, for its owner alone; what fails in the block takes it away again.
+    """Make a new file, for its owner alone, and remove it again if the block fails.
 
-    :raise FailedPrecondition: something is there, if only a link, or it can't be made."""
+    :raise FailedPrecondition: something has its name, if only a link, or it can't be made."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         made = os.open(path, flags, MODE)
@@ -40,7 +40,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write(file: BinaryIO, directory: str, parts: Mapping[str, bytes]) -> None:
-    """Write `parts`, by their names, as a tar.gz with all of them in one directory. Blocks."""
+    """Write a tar.gz with `parts`, given by their names, in one directory. Blocks."""
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, content in parts.items():
             member = tarfile.TarInfo(f"{directory}/{name}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`infranetes-ctl support-bundle`: what a maintainer needs to know of a node, in one file without secrets.
 
-What can't be had is named in the bundle's manifest and keeps nothing else back: a daemon that is away is when
-a bundle is needed most.
+What can't be had is named in the bundle's manifest, and the rest is written all the same: a bundle is needed
+most when the daemon does not run.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ _FAILURES = (InfranetesError, GrpcError, OSError, sqlite3.Error)
 
 @attrs.define
 class Bundle:
-    """Its files by their names, and why others are missing."""
+    """The files of a bundle by their names, and why others are missing."""
 
     files: dict[str, str] = attrs.field(factory=dict)
     missing: dict[str, str] = attrs.field(factory=dict)
 
     def add_json(self, name: str, document: object) -> None:
-        """Add a file of JSON."""
+        """Add a JSON file."""
         self.files[name] = json.dumps(document, indent=2, default=str) + "\n"
 
     def lacks(self, name: str, error: Exception) -> None:
-        """Note why there is no such file."""
+        """Note why a file is missing."""
         why = error.message or error.code.name if isinstance(error, GrpcError) else str(error)
         self.missing[name] = why or type(error).__name__
 
     def cleaned(self, scrubber: Scrubber) -> dict[str, bytes]:
-        """Return all that is to be written, without secrets and no larger than it may be."""
+        """Return all files without secrets, each cut at MAX_PART."""
         self.add_json("manifest.json", {"versions": host.versions(), "missing": self.missing})
         return {
             name: scrubber.clean(text).encode(errors="replace")[:MAX_PART]
@@ -108,7 +108,7 @@ def _tell(session: Session, path: Path, bundle: Bundle, names: list[str]) -> Non
 
 
 def _config(bundle: Bundle, options: Namespace) -> Config:
-    """Return the configuration; where something is wrong with it, which is noted, the defaults."""
+    """Return the configuration; if something is wrong with it, note that and return the defaults."""
     file = config_file(options)
     try:
         return configuration.load(None if file is None else str(file), {})
@@ -118,7 +118,7 @@ def _config(bundle: Bundle, options: Namespace) -> Config:
 
 
 def _add_configuration(bundle: Bundle, options: Namespace) -> list[str]:
-    """Add the configuration's files as they are, but for secrets. Returns these. Blocks."""
+    """Add the configuration's files with their secrets hidden. Returns the secrets. Blocks."""
     main = config_file(options)
     if main is None:
         bundle.missing["configuration"] = "there is no file: all is as by default"
@@ -144,7 +144,7 @@ def _files_of(main: Path) -> Iterator[Path]:
 
 
 def _secrets_of_files(table: object) -> Iterator[str]:
-    """Yield the secrets of all files that a table names, wherever in it: what is no path is no file."""
+    """Yield the secrets in all files that a table names, at any depth: any value may be a path."""
     if isinstance(table, dict | list):
         for each in table.values() if isinstance(table, dict) else table:
             yield from _secrets_of_files(each)
@@ -212,7 +212,7 @@ async def _add_daemon(session: Session, bundle: Bundle) -> None:
         bundle.add_json("pods.json", render.as_json("pods", listed, options))
     except _FAILURES as error:
         bundle.lacks("pods.json", error)
-        return  # all the rest would be waited for in vain
+        return  # it would not answer anything else
     try:
         pool = await stub.GetPool(control.GetPoolRequest(), timeout=ASK_SECONDS)
         bundle.add_json("pool.json", render.as_json("pool", pool, options))
@@ -252,5 +252,5 @@ async def _lives(session: Session, bundle: Bundle, ids: list[str]) -> AsyncItera
 
 
 def _word(name: str) -> str:
-    """Return a name as one that a file may have."""
+    """Return a name with what a file's name can't have replaced."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:128]

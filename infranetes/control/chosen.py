@@ -33,9 +33,9 @@ def chosen(node: NodeContext, pod: str) -> list[Sandbox]:
 
 
 def known(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
-    """Return the sandbox that is meant: one with a record, or else the newest of those that are gone.
+    """Return the sandbox that is meant: one that has a record, or else the newest that is gone.
 
-    :param pod: its id or the beginning of it, or namespace/name, or name.
+    :param pod: its id or the beginning of it, namespace/name, or the name alone.
     :raise NotFound: there is none. :raise InvalidArgument: several pods are meant."""
     pod = pod[:_MAX_NAME]
     if not pod:
@@ -54,7 +54,7 @@ def known(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
 
 
 def id_meant(inventory: Inventory, pod: str) -> str:
-    """Return the id of the sandbox that is meant; what is not known here is taken for an id."""
+    """Return the id of the sandbox that is meant, or the word itself, as an id, if no pod is known by it."""
     try:
         return known(inventory, pod).record.id
     except NotFound:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What infranetes-ctl asks of the configuration that is in force."""
+"""The calls of ``proto/control.proto`` about the configuration that is in force."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from infranetes.providers import registry
 from infranetes_common import config_reference
 from infranetes_common.config_reference import Table
 
-PAGE = "configuration.md"  # a copy of the page in docs/
-OWN_TABLES = ("providers", "handlers")  # each with a table for each name in it
+PAGE = "configuration.md"  # a copy of docs/configuration.md
+OWN_TABLES = ("providers", "handlers")  # in them each name has a table
 HANDLER = "handlers.example"
 _ABOVE = """\
 # All keys of infranetes.toml, with their defaults. Those without any are given or left out. Drop-ins in
@@ -48,9 +48,9 @@ def default(options: argparse.Namespace) -> int:
 
 
 def reference(of_machine: bool = True) -> Iterator[Table]:
-    """Yield all tables of infranetes.toml, those of plug-ins that say their keys included.
+    """Yield all tables of infranetes.toml, with those of plug-ins whose keys are known.
 
-    :param of_machine: with defaults that depend on this machine."""
+    :param of_machine: include defaults that depend on this machine."""
     page = resources.files("infranetes").joinpath(PAGE).read_text(encoding="utf-8")
     yield from config_reference.tables(
         page, "infranetes.toml", Config, without=OWN_TABLES, of_machine=of_machine
@@ -61,7 +61,7 @@ def reference(of_machine: bool = True) -> Iterator[Table]:
             table = f"providers.{name}"
             try:
                 yield from config_reference.tables(page, table, cls, table, of_machine=of_machine)
-            except LookupError:  # a plug-in of other people, of which our page says nothing
+            except LookupError:  # another project's plug-in, which our page does not describe
                 yield from config_reference.tables(f"## {table}\n", table, cls, table)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infranetes-ctl console`: what a pod's VM wrote to its console, and what it goes on to write."""
+"""`infranetes-ctl console`: what a pod's VM has written to its console, and what it writes next."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from infranetes_common.wire import control
 from txgrpc import Code, GrpcError
 
 PAUSE_SECONDS = 1.0
-OVERLAP = 4096  # characters by which it is found how much of a console is new
+OVERLAP = 4096  # characters, the end of what was shown, that are looked for to find where the new part begins
 
 
 async def console(session: Session) -> int:
-    """Print the console; with --follow, until the VM is gone, what comes after it.
+    """Print the console; with --follow, go on with what is written until the VM is gone.
 
     :raise GrpcError: the daemon refuses, or does not answer at first."""
     answer, _ = await calls.console(session.stub, session.options)
@@ -46,7 +46,7 @@ async def _follow(session: Session, answer: control.GetConsoleResponse) -> int:
 
 
 async def _ask_again(session: Session, before: control.GetConsoleResponse) -> control.GetConsoleResponse:
-    """Ask for the console. A daemon that is restarted meanwhile is waited for: then it is as before."""
+    """Ask for the console. While the daemon is restarted, the console is taken to be as it was."""
     try:
         answer, _ = await calls.console(session.stub, session.options)
     except GrpcError as error:
@@ -57,7 +57,7 @@ async def _ask_again(session: Session, before: control.GetConsoleResponse) -> co
 
 
 def news(shown: str, now: str) -> str:
-    """Return what of `now` comes after `shown`. Both are ends of one console, whose beginnings may differ."""
+    """Return the part of `now` that comes after `shown`. Both are ends of one console."""
     if now.startswith(shown):
         return now[len(shown) :]
     last = shown[-OVERLAP:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The call of ``proto/control.proto`` that tells a pod's life."""
+"""The call of ``proto/control.proto`` that tells what happened to a pod."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txgrpc import Call
 
 
 class DescribeCalls:
-    """Says what has happened to pods."""
+    """Answers with a pod's timeline and its containers."""
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node

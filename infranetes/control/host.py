@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a maintainer asks of a node: its releases, kernel, memory and QEMU, and the schema of its store."""
+"""Facts of a node for a maintainer: its releases, kernel, memory and QEMU, and its store's schema."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MEMORY = (
 
 
 def versions() -> dict[str, object]:
-    """Return this release's version, and those of what it stands on."""
+    """Return the versions of Infranetes and of what it runs on."""
     found: dict[str, object] = {"infranetes": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -45,7 +45,7 @@ def versions() -> dict[str, object]:
 
 
 async def programs(reactor: IReactor) -> dict[str, object]:
-    """Return what programs say of their versions."""
+    """Return the versions that programs print of themselves."""
     found: dict[str, object] = {}
     for name, flag in PROGRAMS:
         try:
@@ -57,7 +57,7 @@ async def programs(reactor: IReactor) -> dict[str, object]:
 
 
 def facts(state_dir: Path) -> dict[str, object]:
-    """Return what the kernel says. Blocks."""
+    """Return facts of the machine: its system, kernel, memory, devices and disk. Blocks."""
     disk = shutil.disk_usage(state_dir) if state_dir.exists() else None
     return {
         "uname": list(os.uname()),

@@ -20,15 +20,16 @@ from infranetes_common.errors import FailedPrecondition, NotFound
 from infranetes_common.wire import control
 from txgrpc import Code, GrpcError
 
-PAUSE_SECONDS = 0.25  # between two looks at a file that is followed
-QUIET_LOOKS = 8  # without a new byte, after which it is asked whether the container has ended
+PAUSE_SECONDS = 0.25  # between two reads of a file that is followed
+QUIET_READS = 8  # without a new byte, after which the daemon is asked whether the container has ended
 
 
 async def logs(session: Session) -> int:
-    """Print the log; with --follow, what comes after it too, until the container has ended.
+    """Print the log; with --follow, go on with what is written until the container has ended.
 
-    :raise NotFound: there is no such pod, container or log. :raise FailedPrecondition: which is not clear, or
-        it can't be read. :raise GrpcError: the daemon does not answer."""
+    :raise NotFound: there is no such pod, container or log.
+    :raise FailedPrecondition: several containers may be meant, or the log can't be read.
+    :raise GrpcError: the daemon does not answer."""
     container = await _container(session)
     if not container.log_path:
         raise FailedPrecondition(f"container {container.name} has no log: kubelet gave it no path")
@@ -54,7 +55,7 @@ async def _container(session: Session) -> control.PodContainer:
 
 
 def chosen(containers: list[control.PodContainer], pod: str, name: str) -> control.PodContainer:
-    """Return the container that is meant, of several attempts the newest.
+    """Return the container that is meant; the newest, if it was made several times.
 
     :param name: its name, its id or the beginning of it; "": the only one.
     :raise NotFound: there is none. :raise FailedPrecondition: there are several."""
@@ -88,12 +89,12 @@ async def _follow(session: Session, reader: LogReader, printer: _Printer, id: st
         else:
             await sleep(session.reactor, PAUSE_SECONDS)
             quiet += 1
-            if quiet % QUIET_LOOKS == 0:
+            if quiet % QUIET_READS == 0:
                 ended = await _has_ended(session, id)
 
 
 async def _has_ended(session: Session, id: str) -> bool:
-    """Whether the container has ended or is gone. A daemon that is away says nothing of that."""
+    """Whether the container has ended or is gone; False as well if the daemon does not answer."""
     request = control.DescribePodRequest(pod=session.options.pod)
     try:
         pod = await session.stub.DescribePod(request, timeout=ASK_SECONDS)
@@ -109,9 +110,9 @@ async def _has_ended(session: Session, id: str) -> bool:
 
 @attrs.define
 class _Printer:
-    """Prints lines as the command line asks for.
+    """Prints lines in the way that the command line asks for.
 
-    :ivar held: those that are to be printed together; None: each is printed at once.
+    :ivar held: the lines that are to be printed together; None: each is printed at once.
     """
 
     session: Session
@@ -125,17 +126,17 @@ class _Printer:
             self.held = deque(maxlen=options.tail)
 
     def feed(self, data: bytes) -> None:
-        """Print, or hold, what is in these bytes of the file."""
+        """Print or hold the lines in these bytes of the file."""
         self._take(self.parser.feed(data))
 
     def begun(self) -> None:
-        """Print what was held: all that the file had is here."""
+        """Print the lines that were held; the file was read to its end."""
         if self.session.options.follow and self.held is not None:
             held, self.held = self.held, None
             self._print(held)
 
     def finish(self) -> None:
-        """Print the rest."""
+        """Print what is left: the lines that are held, and a last one that is not complete."""
         self._take(self.parser.finish())
         if self.held is None:
             return

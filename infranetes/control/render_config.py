@@ -16,7 +16,7 @@ _NANOS = 1e9
 
 
 def config_json(answer: control.GetConfigResponse, options: argparse.Namespace) -> Json:
-    """Return every key; a value that is secret is null, and `secret` true."""
+    """Return every key. For a secret, `value` is null and `secret` is true."""
     return {
         "files": list(answer.files),
         "reloaded_at": answer.reloaded_at / _NANOS or None,
@@ -34,7 +34,7 @@ def config_json(answer: control.GetConfigResponse, options: argparse.Namespace) 
 
 
 def config_text(answer: control.GetConfigResponse, options: argparse.Namespace) -> str:
-    """Return a table, and below it what became of the last reload."""
+    """Return a table of the keys, and below it how the last reload went."""
     rows = [
         (each.key, _value(each.in_force), _from(each), _waiting(each) if each.waits else "")
         for each in answer.keys

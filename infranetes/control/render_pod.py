@@ -14,7 +14,7 @@ _NANOS = 1e9
 
 
 def pod_json(answer: control.DescribePodResponse, pod: Json) -> Json:
-    """Return one document. :param pod: the pod's part of it."""
+    """Return one document. :param pod: the part of it that is about the pod itself."""
     return {
         "pod": pod,
         "containers": [_container_json(each) for each in answer.containers],
@@ -54,7 +54,7 @@ def _step_json(step: control.Step) -> Json:
 
 
 def pod_text(answer: control.DescribePodResponse, options: argparse.Namespace) -> str:
-    """Return the pod in sentences, its containers and its timeline as tables."""
+    """Return the facts of the pod, and tables of its containers and its timeline."""
     return "\n\n".join(part for part in (_facts(answer.pod), _containers(answer), _timeline(answer)) if part)
 
 
@@ -117,7 +117,7 @@ def _timeline(answer: control.DescribePodResponse) -> str:
 
 
 def _waiting(steps: Iterable[control.Step]) -> list[str]:
-    """Say what it waits for now: the last of the steps that are under way, for they are in each other."""
+    """Say what the pod waits for now: steps under way contain one another, so the last is the innermost."""
     under_way = [step for step in steps if not step.ended_at]
     if not under_way:
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must not leave a node: values of keys that may be secret, and whatever else looks like one."""
+"""Secrets, which must not leave a node: values of keys that may be secret, and what looks like one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 HIDDEN = "(hidden)"
-SHORTEST = 6  # characters of a secret that is looked for elsewhere: shorter ones are in every text
+SHORTEST = 6  # characters; shorter secrets are not looked for in texts, for they are in every one
 
 _SECRET_KEY = re.compile(
     r"pass|secret|token|credential|private|auth|key|bearer|certificate.data", re.IGNORECASE
@@ -18,7 +18,7 @@ _PATH_KEY = re.compile(r"(?:_file|_path|_dir|_endpoint|-file|File|_conf)$")
 _PAIR = re.compile(r"""["']?([A-Za-z][\w.-]*)["']?\s*[:=]\s*["']?([^\s"',{}\[\]]+)""")
 _LOOKS_SECRET = (
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-    re.compile(r"(?<=://)[^\s/@]+:[^\s/@]+(?=@)"),  # of a URL with a password
+    re.compile(r"(?<=://)[^\s/@]+:[^\s/@]+(?=@)"),  # user and password in a URL
     re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}"),
     re.compile(r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"),  # a JSON Web Token
 )
@@ -62,11 +62,11 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def secrets_in(text: str) -> Iterator[str]:
-    """Yield the secrets in a file of them: a kubeconfig, an auth.json, credentials, or a password alone."""
+    """Yield the secrets in a file: a kubeconfig, an auth.json, credentials, or nothing but a password."""
     for key, value in _PAIR.findall(text):
         if may_be_secret(key):
             yield value
-            if key == "auth":  # of a registry: USER:PASSWORD in base64
+            if key == "auth":  # for a registry: USER:PASSWORD in base64
                 yield _password(value)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) == 1:
@@ -74,7 +74,7 @@ def secrets_in(text: str) -> Iterator[str]:
 
 
 def paths_in(text: str) -> list[str]:
-    """Return the files of secrets that a kubeconfig names."""
+    """Return the paths of the files with secrets that a kubeconfig names."""
     return [value for key, value in _PAIR.findall(text) if key in ("tokenFile", "client-key")]
 
 
@@ -86,7 +86,7 @@ def _password(auth: str) -> str:
 
 
 class Scrubber:
-    """Takes secrets out of texts: those that are known, and what looks like one."""
+    """Removes secrets from texts: those that are known, and what looks like one."""
 
     def __init__(self, known: Iterable[str]) -> None:
         values = {value for value in known if len(value) >= SHORTEST and value != HIDDEN}
@@ -95,7 +95,7 @@ class Scrubber:
         self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def clean(self, text: str) -> str:
-        """Return the text without them."""
+        """Return the text without secrets."""
         if self._known is not None:
             text = self._known.sub(HIDDEN, text)
         for pattern in _LOOKS_SECRET:

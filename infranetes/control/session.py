@@ -41,7 +41,7 @@ class Session:
         print(text, flush=True)
 
     def write(self, text: str) -> None:
-        """Print what does not end a line, at once."""
+        """Print text without ending the line, at once."""
         print(text, end="", flush=True)
 
     @property

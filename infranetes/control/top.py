@@ -22,9 +22,9 @@ _NANOS = 1e9
 
 @attrs.frozen
 class Use:
-    """What a pod uses. None: not known, or not yet.
+    """What a pod uses. None: that is not known, or not yet.
 
-    :ivar cpu: processors. :ivar received: bytes in a second; so is `sent`."""
+    :ivar cpu: processors. :ivar received: bytes per second, as is `sent`."""
 
     pod: control.PodUsage
     cpu: float | None = None
@@ -33,12 +33,12 @@ class Use:
 
     @property
     def rank(self) -> tuple[bool, float, str, str]:
-        """Where it stands in a list."""
+        """The key by which pods are sorted."""
         return not self.pod.measured_at, -(self.cpu or 0.0), self.pod.namespace, self.pod.name
 
 
 def rate(before: int, now: int, seconds: float) -> float:
-    """Return how much a counter has grown in a second; one that was set back has grown from 0."""
+    """Return by how much a counter grows in a second. One that is lower than before began again at 0."""
     return (now - before if now >= before else now) / seconds
 
 
@@ -58,7 +58,7 @@ def use(pod: control.PodUsage, before: Use | None) -> Use:
 
 
 class Top:
-    """Turns one sample after the other into what is used between them."""
+    """Computes what pods use from consecutive samples."""
 
     def __init__(self) -> None:
         self._uses: Mapping[str, Use] = {}
@@ -69,7 +69,7 @@ class Top:
 
     @property
     def uses(self) -> list[Use]:
-        """What pods use, the busiest first; at the end those without figures."""
+        """What pods use, the busiest first, those without figures last."""
         return sorted(self._uses.values(), key=lambda each: each.rank)
 
     def as_json(self) -> Json:
@@ -77,13 +77,13 @@ class Top:
         return {"pods": [_json(each) for each in self.uses]}
 
     def as_text(self) -> str:
-        """Return a table and what all use together."""
+        """Return a table, and a line with the totals."""
         head = ("POD", "NAME", "VM", "CPU", "OF", "MEMORY", "OF", "RECEIVED/S", "SENT/S", "PROCESSES", "WHY")
         return lines(table(head, map(_row, self.uses), may_lack=("WHY",)), _together(self.uses))
 
 
 async def top(session: Session) -> int:
-    """Print what pods use within a second; with --watch, again and again.
+    """Print what pods use, measured over a second; with --watch, again and again.
 
     :raise GrpcError: the daemon refuses, or does not answer at first."""
     found = Top()
@@ -152,7 +152,7 @@ def _together(uses: Iterable[Use]) -> str:
 
 
 def size(count: float) -> str:
-    """Return bytes in the largest unit of which there is one."""
+    """Return a number of bytes in the largest unit of which there is at least one."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

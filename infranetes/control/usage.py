@@ -14,7 +14,7 @@ _MOST = (1 << 64) - 1
 
 
 class UsageCalls:
-    """Gathers the figures of pods from their VMs' agents."""
+    """Answers with what pods use, as their VMs' agents say."""
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node

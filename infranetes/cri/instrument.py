@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every RPC logged and counted, with its duration; logged with what it is about, never with its request."""
+"""The interceptor that logs and counts every RPC: how long it took and what it is about, not its request."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every RPC a span, below its caller's if that gives one: what it is about, and never more of its request."""
+"""The interceptor that makes every RPC a span, below its caller's: what it is about, not its request."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from infranetes_common.wire import cri
 from txgrpc import Call, GrpcError
 from txgrpc.service import Answer, Interceptor, Method
 
-_MOST = 128  # characters of a name that a client gives
+_MOST = 128  # characters of a client's name for something
 
 
 def traced(tracer: Tracer) -> Interceptor:
-    """Return an interceptor for a service that makes each call a span; streams of responses are none."""
+    """Return an interceptor for a service that makes each call a span, but for streams of responses."""
 
     def interceptor(method: Method, answer: Answer) -> Answer:
         return answer if method.server_streaming else _traced(tracer, method, answer)
@@ -43,7 +43,7 @@ def _traced(tracer: Tracer, method: Method, answer: Answer) -> Answer:
 def _caller(call: Call) -> TraceContext | None:
     try:
         return TraceContext.of_metadata(call.metadata)
-    except GrpcError:  # other metadata is malformed, which is not this call's fault
+    except GrpcError:  # other metadata is malformed, and that is no reason to fail the call here
         return None
 
 

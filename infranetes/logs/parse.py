@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CRI's log format read: what `render` writes becomes lines again."""
+"""The reader of the CRI's log format, which `render` writes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Iterator
 
 import attrs
 
-MAX_TEXT = 1 << 20  # bytes of a line that are put together of its parts
+MAX_TEXT = 1 << 20  # bytes of a line that is put together from its parts
 
 
 @attrs.frozen
 class Line:
-    """A line of a container's output. :ivar time: as it is written; "": it is in no format that is known.
-    :ivar stream: stdout or stderr, or "" likewise."""
+    """A line of a container's output.
+
+    :ivar time: as it is written; "": the line is not in the CRI's format.
+    :ivar stream: stdout or stderr; "" likewise."""
 
     time: str
     stream: str
@@ -21,14 +23,14 @@ class Line:
 
 
 class Parser:
-    """Turns a file's bytes, in whatever portions, into lines. Parts of a line are put together by stream."""
+    """Turns a file's bytes, however they are cut, into lines. A line's parts are joined, for each stream."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._parts: dict[str, Line] = {}
 
     def feed(self, data: bytes) -> Iterator[Line]:
-        """Yield the lines that are complete with this."""
+        """Yield the lines that these bytes complete."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         for written in whole:
             line = self._line(written)
@@ -36,7 +38,7 @@ class Parser:
                 yield line
 
     def finish(self) -> Iterator[Line]:
-        """Yield what is not complete, and begin anew."""
+        """Yield the lines that are not complete, and begin anew."""
         if self._rest and (line := self._line(self._rest)) is not None:
             yield line
         yield from self._parts.values()

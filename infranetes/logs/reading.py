@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container's log file read from its beginning, and further as it grows and as kubelet rotates it.
+"""A reader of a container's log file that goes on as the file grows and as kubelet rotates it.
 
 Everything here blocks and is called in threads.
 """
@@ -15,13 +15,13 @@ from infranetes_common.errors import FailedPrecondition, NotFound
 
 CHUNK = 256 * 1024
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # of a FIFO nobody is waited for
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO waits for no writer
 
 
 def open_log(directory: Path, path: str) -> int:
-    """Open the log at `path` below its pod's directory. No symbolic link is followed there.
+    """Open the log at `path` below its pod's directory, following no symbolic link there.
 
-    :raise NotFound: it is not there. :raise FailedPrecondition: it is no regular file below the directory."""
+    :raise NotFound: it is not there. :raise FailedPrecondition: it is no regular file in the directory."""
     *parents, name = path.split("/")
     try:
         at = os.open(directory, _DIRECTORY)
@@ -49,9 +49,9 @@ def open_log(directory: Path, path: str) -> int:
 
 
 class LogReader:
-    """Reads one log. `close` it in the end.
+    """Reads one log. Call `close` in the end.
 
-    :raise NotFound, FailedPrecondition: as `open_log`."""
+    :raise NotFound, FailedPrecondition: as `open_log` does."""
 
     def __init__(self, directory: Path, path: str) -> None:
         self._directory, self._path = directory, path
@@ -59,16 +59,16 @@ class LogReader:
         self._offset = 0
 
     def read(self) -> bytes:
-        """Return the next bytes, at most CHUNK; b"": there are none now."""
+        """Return the next bytes, at most CHUNK; b"": there are no more at present."""
         data = os.pread(self._file, CHUNK, self._offset)
         self._offset += len(data)
         return data
 
     def turn(self) -> bool:
-        """Go on with another file that is at the path now, once the old one is read to its end.
+        """Go on with the file that has replaced this one at the path, once this one is read to its end.
 
-        :return: whether there is one."""
-        with contextlib.suppress(NotFound, FailedPrecondition):  # between two files
+        :return: whether there is such a file."""
+        with contextlib.suppress(NotFound, FailedPrecondition):  # the new file is not made yet
             new = open_log(self._directory, self._path)
             if os.path.samestat(os.fstat(new), os.fstat(self._file)) or self._grown():
                 os.close(new)
@@ -82,5 +82,5 @@ class LogReader:
         return os.fstat(self._file).st_size > self._offset
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)

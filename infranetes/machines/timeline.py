@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has happened to one VM and its pod, step by step, as far as there is room."""
+"""The timeline of a VM and its pod: what has happened to them step by step, within bounds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from infranetes.observer import LaunchStep
 from infranetes.tracing import spans
 
 MAX_STEPS = 96
-MAX_BYTES = 32 * 1024  # of all steps' words
-FIRST_STEPS = 32  # the launch, which is kept whatever a container that ends again and again adds
+MAX_BYTES = 32 * 1024  # of the texts of all steps
+FIRST_STEPS = 32  # of the launch; they are kept, however many steps a crashing container adds
 MAX_WORDS = 600  # characters of one text
 
 
 def bounded(text: str) -> str:
-    """Return a text, which may be an agent's, as one printable line of at most MAX_WORDS characters."""
+    """Return a text, possibly from an agent, as one printable line of at most MAX_WORDS characters."""
     shown = " ".join(text[: 2 * MAX_WORDS].split())
     shown = "".join(each if each.isprintable() else "?" for each in shown)
     return shown if len(shown) <= MAX_WORDS else f"{shown[: MAX_WORDS - 1]}…"
@@ -29,10 +29,10 @@ def bounded(text: str) -> str:
 class Step:
     """One step. Times are nanoseconds since 1970 UTC.
 
-    :ivar until: when it was over; 0: it is under way; its beginning: it took no time.
+    :ivar until: when it ended; 0: it is under way; the same as `at`: it took no time.
     :ivar container: the name of the container that it is about; "": the pod itself.
-    :ivar detail: what is to be known of it. :ivar error: why it failed.
-    :ivar launch: which step of a launch it is; None: of none, or a part of another.
+    :ivar detail: more about it. :ivar error: why it failed.
+    :ivar launch: which step of a launch it is; None: it is none, or only a part of one.
     """
 
     what: str
@@ -44,20 +44,20 @@ class Step:
     launch: LaunchStep | None = None
 
     def say(self, detail: str) -> None:
-        """Have `detail` be known of it."""
+        """Set `detail`."""
         self.detail = bounded(detail)
 
     @property
     def size(self) -> int:
-        """The bytes of its words."""
+        """How many bytes its texts have."""
         return sum(len(each.encode()) for each in (self.what, self.container, self.detail, self.error))
 
 
 class Timeline:
-    """The steps in the order in which they began: the first FIRST_STEPS, and the last of the others.
+    """The steps in the order in which they began: the first FIRST_STEPS, and the last of the rest.
 
     :param now: gives nanoseconds since 1970 UTC.
-    :ivar steps: those that are kept. :ivar left_out: how many are not.
+    :ivar steps: the steps that are kept. :ivar left_out: how many are not.
     """
 
     def __init__(self, now: Callable[[], int]) -> None:
@@ -66,7 +66,7 @@ class Timeline:
         self.left_out = 0
 
     def note(self, what: str, detail: str = "", *, container: str = "", error: str = "") -> None:
-        """Add what took no time."""
+        """Add a step that took no time."""
         step = self._begin(what, detail, container)
         step.until, step.error = step.at, bounded(error)
         self._make_room()
@@ -77,7 +77,7 @@ class Timeline:
     ) -> Iterator[Step]:
         """Add a step that is under way until the end of the block; an exception there is its error.
 
-        It is a span, too, where a call is traced.
+        It is a span too, if there is a current one.
 
         :param launch: which step of a launch it is."""
         step = self._begin(what, detail, container)
@@ -106,7 +106,7 @@ class Timeline:
         )
 
     def take(self, other: Timeline) -> None:
-        """Add the steps of another one, each where it belongs by its time."""
+        """Add the steps of another timeline, in the order of their times."""
         self.steps = sorted([*self.steps, *other.steps], key=lambda step: step.at)
         self.left_out += other.left_out
         self._make_room()
@@ -118,7 +118,7 @@ class Timeline:
         return step
 
     def _make_room(self) -> None:
-        """Leave out the oldest after the first ones, but never the newest."""
+        """Drop the oldest steps behind the first ones, but never the newest step."""
         size = sum(step.size for step in self.steps)
         while len(self.steps) > MAX_STEPS or (size > MAX_BYTES and len(self.steps) > 1):
             oldest = FIRST_STEPS if len(self.steps) > FIRST_STEPS + 1 else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may see what is served: TLS and the token, out of their files."""
+"""Who may see what is served: the token and the TLS certificate, read from their files."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from twisted.internet.ssl import CertificateOptions, TLSVersion
 
 from infranetes_common.errors import FailedPrecondition
 
-MAX_BYTES = 1 << 20  # of a file
+MAX_BYTES = 1 << 20  # that are read of a file
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
 
 
 class Token:
-    """A secret that those who ask have to show."""
+    """A secret that whoever asks has to show."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def is_shown(self, authorization: bytes) -> bool:
-        """Whether an Authorization header has it: as a bearer token, or as the password of any user.
+        """Whether an Authorization header shows it: as a bearer token, or as the password of any user.
 
-        The latter is for browsers, which ask for that. It takes as long for a wrong one as for the right."""
+        Browsers ask people for the latter. A wrong token takes as long to compare as the right one."""
         scheme, _, credentials = authorization.partition(b" ")
         shown = credentials.strip()
         if scheme.lower() == b"basic":
@@ -42,7 +42,7 @@ class Token:
 
 
 def _thd_read(key: str, path: str, *, secret: bool) -> bytes:
-    """:raise FailedPrecondition: it can't be read, or may be read by others although it is secret."""
+    """Read a file. :raise FailedPrecondition: it can't be read, or it is secret and others may read it."""
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(Path(path).stat().st_mode)
@@ -66,7 +66,7 @@ def _thd_read_token(path: str) -> Token:
 
 
 def _thd_read_tls(certificate: str, key: str) -> CertificateOptions:
-    """Read what a TLS server shows. :raise FailedPrecondition: what is wrong with the files."""
+    """Read a server's certificate and key. :raise FailedPrecondition: what is wrong with the files."""
     chain = _CERTIFICATE.findall(_thd_read("metrics.certificate_file", certificate, secret=False))
     private = _thd_read("metrics.key_file", key, secret=True)
     try:
@@ -78,7 +78,7 @@ def _thd_read_tls(certificate: str, key: str) -> CertificateOptions:
             raiseMinimumTo=TLSVersion.TLSv1_2,
         )
         options.getContext().check_privatekey()
-    except Exception as error:  # OpenSSL's have no base, and differ between releases
+    except Exception as error:  # OpenSSL's errors have no common class, and differ between releases
         raise FailedPrecondition(
             f"metrics.certificate_file, metrics.key_file: {certificate} and {key} are not a certificate and "
             f"its key in PEM: {type(error).__name__}"

@@ -34,18 +34,18 @@ def _is_path(instance: object, attribute: Attribute[str], value: str) -> None:
 
 @attrs.frozen
 class MetricsConfig:
-    """Where the daemon's metrics are served. Empty: nowhere."""
+    """Where the daemon's metrics are served, and to whom. Without `listen` they are not."""
 
     listen: str = attrs.field(default="", validator=_is_address)  # an address with a port; port 0: any
     page: bool = False  # true: a page for people too, at the same address
-    # Files in PEM: the certificate, with those between it and its CA, and its key. Empty: plain HTTP.
+    # PEM files: the server's certificate with the intermediate ones behind it, and its key. Empty: no TLS.
     certificate_file: str = attrs.field(default="", validator=_is_path)
     key_file: str = attrs.field(default="", validator=_is_path)
-    token_file: str = attrs.field(default="", validator=_is_path)  # who asks has to show what it holds
+    token_file: str = attrs.field(default="", validator=_is_path)  # whoever asks has to show the token in it
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port, where there is an address."""
+        """Host and port of `listen`, which must not be empty."""
         return split_address(self.listen)
 
 

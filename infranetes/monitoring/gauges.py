@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node has now, as figures: pods, agents, pools, providers."""
+"""Gauges of what the node has at the moment: pods, agents, pools, providers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infranetes.pods.states import ContainerState, SandboxState
 
 @attrs.frozen
 class Gauge:
-    """One metric. :ivar values: by the values of its labels."""
+    """One metric. :ivar values: the figures, each by the values of its labels."""
 
     name: str
     what: str
@@ -29,7 +29,7 @@ Take = Callable[[], Sequence[Gauge]]
 
 
 def node_gauges(node: NodeContext) -> list[Gauge]:
-    """Return all of them. Those of states have the states that nothing is in, too."""
+    """Return all of them. A gauge by state shows 0 for a state that nothing is in."""
     sides, sandboxes = node.sides.values(), list(node.inventory)
     names = [side.name for side in sides]
     pools = [(pool.purpose.handler, pool) for pool in node.all_pools()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How late the reactor is with what is due: it has one thread, and whatever keeps that is felt by all."""
+"""How late the reactor is: it has one thread, and whatever holds that up delays everything else."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from twisted.internet.interfaces import IReactorTime
 
 from infranetes_common.concurrency import sleep, start
 
-PERIOD = 0.5  # seconds between two looks
+PERIOD = 0.5  # seconds between two measurements
 
 
 class ReactorLag(Service):
-    """Looks again and again.
+    """Measures by a timed call, again and again, how late such calls are.
 
-    :param observe: is called with the seconds that a timed call was late."""
+    :param observe: called with each delay, in seconds."""
 
     def __init__(self, clock: IReactorTime, observe: Callable[[float], None]) -> None:
         self._clock = clock
         self._observe = observe
-        self._looks: Deferred[None] | None = None
+        self._measuring: Deferred[None] | None = None
 
     def startService(self) -> None:
-        """Begin."""
+        """Begin to measure."""
         Service.startService(self)
-        self._looks = start(self._look())
-        self._looks.addErrback(lambda failure: failure.trap(CancelledError) and None)
+        self._measuring = start(self._measure())
+        self._measuring.addErrback(lambda failure: failure.trap(CancelledError) and None)
 
     def stopService(self) -> None:
-        """End."""
+        """Measure no more."""
         Service.stopService(self)
-        if self._looks is not None:
-            self._looks.cancel()
+        if self._measuring is not None:
+            self._measuring.cancel()
 
-    async def _look(self) -> None:
+    async def _measure(self) -> None:
         while True:
             due = self._clock.seconds() + PERIOD
             await sleep(self._clock, PERIOD)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics: what an observer is told, counted, and what is now, looked at.
+"""The metrics: counters of what an observer is told, and gauges that are taken when they are asked for.
 
-Their labels are bounded: names of providers and pools, which the configuration has, and words of closed sets.
+Their labels are bounded: the names of providers and pools in the configuration, and words of closed sets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LAGS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 class Metrics:
     """An `Observer` that counts.
 
-    :ivar registry: has everything. :ivar launches: the last ones, the newest last.
+    :ivar registry: holds all metrics. :ivar launches: the last ones, the newest last.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Metrics:
         self.lag = seconds("reactor_lag", "How late timed calls of the reactor are.", _LAGS)
 
     def know(self, provider: str) -> None:
-        """Show a provider's metrics, for rates, before the first of what they count."""
+        """Show a provider's metrics from the beginning, as 0: rates need a value before the first event."""
         for kind in LaunchKind:
             self._launch.labels(provider, kind.value)
             for outcome in ("ready", "failed"):
@@ -67,7 +67,7 @@ class Metrics:
         self._agents_lost.labels(provider)
         self._orphans_ended.labels(provider)
 
-    # What it is told, as `Observer` has it
+    # The methods of `Observer`
 
     def launched(self, launch: Launch) -> None:
         self.launches.append(launch)
@@ -105,14 +105,14 @@ class Metrics:
 
 
 class GaugeCollector(Collector):
-    """Shows what is now, as it was taken in the reactor's thread: a registry may be read in another one."""
+    """Shows gauges that were taken in the reactor's thread: the registry may be read in another one."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
         self._taken: Sequence[Gauge] = ()
 
     def refresh(self) -> None:
-        """Look again. Call this in the reactor's thread."""
+        """Take the gauges anew. Call this in the reactor's thread."""
         self._taken = self._take()
 
     def collect(self) -> Iterable[Metric]:

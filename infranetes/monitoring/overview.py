@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page shows, as values, which are taken in the reactor's thread: another one makes the page."""
+"""What the page shows, as values. They are taken in the reactor's thread; the page is made in another one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.states import ContainerState
 
-MAX_PODS = 500  # that are shown; the newest
+MAX_PODS = 500  # the newest; older ones are counted, not shown
 
 
 @attrs.frozen
@@ -31,7 +31,7 @@ class Provider:
 
 @attrs.frozen
 class Pod:
-    """A pod and its VM. :ivar message: what is wrong, for people; "": nothing is known."""
+    """A pod and its VM. :ivar message: what is wrong, for people; "": nothing, as far as is known."""
 
     id: str
     name: str
@@ -49,7 +49,7 @@ class Pod:
 
 @attrs.frozen
 class PoolState:
-    """A pool. :ivar handler: whose pods may have its VMs; "": those of all others."""
+    """A pool. :ivar handler: the handler whose pods may have its VMs; "": those of all other handlers."""
 
     handler: str
     wanted: int
@@ -60,7 +60,7 @@ class PoolState:
 
 @attrs.frozen
 class Overview:
-    """Everything. :ivar trouble: why no pod can be run; "": they can."""
+    """All that the page shows. :ivar trouble: why no pod can be run; "": pods can be run."""
 
     now: float
     cluster: str
@@ -69,14 +69,14 @@ class Overview:
     trouble: str
     providers: Sequence[Provider]
     pods: Sequence[Pod]
-    more_pods: int  # that are not shown
+    more_pods: int  # how many are not shown
     launches: Sequence[Launch]  # the newest first
     pools: Sequence[PoolState]
     warnings: Sequence[Warned]  # the newest first
 
 
 def overview(node: NodeContext, launches: Iterable[Launch], warnings: Iterable[Warned]) -> Overview:
-    """Return it as it is now."""
+    """Return the overview of the node as it is now."""
     sandboxes = sorted(node.inventory, key=lambda one: one.record.created_at, reverse=True)
     count = Counter(node.side_of(one.record).name for one in sandboxes)
     sides = node.sides.values()

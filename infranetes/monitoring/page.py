@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: an `Overview` as HTML, with nothing in it that runs. twisted.web escapes every text."""
+"""The page: an `Overview` as HTML without scripts. twisted.web escapes every text."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def style() -> bytes:
 
 
 def _thd_page(shown: Overview) -> bytes:
-    """Return the page. Takes a while: call it in a thread."""
+    """Return the page. This takes a while: call it in a thread."""
     pages: list[bytes | Failure] = []
-    flattenString(None, _document(shown)).addBoth(pages.append)  # at once: it has no Deferreds
+    flattenString(None, _document(shown)).addBoth(pages.append)  # fires at once: there are no Deferreds in it
     (page,) = pages
     if isinstance(page, Failure):
         page.raiseException()

@@ -10,13 +10,13 @@ from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, global
 from zope.interface import implementer
 
 KEPT = 50
-MAX_TEXT = 400  # characters of one
+MAX_TEXT = 400  # characters of one entry
 _LEVELS = (LogLevel.warn, LogLevel.error, LogLevel.critical)
 
 
 @attrs.frozen
 class Warned:
-    """One of them. :ivar at: seconds since 1970."""
+    """A warning or an error of the log. :ivar at: seconds since 1970."""
 
     at: float
     level: str
@@ -25,7 +25,7 @@ class Warned:
 
 @implementer(ILogObserver)
 class RecentWarnings:
-    """:ivar kept: the newest last."""
+    """Keeps the last warnings and errors. :ivar kept: the newest last."""
 
     def __init__(self) -> None:
         self.kept: deque[Warned] = deque(maxlen=KEPT)
@@ -36,9 +36,9 @@ class RecentWarnings:
             self.kept.append(Warned(event["log_time"], event["log_level"].name, text))
 
     def start(self) -> None:
-        """Begin to keep them."""
+        """Begin to listen to the log."""
         globalLogPublisher.addObserver(self)
 
     def stop(self) -> None:
-        """End."""
+        """Listen no more."""
         globalLogPublisher.removeObserver(self)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP resources."""
+"""The HTTP resources, and the site that serves them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from infranetes_common.concurrency import run_in_thread, start
 
 TEXT = "text/plain; charset=utf-8"
 IDLE_SECONDS = 60.0  # until a connection without a request is closed
-_HEADERS = {  # nothing is loaded from elsewhere, run, framed or kept
+_HEADERS = {  # nothing is loaded from elsewhere, nothing runs, is framed or cached
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -34,7 +34,7 @@ _log = Logger()
 
 @attrs.frozen
 class Content:
-    """An answer."""
+    """The content of an answer, with its type and status."""
 
     body: bytes
     type: str = TEXT
@@ -42,11 +42,11 @@ class Content:
 
 
 Make = Callable[[Request], Awaitable[Content]]
-"""Makes the answer to a request."""
+"""Makes the content of an answer to a request."""
 
 
 class Shown(Resource):
-    """Shows something to those who show the token. :param token: None: to everybody."""
+    """Answers those who show the token. :param token: None: everybody is answered."""
 
     def __init__(self, make: Make, token: Token | None) -> None:
         Resource.__init__(self)
@@ -54,7 +54,7 @@ class Shown(Resource):
         self._token = token
 
     def render_GET(self, request: Request) -> int:
-        """Answer."""
+        """Answer, or say that the token is needed."""
         if self._token is not None and not self._token.is_shown(request.getHeader(b"authorization") or b""):
             content = Content(b"the token of metrics.token_file is needed\n", status=HTTPStatus.UNAUTHORIZED)
             for scheme in ("Bearer", 'Basic realm="infranetes", charset="UTF-8"'):
@@ -90,9 +90,9 @@ def _write(request: Request, content: Content) -> None:
 
 
 def exposition(reactor: IReactorThreads, registry: CollectorRegistry, refresh: Callable[[], None]) -> Make:
-    """Return what makes the metrics' text, in the format that the client prefers.
+    """Return what shows the metrics, in the format that the client prefers.
 
-    :param refresh: called before, in the reactor's thread."""
+    :param refresh: called beforehand, in the reactor's thread."""
 
     async def make(request: Request) -> Content:
         encode, kind = choose_encoder(request.getHeader("accept") or "")
@@ -103,12 +103,12 @@ def exposition(reactor: IReactorThreads, registry: CollectorRegistry, refresh: C
 
 
 async def healthy(request: Request) -> Content:
-    """Answer that the process lives, which it does when its reactor comes to this."""
+    """Say that the process lives: its reactor got as far as this."""
     return Content(b"ok\n")
 
 
 def readiness(trouble: Callable[[], str]) -> Make:
-    """Return what says whether pods can be run, as Status of the CRI does. :param trouble: why not."""
+    """Return what says whether pods can be run, as the CRI's Status does. :param trouble: says why not."""
 
     async def make(request: Request) -> Content:
         why = trouble()
@@ -120,7 +120,7 @@ def readiness(trouble: Callable[[], str]) -> Make:
 
 
 class BodilessRequest(Request):
-    """A request whose body, which none of the resources takes, is dropped as it comes."""
+    """A request whose body is dropped as it arrives, since no resource takes one."""
 
     def gotLength(self, length: int | None) -> None:
         Request.gotLength(self, 0)
@@ -130,7 +130,7 @@ class BodilessRequest(Request):
 
 
 class QuietSite(Site):
-    """A site that logs no requests, shows no tracebacks."""
+    """A site that logs no requests and shows no tracebacks."""
 
     displayTracebacks = False
     noisy = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service that listens, and what is found there."""
+"""The service that listens, and the resources that it serves."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Limited:
 class Monitoring(Service):
     """Serves what the daemon shows of itself.
 
-    :param metrics: is told what happens."""
+    :param metrics: counts what happens in the daemon."""
 
     def __init__(self, reactor: IReactor, config: MetricsConfig, node: NodeContext, metrics: Metrics) -> None:
         self._reactor = reactor

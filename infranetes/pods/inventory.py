@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infranetes.providers.interface import Instance
 
 
-PAST_SANDBOXES = 32  # whose timelines are kept when they are gone: of launches that fail, not least
+PAST_SANDBOXES = 32  # how many are remembered once they are gone, such as those whose launch failed
 
 
 def sandbox_name(metadata: cri.PodSandboxMetadata) -> str:
@@ -156,7 +156,7 @@ class Sandbox:
 
     @property
     def timeline(self) -> Timeline:
-        """What has happened to it in this process, and before to a VM that it has from the pool."""
+        """What has happened to it in this process, and to its VM while that was in the pool."""
         return self.machine.timeline
 
     def change_machine(self, machine: PodMachine) -> None:
@@ -209,7 +209,7 @@ class Sandbox:
 
 @attrs.frozen
 class PastSandbox:
-    """What is remembered of a sandbox that is gone."""
+    """A sandbox that is gone, as far as it is remembered."""
 
     record: SandboxRecord
     metadata: cri.PodSandboxMetadata

@@ -79,7 +79,7 @@ def _tell(
     error: BaseException | None = None,
     message: str = "",
 ) -> None:
-    """Tell the observer of a launch that has ended; `error`: why it failed."""
+    """Tell the observer that a launch has ended. :param error: why it failed; None: it did not."""
     steps = sandbox.timeline.launch_steps(began.at)
     provider, reason = node.side_of(sandbox.record).name, "" if error is None else reason_of(error)
     node.observer.launched(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line in the daemon's log for each event in a container's life, with its ids and its names. Its end is in
-its pod's timeline, too."""
+"""A line in the daemon's log for each event in a container's life, with its ids and names.
+
+The container's end is added to its pod's timeline too.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def _log_event(node: NodeContext, event: EventType, container: Container | None)
 
 
 def _note_event(event: EventType, container: Container) -> None:
-    """Put into the timeline what no step there tells."""
+    """Add to the timeline what none of its steps tells."""
     record, timeline, name = container.record, container.sandbox.timeline, container.config.metadata.name
     if event is EventType.STARTED and container.starting is None:
         timeline.note("the container runs, as its agent reports", container=name)

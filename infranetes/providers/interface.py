@@ -144,7 +144,7 @@ class ProviderContext:
     joins_namespaces: bool = (
         False  # VMs will be asked to; `start` fails where they can't. See IJoinsNamespaces
     )
-    observer: Observer = NULL_OBSERVER  # is to be told of requests to a cloud
+    observer: Observer = NULL_OBSERVER  # is told of the requests to a cloud
 
 
 class IInVpc(Interface):

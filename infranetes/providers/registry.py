@@ -44,10 +44,10 @@ _BUILT_IN: dict[str, str] = {
 }
 
 SETTINGS_GROUP = "infranetes.provider_settings"
-"""Entry points of this group have a provider's name too, and refer to the attrs class of its table: they are
-for showing all its keys. A plug-in may do without."""
+"""Entry points of this group are named as providers, and refer to the attrs class of the provider's table, so
+that all its keys can be shown. A plug-in need not have one."""
 
-# module:attribute of each built-in provider's attrs class
+# The attrs class of each built-in provider's table, as module:attribute.
 _SETTINGS: dict[str, str] = {
     "aws": "infranetes.providers.cloud.aws.settings:Settings",
     "azure": "infranetes.providers.cloud.azure.settings:Settings",
@@ -96,7 +96,7 @@ def create(
 
 
 def settings_class(name: str) -> type[attrs.AttrsInstance] | None:
-    """Return the attrs class of a provider's table; None: it doesn't say, or is not there."""
+    """Return the attrs class of a provider's table; None: it has no such entry point, or is not installed."""
     if name in _SETTINGS:
         found = _attribute(_SETTINGS[name])
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of VMs' agents: each is told the span that it is made for, and is a span itself."""
+"""Spans of the calls to VMs' agents, and the metadata that tells the agent which span a call belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txgrpc.service import Method
 
 
 class _AgentCall:
-    """One call with a span of its own."""
+    """A call with a span of its own."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -23,7 +23,7 @@ class _AgentCall:
 
 
 class _AgentStream:
-    """A stream, which may go on for as long as the VM: it has no span, and the agent is told its caller's."""
+    """A stream. It may last as long as the VM, so it has no span; the agent is told the caller's."""
 
     def __init__(self, context: TraceContext) -> None:
         self.metadata = context.to_metadata()
@@ -33,7 +33,7 @@ class _AgentStream:
 
 
 def observe(method: Method) -> Observed | None:
-    """Begin to follow a call of an agent; see `txgrpc.observer.Observer`."""
+    """Begin to follow a call to an agent; see `txgrpc.observer.Observer`."""
     span = current()
     if span is None:
         return None

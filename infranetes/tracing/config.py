@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table `[tracing]`, and the file with the headers that a collector wants."""
+"""The table ``[tracing]``, and the file of headers that are sent to the collector."""
 
 from __future__ import annotations
 
@@ -42,19 +42,21 @@ def _is_absolute(instance: object, attribute: Attribute[str], value: str) -> Non
 
 @attrs.frozen
 class TracingConfig:
-    """Where traces go."""
+    """Where traces are sent, and which calls are recorded."""
 
-    # Of a collector's OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces. Empty: nothing is recorded.
+    # The URL at which a collector takes OTLP over HTTP. Empty: nothing is recorded.
     endpoint: str = attrs.field(default="", validator=_is_endpoint)
-    # Of the calls whose caller does not say whether they are recorded.
+    # The share that is recorded of calls whose caller does not say whether they are.
     sampling_ratio: float = attrs.field(default=0.0, validator=[ge(0.0), le(1.0)])
     headers_file: str = attrs.field(default="", validator=_is_absolute)  # sent with each request; mode 0600
 
 
 def read_headers(path: str) -> Mapping[str, str]:
-    """Read a file of `Name: value` lines; "": there is none. Blocks.
+    """Read a file of `Name: value` lines. Blocks.
 
-    :raise ConfigError: it can't be read, may be read by others, or is malformed. Values are never quoted."""
+    :param path: "": there is no file, and no header.
+    :raise ConfigError: it can't be read, others may read it, or it is malformed.
+        The message never quotes a value."""
     if not path:
         return {}
     key = f"tracing.headers_file: {path}"

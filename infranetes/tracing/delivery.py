@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans on their way to the collector: a bounded queue, emptied in a thread.
+"""The queue of spans for the collector: it is bounded, and emptied in a thread.
 
-In the place of OpenTelemetry's own BatchSpanProcessor, which says only that it drops spans, not how many, and
-starts a thread in each child process before that is the program it is to be.
+It replaces OpenTelemetry's BatchSpanProcessor, which says that it drops spans but not how many, and starts a
+thread in each forked child before that executes its program.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from infranetes_common.reactors import IReactor
 
 MAX_WAITING = 4096  # spans
 BATCH = 512
-PAUSE_SECONDS = 2.0  # from a span's end until it is sent along with those that end meanwhile
-REQUEST_SECONDS = 30.0  # over the exporter's own deadline, which is the usual one
+PAUSE_SECONDS = 2.0  # from a span's end until it is sent, together with all that end meanwhile
+REQUEST_SECONDS = 30.0  # longer than the exporter's own deadline, which normally ends a request first
 STOP_SECONDS = 2.0
 
 S = TypeVar("S")
@@ -30,9 +30,10 @@ _log = Logger()
 
 
 class Delivery(Generic[S]):
-    """Hands spans on to `send` a while after they were put in, and drops those that it can't take.
+    """Sends spans in batches, a moment after they were put in, and drops those that can't be sent.
 
-    :param send: sends spans, in a thread; False: they were not taken. :param where: for people.
+    :param send: sends a batch, in a thread; returns False if it was refused.
+    :param where: the collector, for the log.
     :ivar lost: how many spans were dropped.
     """
 
@@ -49,7 +50,7 @@ class Delivery(Generic[S]):
         self._failing = False
 
     def put(self, span: S) -> None:
-        """Have a span sent."""
+        """Queue a span. It is dropped if the queue is full."""
         if self._stopped or len(self._waiting) >= MAX_WAITING:
             self._lose(1)
             return
@@ -97,7 +98,7 @@ class Delivery(Generic[S]):
         await self._send_waiting()
 
     async def _send_waiting(self) -> None:
-        """Send what waits, up to the first that is not taken."""
+        """Send what waits, batch by batch, until one is refused."""
         while self._waiting and await self._send_batch():
             pass
 

@@ -31,7 +31,7 @@ _KINDS = {
     Kind.SERVER: trace.SpanKind.SERVER,
     Kind.CLIENT: trace.SpanKind.CLIENT,
 }
-# A server's other codes say what its caller did wrong (source: OpenTelemetry's conventions for gRPC).
+# Other codes mean that the caller did something wrong (source: OpenTelemetry's conventions for gRPC).
 _FAULTS_OF_SERVERS = (
     Code.UNKNOWN,
     Code.DEADLINE_EXCEEDED,
@@ -45,14 +45,14 @@ _log = Logger()
 
 
 class _Forwarded(logging.Handler):
-    """What the library says of itself, in the daemon's log."""
+    """Writes the library's log messages into the daemon's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _log.debug("{text}", text=record.getMessage()[:500])
 
 
 class _Ended(SpanProcessor):
-    """Has those that are sampled delivered."""
+    """Queues the spans that are sampled when they end."""
 
     def __init__(self, delivery: Delivery[ReadableSpan]) -> None:
         self._delivery = delivery
@@ -64,7 +64,7 @@ class _Ended(SpanProcessor):
 
 
 class _Recorded:
-    """A `Span` of the library's."""
+    """A `Span` that the library records."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span, kind: Kind, rpc: bool) -> None:
         self._tracer = tracer
@@ -93,7 +93,7 @@ class _Recorded:
             self._span.set_attribute("rpc.grpc.status_code", int(code))
         fault = code in _FAULTS_OF_SERVERS if self._kind is Kind.SERVER else code is not Code.OK
         if fault:
-            # No text of the error: it may quote what is not for the collector. The daemon's log has it.
+            # Not the error's text: it may quote what is not for the collector. The daemon's log has it.
             why = code.name if self._rpc or code is not Code.INTERNAL else None
             self._span.set_status(trace.Status(trace.StatusCode.ERROR, why))
         self._span.end()

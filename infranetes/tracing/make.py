@@ -10,10 +10,10 @@ from infranetes_common.reactors import IReactor
 
 
 def make_tracer(reactor: IReactor, config: TracingConfig, node: str, source: str = "configuration") -> Tracer:
-    """Make it; nothing is sent before the first span has ended. Blocks for a moment: it loads a library.
+    """Make the tracer. Blocks while it loads a library. Nothing is sent before a span has ended.
 
     :param node: the node's name. :param source: the configuration's file, which errors name.
-    :raise ConfigError: the headers' file is wrong, or the library is not there."""
+    :raise ConfigError: the file of headers is wrong, or the library is missing."""
     if not config.endpoint:
         return NullTracer()
     try:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spans, and which of them is current.
 
-A call's span is made by the `Tracer`; all others are made within the one that is current, so that nothing
-between a call and its steps has to hand a tracer on. The current span is a context variable. Twisted has each
-coroutine run in a copy of the context of who started it, so a span is current in all that was started within
-it, wherever that is resumed.
+A call's span is made by the `Tracer`; all others are made as children of the current one, so that the code
+between a call and its steps does not have to pass a tracer on. The current span is a context variable.
+Twisted runs each coroutine in a copy of the context in which it was started, so a span is current in
+everything that was started within it, wherever that is resumed.
 
-Work may outlive the span that it was started in. It belongs to the nearest span around that which goes on: a
-launch that outlives its call has its own. Where none does, such as in the loops that keep a VM informed for
-the rest of its life, none is current and none is made: a trace ends.
+Work may outlive the span in which it was started. It then belongs to the nearest enclosing span that has not
+ended: a launch that outlives its call has a span of its own. Where every enclosing span has ended, as in the
+loops that keep a VM informed for the rest of its life, there is no current span and none is made: the trace
+is over.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from txgrpc import Code
 
 Attributes = Mapping[str, str | int | float | bool]
 
-SYSTEM = "rpc.system"  # of a call of gRPC: the attribute that makes its span one
+SYSTEM = "rpc.system"  # the attribute by which a span is known to be that of an RPC
 
 
 class Kind(enum.Enum):
-    """Which side of a call a span is, if it is one."""
+    """The side of a call that a span is of; INTERNAL: it is not the span of a call."""
 
     INTERNAL = "internal"
     SERVER = "server"
@@ -40,37 +41,37 @@ class Kind(enum.Enum):
 
 
 class Span(Protocol):
-    """Something that takes time."""
+    """A piece of work with a beginning and an end, as a trace shows it."""
 
     @property
     def context(self) -> TraceContext:
-        """What is told to those who are called on its behalf."""
+        """What those who are called on its behalf are told of it."""
 
     def child(self, name: str, kind: Kind = Kind.INTERNAL, attributes: Attributes | None = None) -> Span:
-        """Begin a part of it."""
+        """Begin a span that is a part of this one."""
 
     def add(self, attributes: Attributes) -> None:
-        """Say more of it."""
+        """Add attributes."""
 
     def end(self, code: Code) -> None:
         """End it, once. :param code: how it ended."""
 
 
 class Tracer(Protocol):
-    """Makes the spans of calls that come in."""
+    """Makes the spans of incoming calls."""
 
     def call(self, name: str, parent: TraceContext | None, attributes: Attributes) -> Span | None:
         """Begin the span of a call.
 
-        :param parent: the caller's. :return: None: there is nothing to follow."""
+        :param parent: the caller's span. :return: None: no span is to be current in the call."""
 
     async def stop(self) -> None:
-        """Deliver what there is, for a moment, and no more."""
+        """Deliver the spans that wait, for a limited time, and end."""
 
 
 @attrs.frozen
 class PassedOn:
-    """The caller's span, in the place of our own where those are not recorded."""
+    """The caller's span, which stands in for our own where nothing is recorded."""
 
     context: TraceContext
 
@@ -85,7 +86,7 @@ class PassedOn:
 
 
 class NullTracer:
-    """Records nothing: agents are told the span of the daemon's own caller."""
+    """Records nothing. Agents are told the span of the daemon's caller."""
 
     def call(self, name: str, parent: TraceContext | None, attributes: Attributes) -> Span | None:
         return PassedOn(parent) if parent is not None else None
@@ -106,7 +107,7 @@ _active: ContextVar[_Active | None] = ContextVar("span", default=None)
 
 
 def current() -> Span | None:
-    """The innermost span that this work belongs to and that has not ended; None: there is none."""
+    """Return the innermost span that this code runs in and that has not ended; None: there is none."""
     active = _active.get()
     while active is not None and active.span is None:
         active = active.around
@@ -133,7 +134,7 @@ def within_span(span: Span) -> Iterator[Span]:
 
 @contextmanager
 def step(name: str, kind: Kind = Kind.INTERNAL, attributes: Attributes | None = None) -> Iterator[None]:
-    """Time the block as a part of the current span. There is none: nothing is made."""
+    """Make the block a part of the current span; without one nothing is made."""
     span = current()
     if span is None:
         yield
@@ -144,7 +145,7 @@ def step(name: str, kind: Kind = Kind.INTERNAL, attributes: Attributes | None = 
 
 @contextmanager
 def on_its_own() -> Iterator[None]:
-    """Have the block, and what is started in it, belong to no span: a call gave the occasion for it only."""
+    """Keep the block, and what is started in it, out of the current span, which is merely its occasion."""
     around = _active.get()
     _active.set(None)
     try:
@@ -154,14 +155,14 @@ def on_its_own() -> Iterator[None]:
 
 
 def note(attributes: Attributes) -> None:
-    """Say more of the current span, if there is one."""
+    """Add attributes to the current span, if there is one."""
     span = current()
     if span is not None:
         span.add(attributes)
 
 
 def code_of(error: BaseException) -> Code:
-    """How work ended that raised `error`."""
+    """Return the status of work that raised `error`."""
     if isinstance(error, CancelledError):
         return Code.CANCELLED
     return errors.to_grpc(error).code

@@ -26,7 +26,7 @@ from infranetes_common.reactors import IReactor
 T = TypeVar("T")
 
 RETRIED = (ErrorKind.THROTTLED, ErrorKind.TRANSIENT)
-HELD_BACK = "held_back"  # outcome of a call that was not made: it had no turn in time, or a circuit is open
+HELD_BACK = "held_back"  # the outcome of a call that was not made: no turn in time, or an open circuit
 BY_THE_WAY = "by the way: "  # begins the circuits of calls that nothing depends on
 _SILENT, _UNASKED = "does not answer", "can't be called without credentials"
 STOP_SECONDS = 5.0
@@ -187,11 +187,11 @@ class Calls(Generic[D]):
             await sleep(self._reactor, pause)
 
     def retried(self, action: Action, reason: ErrorKind) -> None:
-        """Note that a call is made again, or another in its place."""
+        """Note that a call is repeated, or replaced by another one."""
         self._observer.cloud_retried(self._cloud.name, _word(action), _word(reason))
 
     async def _observed(self, action: Action, waited: float, work: Callable[[D], T]) -> T:
-        """Make an attempt, of whose end the observer is told."""
+        """Make one attempt, and tell the observer how it ended."""
         began = self._reactor.seconds()
         try:
             result = await self._attempt(work)

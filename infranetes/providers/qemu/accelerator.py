@@ -25,7 +25,7 @@ from infranetes_common.reactors import IReactor
 
 KVM = "/dev/kvm"
 PROBE_SECONDS = 5.0
-KERNEL_SECONDS = 20.0  # it takes 1 s where KVM works, and 3 s where it is emulated
+KERNEL_SECONDS = 20.0  # a boot takes 1 s by KVM, and 3 s where KVM itself is emulated
 KERNEL_SAYS = b"Unable to mount root fs"
 _PORT, _VALUE = 0xF4, 0x2A
 _EXIT_CODE = (_VALUE << 1) | 1  # QEMU's isa-debug-exit
@@ -73,9 +73,8 @@ async def probe_kernel(
     reactor: IReactor, qemu: str, accelerator: str, user: QemuUser, kernel: Path, seconds: float
 ) -> str:
     """Boot a kernel under `accelerator` as `user`. Returns why it did not boot; "": it did."""
-    with tempfile.NamedTemporaryFile(
-        prefix="infranetes-proof-"
-    ) as copy:  # the user may not read the original
+    # A copy, since the user may not be allowed to read the original.
+    with tempfile.NamedTemporaryFile(prefix="infranetes-proof-") as copy:
         await run_in_thread(reactor, shutil.copyfile, kernel, copy.name)
         os.chown(copy.name, user.uid, user.gid)
         command = unprivileged(kernel_command(qemu, accelerator, copy.name), user, dies_with_parent=True)

@@ -22,7 +22,7 @@ from infranetes_common.concurrency import lock_file
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
 
-# Programs, and Debian's packages with them.
+# Programs, and the Debian packages that have them.
 _PROGRAMS = {
     "setsid": "util-linux",
     "setpriv": "util-linux",
@@ -68,7 +68,7 @@ def check_rights() -> None:
 
 
 def _find(program: str, package: str) -> str:
-    """Find a program. :raise Unavailable: it isn't installed yet, as after an installation of the least."""
+    """Find a program. :raise Unavailable: it is not installed yet: its package is only recommended."""
     try:
         return find_program(program)
     except FailedPrecondition as error:
@@ -76,7 +76,7 @@ def _find(program: str, package: str) -> str:
 
 
 def without_image(directory: Path, error: NoGuestImage) -> Unavailable:
-    """What the start waits for, where there is no guest image in its directory."""
+    """Return what the start waits for if the directory has no guest image."""
     build = reporting.read(directory)
     if build is None:
         return Unavailable(str(error))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice of the node's for VMs that count in no pod: each in a scope of its own, and all under one limit.
+"""The slice for VMs that count in no pod: each has a scope of its own, and one limit holds for all.
 
-It is best effort: a VM that can't be put there runs all the same, and counts with the daemon.
+This is best effort: a VM that can't be put there runs all the same, and counts with the daemon.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
 SLICE = "infranetes.slice"
-BOOTED = Path("/run/systemd/system")  # there where systemd is process 1, see sd_booted(3)
+BOOTED = Path("/run/systemd/system")  # exists where systemd is process 1, see sd_booted(3)
 MOST_TASKS = 2048  # a QEMU has a few dozen threads, and can't be kept from starting more
 _SECONDS = 5.0
 
@@ -25,7 +25,7 @@ _log = Logger()
 
 
 class OwnSlice:
-    """Puts VMs there. :param booted: a directory that systemd has made where it runs."""
+    """Puts VMs into the slice. :param booted: a directory that exists only where systemd runs."""
 
     def __init__(self, reactor: IReactor, scopes: SystemdScopes, booted: Path = BOOTED) -> None:
         self._reactor = reactor
@@ -56,5 +56,5 @@ class OwnSlice:
 
 
 def scope_name(record: VmRecord) -> str:
-    """What a VM's scope is called there, without `.scope`."""
+    """Return the name of a VM's scope, without `.scope`."""
     return f"infranetes-vm-{record.token}"

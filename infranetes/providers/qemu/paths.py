@@ -70,7 +70,7 @@ class ProviderPaths:
         return self.state / "network.json"
 
     def kvm(self, configured: Path | None) -> Path:
-        """Whether KVM works here, as it was last found out; beside the templates, which stand on it."""
+        """The file that says whether KVM was found to work, beside the templates, which depend on it."""
         return self.templates(configured) / "kvm.json"
 
     def templates(self, configured: Path | None) -> Path:
