@@ -120,7 +120,7 @@ class DelegateImages:
         self._pinned = frozenset(str(parse(name)) for name in (*config.pinned, *config.preload))
         self._max_layer_bytes = config.max_layer_bytes
 
-    # ---- What there is
+    # ---- Images
 
     async def find(self, name_or_id: str) -> Image:
         """Return the image that a reference or an id means to the runtime now.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is of a cluster on the machine, seen from outside; and its removal."""
+"""What a cluster has left on the machine, seen from outside, and its removal."""
 
 from __future__ import annotations
 
@@ -104,6 +104,6 @@ def _kill(paths: Paths) -> None:
 
 
 def found(paths: Paths) -> list[str]:
-    """What there is of it besides processes, in words: files, mounts, control groups."""
+    """Return what is left of it besides processes, in words: files, mounts, control groups."""
     files = [str(path) for path in (paths.place, *paths.scripts()) if path.exists()]
     return [*files, *world.mounted_below(paths.place), *cgroups.left(paths.id)]

@@ -84,7 +84,7 @@ class LayerStore:
         self.changing = DeferredLock()
         self.needed: Callable[[], Collection[str]] = tuple
 
-    # What there is
+    # Looking up
 
     def directory(self, diff_id: str) -> Path | None:
         """Return where a layer is mounted; None if it is not. Without mounting, its file.
