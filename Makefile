@@ -17,7 +17,7 @@ MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulatio
 # Debian packages, by what they are for. Add to the list of the thing that needs it.
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
 APT_TEST := erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd docker.io crun conmon gcc libc6-dev systemd \
-	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf
+	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf zsh
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
 # What critest's images are made from, and the containerd that the daemon is compared with.

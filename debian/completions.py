@@ -53,15 +53,16 @@ complete -F @FUNCTION@ @NAME@
 ZSH = """\
 #compdef @NAME@
 # zsh completion of @NAME@, generated from its parser
-local at= word offered= files= before=${words[CURRENT-1]}
+local at= word offered= files= before=${words[CURRENT-1]} nothing=1
 for word in ${words[2,CURRENT-1]}; do
     case "$at $word" in
     @COMMANDS@
     esac
 done
 @OFFERS@
-compadd -- ${=offered}
-[ -z "$files" ] || _files
+compadd -- ${=offered} && nothing=0
+[ -n "$files" ] && _files && nothing=0
+return nothing
 """
 
 

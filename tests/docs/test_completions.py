@@ -14,6 +14,7 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from infranetes.control.commands import COMMANDS
+from tests.docs.zsh import ALL, Zsh
 
 TREE = Path(__file__).resolve().parents[2]
 
@@ -80,14 +81,64 @@ class BashTests(SynchronousTestCase):
 
 
 class ZshTests(SynchronousTestCase):
-    def test_zsh_takes_them(self) -> None:
+    """What a zsh in a terminal makes of keys."""
+
+    def typed(self, command: str, keys: str) -> list[str]:
+        """The words that `command` was run with after these keys and Enter."""
         if shutil.which("zsh") is None:
-            raise SkipTest("zsh is not installed")
-        for name in ("zsh/_infranetes-ctl", "zsh/_infranetes-guest"):
-            file = Path(self.mktemp())
-            file.write_text(made()[name])
-            done = subprocess.run(["zsh", "-n", str(file)], check=False, capture_output=True, text=True)
-            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            raise SkipTest("zsh is not installed: apt-get install zsh")
+        directory = Path(self.mktemp()).absolute()
+        functions = directory / "functions"
+        functions.mkdir(parents=True)
+        for name in ("_infranetes-ctl", "_infranetes-guest"):
+            (functions / name).write_text(made()[f"zsh/{name}"])
+        return Zsh(directory, functions, command).typed(keys)
+
+    def offered(self, command: str, *words: str) -> set[str]:
+        """All that is offered for the last of some words; nothing leaves that as it is."""
+        typed = self.typed(command, shlex.join(words[:-1]) + f" {words[-1]}{ALL}")
+        before = len(words) - 1
+        self.assertEqual(typed[:before], list(words[:-1]))
+        return {*typed[before:]} - {words[-1]}
+
+    def test_tab_completes_what_is_alone_and_goes_on_with_the_next_word(self) -> None:
+        self.assertEqual(self.typed("infranetes-ctl", "desc\tweb"), ["describe", "web"])
+        self.assertEqual(self.typed("infranetes-ctl", "pool d\t--dr\t"), ["pool", "drain", "--dry-run"])
+
+    def test_a_misspelt_word_is_left_to_zshs_other_completers(self) -> None:
+        self.assertEqual(self.typed("infranetes-ctl", "desribe\t"), ["describe"])
+
+    def test_every_command_and_the_shared_flags(self) -> None:
+        alone = {name for name, each in COMMANDS.items() if each.alone}
+        flags = {"--json", "--config", "--socket", "--version", "--help", "-h"}
+        self.assertEqual(self.offered("infranetes-ctl", ""), alone | flags)
+        self.assertEqual(self.offered("infranetes-ctl", "po"), {"pods", "policies", "pool"})
+
+    def test_what_belongs_to_a_command_wherever_the_flags_are(self) -> None:
+        for words in (("pool",), ("--json", "pool"), ("--socket", "/s", "pool", "--handler", "x")):
+            self.assertEqual(self.offered("infranetes-ctl", *words, "d"), {"drain"}, words)
+        flags = self.offered("infranetes-ctl", "pool", "drain", "--")
+        self.assertIn("--dry-run", flags)
+        self.assertNotIn("--watch", flags)
+
+    def test_files_where_files_are_due(self) -> None:
+        directory = Path(self.mktemp()).absolute()
+        directory.mkdir()
+        (directory / "infranetes.toml").touch()
+        path = str(directory / "infra")
+        for words in (("config", "check"), ("--config",), ("pods", "--config")):
+            keys = f"{shlex.join(words)} {path}\t"
+            self.assertEqual(
+                self.typed("infranetes-ctl", keys), [*words, str(directory / "infranetes.toml")], words
+            )
+        self.assertEqual(self.typed("infranetes-ctl", f"console {path}\t"), ["console", path])
+
+    def test_values_that_a_flag_or_an_argument_may_have(self) -> None:
+        self.assertEqual(
+            self.offered("infranetes-guest", "build", "--containers", ""), {"both", "docker", "oci"}
+        )
+        self.assertLessEqual({"aws", "gcp", "vsphere"}, self.offered("infranetes-guest", "publish", ""))
+        self.assertEqual(self.offered("infranetes-ctl", "sizes", "--cpu", ""), set())
 
     def test_the_same_is_offered(self) -> None:
         bash, zsh = made()["bash/infranetes-ctl"], made()["zsh/_infranetes-ctl"]
