@@ -30,6 +30,8 @@ APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring 
 # What CRI-O is built with, and runs containers by.
 APT_DELEGATES := gcc libc6-dev conmon $(APT_CONTAINERD)
 APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
+# What the node's page is looked at with, and its test has pods of.
+APT_PAGE := chromium docker-registry busybox-static skopeo
 # What clouds' disks are made with.
 APT_DISK := fdisk e2fsprogs dosfstools mtools
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
@@ -147,6 +149,11 @@ test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases
 	$(call need,$(APT_DEBIAN_LIBS))
 	@/usr/bin/python3 setup.py --quiet egg_info # plug-ins are found by what this writes
 	@/usr/bin/python3 -m tests --without tests.e2e --without tests.cluster --without tests.workloads --without tests.delegates $(TESTS)
+
+.PHONY: test-page
+test-page: venv proto ## Have Debian's Chromium, which is installed for that, look at a node's page: pods, launches, console, requests, a phone
+	$(call need,$(APT_PAGE))
+	@$(BIN)/python -m tests --jobs 1 tests.infranetes.daemon.test_page
 
 SUITE ?= trixie
 

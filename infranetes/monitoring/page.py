@@ -45,6 +45,7 @@ def _document(shown: Overview) -> Tag:
     return tags.html(
         tags.head(
             tags.meta(charset="utf-8"),
+            tags.meta(name="viewport", content="width=device-width"),  # else phones pretend to be 980 wide
             Tag("meta", attributes={"http-equiv": "refresh", "content": str(REFRESH_SECONDS)}),
             tags.title(f"{shown.node}: Infranetes"),
             tags.link(rel="stylesheet", href="style.css"),
@@ -72,10 +73,15 @@ def _section(title: str, content: Tag) -> Tag:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], empty: str) -> Tag:
-    found = [tags.tr(*[tags.td(cell) for cell in row]) for row in rows]
+    found = [tags.tr(*[_cell(head, cell) for head, cell in zip(heads, row, strict=True)]) for row in rows]
     if not found:
         return tags.p(empty, class_="empty")
     return tags.table(tags.thead(tags.tr(*[tags.th(head) for head in heads])), tags.tbody(*found))
+
+
+def _cell(head: str, cell: Cell) -> Tag:
+    """Return a cell that knows its head, which a narrow window shows in it."""
+    return Tag("td", attributes={"data-head": f"{head}: "} if head else {}, children=[cell] if cell else [])
 
 
 def _mark(text: str, *, good: bool) -> Tag:
@@ -156,7 +162,7 @@ def _bar(launch: Launch, longest: float) -> Tag:
         part(x=f"{at:.1f}", y="0", width=f"{width:.1f}", height=str(_HEIGHT), class_=step.value)
         parts.append(part)
         at += width
-    bar = Tag("svg", children=list(parts))
+    bar = Tag("svg", attributes={"preserveAspectRatio": "none"}, children=list(parts))
     return bar(role="img", width=str(_WIDTH), height=str(_HEIGHT), viewBox=f"0 0 {_WIDTH} {_HEIGHT}")
 
 

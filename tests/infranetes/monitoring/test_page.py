@@ -136,6 +136,13 @@ class PageTests(SynchronousTestCase):
         self.assertNotIn(b"url(", style())
         self.assertNotIn(b"@import", style())
 
+    def test_a_narrow_window_has_what_it_shows_each_cell_with(self) -> None:
+        page = self.page(attrs.evolve(EMPTY, pods=[pod("default/web")]))
+        heads = [attributes.get("data-head") for tag, attributes in page.elements if tag == "td"]
+        self.assertLessEqual({"Provider: ", "Pod: ", "Address: "}, {*heads})
+        metas = [attributes for tag, attributes in page.elements if tag == "meta"]
+        self.assertIn({"name": "viewport", "content": "width=device-width"}, metas)
+
     def test_the_style_knows_every_step(self) -> None:
         for step in LaunchStep:
             self.assertIn(f"rect.{step.value} ".encode(), style())

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Chromium without a screen, led by its DevTools protocol: what a page is once a browser has it.
+
+Commands and events are JSON documents, each ended by a NUL, on two pipes:
+https://chromedevtools.github.io/devtools-protocol/
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IProcessTransport, IReactorProcess
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SkipTest
+
+COMMANDS_FD, ANSWERS_FD = 3, 4  # as --remote-debugging-pipe has them
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",  # which root can't have
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-pipe",
+)
+
+Document = Mapping[str, Any]  # Any: JSON
+
+
+class ChromiumFailed(Exception):
+    """It refused a command, or ended."""
+
+
+class Chromium(ProcessProtocol):
+    """One that runs until `end`.
+
+    :ivar events: those of all pages, in order; whoever waits for one reads them.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Document] = []
+        self._numbers = count(1)
+        self._answers: dict[int, Deferred[Document]] = {}
+        self._listeners: list[tuple[str, Deferred[None]]] = []
+        self._received = b""
+        self._said = b""
+        self._ended: Deferred[None] = Deferred()
+
+    @classmethod
+    def start(cls, reactor: IReactorProcess, profile: str) -> Chromium:
+        """Start it. :param profile: a new directory, where it keeps its files.
+
+        :raise SkipTest: it is not installed.
+        """
+        program = shutil.which("chromium")
+        if program is None:
+            raise SkipTest("Chromium is not installed: make test-page")
+        self = cls()
+        pipes = {0: "w", 1: "r", 2: "r", COMMANDS_FD: "w", ANSWERS_FD: "r"}
+        command = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        reactor.spawnProcess(self, program, command, env=None, path=None, childFDs=pipes)  # type: ignore[arg-type]
+        return self
+
+    async def call(self, method: str, session: str = "", **parameters: object) -> Document:
+        """Call a method of the protocol and return its result. :raise ChromiumFailed: it is refused."""
+        number = next(self._numbers)
+        asked: dict[str, object] = {"id": number, "method": method, "params": parameters}
+        if session:
+            asked["sessionId"] = session
+        answer: Deferred[Document] = Deferred()
+        self._answers[number] = answer
+        self._process.writeToChild(COMMANDS_FD, json.dumps(asked).encode() + b"\0")
+        given = await answer
+        if "error" in given:
+            raise ChromiumFailed(f"{method}: {given['error']}")
+        result: Document = given["result"]
+        return result
+
+    async def page(self) -> Page:
+        """Make a page, of which everything is told."""
+        target = (await self.call("Target.createTarget", url="about:blank"))["targetId"]
+        attached = await self.call("Target.attachToTarget", targetId=target, flatten=True)
+        page = Page(self, attached["sessionId"])
+        for domain in ("Page", "Network", "Log", "Runtime"):
+            await page.call(f"{domain}.enable")
+        return page
+
+    async def wait_for(self, method: str) -> None:
+        """Wait for the next event of this name."""
+        waiting: Deferred[None] = Deferred()
+        self._listeners.append((method, waiting))
+        await waiting
+
+    async def end(self) -> None:
+        """Kill it, and all that it has started."""
+        if not self._ended.called:
+            self._process.signalProcess("KILL")
+        await self._ended
+
+    # ---- ProcessProtocol
+
+    @property
+    def _process(self) -> IProcessTransport:
+        assert self.transport is not None
+        return self.transport
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        """Sort what it sends into answers and events."""
+        if childFD != ANSWERS_FD:
+            self._said = (self._said + data)[-4000:]
+            return
+        *documents, self._received = (self._received + data).split(b"\0")
+        for text in documents:
+            document: Document = json.loads(text)
+            if "id" in document:
+                self._answers.pop(document["id"]).callback(document)
+            else:
+                self._event(document)
+
+    def _event(self, event: Document) -> None:
+        self.events.append(event)
+        due = [each for each in self._listeners if each[0] == event["method"]]
+        self._listeners = [each for each in self._listeners if each not in due]
+        for _, waiting in due:
+            waiting.callback(None)
+
+    def processEnded(self, reason: Failure) -> None:
+        """Fail whoever waits."""
+        waiting: list[Deferred[Document] | Deferred[None]] = [
+            *self._answers.values(),
+            *(each for _, each in self._listeners),
+        ]
+        self._answers, self._listeners = {}, []
+        said = self._said.decode(errors="replace")
+        for each in waiting:
+            each.errback(ChromiumFailed(f"Chromium ended: {reason.getErrorMessage()}; it said: {said}"))
+        self._ended.callback(None)
+
+
+class Page:
+    """One page of a browser."""
+
+    def __init__(self, browser: Chromium, session: str) -> None:
+        self._browser = browser
+        self._session = session
+
+    async def call(self, method: str, **parameters: object) -> Document:
+        """Call a method of the protocol for this page."""
+        return await self._browser.call(method, self._session, **parameters)
+
+    async def open(self, url: str) -> None:
+        """Go to `url`, and wait until all of it is loaded."""
+        loaded = Deferred.fromCoroutine(self._browser.wait_for("Page.loadEventFired"))
+        await self.call("Page.navigate", url=url)
+        await loaded
+
+    async def be(self, width: int, height: int, *, phone: bool = False) -> None:
+        """Have a window of this size in CSS' pixels, or be a phone with such a screen."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=phone,
+        )
+
+    async def evaluate(self, expression: str) -> Any:  # Any: JSON
+        """Return what an expression of JavaScript is there, though the page itself may have no scripts."""
+        given = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in given:
+            raise ChromiumFailed(f"{expression}: {given['exceptionDetails']}")
+        return given["result"].get("value")
+
+    async def screenshot(self) -> bytes:
+        """Return what is seen, as a PNG."""
+        return base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
+
+    def _told(self, method: str) -> Sequence[Document]:
+        return [
+            event["params"]
+            for event in self._browser.events
+            if event["method"] == method and event.get("sessionId") == self._session
+        ]
+
+    @property
+    def requests(self) -> Sequence[str]:
+        """The URLs that it has asked for, or wanted to."""
+        return [each["request"]["url"] for each in self._told("Network.requestWillBeSent")]
+
+    @property
+    def complaints(self) -> Sequence[str]:
+        """What a developer would see in the console."""
+        entries = [each["entry"] for each in self._told("Log.entryAdded")]
+        return [
+            *(f"{each['level']}: {each['text']}" for each in entries),
+            *(str(each["exceptionDetails"]) for each in self._told("Runtime.exceptionThrown")),
+            *(f"{each['type']}: {each['args']}" for each in self._told("Runtime.consoleAPICalled")),
+        ]
