@@ -167,7 +167,7 @@ test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a
 	$(call need,$(APT_CLUSTER) $(APT_CONTAINERD))
 	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 \
 		$(if $(filter today,$(DAY)),$$($(BIN)/python -m tests.cluster.slices)) \
-		$(or $(TESTS),tests.cluster $$($(BIN)/python -m tests.workloads))
+		$(or $(TESTS),tests.cluster tests.docs.test_kubelet $$($(BIN)/python -m tests.workloads))
 
 .PHONY: test-delegates
 test-delegates: venv proto apt-test tools delegate-tools image ## Run the tests with containerd 2 and CRI-O as the delegate; TESTS= picks some

@@ -41,7 +41,7 @@ def documents() -> list[dict[str, Any]]:  # Any: YAML
 def tool(name: str) -> Path:
     """One of Kubernetes' programs. :raise SkipTest: it is not built."""
     if not os.access(TOOLS / name, os.X_OK):
-        raise SkipTest(f"{name} is not built: tests/cluster/tools{' kubeadm' if name == 'kubeadm' else ''}")
+        raise SkipTest(f"{name} is not built: make cluster-tools")
     return TOOLS / name
 
 
