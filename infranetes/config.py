@@ -118,6 +118,13 @@ class DelegateConfig:
 
 
 @attrs.frozen
+class ControlConfig:
+    """What infranetes-ctl may do beside asking and cleaning up."""
+
+    enter: bool = False  # open shells in pods' VMs
+
+
+@attrs.frozen
 class Config:
     """The whole file. Every key has a default."""
 
@@ -154,6 +161,7 @@ class Config:
     times: TimesConfig = TimesConfig()
     pool: PoolConfig = attrs.field(factory=PoolConfig)
     streaming: StreamingConfig = StreamingConfig()
+    control: ControlConfig = ControlConfig()
     delegate: DelegateConfig = DelegateConfig()
     csi: CsiConfig = attrs.field(factory=CsiConfig)
     metrics: MetricsConfig = attrs.field(factory=MetricsConfig)

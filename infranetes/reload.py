@@ -28,7 +28,7 @@ def in_force(running: Config, read: Config) -> Config:
         preload=running.images.preload,  # the template of the VMs has them
         max_parallel_pulls=running.images.max_parallel_pulls,
     )
-    return attrs.evolve(running, log=read.log, pool=read.pool, images=images)
+    return attrs.evolve(running, log=read.log, control=read.control, pool=read.pool, images=images)
 
 
 class Reload:

@@ -37,7 +37,19 @@ from infranetes_common.errors import ConfigError
 
 Format = Literal["text", "json"]
 
-FIELDS = ("sandbox", "container", "pod", "vm", "provider", "image", "seconds")
+FIELDS = (
+    "sandbox",
+    "container",
+    "pod",
+    "vm",
+    "provider",
+    "image",
+    "seconds",
+    "uid",
+    "pid",
+    "login",
+    "exit_code",
+)
 
 # Source: systemd.exec(5), SyslogLevelPrefix=, and sd-daemon(3)
 _PRIORITIES = {"debug": 7, "info": 6, "warn": 4, "error": 3, "critical": 2}

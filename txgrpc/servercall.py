@@ -21,6 +21,7 @@ from txgrpc.metadata import (
     encode_metadata,
     header_list_size,
 )
+from txgrpc.peers import PeerCredentials, credentials_of
 from txgrpc.service import Answer, Method
 from txgrpc.states import State, Step, advance
 from txgrpc.status import Code, GrpcError
@@ -94,6 +95,11 @@ class Call:
     def peer(self) -> IAddress:
         """The caller's address."""
         return self._connection.transport.getPeer()
+
+    @property
+    def peer_credentials(self) -> PeerCredentials | None:
+        """The process that called, as the kernel says; None where it did not by a unix socket."""
+        return credentials_of(self._connection.transport)
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline, never below 0; None without a deadline."""

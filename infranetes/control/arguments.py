@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -135,6 +135,24 @@ def console(command: argparse.ArgumentParser) -> None:
     """Add POD and --follow."""
     pod(command)
     _follow(command, "go on as the VM writes more, until it is gone")
+
+
+def enter(command: argparse.ArgumentParser) -> None:
+    """Add POD and [COMMAND...]."""
+    pod(command)
+    words = "what to run, with its arguments, behind `--` (default: root's login shell)"
+    command.add_argument("words", nargs="*", metavar="COMMAND", help=words)
+
+
+def exactly(words: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Return a command as it was given: argparse takes more away than the first `--`.
+
+    :param words: what is left of it. :param given: the whole command line."""
+    if "--" not in given:
+        return list(words)
+    behind = list(given[list(given).index("--") + 1 :])
+    before = sum(word != "--" for word in words) - sum(word != "--" for word in behind)
+    return [*words[: max(before, 0)], *behind[max(-before, 0) :]]
 
 
 def logs(command: argparse.ArgumentParser) -> None:

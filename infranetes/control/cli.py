@@ -16,7 +16,7 @@ from twisted.internet.task import react
 from infranetes import config as configuration
 from infranetes.config import CONTROL_SOCKET, Config
 from infranetes.config_check import Make, made_of_keys
-from infranetes.control.arguments import DEFAULT_CONFIG
+from infranetes.control.arguments import DEFAULT_CONFIG, exactly
 from infranetes.control.commands import COMMANDS, Command
 from infranetes.control.session import (
     DONE,
@@ -44,6 +44,7 @@ exit status:
   2    the command line or the configuration is wrong
   3    no daemon answers
   130  interrupted, as `--watch` ends
+  any  of `enter`: that of its shell or command
 """
 
 
@@ -117,8 +118,11 @@ def socket_of(options: argparse.Namespace) -> Path:
 
 def main(arguments: Sequence[str] | None = None, make: Make = made_of_keys) -> int:
     """Run the command and return the exit status. :param make: for `config check`."""
-    options = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser().parse_args(given)
     options.make = make
+    if options.command == "enter":
+        options.words = exactly(options.words, given)
     if getattr(options, "trace", None) is not None and not options.pod:
         return _say(USAGE, "--trace needs a POD, from whose VM connections are made")
     if (offline := COMMANDS[options.command].offline) is not None:

@@ -17,6 +17,7 @@ from infranetes.control.calls import Ask
 from infranetes.control.consoles import console
 from infranetes.control.logs import logs
 from infranetes.control.session import Session
+from infranetes.control.shell import enter
 from infranetes.control.top import top
 from infranetes.control.watching import Watched, follow
 
@@ -96,6 +97,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "console": Command(
         "show what a pod's VM wrote to its console, also when it is gone", console, arguments.console
+    ),
+    "enter": Command(
+        "open a shell in a pod's VM, outside of its containers, or run a command there",
+        enter,
+        arguments.enter,
     ),
     "logs": Command("show a container's log, as it is on the node", logs, arguments.logs),
     "top": Command("list what pods use, the busiest first", top, arguments.watch),

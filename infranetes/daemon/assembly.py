@@ -16,6 +16,7 @@ from infranetes.config import ADDRESSING, Config, Reading
 from infranetes.config_in_force import ConfigInForce
 from infranetes.control.config import ConfigCalls
 from infranetes.control.describe import DescribeCalls
+from infranetes.control.enter import EnterCalls
 from infranetes.control.policies import PolicyCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
@@ -273,10 +274,13 @@ class Daemon(OrderedServices):
         volumes = VolumeCalls(self._publisher)
         sizes, settings = SizeCalls(node), ConfigCalls(self._reactor, self._known)
         lives = DescribeCalls(node), UsageCalls(node)
-        calls = GrpcService(control.Control, pods, *lives, services, policies, volumes, sizes, settings)
+        shells = EnterCalls(node, lambda: self._known.now.running.control.enter)
+        calls = GrpcService(
+            control.Control, pods, *lives, services, policies, volumes, sizes, settings, shells
+        )
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
-        return SocketService(self._reactor, path, CONTROL_MODE, server, drain)
+        return SocketService(self._reactor, path, CONTROL_MODE, server, drain, shells.stop)
 
     def _cri_socket(self, streams: StreamingServer) -> SocketService:
         config, pods = self._config, self._pods

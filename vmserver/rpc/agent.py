@@ -33,6 +33,7 @@ from vmserver.rpc.pod_network import PodNetworkCalls
 from vmserver.rpc.processors import ProcessorCalls
 from vmserver.rpc.services import ServiceCalls
 from vmserver.rpc.sessions import SessionCalls
+from vmserver.rpc.shell import ShellCalls
 from vmserver.rpc.watch import WatchCalls
 from vmserver.stats.calls import StatsCalls
 from vmserver.system_clock import KernelClock
@@ -94,6 +95,7 @@ class AgentService:
             reactor, choice, parts, self._nfs, self._huge_pages, execs=limits.execs
         )
         self.sessions = SessionCalls(reactor, choice, sessions=limits.sessions, forwards=limits.forwards)
+        self.shells = ShellCalls(reactor)
         self.images = ImageCalls(choice)
         self.layers = LayerCalls(choice)
         self.volumes = VolumeCalls(reactor, volumes)
@@ -116,6 +118,7 @@ class AgentService:
             self.watch,
             self.containers,
             self.sessions,
+            self.shells,
             self.images,
             self.layers,
             self.volumes,

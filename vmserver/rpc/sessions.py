@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -49,49 +50,29 @@ class SessionCalls:
         self, requests: AsyncIterator[messages.SessionInput], call: Call
     ) -> AsyncIterator[messages.SessionOutput]:
         def begin(start: messages.SessionStart) -> Deferred[ISession]:
+            validate.container_id(start.id)
             command = validate.command(start.command)
-            return self._choice.provider.exec_session(start.id, command, _streams(start))
+            return self._choice.provider.exec_session(start.id, command, streams(start))
 
         call.receive_ahead(AHEAD_BYTES)
-        return self._session(requests, begin)
+        return serve(self._reactor, self.sessions, requests, begin)
 
     def Attach(
         self, requests: AsyncIterator[messages.SessionInput], call: Call
     ) -> AsyncIterator[messages.SessionOutput]:
         def begin(start: messages.SessionStart) -> Deferred[ISession]:
-            return self._choice.provider.attach_session(start.id, _streams(start))
+            validate.container_id(start.id)
+            return self._choice.provider.attach_session(start.id, streams(start))
 
         call.receive_ahead(AHEAD_BYTES)
-        return self._session(requests, begin)
-
-    async def _session(
-        self,
-        requests: AsyncIterator[messages.SessionInput],
-        begin: Callable[[messages.SessionStart], Deferred[ISession]],
-    ) -> AsyncIterator[messages.SessionOutput]:
-        with self.sessions.slot():
-            first = await self._first(requests)
-            if first.WhichOneof("input") != "start":
-                raise InvalidArgument("the first message has to be the start")
-            validate.container_id(first.start.id)
-            session = await begin(first.start)
-            feeding = _feed_beside(_feed_session(session, requests), session.output)
-            try:
-                async for stream, data in session.output:
-                    for chunk in _chunks(data):
-                        yield _session_output(stream, chunk)
-                end = messages.SessionEnd(exit_code=await session.ended())
-                yield messages.SessionOutput(end=end)
-            finally:
-                feeding.cancel()
-                session.close()
+        return serve(self._reactor, self.sessions, requests, begin)
 
     async def PortForward(
         self, requests: AsyncIterator[messages.PortForwardInput], call: Call
     ) -> AsyncIterator[messages.PortForwardOutput]:
         call.receive_ahead(AHEAD_BYTES)
         with self.forwards.slot():
-            first = await self._first(requests)
+            first = await _first(self._reactor, requests)
             if first.WhichOneof("input") != "port" or not 0 < first.port < 65536:
                 raise InvalidArgument("the first message has to be a port, 1 to 65535")
             connection = await connections.connect(self._reactor, first.port)
@@ -104,12 +85,39 @@ class SessionCalls:
                 feeding.cancel()
                 connection.close()
 
-    async def _first(self, requests: AsyncIterator[T]) -> T:
-        coming = start(_next(requests))
+
+async def serve(
+    reactor: IReactorTime,
+    quota: Quota,
+    requests: AsyncIterator[messages.SessionInput],
+    begin: Callable[[messages.SessionStart], Deferred[ISession]],
+) -> AsyncIterator[messages.SessionOutput]:
+    """Carry a session's bytes, from its first message to its exit code.
+
+    :param begin: checks the start and opens the session, which is closed with the call."""
+    with quota.slot():
+        first = await _first(reactor, requests)
+        if first.WhichOneof("input") != "start":
+            raise InvalidArgument("the first message has to be the start")
+        session = await begin(first.start)
+        feeding = _feed_beside(_feed_session(session, requests), session.output)
         try:
-            return await coming.addTimeout(START_SECONDS, self._reactor)
-        except TimeoutError:
-            raise DeadlineExceeded(f"no first message within {START_SECONDS:g} s") from None
+            async for stream, data in session.output:
+                for chunk in _chunks(data):
+                    yield _session_output(stream, chunk)
+            end = messages.SessionEnd(exit_code=await session.ended())
+            yield messages.SessionOutput(end=end)
+        finally:
+            feeding.cancel()
+            session.close()
+
+
+async def _first(reactor: IReactorTime, requests: AsyncIterator[T]) -> T:
+    coming = start(_next(requests))
+    try:
+        return await coming.addTimeout(START_SECONDS, reactor)
+    except TimeoutError:
+        raise DeadlineExceeded(f"no first message within {START_SECONDS:g} s") from None
 
 
 async def _next(requests: AsyncIterator[T]) -> T:
@@ -119,7 +127,8 @@ async def _next(requests: AsyncIterator[T]) -> T:
     return first
 
 
-def _streams(start: messages.SessionStart) -> Streams:
+def streams(start: messages.SessionStart) -> Streams:
+    """Return which streams a session is to have."""
     return Streams(
         tty=start.tty, stdin=start.stdin, stdout=start.stdout, stderr=start.stderr and not start.tty
     )

@@ -19,6 +19,7 @@ from infranetes.machines.agent.layers import LayerClient
 from infranetes.machines.agent.nfs import NfsClient
 from infranetes.machines.agent.screen import AgentScreen
 from infranetes.machines.agent.services import ServiceClient
+from infranetes.machines.agent.shell import ShellClient
 from infranetes.machines.agent.size import SizeClient
 from infranetes.machines.agent.stub import PortForwardCall, SessionCall
 from infranetes.machines.agent.volumes import VolumeClient
@@ -54,7 +55,15 @@ def _ahead(call: _Streams) -> _Streams:
 
 
 class AgentClient(
-    VolumeClient, DiskClient, NfsClient, LayerClient, ServiceClient, FirewallClient, SizeClient, ClockClient
+    VolumeClient,
+    DiskClient,
+    NfsClient,
+    LayerClient,
+    ServiceClient,
+    FirewallClient,
+    SizeClient,
+    ClockClient,
+    ShellClient,
 ):
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 

@@ -36,6 +36,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "ReadLog": 64 * KIB,
     "Exec": 256 * KIB + 64,
     "Attach": 256 * KIB + 64,
+    "Shell": 256 * KIB + 64,
     "PortForward": 256 * KIB + 64,
     "JoinPodNetwork": 4 * KIB,
     "ServiceRules": 4 * KIB,
@@ -68,8 +69,8 @@ MESSAGE_BYTES: Mapping[str, int] = {
 
 #: Of one VM's connection. Only answers of ExecSync may be larger than a MiB; one at a time is let in.
 CHANNEL = Limits(max_receive_message=1 * MIB, max_assembling=4 * MIB, max_frame=192 * KIB)
-#: What Exec, Attach and PortForward may be ahead of their client each: some messages, so that the VM goes on
-#: while the node passes one on.
+#: What Exec, Attach, Shell and PortForward may be ahead of their client each: some messages, so that the VM
+#: goes on while the node passes one on.
 STREAM_AHEAD_BYTES = 512 * KIB
 
 CONTAINERS = 256  # in one VM, including those that have ended

@@ -36,7 +36,7 @@ class Download(Protocol[_Request, _Received]):
 
 
 SessionCall = StreamCall[messages.SessionInput, messages.SessionOutput]
-"""The streams of a command or of a container: Exec or Attach."""
+"""The streams of a command, a container or a shell: Exec, Attach or Shell."""
 PortForwardCall = StreamCall[messages.PortForwardInput, messages.PortForwardOutput]
 """A connection to a port of the pod."""
 
@@ -52,7 +52,7 @@ class ServiceRules(Protocol):
 
 
 class Session(Protocol):
-    """Exec and Attach."""
+    """Exec, Attach and Shell."""
 
     def __call__(self, *, timeout: float | None) -> SessionCall: ...
 
@@ -86,6 +86,7 @@ class AgentStub(Protocol):
     ReadLog: Download[messages.ReadLogRequest, messages.LogRecord]
     Exec: Session
     Attach: Session
+    Shell: Session
     PortForward: PortForward
     ServiceRules: ServiceRules
     JoinPodNetwork: Unary[messages.JoinPodNetworkRequest, messages.JoinPodNetworkResponse]

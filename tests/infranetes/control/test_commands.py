@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.control.arguments import exactly
 from infranetes.control.cli import parser
 from infranetes.control.commands import COMMANDS
 
 #: What commands can't do without.
-NEEDED: Mapping[str, list[str]] = {"console": ["abc"], "describe": ["abc"], "logs": ["abc"]}
+NEEDED: Mapping[str, list[str]] = {name: ["abc"] for name in ("console", "describe", "enter", "logs")}
 
 
 def ways(name: str) -> Iterator[list[str]]:
@@ -51,3 +52,35 @@ class FlagTests(SynchronousTestCase):
             if command.part_of and command.alone:
                 alias, whole = parser().parse_args([name]), parser().parse_args([command.part_of, name])
                 self.assertEqual(vars(alias), {key: vars(whole)[key] for key in vars(alias)})
+
+
+class EnteredCommandTests(SynchronousTestCase):
+    """What `enter` is to run, in whatever way argparse takes dashes away."""
+
+    def given(self, *words: str) -> tuple[str, list[str]]:
+        options = parser().parse_args(words)
+        return options.pod, exactly(options.words, words)
+
+    def test_without_a_command(self) -> None:
+        self.assertEqual(self.given("enter", "web"), ("web", []))
+        self.assertEqual(self.given("enter", "web", "--"), ("web", []))
+
+    def test_flags_and_dashes_behind_the_first_ones_are_the_commands(self) -> None:
+        for command in (
+            ["ls", "-l"],
+            ["--", "x"],
+            ["x", "--", "--json"],
+            ["--", "--"],
+            ["sh", "-c", "--", ""],
+        ):
+            self.assertEqual(self.given("enter", "web", "--", *command), ("web", command))
+            self.assertEqual(
+                self.given("--json", "enter", "--config", "/c", "web", "--", *command)[1], command
+            )
+
+    def test_the_pod_may_come_behind_them(self) -> None:
+        self.assertEqual(self.given("enter", "--", "web", "ls", "--", "-l"), ("web", ["ls", "--", "-l"]))
+
+    def test_words_before_them_are_its_first(self) -> None:
+        self.assertEqual(self.given("enter", "web", "ls"), ("web", ["ls"]))
+        self.assertEqual(self.given("enter", "web", "ls", "--", "-l"), ("web", ["ls", "-l"]))

@@ -108,6 +108,7 @@ class CtlTests(CtlCase):
             "pods": ([], DONE),
             "describe": ([sandbox], DONE),
             "console": ([sandbox], FAILED),  # simulated VMs have none, and no sizes
+            "enter": ([sandbox], FAILED),  # it is not allowed
             "logs": ([sandbox], FAILED),  # it has no container
             "top": ([], DONE),
             "support-bundle": ([str(self.root / "bundle.tar.gz")], DONE),

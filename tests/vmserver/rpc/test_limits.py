@@ -89,7 +89,7 @@ class LimitTests(SynchronousTestCase):
         )
         self.assertLessEqual(CHUNK_BYTES, limits.CHUNK_BYTES)
         output = bytes(sessions.MAX_CHUNK_BYTES)
-        for method in ("Exec", "Attach"):
+        for method in ("Exec", "Attach", "Shell"):
             self.taken(method, messages.SessionOutput(stdout=output), messages.SessionOutput(stderr=output))
         self.taken("PortForward", messages.PortForwardOutput(data=output))
         self.taken("WatchVolumes", messages.WatchVolumesResponse(id="v" * 64))

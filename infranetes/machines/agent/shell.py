@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The call that runs a shell of the VM itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from infranetes.machines.agent import limits
+from infranetes.machines.agent.calls import AgentCalls
+from infranetes.machines.agent.stub import SessionCall
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unimplemented
+from infranetes_common.wire import vmserver
+
+
+class ShellClient(AgentCalls):
+    """The part of `AgentClient` that opens shells."""
+
+    def shell(self) -> SessionCall:
+        """Begin Shell: `send` its start, then its input, and read `shell_output`. It fails with GrpcError."""
+        call = self._stub.Shell(timeout=None)
+        call.receive_ahead(limits.STREAM_AHEAD_BYTES)
+        return call
+
+    async def shell_output(self, call: SessionCall) -> AsyncGenerator[vmserver.SessionOutput, None]:
+        """Read a shell's output, and its exit code, 0 to 255, as the last. The call ends with this generator.
+
+        :raise FailedPrecondition: the agent is of a release that has no shell."""
+        messages = self._streamed(call)
+        try:
+            async for message in messages:
+                if message.WhichOneof("output") == "end":
+                    code = message.end.exit_code
+                    message.end.exit_code = code if 0 <= code <= 255 else 255
+                    yield message
+                    return
+                yield message
+        except Unimplemented:
+            raise FailedPrecondition(
+                f"the agent in the VM of sandbox {self._sandbox_id} is of an earlier release, which has no "
+                "shell: a pod that is made from a guest image of this release has one"
+            ) from None
+        finally:
+            await messages.aclose()
+        raise InfranetesError("the agent ended the shell without an exit code; its log in the VM says why")
