@@ -9,11 +9,17 @@ from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
+from twisted.internet.endpoints import (
+    TCP4ClientEndpoint,
+    TCP4ServerEndpoint,
+    UNIXClientEndpoint,
+    UNIXServerEndpoint,
+)
 from twisted.trial import unittest
 
 from tests.txgrpc.demo import DEMO, Demo, Note
-from txgrpc import Channel, Code, GrpcError, Server, Service
+from txgrpc import Call, Channel, Code, GrpcError, Server, Service
+from txgrpc.peers import PeerCredentials
 
 
 class UnixSocketTests(unittest.TestCase):
@@ -47,6 +53,31 @@ class UnixSocketTests(unittest.TestCase):
     async def test_unary(self) -> None:
         """One request, one response."""
         self.assertEqual(await self.stub.Echo(Note(text="hello"), timeout=5), Note(text="hello"))
+
+    async def test_who_calls(self) -> None:
+        """The kernel says which process is at the other end."""
+        found: list[PeerCredentials | None] = []
+
+        class Asked:
+            async def Echo(self, request: Any, call: Call) -> Any:
+                found.append(call.peer_credentials)
+                return Note()
+
+        path = self.path + "2"
+        server = Server(reactor, [Service(DEMO, Asked())])
+        for listening, connecting in (
+            (UNIXServerEndpoint(reactor, path), lambda port: UNIXClientEndpoint(reactor, path)),
+            (
+                TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1"),
+                lambda port: TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port),
+            ),
+        ):
+            port = await listening.listen(server.factory)
+            self.addCleanup(port.stopListening)
+            channel = Channel(reactor, connecting(port))
+            self.addCleanup(channel.close)
+            await channel.stub(DEMO).Echo(Note(), timeout=5)
+        self.assertEqual(found, [PeerCredentials(os.getpid(), os.getuid(), os.getgid()), None])
 
     async def test_large(self) -> None:
         """Messages far larger than a window arrive whole in both directions."""

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon relays between infranetes-ctl and a VM's agent, both over real sockets."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
+from twisted.internet.task import deferLater
+from twisted.logger import LogEvent, globalLogPublisher
+from twisted.trial import unittest
+
+from infranetes.control import enter as module
+from infranetes.control.enter import AHEAD_BYTES, MAX_SHELLS, EnterCalls
+from infranetes.machines.agent import limits
+from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.agent.screen import AgentScreen
+from infranetes_common import errors
+from infranetes_common.concurrency import start
+from infranetes_common.reactors import installed
+from infranetes_common.wire import control, vmserver
+from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.support.hostile.agent import HostileAgent
+from tests.support.hostile.attacks import ATTACKS
+from tests.support.waiting import until
+from txgrpc import Channel, Code, GrpcError, Server, Service
+
+reactor = installed()
+END = vmserver.SessionOutput(end=vmserver.SessionEnd(exit_code=7))
+
+
+class Shells:
+    """An agent that repeats what is typed, and ends as it is told.
+
+    :ivar asked: the first message of the last call. :ivar reading: it reads what is typed.
+    :ivar output: what it says once the input has ended. :ivar closed: the calls that are over.
+    """
+
+    def __init__(self) -> None:
+        self.asked = vmserver.SessionInput()
+        self.sizes: list[tuple[int, int]] = []
+        self.reading = True
+        self.output = [END]
+        self.closed = 0
+
+    async def Shell(
+        self, requests: AsyncIterator[vmserver.SessionInput], call: object
+    ) -> AsyncIterator[vmserver.SessionOutput]:
+        try:
+            self.asked = await anext(aiter(requests))
+            if not self.reading:
+                await Deferred()
+            async for request in requests:
+                if request.HasField("resize"):
+                    self.sizes.append((request.resize.width, request.resize.height))
+                else:
+                    yield vmserver.SessionOutput(stdout=request.stdin)
+            for message in self.output:
+                yield message
+        finally:
+            self.closed += 1
+
+
+class EnterCase(unittest.TestCase):
+    """A pod, its agent, and a client of the control socket."""
+
+    timeout = 60
+
+    agents = 0
+
+    async def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = directory.name
+        self.world = FakeNode()
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+        self.sandbox = await start(self.world.sandboxes.run(pod("web"), ""))
+        self.allowed = True
+        self.calls = EnterCalls(self.world.node, lambda: self.allowed)
+        self.control = await self.channel("control", Service(control.Control, self.calls))
+        self.stub = self.control.stub(control.Control)
+        self.agent = Shells()
+        await self.answers(self.agent)
+        self.lines: list[LogEvent] = []
+        globalLogPublisher.addObserver(self.heard)
+        self.addCleanup(globalLogPublisher.removeObserver, self.heard)
+
+    def heard(self, event: LogEvent) -> None:
+        if event["log_namespace"] == "infranetes.control.enter":
+            self.lines.append(event)
+
+    async def channel(self, name: str, service: Service, **options: Any) -> Channel:
+        server = Server(reactor, [service], translate_error=errors.to_grpc)
+        path = f"{self.directory}/{name}"
+        port = await UNIXServerEndpoint(reactor, path).listen(server.factory)
+        channel = Channel(reactor, UNIXClientEndpoint(reactor, path), **options)
+        for end in (lambda: server.drain(0.1), port.stopListening, channel.close):
+            self.addCleanup(end)
+        return channel
+
+    async def answers(self, agent: object) -> None:
+        """Have this one be the pod's agent."""
+        self.agents += 1
+        options = {"limits": limits.CHANNEL, "screen": AgentScreen()}
+        channel = await self.channel(f"agent{self.agents}", Service(vmserver.Agent, agent), **options)
+        client = AgentClient(self.sandbox, channel)
+        self.world.node.inventory.sandboxes[self.sandbox].machine.client = client
+
+    async def enter(self, *inputs: control.EnterPodRequest, **fields: Any) -> Any:
+        call = self.stub.EnterPod(timeout=50.0)
+        self.addCleanup(call.cancel)
+        wanted = control.EnterPodStart(**({"pod": "web"} | fields))
+        for one in (control.EnterPodRequest(start=wanted), *inputs):
+            await call.send(one)
+        return call
+
+    async def refused(self, code: Code, call: Any) -> str:
+        with self.assertRaises(GrpcError) as caught:
+            async for _ in call:
+                pass
+        self.assertEqual(caught.exception.code, code, caught.exception)
+        return caught.exception.message
+
+
+class RelayTests(EnterCase):
+    async def test_what_goes_in_and_out(self) -> None:
+        size = control.EnterPodRequest(resize=control.WindowSize(width=91, height=17))
+        call = await self.enter(size, command=["a", "b c"], tty=True, term="vt220")
+        await call.send(control.EnterPodRequest(stdin=b"typed"))
+        await call.done_sending()
+        begun, out, end = [message async for message in call]
+        record = self.world.node.inventory.sandboxes[self.sandbox].record
+        self.assertEqual(
+            begun.begun,
+            control.EnterPodBegun(
+                sandbox_id=self.sandbox, namespace="default", name="web", vm_id=record.instance_id
+            ),
+        )
+        self.assertEqual((out.stdout, end.exit_code), (b"typed", 7))
+        asked = self.agent.asked.start
+        self.assertEqual((list(asked.command), asked.tty, asked.term), (["a", "b c"], True, "vt220"))
+        self.assertEqual(self.agent.sizes, [(91, 17)])
+
+    async def test_an_exit_code_that_is_none_is_255(self) -> None:
+        for code in (-1, 256, 2**31 - 1):
+            self.agent.output = [vmserver.SessionOutput(end=vmserver.SessionEnd(exit_code=code))]
+            call = await self.enter()
+            await call.done_sending()
+            self.assertEqual([message async for message in call][-1].exit_code, 255)
+
+    async def test_it_is_written_down_without_what_was_typed_and_shown(self) -> None:
+        self.agent.output = [vmserver.SessionOutput(stderr=b"secret-shown"), END]
+        call = await self.enter(control.EnterPodRequest(stdin=b"secret-typed"), command=["secret-word"])
+        await anext(aiter(call))
+        self.world.clock.advance(3.0)
+        await call.done_sending()
+        self.assertEqual(len([message async for message in call]), 3)
+        await until(lambda: len(self.lines) == 2, "it is written down")
+        begin, end = self.lines
+        for line in self.lines:
+            self.assertEqual((line["uid"], line["pid"]), (os.getuid(), os.getpid()))
+            self.assertEqual((line["sandbox"], line["pod"]), (self.sandbox, "default/web"))
+            self.assertNotIn("secret", repr(line))
+        self.assertNotIn("exit_code", begin)
+        self.assertEqual((end["exit_code"], end["seconds"]), (7, 3.0))
+
+    async def test_one_who_does_not_read_has_the_agent_wait(self) -> None:
+        self.agent.reading = False
+        call = await self.enter()
+        await until(lambda: self.agent.asked.HasField("start"), "it is open")
+        sent = 0
+
+        async def send() -> None:
+            nonlocal sent
+            while True:
+                await call.send(control.EnterPodRequest(stdin=bytes(64 * 1024)))
+                sent += 64 * 1024
+
+        sending = start(send())
+        sending.addErrback(lambda _: None)
+        before = -1
+        while sent != before:
+            before = sent
+            await deferLater(reactor, 0.5, lambda: None)
+        sending.cancel()
+        self.assertLess(sent, 4 * AHEAD_BYTES)
+
+    async def test_one_who_goes_away_ends_it(self) -> None:
+        call = await self.enter()
+        await until(lambda: self.agent.asked.HasField("start"), "it is open")
+        call.cancel()
+        await until(lambda: self.agent.closed == 1, "the agent's call is over")
+        await until(lambda: len(self.lines) == 2, "it is written down")
+        self.assertEqual(self.lines[1]["why"], "the caller went away")
+
+    async def test_a_daemon_that_stops_ends_it_and_says_so(self) -> None:
+        call = await self.enter()
+        await until(lambda: self.agent.asked.HasField("start"), "it is open")
+        self.calls.stop()
+        self.assertIn("the daemon is stopping", await self.refused(Code.UNAVAILABLE, call))
+        await until(lambda: self.agent.closed == 1, "the agent's call is over")
+
+
+class RefusedTests(EnterCase):
+    async def test_unless_it_is_allowed(self) -> None:
+        self.allowed = False
+        words = await self.refused(Code.PERMISSION_DENIED, await self.enter())
+        self.assertIn("control.enter = true", words)
+        self.assertFalse(self.agent.asked.HasField("start"))
+        (line,) = self.lines
+        self.assertEqual(line["uid"], os.getuid())
+
+    async def test_a_pod_that_is_not_there_or_not_ready(self) -> None:
+        await self.refused(Code.NOT_FOUND, await self.enter(pod="none"))
+        await self.refused(Code.INVALID_ARGUMENT, await self.enter(pod=""))
+        await start(self.world.sandboxes.stop(self.sandbox))
+        await self.refused(Code.FAILED_PRECONDITION, await self.enter())
+        await start(self.world.sandboxes.remove(self.sandbox))
+        self.assertIn("gone", await self.refused(Code.FAILED_PRECONDITION, await self.enter()))
+
+    async def test_a_pod_whose_vm_is_not_made_yet(self) -> None:
+        self.world.node.inventory.sandboxes[self.sandbox].machine.client = None
+        words = await self.refused(Code.FAILED_PRECONDITION, await self.enter())
+        self.assertIn("has no VM yet", words)
+
+    async def test_input_that_is_wrong(self) -> None:
+        window = control.WindowSize
+        for wrong in (
+            control.EnterPodRequest(stdin=bytes(256 * 1024 + 1)),
+            control.EnterPodRequest(resize=window(width=0, height=1)),
+            control.EnterPodRequest(resize=window(width=1, height=65536)),
+            control.EnterPodRequest(start=control.EnterPodStart(pod="web")),
+            control.EnterPodRequest(),
+        ):
+            closed = self.agent.closed
+            await self.refused(Code.INVALID_ARGUMENT, await self.enter(wrong))
+            await self.over(closed + 1)
+
+    async def over(self, calls: int) -> None:
+        await until(lambda: self.agent.closed == calls, "the agent's call is over")
+
+    async def test_no_start(self) -> None:
+        call = self.stub.EnterPod(timeout=50.0)
+        await call.done_sending()
+        await self.refused(Code.INVALID_ARGUMENT, call)
+        call = self.stub.EnterPod(timeout=50.0)
+        await call.send(control.EnterPodRequest(stdin=b"x"))
+        await self.refused(Code.INVALID_ARGUMENT, call)
+        call = self.stub.EnterPod(timeout=50.0)
+        await deferLater(reactor, 0.2, lambda: None)
+        self.world.clock.advance(module.START_SECONDS)
+        await self.refused(Code.DEADLINE_EXCEEDED, call)
+
+    async def test_no_more_than_the_limit_at_once(self) -> None:
+        for _ in range(MAX_SHELLS):
+            await anext(aiter(await self.enter()))
+        words = await self.refused(Code.RESOURCE_EXHAUSTED, await self.enter())
+        self.assertIn(f"{MAX_SHELLS} shells", words)
+
+
+class AgentTests(EnterCase):
+    """Agents that are old, or lie."""
+
+    async def test_one_of_an_earlier_release(self) -> None:
+        await self.answers(object())
+        words = await self.refused(Code.FAILED_PRECONDITION, await self.enter())
+        self.assertIn("of an earlier release", words)
+
+    async def test_one_that_ends_without_an_exit_code(self) -> None:
+        self.agent.output = []
+        call = await self.enter()
+        await call.done_sending()
+        self.assertIn("without an exit code", await self.refused(Code.INTERNAL, call))
+        self.assertEqual(len(self.flushLoggedErrors(errors.InfranetesError)), 1)
+
+    async def test_one_that_lies(self) -> None:
+        hostile = HostileAgent(self.sandbox, ())
+        await self.answers(hostile)
+        await self.refused(Code.NOT_FOUND, await self.enter())
+        for name, code in (("huge", Code.RESOURCE_EXHAUSTED), ("broken", Code.INTERNAL)):
+            hostile.attacks = {"Shell": ATTACKS["Shell", name]}
+            await self.refused(code, await self.enter())
+        self.assertEqual(len(self.flushLoggedErrors(errors.InfranetesError)), 1)  # of what is broken
+
+    async def test_one_that_says_nothing(self) -> None:
+        hostile = HostileAgent(self.sandbox, ())
+        hostile.attacks = {"Shell": ATTACKS["Shell", "never"]}
+        await self.answers(hostile)
+        call = await self.enter()
+        self.assertTrue((await anext(aiter(call))).HasField("begun"))
+        call.cancel()
+        await until(lambda: len(self.lines) == 2, "it is written down")
