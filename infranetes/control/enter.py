@@ -26,6 +26,7 @@ from infranetes_common.errors import (
     PermissionDenied,
     ResourceExhausted,
     Unavailable,
+    to_grpc,
 )
 from infranetes_common.wire import control, vmserver
 from txgrpc import Call, GrpcError
@@ -163,7 +164,7 @@ class EnterCalls:
                     yield _answer(message)
         except InfranetesError as error:
             why = str(shell.error or error)
-            raise shell.error or error from None
+            raise to_grpc(shell.error or error) from None  # a status: a VM that lies is no fault of ours
         finally:
             feeding.cancel()
             seconds = round(self._node.clock.seconds() - began, 1)

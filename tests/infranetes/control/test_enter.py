@@ -11,8 +11,9 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.internet.task import deferLater
-from twisted.logger import LogEvent, globalLogPublisher
+from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from twisted.trial import unittest
+from zope.interface import implementer
 
 from infranetes.control import enter as module
 from infranetes.control.enter import AHEAD_BYTES, MAX_SHELLS, EnterCalls
@@ -87,12 +88,14 @@ class EnterCase(unittest.TestCase):
         self.agent = Shells()
         await self.answers(self.agent)
         self.lines: list[LogEvent] = []
-        globalLogPublisher.addObserver(self.heard)
-        self.addCleanup(globalLogPublisher.removeObserver, self.heard)
 
-    def heard(self, event: LogEvent) -> None:
-        if event["log_namespace"] == "infranetes.control.enter":
-            self.lines.append(event)
+        @implementer(ILogObserver)
+        def heard(event: LogEvent) -> None:
+            if event["log_namespace"] == "infranetes.control.enter":
+                self.lines.append(event)
+
+        globalLogPublisher.addObserver(heard)
+        self.addCleanup(globalLogPublisher.removeObserver, heard)
 
     async def channel(self, name: str, service: Service, **options: Any) -> Channel:
         server = Server(reactor, [service], translate_error=errors.to_grpc)
@@ -124,7 +127,7 @@ class EnterCase(unittest.TestCase):
             async for _ in call:
                 pass
         self.assertEqual(caught.exception.code, code, caught.exception)
-        return caught.exception.message
+        return str(caught.exception.message)
 
 
 class RelayTests(EnterCase):
@@ -276,7 +279,6 @@ class AgentTests(EnterCase):
         call = await self.enter()
         await call.done_sending()
         self.assertIn("without an exit code", await self.refused(Code.INTERNAL, call))
-        self.assertEqual(len(self.flushLoggedErrors(errors.InfranetesError)), 1)
 
     async def test_one_that_lies(self) -> None:
         hostile = HostileAgent(self.sandbox, ())
@@ -285,7 +287,6 @@ class AgentTests(EnterCase):
         for name, code in (("huge", Code.RESOURCE_EXHAUSTED), ("broken", Code.INTERNAL)):
             hostile.attacks = {"Shell": ATTACKS["Shell", name]}
             await self.refused(code, await self.enter())
-        self.assertEqual(len(self.flushLoggedErrors(errors.InfranetesError)), 1)  # of what is broken
 
     async def test_one_that_says_nothing(self) -> None:
         hostile = HostileAgent(self.sandbox, ())
