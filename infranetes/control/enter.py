@@ -158,7 +158,9 @@ class EnterCalls:
             yield control.EnterPodResponse(begun=begun)
             async with aclosing(sandbox.agent().shell_output(shell.call)) as output:
                 async for message in output:
-                    if message.WhichOneof("output") == "end":
+                    if message.WhichOneof("output") is None:
+                        continue
+                    if message.HasField("end"):
                         code = message.end.exit_code
                         why = f"exit code {code}"
                     yield _answer(message)

@@ -113,6 +113,7 @@ SECONDS: Mapping[str, float] = {
     "tests.infranetes.daemon.test_aws": 50,
     "tests.infranetes.daemon.test_confinement": 20,
     "tests.infranetes.daemon.test_upgrades": 60,
+    "tests.infranetes.daemon.test_enter": 60,
     "tests.infranetes.daemon.test_azure": 15,
     "tests.infranetes.daemon.test_crash": 120,
     "tests.infranetes.daemon.test_delegate_images": 30,

@@ -12,6 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
 
 from twisted.internet.threads import deferToThread
 
@@ -29,13 +32,16 @@ class EnterCase(CtlCase):
     """A daemon that allows it, with one pod without containers."""
 
     allowed = True
+    simulated: ClassVar[Mapping[str, str]] = {}
+    pod_has: ClassVar[Mapping[str, str]] = {}
 
     async def setUp(self) -> None:
         super().setUp()
         if self.allowed:
             self.config["control"] = {"enter": True}
+        self.config["providers"]["simulated"] |= self.simulated
         await self.start()
-        self.sandbox = await self.run_pod("web")
+        self.sandbox = await self.run_pod("web", **self.pod_has)
 
     def words(self, *words: str) -> list[str]:
         """The command line."""
@@ -240,3 +246,34 @@ class EndTests(EnterCase):
         self.assertEqual(await on.ended(), FAILED)
         self.assertTrue(on.is_as_before)
         await self.gone(seconds)
+
+
+class OwnMachineTests(EnterCase):
+    """A VM like a cloud's: its agent is a process there, with names and processes of the VM's own."""
+
+    timeout = 300
+    patience = 3.0
+
+    pod_has: ClassVar[Mapping[str, str]] = {"hostname": "web-0"}
+    simulated: ClassVar[Mapping[str, str]] = {
+        "machines": "namespaces",
+        "cgroup": f"infranetes-tests-enter-{os.getpid()}",
+        "pod_cidr": f"198.18.{os.getpid() % 256}.0/24",
+    }
+
+    async def test_it_is_in_the_vm_and_told_of_the_end_of_its_agent(self) -> None:
+        self.assertEqual((await self.entered("web", "--", "hostname"))[::2], (b"web-0\n", DONE))
+        on, seconds = await self.sleeping(3_100_000)
+        (sleep,) = living("sleep", seconds)
+        agent = parent(parent(sleep))
+        self.assertIn(b"vmserver", Path(f"/proc/{agent}/cmdline").read_bytes())
+        os.kill(agent, signal.SIGKILL)
+        self.assertEqual(await on.ended(), FAILED)
+        self.assertIn(f"the agent of sandbox {self.sandbox} can't be reached".encode(), on.shown)
+        self.assertTrue(on.is_as_before)
+        await self.gone(seconds)
+
+
+def parent(pid: int) -> int:
+    """The process whose child this one is."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -12,11 +12,14 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint
 
-from infranetes_common.wire import cri, vmserver
+from infranetes.config import CONTROL_SOCKET
+from infranetes_common.wire import control, cri, vmserver
+from tests.infranetes.daemon.case import reactor
 from tests.support.hostile.case import HONEST, HostileCase, HostileProcess
 from tests.support.hostile.corpus import responses
-from txgrpc import GrpcError
+from txgrpc import Channel, Code, GrpcError
 
 SECONDS = 0.05  # that calls about honest pods may take, but for one in a hundred: the machine has other work
 TURN = 0.05  # that the reactor may work at a time
@@ -102,6 +105,21 @@ class StallTests(HostileCase):
                     await call
                 except GrpcError:
                     continue
+            await self.enter()
+
+    async def enter(self) -> None:
+        """Read what a shell in the hostile agent's VM says, for a while."""
+        path = str(self.root / "run" / CONTROL_SOCKET)
+        channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
+        try:
+            call = channel.stub(control.Control).EnterPod(timeout=1.0)
+            await call.send(control.EnterPodRequest(start=control.EnterPodStart(pod=self.bad)))
+            async for _ in call:
+                pass
+        except GrpcError as error:
+            self.assertNotEqual(error.code, Code.PERMISSION_DENIED)
+        finally:
+            await channel.close()
 
     async def test_figures(self) -> None:
         liar = await self.replace_agent()
@@ -140,6 +158,11 @@ class StallTests(HostileCase):
         for attack in ("output", "huge", "never", "broken"):
             other = attack.replace("output", "huge")
             await self.suffers(liar, 1.0, EXEC_MEMORY, EXEC_TURN, ExecSync=attack, UpdateContainer=other)
+
+    async def test_shells(self) -> None:
+        liar = await self.replace_agent()
+        for attack in ("output", "empty", "huge", "never", "broken"):
+            await self.suffers(liar, 1.0, Shell=attack)
 
     async def test_whatever_the_protocol_can_carry(self) -> None:
         """Every method answers with messages of any shape, each another one."""

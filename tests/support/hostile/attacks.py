@@ -264,6 +264,22 @@ async def ReadLog_empty(
         yield b""
 
 
+# ---- shells
+
+
+async def Shell_output(agent: HostileAgent, request: object) -> AsyncIterator[vmserver.SessionOutput | bytes]:
+    """Output of the largest size, endlessly."""
+    output = vmserver.SessionOutput(stdout=b"\x1b]0;" + bytes(256 * 1024 - 4)).SerializeToString()
+    while True:
+        yield output
+
+
+async def Shell_empty(agent: HostileAgent, request: object) -> AsyncIterator[vmserver.SessionOutput | bytes]:
+    """Empty output, endlessly."""
+    while True:
+        yield b""
+
+
 # ---- volumes
 
 

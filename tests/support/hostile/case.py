@@ -87,6 +87,7 @@ class HostileCase(DaemonCase):
     async def setUp(self) -> None:
         super().setUp()
         self.config["log"] = {"level": "info"}
+        self.config["control"] = {"enter": True}
         self.config["times"] = {"unknown_after": 1.0}
         self.volume = self.root / "volume"
         self.volume.mkdir()
