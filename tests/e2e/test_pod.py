@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, readBody
 
+from infranetes.control.cli import DOWN
 from infranetes.guest import shims
 from infranetes.pods.node_names import node_dns
 from infranetes_common.wire import cri
@@ -107,6 +109,45 @@ class PodTests(PodCase):
         self.assertEqual(self.taps(), "")
         await self.remove_pod(sandbox)
         self.assertEqual(await self.sandboxes(), [])
+
+    def enter(self, *command: str, typed: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Run this in the pod's VM."""
+        program = [
+            sys.executable,
+            "-m",
+            "infranetes.control.cli",
+            "--config",
+            str(self.root / "infranetes.toml"),
+        ]
+        return subprocess.run(
+            [*program, "enter", "web", "--", *command],
+            input=typed,
+            capture_output=True,
+            cwd=ROOT,
+            timeout=120,
+        )
+
+    async def test_a_shell_in_the_vm_ends_with_the_daemon(self) -> None:
+        self.config["control"] = {"enter": True}
+        await self.start()
+        await self.run_pod(hostname="web-0")
+        script = "hostname; id -u; cat /proc/1/comm; systemctl is-active vmserver; cat; exit 3"
+        done = await deferToThread(self.enter, "sh", "-c", script, typed=b"typed")
+        self.assertEqual(
+            (done.stdout, done.returncode), (b"web-0\n0\nsystemd\nactive\ntyped", 3), done.stderr
+        )
+        sleeping = deferToThread(self.enter, "sh", "-c", "echo $$ >/run/entered; sleep 1000 & wait")
+        there = (
+            "p=$(cat /run/entered) && test -d /proc/$p || grep -sqx sleep /proc/[0-9]*/comm && exit 10; "
+            "exit 11"
+        )
+        while (await deferToThread(self.enter, "sh", "-c", there)).returncode != 10:
+            self.assertTrue(self.alive)
+        await self.kill()
+        self.assertEqual((await sleeping).returncode, DOWN)
+        await self.start()
+        while (await deferToThread(self.enter, "sh", "-c", there)).returncode != 11:
+            self.assertTrue(self.alive)
 
     async def test_files_streams_and_limits_reach_the_container(self) -> None:
         await self.start()
