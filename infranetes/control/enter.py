@@ -95,9 +95,9 @@ class EnterCalls:
                 f"nobody may enter pods' VMs on this node: set {KEY} = true in its configuration, and reload "
                 "it (systemctl reload infranetes)"
             )
+        wanted = await self._first(requests)
         if len(self._open) >= MAX_SHELLS:
             raise ResourceExhausted(f"{MAX_SHELLS} shells are open on this node already: leave one of them")
-        wanted = await self._first(requests)
         sandbox = self._meant(wanted.pod)
         shell = _Shell(sandbox.agent().shell())
         self._open.add(shell)

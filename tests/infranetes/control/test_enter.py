@@ -98,7 +98,7 @@ class EnterCase(unittest.TestCase):
         self.addCleanup(globalLogPublisher.removeObserver, heard)
 
     async def channel(self, name: str, service: Service, **options: Any) -> Channel:
-        server = Server(reactor, [service], translate_error=errors.to_grpc)
+        server = self.server = Server(reactor, [service], translate_error=errors.to_grpc)
         path = f"{self.directory}/{name}"
         port = await UNIXServerEndpoint(reactor, path).listen(server.factory)
         channel = Channel(reactor, UNIXClientEndpoint(reactor, path), **options)
@@ -273,6 +273,21 @@ class AgentTests(EnterCase):
         await self.answers(object())
         words = await self.refused(Code.FAILED_PRECONDITION, await self.enter())
         self.assertIn("of an earlier release", words)
+
+    async def test_one_that_is_lost(self) -> None:
+        for done in (False, True):
+            hostile = HostileAgent(self.sandbox, ())
+            hostile.attacks = {"Shell": ATTACKS["Shell", "never"]}
+            await self.answers(hostile)
+            call = await self.enter()
+            await anext(aiter(call))
+            if done:
+                await call.done_sending()
+            await until(lambda: self.server.connections, "the agent is called")
+            await deferLater(reactor, 0.2, lambda: None)
+            for connection in list(self.server.connections):
+                connection.transport.abortConnection()
+            self.assertIn("can't be reached", await self.refused(Code.UNAVAILABLE, call))
 
     async def test_one_that_ends_without_an_exit_code(self) -> None:
         self.agent.output = []

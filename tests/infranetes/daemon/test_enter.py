@@ -52,10 +52,8 @@ class EnterCase(CtlCase):
     def surroundings(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "vt220"}
 
-    async def entered(self, *words: str, typed: bytes = b"") -> tuple[bytes, bytes, int]:
-        """What it wrote by pipes, and its exit code."""
-        done = await deferToThread(
-            subprocess.run,
+    def run_by_pipes(self, *words: str, typed: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
             self.words(*words),
             input=typed,
             capture_output=True,
@@ -63,6 +61,10 @@ class EnterCase(CtlCase):
             env=self.surroundings,
             timeout=100,
         )
+
+    async def entered(self, *words: str, typed: bytes = b"") -> tuple[bytes, bytes, int]:
+        """What it wrote by pipes, and its exit code."""
+        done = await deferToThread(self.run_by_pipes, *words, typed=typed)
         self.assertNotIn(b"Traceback", done.stderr)
         return done.stdout, done.stderr, done.returncode
 
@@ -263,6 +265,9 @@ class OwnMachineTests(EnterCase):
 
     async def test_it_is_in_the_vm_and_told_of_the_end_of_its_agent(self) -> None:
         self.assertEqual((await self.entered("web", "--", "hostname"))[::2], (b"web-0\n", DONE))
+        piped = self.marker(3_200_000)
+        by_pipes = deferToThread(self.run_by_pipes, "web", "--", "sh", "-c", f"exec sleep {piped}")
+        await self.until(lambda: living("sleep", piped), "it runs")
         on, seconds = await self.sleeping(3_100_000)
         (sleep,) = living("sleep", seconds)
         agent = parent(parent(sleep))
@@ -271,7 +276,9 @@ class OwnMachineTests(EnterCase):
         self.assertEqual(await on.ended(), FAILED)
         self.assertIn(f"the agent of sandbox {self.sandbox} can't be reached".encode(), on.shown)
         self.assertTrue(on.is_as_before)
-        await self.gone(seconds)
+        self.assertEqual((await by_pipes).returncode, FAILED)
+        for each in (seconds, piped):
+            await self.gone(each)
 
 
 def parent(pid: int) -> int:
