@@ -26,7 +26,6 @@ may be cancelled or fail at any step, and `tear_down` then waits for that answer
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -39,6 +38,7 @@ from infranetes.certificates import Signed
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.clock_reading import correct_clock, read_clock
 from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner, VmRequest
+from infranetes.machines.spec import first_certificate, instance_spec
 from infranetes.machines.timeline import Timeline
 from infranetes.observer import LaunchStep, call_to_provider
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPlacesVms, Size
@@ -51,11 +51,8 @@ from infranetes_common.errors import (
     Unavailable,
     Unimplemented,
 )
-from infranetes_common.identity import Identity
 from infranetes_common.wire import cri, vmserver
 
-ENTROPY_BYTES = 64  # for the kernel of a clone, which has its template's
-LAUNCH_CERTIFICATE_SECONDS = 3600.0  # over the time of a launch: until it is replaced over the channel
 MARGIN_SECONDS = 5.0  # over the provider's own deadline, whose error says more about why
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two questions to an agent that is starting
 INFO_SECONDS = 10.0
@@ -325,34 +322,9 @@ class PodMachine:
 
     def _spec(self, request: VmRequest) -> InstanceSpec:
         """The VM to be made. Its first certificate comes with it, and is noted in the record."""
-        context, facts = self._context, self.facts
-        lifetime = min(context.times.launch + LAUNCH_CERTIFICATE_SECONDS, context.times.certificate)
-        signed = context.authority.issue(facts.id, lifetime)
-        self._owner.note(_certified(facts, signed))
-        identity = Identity(
-            sandbox_id=facts.id,
-            certificate_pem=signed.certificate_pem,
-            key_pem=signed.key_pem,
-            ca_pem=context.authority.ca_pem,
-            hostname=request.hostname,
-            machine_id=facts.id,
-            entropy=secrets.token_hex(ENTROPY_BYTES),
-            now_nanos=context.now(),
-        )
-        return InstanceSpec(
-            token=facts.token,
-            sandbox_id=facts.id,
-            cluster=context.names.cluster,
-            node=context.names.node,
-            identity=identity,
-            size=request.size,
-            annotations=request.annotations,
-            granted=request.granted,
-            image=request.image,
-            cgroup_parent=request.cgroup_parent,
-            attachment=request.attachment,
-            zone=request.zone,
-        )
+        signed = first_certificate(self._context, self.id)
+        self._owner.note(_certified(self.facts, signed))
+        return instance_spec(self._context, self.facts, request, signed)
 
     async def _greet(self, client: AgentClient, deadline: float) -> None:
         """Wait until the agent answers, and make sure that it is the right one."""

@@ -33,18 +33,16 @@ from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_context import Adopt, PoolContext
 from infranetes.machines.pool_record import PoolRecord, PoolState
-from infranetes.machines.pooled import SHARED, Member, Pace, Purpose, fits, wants_own_vm
+from infranetes.machines.pooled import SHARED, Member, Pace, Purpose, smallest, wants_own_vm
 from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes.tracing.spans import on_its_own, step
 from infranetes_common.concurrency import Flight, settled, shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError
-from infranetes_common.wire import cri
 
 DRAINED = "pool_drained"  # the setting in the store
 PROBE_SECONDS = 5.0  # what an idle VM's agent gets to answer before it counts as dead
 MOST_FAILURES = 2  # checks in a row that an agent may leave unanswered
-RULES_SECONDS = 30.0  # for which a VM without the rules of Services is no pod's
 _log = Logger()
 
 
@@ -121,7 +119,7 @@ class Pool:
         :raise InfranetesError: it could not be recorded."""
         if wants_own_vm(annotations):
             return False
-        while (member := self._best(size, zone)) is not None:
+        while (member := smallest(self.idle(), size, zone)) is not None:
             with step("claim a VM of the pool"):
                 if await self._claim(member, adopt):
                     return True
@@ -189,7 +187,7 @@ class Pool:
             self._adjusting = False
 
     def _adjust(self) -> None:
-        wanted = {} if self.drained else self._wanted()
+        wanted = {} if self.drained else self._config.wanted
         for size in {*wanted, *(member.size for member in self.members.values())}:
             members = [
                 one for one in self.members.values() if one.size == size and one.state is not PoolState.ENDING
@@ -205,13 +203,7 @@ class Pool:
     @property
     def wanted(self) -> int:
         """How many VMs there are to be."""
-        return 0 if self.drained else sum(self._wanted().values())
-
-    def _wanted(self) -> dict[Size, int]:
-        wanted: dict[Size, int] = {}
-        for each in self._config.sizes:
-            wanted[each.size] = wanted.get(each.size, 0) + each.count
-        return wanted
+        return 0 if self.drained else sum(self._config.wanted.values())
 
     def _may_launch(self) -> bool:
         booting = sum(one.state is PoolState.BOOTING for one in self.members.values())
@@ -251,7 +243,7 @@ class Pool:
             request = VmRequest(member.size, annotations=given, granted=frozenset(given))
             await member.machine.bring_up(request, began + context.times.launch)
             with timeline.step("the VM is made ready for any pod", launch=LaunchStep.CONFIGURE):
-                await self._make_ready(member)
+                await member.make_ready(self.purpose.contprovider or context.contprovider)
             with timeline.step("the VM waits in the pool", launch=LaunchStep.RECORD):
                 await self.update(member, member.record.to(PoolState.IDLE))
         except Exception as error:
@@ -270,16 +262,6 @@ class Pool:
         )
         self.adjust()
 
-    async def _make_ready(self, member: Member) -> None:
-        """Have a VM do all that can be done before it is known which pod will have it."""
-        await member.machine.renew_certificate()
-        name = self.purpose.contprovider or self._context.contprovider
-        if name:  # so that no pod waits for its start
-            await member.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), name)
-        member.machine.tell_of_services()
-        await member.machine.warm_up()
-        await member.machine.has_rules(RULES_SECONDS)  # a pod's first container waits for them too
-
     def _tell(self, member: Member, began: int, error: Exception | None = None) -> None:
         """Tell the observer of a launch that began then, in nanoseconds since 1970, and has ended."""
         steps, provider = member.machine.timeline.launch_steps(began), self._context.provider.name
@@ -297,15 +279,6 @@ class Pool:
         self.end(member, self.trouble)
 
     # ---- claiming
-
-    def _best(self, size: Size, zone: str) -> Member | None:
-        """The smallest idle VM that fits, and of those the oldest."""
-        fitting = [one for one in self.idle() if fits(size, one.record) and zone in ("", one.zone)]
-
-        def waste(member: Member) -> tuple[int, int, int]:
-            return member.record.memory_bytes, member.record.cpu_millis, member.record.created_at
-
-        return min(fitting, key=waste, default=None)
 
     async def _hand_over(self, member: Member, adopt: Adopt) -> bool:
         """Return whether the VM is the pod's now. It is not if its record is gone: it is being ended."""

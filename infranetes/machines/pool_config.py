@@ -33,3 +33,11 @@ class PoolConfig:
     parallel: int = attrs.field(default=4, validator=ge(1))  # VMs that are being booted for it at a time
     per_minute: int = attrs.field(default=30, validator=ge(1))  # launches for it that begin in a minute
     retry: float = attrs.field(default=5.0, validator=gt(0))  # seconds after a failure; doubles up to 300
+
+    @property
+    def wanted(self) -> dict[Size, int]:
+        """How many VMs of each size there are to be."""
+        wanted: dict[Size, int] = {}
+        for each in self.sizes:
+            wanted[each.size] = wanted.get(each.size, 0) + each.count
+        return wanted

@@ -14,9 +14,11 @@ from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.providers.annotations import CONTAINERS, CPU, MEMORY, PREFIX
 from infranetes.providers.interface import Size
 from infranetes_common.concurrency import Flight, backoff
+from infranetes_common.wire import cri
 
 LONGEST_RETRY_SECONDS = 300.0
 MINUTE = 60.0
+RULES_SECONDS = 30.0  # for which a VM without the rules of Services is no pod's
 # What a pod says about its own VM. Those of the pool were made without it. What runs containers in a VM is
 # chosen when a pod has it, and how large a VM is says whether it fits.
 _OF_ANY_VM = frozenset(PREFIX + name for name in (CONTAINERS, CPU.name, MEMORY.name))
@@ -105,7 +107,31 @@ class Member:
         """What it was made for."""
         return Size(self.record.cpu_millis, self.record.memory_bytes)
 
+    async def make_ready(self, contprovider: str) -> None:
+        """Have the VM do all that can be done before it is known which pod will have it.
+
+        :param contprovider: what is to run its containers; "": what is there.
+        :raise InfranetesError: its agent can't be asked, or fails."""
+        await self.machine.renew_certificate()
+        if contprovider:  # so that no pod waits for its start
+            await self.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), contprovider)
+        self.machine.tell_of_services()
+        await self.machine.warm_up()
+        await self.machine.has_rules(RULES_SECONDS)  # a pod's first container waits for them too
+
     @property
     def zone(self) -> str:
         """Where it is; "": the provider has not told this process."""
         return self.machine.instance.zone if self.machine.instance is not None else ""
+
+
+def smallest(members: Iterable[Member], size: Size, zone: str) -> Member | None:
+    """Return the smallest VM that fits a pod, and of those the oldest.
+
+    :param zone: where it has to be; "": anywhere."""
+    fitting = [one for one in members if fits(size, one.record) and zone in ("", one.zone)]
+
+    def waste(member: Member) -> tuple[int, int, int]:
+        return member.record.memory_bytes, member.record.cpu_millis, member.record.created_at
+
+    return min(fitting, key=waste, default=None)

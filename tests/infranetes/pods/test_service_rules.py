@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from twisted.internet.defer import Deferred
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes.machines.pool import RULES_SECONDS
 from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.machines.pooled import RULES_SECONDS
 from infranetes.pods import service_rules
 from infranetes.pods.states import ContainerState
 from infranetes.services.timing import Progress

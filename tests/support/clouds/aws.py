@@ -15,7 +15,6 @@ What is added here because moto lacks it, or differs from EC2:
 from __future__ import annotations
 
 import base64
-import io
 import re
 import shutil
 from pathlib import Path
@@ -26,8 +25,6 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThread
-from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, readBody
-from twisted.web.http_headers import Headers
 
 from infranetes.providers.cloud.interface import CLUSTER, SANDBOX, TOKEN
 from tests.support.clouds import agent_processes, aws_policy, ec2_model, moto, moto_answers
@@ -41,6 +38,7 @@ from tests.support.clouds.ec2errors import error, refusal
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.imds import Imds
+from tests.support.clouds.moto_calls import MotoCalls
 from tests.support.clouds.price_list import SimulatedPriceList
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
@@ -81,8 +79,7 @@ class SimulatedAws:
         self._directory = directory
         self._moto = moto.shared()
         self._agent_processes = agent_processes.shared()
-        self._pool = HTTPConnectionPool(reactor)
-        self._http = Agent(reactor, pool=self._pool)
+        self._calls = MotoCalls(reactor, self._moto.url)
         self._vms: dict[str, Vm] = {}
         self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}
         self._stale: dict[str, bytes] = {}
@@ -97,17 +94,15 @@ class SimulatedAws:
         self.vm_images = VMImageInstances(reactor, self._switched_off)
         self._deregistered: set[str] = set()
         self.imds = Imds(self.user_data)
-        self._imds_site, self._proxy_site = (
-            ClosableSite(self.imds),
-            ClosableSite(Answering(self._answer, "text/xml;charset=UTF-8")),
-        )
+        self._imds_site = ClosableSite(self.imds)
+        self._proxy_site = ClosableSite(Answering(self._answer, "text/xml;charset=UTF-8"))
         self.urls: list[bytes] = []
         self.granted: set[str] = set()
         self.policy = aws_policy.POLICY
-        self.volumes = Ec2Volumes(reactor, self._forward_as_ec2)
-        self.snapshots = Ec2Snapshots(reactor, self._forward_as_ec2)
-        self.images = Ec2Images(self._forward_as_ec2, self.snapshots.states, IMAGE)
-        self.types = Ec2Types(self._forward_as_ec2)
+        self.volumes = Ec2Volumes(reactor, self._calls.ask_as_ec2)
+        self.snapshots = Ec2Snapshots(reactor, self._calls.ask_as_ec2)
+        self.images = Ec2Images(self._calls.ask_as_ec2, self.snapshots.states, IMAGE)
+        self.types = Ec2Types(self._calls.ask_as_ec2)
         self.price_list = SimulatedPriceList()
         self.endings = Ec2Endings(reactor.seconds, ENDING_SECONDS)
 
@@ -134,7 +129,7 @@ class SimulatedAws:
         await self.vm_images.stop()
         for port in (self._imds, self._proxy):
             await port.stopListening()
-        await self._pool.closeCachedConnections()
+        await self._calls.stop()
         for site in (self._imds_site, self._proxy_site):
             await site.close_connections()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -307,7 +302,7 @@ class SimulatedAws:
         image = parameters.get("ImageId", "")
         if image in self._deregistered:
             return 400, error("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
-        status, body = await self._forward(parameters)
+        status, body = await self._calls.ask(parameters)
         if action == "TerminateInstances":
             status, body = self.endings.answer(parameters, (status, body))
         body = moto_answers.as_ec2(status, body)
@@ -330,38 +325,9 @@ class SimulatedAws:
         tags: dict[str, dict[str, str]] = {}
         self.cluster = self.cluster or aws_policy.asked_tags(parameters).get(CLUSTER, "")
         if aws_policy.ids(parameters):
-            described = await deferToThread(self._thd_tags)
+            described = await deferToThread(moto_answers.all_tags, self.ec2)
             tags = {id: described.get(id, {}) for id in aws_policy.ids(parameters)}
         return aws_policy.refused(parameters, self.cluster, tags, self.policy)
-
-    def _thd_tags(self) -> dict[str, dict[str, str]]:
-        """The tags of all resources; an association has those of its address."""
-        found: dict[str, dict[str, str]] = {}
-        for each in self.ec2.describe_tags()["Tags"]:
-            found.setdefault(each["ResourceId"], {})[each["Key"]] = each["Value"]
-        for address in self.ec2.describe_addresses()["Addresses"]:
-            found[address.get("AssociationId", "")] = found.get(address["AllocationId"], {})
-        return found
-
-    async def _forward_as_ec2(self, parameters: dict[str, str]) -> tuple[int, bytes]:
-        """Ask moto, and return its answer as EC2's would be."""
-        status, body = await self._forward(parameters)
-        return status, moto_answers.as_ec2(status, body)
-
-    async def _forward(self, parameters: dict[str, str]) -> tuple[int, bytes]:
-        headers = Headers(
-            {
-                "Content-Type": ["application/x-www-form-urlencoded"],
-                "Authorization": [
-                    f"AWS4-HMAC-SHA256 Credential={moto.KEYS[0]}/20260101/{moto.REGION}/ec2/aws4_request, "
-                    "SignedHeaders=host, Signature=0"
-                ],
-            }
-        )
-        producer = FileBodyProducer(io.BytesIO(urlencode(parameters).encode()))
-        response: Any = await self._http.request(b"POST", f"{self._moto.url}/".encode(), headers, producer)
-        body: bytes = await readBody(response)
-        return int(response.code), body
 
     def _as_shown(self, body: bytes) -> bytes:
         """Show instances that have not booted as pending, and those that are ending as shutting down,
@@ -426,7 +392,7 @@ class SimulatedAws:
     def _switched_off(self, id: str) -> None:
         """End an instance that powers itself off."""
         ending = {"Action": "TerminateInstances", "InstanceId.1": id, "Version": "2016-11-15"}
-        Deferred.fromCoroutine(self._forward(ending)).addErrback(lambda _: None)
+        Deferred.fromCoroutine(self._calls.ask(ending)).addErrback(lambda _: None)
         self._turn_off(id)
 
 

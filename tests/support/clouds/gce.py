@@ -26,6 +26,7 @@ from tests.support.clouds import (
     discovery,
     gce_permissions,
     gce_price_list,
+    gce_requests,
     gce_resources,
     google_identity,
 )
@@ -237,23 +238,23 @@ class SimulatedGce:
             return self._token(request, content)
         path = parts.path.removeprefix(_API)
         body = json.loads(content) if content else {}
-        parameters = _parameters(request.method.decode(), path, query, body)
+        parameters = gce_requests.parameters(request.method.decode(), path, query, body)
         self.requests.append(parameters)
         fault = self.faults.befalling(parameters)
-        early = _refusal(fault) if fault is not None else None
+        early = gce_requests.refusal(fault) if fault is not None else None
         if early is not None:
             return early
         over_quota = self.quotas.refusal(parameters) if self.quotas is not None else ""
         if over_quota:
-            return _error(403, "rateLimitExceeded", over_quota)
-        if bearer(request) not in self._tokens:
-            return _error(401, "authError", "Invalid Credentials")
+            return gce_requests.error(403, "rateLimitExceeded", over_quota)
+        if gce_requests.bearer(request) not in self._tokens:
+            return gce_requests.error(401, "authError", "Invalid Credentials")
         missing = gce_permissions.needed(request.method.decode(), path, body) - gce_permissions.granted(
             self.role
         )
         if missing:
             words = f"Required '{min(missing)}' permission for 'projects/{path}'"
-            return _error(403, "forbidden", words)
+            return gce_requests.error(403, "forbidden", words)
         self.refused = fault if fault is not None and fault.kind is FaultKind.CAPACITY else None
         if parameters["Action"] == "launch":
             self.bodies.append(body)
@@ -265,7 +266,7 @@ class SimulatedGce:
         except Refusal as refusal:
             if fault is not None and fault.kind in UNANSWERED:
                 return self._sent(parameters, {}, fault)
-            return _error(refusal.status, refusal.reason, refusal.message)
+            return gce_requests.error(refusal.status, refusal.reason, refusal.message)
         answer = json.loads(json.dumps(answer))
         verb, full_path = request.method.decode(), f"projects/{path}"
         self.malformed += discovery.compute().wrong(verb, full_path, query, body, answer)
@@ -280,7 +281,7 @@ class SimulatedGce:
         else:
             self._stale[key] = answer
         if kind is FaultKind.ACTED:
-            return _error(500, "internalError", "Internal error. Please try again")
+            return gce_requests.error(500, "internalError", "Internal error. Please try again")
         if fault is not None:
             fault.withhold_answer()
         return 200, json.dumps(answer).encode()
@@ -364,71 +365,3 @@ class SimulatedGce:
         """Stop an instance that powers itself off; it exists until it is deleted."""
         if id in self.running():
             self.end(id)
-
-
-def _parameters(method: str, path: str, query: dict[str, str], body: Json) -> dict[str, str]:
-    """Return a request's action and parameters, as rules of faults name them."""
-    found = {"Action": "", "path": path, **query}
-    match (method, *path.split("/")[1:]):
-        case ("GET", "aggregated", kind):
-            found["Action"] = f"list {kind}"
-        case ("GET", "zones", zone, "instances"):
-            found.update(Action="list instances", zone=zone)
-        case ("POST", "zones", zone, "instances"):
-            size = body["machineType"].rpartition("/")[2]
-            found.update(Action="launch", name=body["name"], size=size, zone=zone)
-        case ("DELETE", "zones", _, "instances", _):
-            found["Action"] = "destroy"
-        case ("POST", "zones", _, "instances", instance, ("attachDisk" | "detachDisk") as action):
-            found.update(Action=action.replace("Disk", " disk"), instance=instance)
-        case ("POST", "zones", _, "disks"):
-            found.update(Action="create disk", name=body["name"])
-        case ("POST", "zones", _, "disks", name, "createSnapshot"):
-            found.update(Action="create snapshot", name=body["name"])
-        case ("POST", "zones", _, "disks", name, action):
-            found.update(Action=f"{action} disk", name=name)
-        case ("DELETE", "global", "snapshots", name):
-            found.update(Action="delete snapshot", name=name)
-        case ("DELETE", "zones", _, "disks", name):
-            found.update(Action="delete disk", name=name)
-        case ("GET", "global", "images", *_):
-            found["Action"] = "get images"
-        case ("POST", "global", "images"):
-            found.update(Action="insert image", name=body["name"])
-        case ("DELETE", "global", "images", name):
-            found.update(Action="delete image", name=name)
-        case ("GET", "global", "snapshots", *_):
-            found["Action"] = "get snapshots"
-        case ("GET", "zones", _, "operations", *_) | ("GET", "global", "operations", _):
-            found["Action"] = "operation"
-        case (_, *parts):
-            found["Action"] = f"{method.lower()} {parts[2] if len(parts) > 2 else parts[-1]}"
-    return found
-
-
-def bearer(request: Any) -> str:
-    """The token that a request has; "": none."""
-    return str(request.getHeader("Authorization") or "").removeprefix("Bearer ")
-
-
-def _refusal(fault: Fault) -> Answer | None:
-    """Return the answer to a call that had no effect."""
-    if fault.kind is FaultKind.THROTTLE:
-        header = [("Retry-After", f"{fault.retry_after:g}")] if fault.retry_after else []
-        return (*_error(403, "rateLimitExceeded", "Rate Limit Exceeded"), *header)
-    answers = {
-        FaultKind.ERROR: (503, "backendError", "Backend Error"),
-        FaultKind.QUOTA: (403, "quotaExceeded", "Quota 'CPUS_ALL_REGIONS' exceeded.  Limit: 8.0 globally."),
-        FaultKind.FAMILY_QUOTA: (
-            403,
-            "quotaExceeded",
-            "Quota 'CPUS' exceeded.  Limit: 8.0 in region europe-west1.",
-        ),
-        FaultKind.UNKNOWN: (404, "notFound", "The resource was not found"),
-        FaultKind.REVOKED: (401, "authError", "Invalid Credentials"),
-    }
-    return _error(*answers[fault.kind]) if fault.kind in answers else None
-
-
-def _error(status: int, reason: str, message: str) -> Answer:
-    return status, json.dumps(gce_resources.error(status, reason, message)).encode()

@@ -19,7 +19,8 @@ import attrs
 
 from tests.support.clouds import discovery
 from tests.support.clouds.faults import FaultKind
-from tests.support.clouds.gce import SimulatedGce, bearer
+from tests.support.clouds.gce import SimulatedGce
+from tests.support.clouds.gce_requests import bearer
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 
 BUCKET = "images-of-the-test"

@@ -57,3 +57,13 @@ def make_network(
     ]
     group = ec2.create_security_group(GroupName="pods", Description="pods", VpcId=vpc)["GroupId"]
     return tuple(each["SubnetId"] for each in subnets), group
+
+
+def all_tags(ec2: Any) -> dict[str, dict[str, str]]:  # Any: boto3's client
+    """Return the tags of all resources; an association has those of its address. Blocks."""
+    found: dict[str, dict[str, str]] = {}
+    for each in ec2.describe_tags()["Tags"]:
+        found.setdefault(each["ResourceId"], {})[each["Key"]] = each["Value"]
+    for address in ec2.describe_addresses()["Addresses"]:
+        found[address.get("AssociationId", "")] = found.get(address["AllocationId"], {})
+    return found

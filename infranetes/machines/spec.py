@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a provider is asked for: the VM of a request, with its identity and its first certificate."""
+
+from __future__ import annotations
+
+import secrets
+
+from infranetes.certificates import Signed
+from infranetes.machines.context import MachineContext, VmFacts, VmRequest
+from infranetes.providers.interface import InstanceSpec
+from infranetes_common.identity import Identity
+
+ENTROPY_BYTES = 64  # for the kernel of a clone, which has its template's
+LAUNCH_CERTIFICATE_SECONDS = 3600.0  # over the time of a launch: until it is replaced over the channel
+
+
+def first_certificate(context: MachineContext, id: str) -> Signed:
+    """Sign the certificate that a VM is launched with."""
+    lifetime = min(context.times.launch + LAUNCH_CERTIFICATE_SECONDS, context.times.certificate)
+    return context.authority.issue(id, lifetime)
+
+
+def instance_spec(
+    context: MachineContext, facts: VmFacts, request: VmRequest, signed: Signed
+) -> InstanceSpec:
+    """Return the VM that is to be made. :param signed: its first certificate."""
+    identity = Identity(
+        sandbox_id=facts.id,
+        certificate_pem=signed.certificate_pem,
+        key_pem=signed.key_pem,
+        ca_pem=context.authority.ca_pem,
+        hostname=request.hostname,
+        machine_id=facts.id,
+        entropy=secrets.token_hex(ENTROPY_BYTES),
+        now_nanos=context.now(),
+    )
+    return InstanceSpec(
+        token=facts.token,
+        sandbox_id=facts.id,
+        cluster=context.names.cluster,
+        node=context.names.node,
+        identity=identity,
+        size=request.size,
+        annotations=request.annotations,
+        granted=request.granted,
+        image=request.image,
+        cgroup_parent=request.cgroup_parent,
+        attachment=request.attachment,
+        zone=request.zone,
+    )
