@@ -256,6 +256,10 @@ class CommandLineTests(SynchronousTestCase):
             arguments = attrs.evolve(COMMAND_LINE, accelerator=accelerator).clone_arguments()
             self.assertEqual(arguments[arguments.index("-accel") + 1], expected)
 
+    def test_an_emulated_processor_has_no_fast_copies_with_which_no_guest_boots_in_qemu_10(self) -> None:
+        arguments = COMMAND_LINE.template_arguments()
+        self.assertLessEqual({"-erms", "-fsrm"}, {*arguments[arguments.index("-cpu") + 1].split(",")})
+
     def test_disks_can_be_shown_by_a_controller_that_was_there_from_the_start(self) -> None:
         for arguments in (COMMAND_LINE.template_arguments(), COMMAND_LINE.clone_arguments()):
             self.assertIn(f"virtio-scsi-pci,id={SCSI},num_queues=2,hotplug=off", arguments)
