@@ -157,6 +157,10 @@ test-page: venv proto ## Have Debian's Chromium, which is installed for that, lo
 
 SUITE ?= trixie
 
+.PHONY: test-first-image
+test-first-image: venv proto apt-test ## Install the packages in a booted Debian 12 and wait until it has built its guest image and run a pod in a VM, by autopkgtest's script; a quarter of an hour
+	@$(AS_ROOT) $(BIN)/python -m tests --jobs 1 tests.e2e.first_image
+
 .PHONY: test-suite
 test-suite: venv proto ## Build the packages on a release of Debian, SUITE=trixie or bookworm, run their unit tests and install them there
 	$(call need,mmdebstrap debian-archive-keyring)

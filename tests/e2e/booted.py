@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.cleanroot import CleanRoot
@@ -18,6 +19,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 BOOT = """
 set -e
 root=$1
+shift
 legacy=
 mount --make-rprivate /
 mount --bind "$root" "$root"
@@ -34,7 +36,8 @@ else
 fi
 mount -t tmpfs tmpfs "$root/run"
 mount -t tmpfs tmpfs "$root/dev"
-for device in null zero full random urandom tty; do
+for device in null zero full random urandom tty "$@"; do
+    mkdir -p "$(dirname "$root/dev/$device")"
     touch "$root/dev/$device"
     mount --bind "/dev/$device" "$root/dev/$device"
 done
@@ -49,16 +52,22 @@ exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/syst
 
 
 class Booted:
-    """Systemd in `root`, running until `end`."""
+    """Systemd in `root`, running until `end`.
 
-    def __init__(self, root: CleanRoot) -> None:
+    :param network: the network namespace that it is in; without one it has its own, which nobody reaches.
+    :param devices: below /dev, what it has of this machine's beside those that every system needs.
+    """
+
+    def __init__(self, root: CleanRoot, network: Path | None = None, devices: Sequence[str] = ()) -> None:
         hierarchy = CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / "systemd"
         self._cgroup = hierarchy / root.path.name
         self._cgroup.mkdir()
-        own = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc", "--cgroup")
+        others = ("nsenter", f"--net={network}") if network else ()
+        own = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "--cgroup")
+        net = () if network else ("--net",)
         enter = f'echo 0 >{self._cgroup}/cgroup.procs && exec "$@"'
         self._process = subprocess.Popen(
-            ["sh", "-c", enter, "sh", *own, "sh", "-c", BOOT, "sh", root.path],
+            ["sh", "-c", enter, "sh", *others, *own, *net, "sh", "-c", BOOT, "sh", root.path, *devices],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infranetes.guest import sources
@@ -55,14 +56,14 @@ def built(package: str) -> Path:
     return found[0]
 
 
-def depends(*packages: str) -> list[str]:
-    """The names, first alternative each, of the Debian packages that these of ours depend on."""
+def depends(*packages: str, field: str = "Depends") -> list[str]:
+    """The names, first alternative each, of the Debian packages that these of ours depend on or recommend."""
     names = set()
     for package in packages:
-        field = subprocess.run(
-            ["dpkg-deb", "--field", built(package), "Depends"], check=True, capture_output=True, text=True
+        told = subprocess.run(
+            ["dpkg-deb", "--field", built(package), field], check=True, capture_output=True, text=True
         ).stdout
-        for entry in field.strip().split(","):
+        for entry in told.strip().split(","):
             names.add(re.split(r"[\s(:|]", entry.strip())[0])
     return sorted(names - {"infranetes", "infranetes-common", "vmserver"})
 
@@ -99,31 +100,38 @@ def base(packages: list[str], release: str = RELEASE, purpose: str = "node") -> 
 
 
 class CleanRoot:
-    """One unpacked root; commands run in it with their own mounts and processes."""
+    """One unpacked root; commands run in it with their own mounts and processes.
 
-    def __init__(self, tar: Path) -> None:
+    :param network: the network namespace that they run in; None: this machine's.
+    :param binds: this machine's directories that are seen there too, by the same paths, and not written to.
+    """
+
+    def __init__(self, tar: Path, network: Path | None = None, binds: Sequence[Path] = ()) -> None:
+        self._network = network
+        self._binds = binds
         # Short, since a unix socket's path may have 107 bytes.
         self.path = Path(tempfile.mkdtemp(prefix="infranetes-root-", dir="/var/tmp"))
         subprocess.run(["tar", "-xf", tar, "-C", self.path], check=True)
 
+    def _mounts(self) -> Iterator[str]:
+        """What has to be mounted, as commands of sh."""
+        yield f"mount --bind {self.path} {self.path}"  # which `ip -n` changes mounts below
+        yield f"mount -t proc proc {self.path}/proc"
+        yield f"mount --rbind /dev {self.path}/dev"
+        if self._network is None:
+            yield f"mount --rbind /sys {self.path}/sys"
+        else:  # its /sys/class/net is that namespace's
+            yield f"mount -t sysfs sysfs {self.path}/sys"
+            yield f"mount --rbind /sys/fs/cgroup {self.path}/sys/fs/cgroup"
+        for path in self._binds:
+            yield f"mkdir -p {self.path}{path}"
+            yield f"mount --bind -o ro {path} {self.path}{path}"
+
     def _inside(self, command: list[str]) -> list[str]:
-        binds = (f"mount --rbind /{name} {self.path}/{name}" for name in ("dev", "sys"))
-        root = f"mount --bind {self.path} {self.path}"  # which `ip -n` changes mounts below
-        mounts = " && ".join((root, f"mount -t proc proc {self.path}/proc", *binds))
-        script = f'{mounts} && exec chroot {self.path} "$@"'
-        return [
-            "unshare",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--",
-            "sh",
-            "-c",
-            script,
-            "sh",
-            *command,
-        ]
+        script = f'{" && ".join(self._mounts())} && exec chroot {self.path} "$@"'
+        enter = ("nsenter", f"--net={self._network}", "--") if self._network else ()
+        own = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--")
+        return [*enter, *own, "sh", "-c", script, "sh", *command]
 
     @property
     def _environment(self) -> dict[str, str]:

@@ -20,10 +20,8 @@ from tests.e2e.test_package import PACKAGES, START_SECONDS
 KEYRING = "/etc/apt/keyrings/infranetes.gpg"
 
 
-class RepositoryTests(unittest.SynchronousTestCase):
-    """Each in a Debian that has the packages' dependencies already, with the repository in its `/repo`."""
-
-    timeout = 900
+class RepositoryCase(unittest.SynchronousTestCase):
+    """Has repositories in the `/repo` of roots."""
 
     def make_repository(self, root: cleanroot.CleanRoot) -> None:
         """Make the repository, signed by a key of its own, and have the root's apt trust that."""
@@ -42,6 +40,12 @@ class RepositoryTests(unittest.SynchronousTestCase):
         self.assertEqual(made.returncode, 0, made.stderr)
         (root.path / KEYRING[1:]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root.path / "repo/infranetes.gpg", root.path / KEYRING[1:])
+
+
+class RepositoryTests(RepositoryCase):
+    """Each in a Debian that has the packages' dependencies already."""
+
+    timeout = 900
 
     def root(self, release: str) -> cleanroot.CleanRoot:
         """A root of that release whose apt knows the repository alone."""

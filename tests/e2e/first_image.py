@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node from its installation to a pod in a VM: the first guest image is built by its unit, to its end.
+
+It takes a quarter of an hour, and has a name that is not looked for: ``make test-first-image`` runs it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from infranetes.guest import sources
+from tests.e2e import cleanroot
+from tests.e2e.booted import Booted
+from tests.e2e.cleanroot import TREE
+from tests.e2e.test_repository import KEYRING, RepositoryCase
+from tests.e2e.uplink import Uplink
+
+RELEASE = cleanroot.RELEASE
+POD_SECONDS = 2400.0  # image, template and pod, without KVM
+DEVICES = ("net/tun", "kvm")
+
+
+class FirstImageTests(RepositoryCase):
+    """With the recommended packages, the repository and Debian's archive."""
+
+    timeout = 3600
+
+    def root(self, release: str) -> cleanroot.CleanRoot:
+        """A root of that release whose apt knows the repository, and the archive as this machine does."""
+        needed = {*cleanroot.depends("infranetes", "infranetes-common")}
+        recommended = {*cleanroot.depends("infranetes", field="Recommends")}
+        packages = sorted({*needed, *recommended, "systemd"})
+        root = cleanroot.CleanRoot(cleanroot.base(packages, release, "recommended"))
+        self.addCleanup(root.remove)
+        self.make_repository(root)
+        archives = sources.of_release(release)
+        self.write(root, "etc/apt/apt.conf.d/99archive", archives.settings)
+        own = f"deb [signed-by={KEYRING}] file:/repo {release} main"
+        self.write(root, "etc/apt/sources.list", (own, *archives.lines))
+        shutil.copy("/etc/resolv.conf", root.path / "etc/resolv.conf")
+        return root
+
+    def write(self, root: cleanroot.CleanRoot, path: str, lines: Sequence[str]) -> None:
+        (root.path / path).write_text("".join(f"{line}\n" for line in lines))
+
+    def test_a_pod_runs_in_a_vm_though_nobody_has_built_an_image(self) -> None:
+        root = self.root(RELEASE)
+        for command in (("update",), ("install", "--yes", "infranetes")):
+            done = root.run("apt-get", *command, timeout=300)
+            self.assertEqual(done.returncode, 0, done.stdout)
+        uplink = Uplink()
+        self.addCleanup(uplink.end)
+        devices = [each for each in DEVICES if Path("/dev", each).exists()]
+        system = Booted(root, uplink.path, devices)
+        self.addCleanup(system.end)
+        shutil.copytree(TREE / "debian/tests", system.path("opt/tests"))
+        ran = system.run("/opt/tests/pod-qemu", timeout=POD_SECONDS)
+        units = ("--unit=infranetes", "--unit=infranetes-guest")
+        said = system.run("journalctl", "--no-pager", "--output=cat", *units).stdout
+        self.assertEqual(ran.returncode, 0, f"{ran.stdout[-3000:]}; the journal: {said[-6000:]}")
+        self.assertIn("is ready at", ran.stdout)
+        self.assertEqual(
+            system.systemctl("show", "--property=Result", "--value", "infranetes-guest"), "success", said
+        )
+        self.assertTrue(system.path("var/lib/infranetes/guest/current").exists())
+        self.assertEqual(system.systemctl("show", "--property=NRestarts", "--value", "infranetes"), "0")
