@@ -37,7 +37,7 @@ def vm_ended(node: NodeContext, sandbox: Sandbox, message: str) -> None:
 
 
 def disconnect(node: NodeContext, sandbox: Sandbox) -> None:
-    """End what is on its way into the sandbox's VM, and close the connection to its agent."""
+    """Cancel the loads that are under way into the sandbox's VM, and close the connection to its agent."""
     if node.firewalls is not None:
         node.firewalls.forget(sandbox)
     sandbox.loads.cancel()
@@ -48,9 +48,9 @@ def disconnect(node: NodeContext, sandbox: Sandbox) -> None:
 
 
 def connect(node: NodeContext, sandbox: Sandbox) -> None:
-    """Make the client of the sandbox's agent and its event stream, which is not yet started. Idempotent.
+    """Make the client of the sandbox's agent and its event stream, without starting the stream. Idempotent.
 
-    From now on its firewall is kept."""
+    From then on the sandbox's firewall is kept up to date."""
     client = sandbox.machine.connect()
     if node.firewalls is not None:
         node.firewalls.keep(sandbox)
@@ -73,13 +73,13 @@ class AgentListener:
         self._purges = Allowance(4 * PURGES, 1.0, node.clock.seconds())
 
     def snapshot_requested(self) -> None:
-        """Expect no container in the snapshot whose creation is under way."""
+        """Remember which containers the snapshot must contain: all except those being created."""
         self._expected = [
             container for container in self._sandbox.containers.values() if not container.being_created
         ]
 
     def snapshot(self, states: dict[str, vmserver.ContainerState]) -> None:
-        """Apply every report. A container that the agent should know and does not is lost."""
+        """Apply every report, and record as lost each expected container that the agent does not know."""
         for state in states.values():
             self.changed(state)
         for container in self._expected:
@@ -88,7 +88,7 @@ class AgentListener:
         self._expected = []
 
     def changed(self, state: vmserver.ContainerState) -> None:
-        """Apply the report. A container without a record was given up during its creation: remove it."""
+        """Apply the report. A container without a record was abandoned during its creation: remove it."""
         container = self._sandbox.containers.get(state.id)
         if container is not None:
             apply_report(self._node, container, state)
@@ -96,13 +96,13 @@ class AgentListener:
             self._purge(state.id)
 
     def removed(self, container_id: str) -> None:
-        """A container that still has a record was not removed by this daemon: it is lost."""
+        """Record a container as lost if it still has a record: then this daemon did not remove it."""
         container = self._sandbox.containers.get(container_id)
         if container is not None:
             self._lost(container)
 
     def interrupted(self, interruption: vmserver.Interruption) -> None:
-        """Have the sandbox shown as not ready, so that its pod is moved while the VM is still there."""
+        """Show the sandbox as not ready, so that its pod is moved while the VM still exists."""
         if self._sandbox.interrupted:
             return
         reason = interruption.reason or "its cloud will take its VM away"
@@ -114,7 +114,7 @@ class AgentListener:
             self._node.pod_events.interrupted(self._sandbox.config.metadata, reason)
 
     def reach_changed(self, reach: Reach) -> None:
-        """Log it, and have the containers' states computed again."""
+        """Log the change, bring a reachable VM up to date, and discard the containers' cached states."""
         watch = self._sandbox.watch
         if self._sandbox.state is SandboxState.READY:
             trouble = "" if watch is None or reach is Reach.LIVE else watch.trouble
@@ -135,7 +135,7 @@ class AgentListener:
             container.cache.clear()
 
     def _bring_volumes_again(self) -> None:
-        """Have the VM have what it lost of its pod's volumes, if it has rebooted."""
+        """Restore the pod's volumes in the VM, which has lost them if it has rebooted."""
         if self._bringing is not None:
             self._bringing.cancel()
         self._bringing = start(_bring_volumes_again(self._node, self._sandbox))
@@ -155,7 +155,7 @@ class AgentListener:
         self._node.logs.abort(container)
 
     def _purge(self, container_id: str) -> None:
-        """Remove a container without a record, at most PURGES at a time: the next snapshot shows the rest."""
+        """Remove a container without a record, at most PURGES at a time; the next snapshot shows the rest."""
         if container_id in self._purging or len(self._purging) >= PURGES:
             return
         if not self._purges.spend(self._node.clock.seconds()):

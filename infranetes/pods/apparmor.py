@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AppArmor profiles of the node, found in its files for the VM's kernel to load.
+"""The node's AppArmor profiles: finding a profile's file, so that the VM's kernel can load it.
 
-A pod asks for a profile by name, which on other nodes the kernel knows already. Here the kernel is the VM's,
-so the file that defines the profile is sent there. What it includes comes from the VM's own /etc/apparmor.d.
+A pod asks for a profile by name. On an ordinary node the kernel has loaded it already; here the kernel is the
+VM's, so the file that defines the profile is sent to the VM. Includes are read from the VM's /etc/apparmor.d.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 def profile_name(config: cri.ContainerConfig) -> str:
-    """The name of the node's profile that the container asks for; "": none.
+    """Return the name of the node's profile that the container asks for, or "" if it asks for none.
 
     :raise InvalidArgument: it can't be a profile's name."""
     context = config.linux.security_context
@@ -46,9 +46,9 @@ def profile_name(config: cri.ContainerConfig) -> str:
 
 
 def find_profile(directory: Path, name: str) -> str:
-    """The text of the file in `directory` that defines the profile. Blocks.
+    """Return the text of the file in `directory` that defines the profile. Blocks.
 
-    :raise FailedPrecondition: there is none; says where it was looked for."""
+    :raise FailedPrecondition: no file defines it; the message names the directory."""
     # See apparmor.d(5): [profile] NAME [attachment] [flags=(...)] {, the name in quotes or not.
     defines = re.compile(rf'^[ \t]*(?:profile[ \t]+)?"?{re.escape(name)}"?[ \t][^\n#]*\{{', re.MULTILINE)
     for path in sorted(_files(directory)):
@@ -69,7 +69,8 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    """The file's text; "": it is no regular file, or too large. :raise OSError: it can't be read."""
+    """Return the file's text, or "" if it is not a regular file or is too large.
+    :raise OSError: the file can't be read."""
     # Without O_NONBLOCK opening a pipe blocks.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -80,7 +81,7 @@ def _text(path: Path) -> str:
 
 
 def with_profile(config: cri.ContainerConfig, name: str, text: str) -> cri.ContainerConfig:
-    """A copy of `config` whose reference is the name, followed by the file's text on the lines after it."""
+    """Return a copy of `config` whose profile reference is the name, then the file's text on new lines."""
     sent = cri.ContainerConfig()
     sent.CopyFrom(config)
     context = sent.linux.security_context

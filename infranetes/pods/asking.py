@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large a pod's VM has to be. docs/resources.md has the rule as a table."""
+"""The size that a pod asks for its VM to have. docs/resources.md has the rule as a table."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from infranetes_common.wire import cri
 CPU_PERIOD = 100_000  # microseconds, the kernel's default
 SHARES_PER_CORE = 1024
 UNLIMITED = 1 << 60  # bytes
-SOURCE = "kubernetes.io/config.source"  # by which kubelet says where it has a pod from
+SOURCE = "kubernetes.io/config.source"  # the annotation in which kubelet names the source of a pod
 API_SERVER = "api"
 
 
 def size_of(config: cri.PodSandboxConfig) -> Size:
-    """Return what the CRI says that the pod asks for; and its runtime class's overhead."""
+    """Return the size that the pod asks for through the CRI, with its RuntimeClass's overhead."""
     return size_with(config.linux.resources, config.linux.overhead)
 
 
 def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources) -> Size:
-    """Return what these ask for. Processors of the overhead are for what is no part of the VM."""
+    """Return the size that these resources ask for.
+
+    The overhead's CPU is not counted: it is spent outside the VM."""
     limit = _memory(resources)
     return Size(
         cpu_millis=_cpu_millis(resources),
@@ -40,7 +42,7 @@ def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContain
 
 
 def made_for(sandbox: Sandbox) -> Size:
-    """Return the size that the VM was launched with or resized to, before its handler's additions."""
+    """Return the size that the VM was launched with or last resized to, without its handler's defaults."""
     record, said = sandbox.record, size_of(sandbox.config)
     return attrs.evolve(
         said,
@@ -55,10 +57,11 @@ async def asked_for(
     resources: cri.LinuxContainerResources,
     overhead: cri.LinuxContainerResources,
 ) -> tuple[Size, bool]:
-    """Return what the pod asks for, and whether that is all: what its containers request may not be known.
+    """Return the size that the pod asks for, and whether it is complete: False if its containers' requests
+    are not known.
 
-    :param resources: the sum of its containers', as kubelet says it.
-    :raise InvalidArgument: an annotation is malformed; names it."""
+    :param resources: the sum of its containers' resources, as kubelet gives it.
+    :raise InvalidArgument: an annotation is malformed; the message names it."""
     annotations = node.handler_of(sandbox.record).annotations.applied(sandbox.config.annotations)
     said, by_annotation = size_with(resources, overhead), requests(annotations)
     if by_annotation.cpu_millis and by_annotation.memory_bytes:
@@ -74,7 +77,8 @@ async def asked_for(
 
 
 async def _needs(node: NodeContext, sandbox: Sandbox, annotations: Mapping[str, str]) -> Needs | None:
-    """What the API server has of the pod, which does not have those of other sources; None: not known."""
+    """Return what the pod requests according to the API server, or None if that is not known.
+    The API server does not know pods of other sources, such as static ones: for these it is empty."""
     if node.pod_needs is None or annotations.get(SOURCE) != API_SERVER:
         return Needs()
     metadata = sandbox.config.metadata
@@ -90,16 +94,16 @@ def _at_least(said: Size, wanted: Needs) -> Size:
 
 
 def _memory(resources: cri.LinuxContainerResources) -> int:
-    """The limit in bytes; 0: none, which a control group of version 1 says as a number."""
+    """Return the limit in bytes, or 0 for none. Version 1 of cgroups expresses "none" as a huge number."""
     limit = resources.memory_limit_in_bytes
     return int(limit) if 0 < limit < UNLIMITED else 0
 
 
 def _cpu_millis(resources: cri.LinuxContainerResources) -> int:
-    """The larger of the limit, which may be that of some containers only, and the request."""
+    """Return the larger of limit and request: the limit may cover only some of the containers."""
     limit = request = 0
     if resources.cpu_quota > 0:
         limit = int(resources.cpu_quota * 1000 // (resources.cpu_period or CPU_PERIOD))
-    if resources.cpu_shares > 2:  # kubelet gives a pod without requests 2 shares: that asks for nothing
+    if resources.cpu_shares > 2:  # kubelet gives 2 shares to a pod that requests nothing
         request = int(resources.cpu_shares * 1000 // SHARES_PER_CORE)
     return max(limit, request)

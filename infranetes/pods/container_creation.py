@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CreateContainer: from a recorded container to one that its agent has, or to nothing at all."""
+"""CreateContainer: record a container and create it at its agent, or undo all of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from infranetes_common.errors import AlreadyExists, FailedPrecondition, Infranet
 from infranetes_common.huge_pages import pages_of
 from infranetes_common.wire import cri
 
-UNDO_SECONDS = 10.0  # that an agent may take to remove a container whose creation failed
+UNDO_SECONDS = 10.0  # the time that an agent gets to remove a container whose creation failed
 
 _log = Logger()
 
@@ -39,10 +39,12 @@ class ContainerCreation:
         self._resizer = Resizer(node)
 
     async def create(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container:
-        """Create the container, or join its creation. Cancelling leaves the work to whoever asks again.
+        """Create the container, or join its creation.
 
-        :raise AlreadyExists: the name is another container's. :raise FailedPrecondition: there is no VM.
-        :raise InfranetesError: it failed, and nothing is left of it."""
+        Cancelling does not end the work: a repeated call joins it.
+
+        :raise AlreadyExists: another container has the name. :raise FailedPrecondition: there is no VM.
+        :raise InfranetesError: the creation failed and was undone."""
         _check_vm(sandbox)
         container = self._named(sandbox, config)
         if container is None:
@@ -57,7 +59,8 @@ class ContainerCreation:
         return container
 
     def _named(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container | None:
-        """The container of this name, if there is one: it is the one that this request asks for."""
+        """Return the container of this name, or None.
+        :raise AlreadyExists: it is not the one that this request asks for."""
         container = self._node.inventory.container_named(sandbox, container_name(config.metadata))
         if container is not None:
             _check_same(container, config)
@@ -114,7 +117,7 @@ class ContainerCreation:
             if nfs is not None and nfs.concern(container):
                 asked.append(
                     sandbox.agent()
-                )  # which gives up what is mounted for a container that is not made
+                )  # removing the container there unmounts its NFS exports, even if it was never made
                 config = await nfs.prepare(container, config)
             if self._node.pod_volumes is not None:
                 config = await self._node.pod_volumes.prepare(container, config)
@@ -142,7 +145,7 @@ class ContainerCreation:
             container.being_created = False
 
     async def _with_profiles(self, config: cri.ContainerConfig) -> cri.ContainerConfig:
-        """Replace the names of the node's security profiles by what they contain."""
+        """Replace the names of the node's security profiles by the profiles' contents."""
         if path := node_files.seccomp_path(config):
             text = await run_in_thread(self._node.reactor, node_files.read_seccomp_profile, path)
             config = node_files.with_seccomp_profile(config, text)
@@ -152,8 +155,10 @@ class ContainerCreation:
         return config
 
     async def _undo(self, container: Container, asked: list[AgentClient]) -> None:
-        """Remove what there is of it. An agent that can't be reached now removes it after its next snapshot,
-        which shows a container without a record."""
+        """Remove what exists of the container.
+
+        If its agent can't be reached now, it is removed after the agent's
+        next snapshot, which shows a container without a record."""
         self._node.inventory.discard_container(container)
         for agent in asked:
             try:
@@ -169,15 +174,16 @@ class ContainerCreation:
 
 
 def _check_vm(sandbox: Sandbox) -> None:
-    """Check that the sandbox has a VM, or gets it with a container.
+    """Check that the sandbox has a VM, or gets one with its container.
 
-    :raise FailedPrecondition: it is not ready."""
+    :raise FailedPrecondition: the sandbox is not ready."""
     if sandbox.state not in (SandboxState.VACANT, SandboxState.BOOTING):
         sandbox.agent()
 
 
 def _check_same(container: Container, config: cri.ContainerConfig) -> None:
-    """Check that the container is one that this request may join."""
+    """Check that this request may join the container's creation.
+    :raise AlreadyExists: it may not."""
     joinable = container.state is ContainerState.CREATING or (
         container.state is ContainerState.CREATED and not container.record.claimed
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ContainerProvider of its VM runs a pod's containers: its annotation, its handler or the node says it.
+"""The choice of a pod's ContainerProvider, which runs its containers: by annotation, handler or node.
 
-The VM's agent is told when the VM becomes the pod's. What the VM does not offer is refused by the agent then.
+The VM's agent learns the choice when the VM becomes the pod's, and refuses one that the VM does not offer.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from infranetes_common.wire import cri
 
 ANNOTATION = PREFIX + CONTAINERS
 
-_WITH_USER_NAMESPACES = ("oci", "fake")  # the second is that of simulated VMs
+_WITH_USER_NAMESPACES = ("oci", "fake")  # "fake" is the ContainerProvider of simulated VMs
 _USERS = "config.linux.security_context.namespace_options"
 
 
 def container_provider(node: NodeContext, config: cri.PodSandboxConfig, handler: Handler) -> str:
-    """Return the name of the ContainerProvider for the pod; "": the first one of its VM's image."""
+    """Return the name of the pod's ContainerProvider; "" means the first one of its VM's image."""
     chosen: str = config.annotations.get(ANNOTATION, "")
     nodes = node.contprovider if handler.kind == DOCKER else ""
     return chosen.strip() or handler.contprovider or nodes
 
 
 def check_container_provider(config: cri.PodSandboxConfig, handler: Handler) -> None:
-    """Check a pod's choice before anything is made for it.
+    """Check a pod's choice of ContainerProvider before anything is made for the pod.
 
-    :raise InvalidArgument: pods of this handler have nothing to choose; says what to do."""
+    :raise InvalidArgument: pods of this handler have no such choice; the message says what to do."""
     if ANNOTATION in config.annotations and handler.kind == MACHINE:
         raise InvalidArgument(
             f"annotation {ANNOTATION} can't be served: images of this handler's pods are whole machines, "
@@ -44,7 +44,7 @@ def has_user_namespaces(
 ) -> bool:
     """Return whether a pod may have a user namespace.
 
-    :param config: the pod's; None: one that chooses no ContainerProvider."""
+    :param config: the pod's; None: assume a pod that chooses no ContainerProvider."""
     name, provider = (
         container_provider(node, config or cri.PodSandboxConfig(), handler),
         handler.side.provider,
@@ -55,9 +55,9 @@ def has_user_namespaces(
 
 
 def check_user_namespace(node: NodeContext, config: cri.PodSandboxConfig, handler: Handler) -> None:
-    """Check that a pod can have the user namespace that it wants.
+    """Check that a pod can have the user namespace that it asks for.
 
-    :raise InvalidArgument: it can't; says what to do."""
+    :raise InvalidArgument: it can't; the message says what to do."""
     users = user_namespace(config.linux.security_context.namespace_options, _USERS)
     if users is not None and not has_user_namespaces(node, handler, config):
         raise InvalidArgument(

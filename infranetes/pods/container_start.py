@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StartContainer: a container is run once in its life, whatever becomes of the agent's answer."""
+"""StartContainer: run a container once in its life, even if the agent's answer is lost."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ from infranetes_common.errors import (
 )
 from infranetes_common.wire import cri
 
-START_ERROR = 128  # the exit code that kubelet knows for a container that could not be started
+START_ERROR = 128  # the exit code by which kubelet knows a container that could not be started
 
 _log = Logger()
 
 
 async def start_container(node: NodeContext, container: Container) -> None:
-    """Run it. It is RUNNING, here and on the disk, before this returns.
+    """Run the container. Its record is RUNNING, in memory and on the disk, before this returns.
 
-    Cancelling this leaves the start to go on. If an earlier start's answer was lost the agent is asked again;
-    it runs the container only if it has not run yet.
-
-    :raise FailedPrecondition: it runs, is being started, has ended, or is being removed.
-    :raise Unavailable: the agent's answer was lost: it may run. :raise InfranetesError: it can't be run,
-        and has ended."""
+    Cancelling does not stop the start. If the answer to an earlier start was lost, the agent is asked again;
+    it runs the container only if that has not run yet.
+    :raise FailedPrecondition: the container runs, is being started, has ended, or is being removed.
+    :raise Unavailable: the agent's answer was lost: the container may run.
+    :raise InfranetesError: the container can't be run, and has ended."""
     if not _is_startable(container):
         raise FailedPrecondition(f"container {container.id} {_why_not_startable(container)}")
     container.sandbox.check_stays()
@@ -51,7 +50,7 @@ async def start_container(node: NodeContext, container: Container) -> None:
 
 
 async def wait_started(container: Container) -> None:
-    """Wait for a start that is under way."""
+    """Wait until the container's start is over, if one is under way."""
     if container.starting is not None:
         await container.starting.wait()
 
@@ -99,7 +98,7 @@ async def _start(node: NodeContext, container: Container, agent: AgentClient) ->
 
 
 async def _wait_for_network(node: NodeContext, container: Container) -> None:
-    """Wait for what is in force before a pod's first container runs."""
+    """Wait until the pod's NetworkPolicies are in force, and for a while for the rules of Services."""
     timeline, name = container.sandbox.timeline, container.config.metadata.name
     if node.firewalls is not None:
         with timeline.step("its NetworkPolicies are waited for", container=name):
@@ -112,8 +111,8 @@ async def _wait_for_network(node: NodeContext, container: Container) -> None:
 async def _record_failed_start(
     node: NodeContext, container: Container, agent: AgentClient, message: str
 ) -> None:
-    """Make sure that a container does not run whose start the agent refused, and record its end. If the agent
-    does not answer, nobody knows whether it runs."""
+    """Make sure that a container whose start failed does not run, and record its end.
+    If the agent does not answer nothing is recorded: the container may run."""
     try:
         report = await agent.stop(container.id, 0)
     except NotFound:
@@ -136,7 +135,7 @@ async def _record_failed_start(
 
 
 def _is_startable(container: Container) -> bool:
-    """Whether it has never run, as far as is known, and no other call is about to change that."""
+    """Return whether the container has never run, as far as is known, and no call is about to change that."""
     return (
         container.state in (ContainerState.CREATED, ContainerState.STARTING)
         and container.starting is None
@@ -147,7 +146,7 @@ def _is_startable(container: Container) -> bool:
 
 
 def _why_not_startable(container: Container) -> str:
-    """Why StartContainer is refused, and what to do instead."""
+    """Return why StartContainer is refused, and what to do instead."""
     if container.removing is not None or container.state is ContainerState.REMOVING:
         return "is being removed: create another attempt"
     if container.state is ContainerState.EXITED:
@@ -160,5 +159,5 @@ def _why_not_startable(container: Container) -> str:
 
 
 def _may_have_reached_the_agent(error: InfranetesError) -> bool:
-    """Whether what the agent was asked for may have been done, or may still be."""
+    """Return whether the agent may have done what it was asked, or may still do it."""
     return isinstance(error, (Unavailable, DeadlineExceeded)) or type(error) is InfranetesError

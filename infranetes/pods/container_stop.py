@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StopContainer and RemoveContainer: ending a container, and forgetting it once its output is on the node."""
+"""StopContainer and RemoveContainer: end a container, and forget it once its output is on the node."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from infranetes_common.concurrency import Flight, shielded, sleep, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, NotFound, Unavailable
 from infranetes_common.wire import cri
 
-STOP_DRAIN_SECONDS = 2.0  # a stop answers when the log is complete, or at the latest after this
-LOOKS = 8  # at the provider, for a VM that may just have ended
+STOP_DRAIN_SECONDS = 2.0  # the longest that a stop waits for the log to be complete
+LOOKS = 8  # how often the provider is asked for a VM that may have just ended
 LOOK_PAUSE_SECONDS = 0.25
 
 _STARTED = (ContainerState.STARTING, ContainerState.RUNNING)
@@ -37,7 +37,9 @@ class ContainerStop:
         self._machine_images = machine_images
 
     async def stop(self, container: Container, grace_seconds: int) -> None:
-        """Stop the container and wait for its end. Never started, or ended: do nothing."""
+        """Stop the container and wait for its end. Wait only for the log if it has ended.
+
+        Does nothing if the container was never started."""
         await wait_started(container)
         if container.state in _STARTED:
             await shielded(self._stop(container, grace_seconds, STOP_DRAIN_SECONDS))
@@ -45,7 +47,7 @@ class ContainerStop:
             await self._drained(container, STOP_DRAIN_SECONDS)
 
     async def _stop(self, container: Container, grace_seconds: int, drain_seconds: float) -> None:
-        """Stop it, and wait at most `drain_seconds` for its log."""
+        """Stop the container, and wait at most `drain_seconds` for its log."""
         container.stops += 1
         timeline, name = container.sandbox.timeline, container.config.metadata.name
         try:
@@ -63,14 +65,16 @@ class ContainerStop:
             if not await self._ended_with_its_vm(container):
                 raise
         else:
-            if report.state == cri.CONTAINER_CREATED:  # an earlier start of it has not reached the agent
+            if report.state == cri.CONTAINER_CREATED:  # an earlier start has never reached the agent
                 report.state, report.finished_at = cri.CONTAINER_EXITED, self._node.now()
                 report.exit_code, report.reason = START_ERROR, "StartError"
                 report.message = "it was stopped before it was run"
             await apply_stop(self._node, container, report, drain_seconds)
 
     async def _ended_with_its_vm(self, container: Container) -> bool:
-        """Whether an agent was lost because its VM ended, which the provider needs a moment to notice."""
+        """Return whether the agent was lost because its VM ended.
+
+        The provider needs a moment to notice that, so it is asked several times."""
         for _ in range(LOOKS):
             with contextlib.suppress(InfranetesError):
                 await self._sandboxes.look(container.sandbox)
@@ -80,7 +84,7 @@ class ContainerStop:
         return False
 
     async def _drained(self, container: Container, seconds: float) -> bool:
-        """Wait at most so long for the log; whether it is complete."""
+        """Wait at most `seconds` for the log; return whether it is complete."""
         try:
             await within(self._node.clock, seconds, self._node.logs.drain(container), "the rest of the log")
         except DeadlineExceeded:
@@ -88,7 +92,7 @@ class ContainerStop:
         return True
 
     def removal(self, container: Container) -> Flight[None]:
-        """The removal of a container, begun now unless it is under way."""
+        """Return the container's removal, beginning it unless it is under way."""
         if container.removing is None or container.removing.done:
             container.removing = Flight(self._remove(container))
         return container.removing
@@ -121,7 +125,7 @@ class ContainerStop:
         await agent.remove(container.id)
 
     async def _remove_machine(self, container: Container) -> None:
-        """Remove a container that is the VM: only the sandbox remains, which may boot another one."""
+        """Remove a container that is the VM. Only the sandbox remains, and may boot another VM."""
         try:
             if container.state in _STARTED:
                 await self._stop(container, 0, MACHINE_DRAIN_SECONDS)

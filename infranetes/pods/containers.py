@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container calls of the CRI, without their wire."""
+"""The container calls of the CRI, without their messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotFo
 from infranetes_common.huge_pages import pages_of
 from infranetes_common.wire import cri, vmserver
 
-# Bytes of each stream. CRI clients take messages of 16 MiB: both streams, and what is around them.
+# Bytes of each stream. CRI clients accept messages of 16 MiB, which hold both streams and their framing.
 MAX_EXEC_OUTPUT = 8 * 1024 * 1024 - 4096
 
 
@@ -39,7 +39,8 @@ class Containers:
         self._stop = ContainerStop(node, sandboxes, self.machine_images)
 
     def lookup(self, id: str) -> Container:
-        """Return the container that a client names: one that the CRI shows.
+        """Return the container with this id or prefix of one, if the CRI shows it, and record that it is
+        claimed.
 
         :raise NotFound: there is none. :raise InvalidArgument: there are several."""
         container = self._node.inventory.container(id)
@@ -51,12 +52,12 @@ class Containers:
         return container
 
     async def create(self, sandbox_id: str, config: cri.ContainerConfig, limit: float | None = None) -> str:
-        """Create a container and return its id. Cancelling leaves the work to whoever asks again.
+        """Create a container and return its id. Cancelling does not end the work: a repeated call joins it.
 
-        :param limit: after so many seconds it is told how far the work is, which goes on.
-        :raise DeadlineExceeded: the limit has passed.
-        :raise AlreadyExists: the name is another container's. :raise FailedPrecondition: there is no VM.
-        :raise InfranetesError: it failed, and nothing is left of it."""
+        :param limit: the seconds after which this raises; None: wait until the work ends.
+        :raise DeadlineExceeded: the limit has passed. The work goes on; the message says how far it is.
+        :raise AlreadyExists: another container has the name. :raise FailedPrecondition: there is no VM.
+        :raise InfranetesError: the creation failed and was undone."""
         sandbox = self._sandboxes.lookup(sandbox_id)
         creating = start(self._creation.create(sandbox, config))
         try:
@@ -70,13 +71,13 @@ class Containers:
         return self.lookup(container.id).id
 
     async def start(self, id: str) -> None:
-        """Run the container: once in its life. See `start_container`."""
+        """Run the container, once in its life. See `start_container`."""
         container = self.lookup(id)
         await start_container(self._node, container)
         await self._node.logs.wait_until_open(container)
 
     async def stop(self, id: str, grace_seconds: int) -> None:
-        """Stop the container and wait for its end. Unknown, never started or ended: do nothing."""
+        """Stop the container and wait for its end. Does nothing if it is unknown or was never started."""
         try:
             container = self.lookup(id)
         except NotFound:
@@ -84,7 +85,7 @@ class Containers:
         await self._stop.stop(container, grace_seconds)
 
     async def remove(self, id: str) -> None:
-        """Stop and forget the container. Unknown: do nothing."""
+        """Stop and forget the container. Does nothing if it is unknown."""
         try:
             container = self._node.inventory.container(id)
         except NotFound:
@@ -95,7 +96,7 @@ class Containers:
         await self.removal(container).join()
 
     def removal(self, container: Container) -> Flight[None]:
-        """The removal of a container, begun now unless it is under way."""
+        """Return the container's removal, beginning it unless it is under way."""
         return self._stop.removal(container)
 
     async def update(self, id: str, resources: cri.LinuxContainerResources) -> None:
@@ -112,10 +113,11 @@ class Containers:
     async def exec_sync(
         self, id: str, command: list[str], seconds: int, limit: float | None
     ) -> vmserver.ExecSyncResponse:
-        """Run a command to its end. Cancelling this ends the command.
+        """Run a command to its end. Cancelling ends the command.
 
-        :param seconds: 0: until `limit`, the call's own deadline in seconds, if it has one.
-        :raise DeadlineExceeded: it took longer and was killed.
+        :param seconds: how long the command may run; 0: until `limit`.
+        :param limit: the seconds until the call's own deadline; None: it has none.
+        :raise DeadlineExceeded: the command took longer and was killed.
         :raise FailedPrecondition: the container is not running."""
         container = self.lookup(id)
         if container.state is not ContainerState.RUNNING:
@@ -135,12 +137,14 @@ class Containers:
             ) from None
         outcome = f"ended: exit code {result.exit_code}"
         log_command(container, command, outcome, self._node.clock.seconds() - began, routine=True)
-        # Whoever asked may look for what it wrote, as on a node whose containers have its files.
+        # The caller may read what the command wrote, as on a node whose containers share its files.
         await self._node.volumes.catch_up(container)
         return result
 
     async def reopen_log(self, id: str) -> None:
-        """Continue in a new file at the log's path. :raise FailedPrecondition: it is not running."""
+        """Continue the log in a new file at its path.
+
+        :raise FailedPrecondition: the container is not running."""
         container = self.lookup(id)
         if container.state is not ContainerState.RUNNING:
             raise FailedPrecondition(f"container {container.id} is not running: its log is not open")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everything in `pods` works with: the collaborators, the settings and the inventory."""
+"""The context shared by everything in `pods`: the collaborators, the settings and the inventory."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
     from infranetes.volumes.volumes import Volumes
 
 DAY = 86400.0
-# For the rest of the log of a container that is the VM: its agent ends with it.
+# How long to wait for the rest of the log of a container that is the VM: its agent ends with it.
 MACHINE_DRAIN_SECONDS = 3.0
 
 
 @attrs.frozen
 class Times:
-    """How long things may take, in seconds."""
+    """Time limits and intervals, in seconds."""
 
     launch: float = 600.0  # from the first request to a READY sandbox
-    desertion: float = 600.0  # that a launch is kept which nobody waits for, in case it is asked for again
-    listing: float = 0.25  # that a list waits for VMs whose stream was just lost
-    drain: float = 15.0  # the rest of a log, once its container has ended
+    desertion: float = 600.0  # how long a launch that nobody waits for is kept, in case it is asked for again
+    listing: float = 0.25  # how long a list waits for VMs whose stream was just lost
+    drain: float = 15.0  # writing the rest of a log, once its container has ended
     stopping: float = 20.0  # stopping the containers of a sandbox that is being stopped
     destroy: float = 120.0  # the provider's part of ending a VM
     sweep: float = 60.0  # between two passes over the provider's list
-    exec_limit: float = 3600.0  # an ExecSync without a timeout
-    unused: float = 60.0  # that an image without containers is kept in a VM
+    exec_limit: float = 3600.0  # the longest that an ExecSync may take
+    unused: float = 60.0  # how long a VM keeps an image that no container uses
     certificate: float = DAY  # the validity of a VM's certificate, which is replaced after half of that
     watch: WatchTimes = attrs.field(factory=WatchTimes)
 
@@ -72,45 +72,47 @@ class Images(Protocol):
 
     @property
     def machine_images(self) -> bool:
-        """Whether the images are whole machines, so that a sandbox has no VM before a container names one."""
+        """Whether the images are whole machines: a sandbox then has no VM until a container names one."""
 
     async def find(self, name_or_id: str) -> Image:
-        """The image that a reference, an id or the beginning of an id means now.
+        """Return the image that a reference, an id or a prefix of an id means now.
 
-        :raise NotFound: not pulled on this node. :raise InvalidArgument: ambiguous.
-        :raise Unavailable: that can't be told now."""
+        :raise NotFound: it is not pulled on this node. :raise InvalidArgument: it is ambiguous.
+        :raise Unavailable: this can't be determined now."""
 
     def known(self, image_id: str) -> Image | None:
-        """What is known of the image without asking anybody; None: nothing."""
+        """Return the image if it is known without any I/O, or None."""
 
     def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
-        """The image as a tar archive without its lowest `present` layers."""
+        """Iterate over the image as a tar archive, without its lowest `present` layers."""
 
     async def config(self, image_id: str) -> bytes:
-        """The image's configuration, whose digest is its id. :raise NotFound: not on this node any more."""
+        """Return the image's configuration, whose digest is its id.
+        :raise NotFound: the image is no longer on this node."""
 
     async def disks(self, image_id: str) -> Sequence[LayerDisk]:
-        """The image's layers as disks, lowest first; those that are missing are made.
+        """Return the image's layers as disks, lowest first, making those that are missing.
 
-        :raise FailedPrecondition: it can't be had as disks. :raise ResourceExhausted: no room for them."""
+        :raise FailedPrecondition: the image can't be made into disks.
+        :raise ResourceExhausted: there is no room for them."""
 
     def held(self, image_id: str) -> AbstractAsyncContextManager[None]:
-        """Keep the files of `disks` until the end of the block, also if the image is removed meanwhile.
+        """Keep the files of `disks` until the end of the block, even if the image is removed meanwhile.
 
-        :raise NotFound: not on this node any more."""
+        :raise NotFound: the image is no longer on this node."""
 
     async def check(self, image_id: str) -> None:
         """Forget the image if the catalogue that it was found in no longer has it."""
 
 
 class TellsOfPods(Protocol):
-    """What of `infranetes.kubernetes.pod_events.PodEvents` is needed."""
+    """The reporter of pods' events to Kubernetes: `infranetes.kubernetes.pod_events.PodEvents`."""
 
     def interrupted(self, pod: cri.PodSandboxMetadata, reason: str) -> None:
-        """Tell that the VM of a pod's sandbox will be taken away."""
+        """Report that the cloud will take away the VM of a pod's sandbox."""
 
     def moved(self, pod: cri.PodSandboxMetadata) -> None:
-        """Tell that a pod has another sandbox than the one that was interrupted."""
+        """Report that a pod has a new sandbox after its former one was interrupted."""
 
 
 def _no_dns() -> Awaitable[cri.DNSConfig]:
@@ -120,32 +122,33 @@ def _no_dns() -> Awaitable[cri.DNSConfig]:
 class NodeContext:
     """The collaborators of `pods` as one object.
 
-    :param store: open. :param images: where containers' images are. :param authority: issues the VMs'
-        certificates. :param connect: makes the agents' clients. :param logs: writes the containers' log
-        files. :param volumes: carries their mounts. :param hostports: leads ports of the node to pods.
+    :param store: the store, already open. :param images: holds the containers' images.
+    :param authority: issues the VMs' certificates. :param connect: makes the agents' clients.
+    :param logs: writes the containers' log files. :param volumes: carries the containers' mounts.
+    :param hostports: forwards ports of the node to pods.
     :param parallel: how many agents are connected to at once.
-    :param provider: the node's own, of pods whose handler names none.
-    :ivar side: that of the node's own provider. :ivar sides: those of all providers, by their names.
+    :param provider: the node's own provider, for pods whose handler names none.
+    :ivar side: the side of the node's own provider. :ivar sides: the sides of all providers, by name.
     :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. :ivar timekeeping: keeps VMs'
         clocks right. All three are set before use.
-    :ivar pools: those of handlers that have their own.
+    :ivar pools: the pools of handlers that have their own.
     :ivar apparmor: the directory of the node's AppArmor profiles.
-    :ivar contprovider: what runs containers of pods that choose nothing; "": what the VMs' image has first.
-    :ivar handlers: by their names; "": the node's own.
-    :ivar image_source: where pods are of several kinds, what says whose an image is: the name of the kind, of
-        a machine image that of the provider.
-    :ivar services: the cluster's Services; None: the VMs are not told of them.
-    :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they don't hold.
-    :ivar overlay: gives the pods of those sides that have it addresses of the pods' network.
-    :ivar pod_needs: knows what pods request beyond what the CRI says; None: nobody does.
+    :ivar contprovider: the ContainerProvider of pods that choose none; "": the first one of the VMs' image.
+    :ivar handlers: the runtime handlers by name; "": the node's own.
+    :ivar image_source: where pods are of several kinds, returns the source of an image: the name of its kind
+        or, for a machine image, of its provider.
+    :ivar services: the cluster's Services; None: the VMs do not learn them.
+    :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they are not enforced.
+    :ivar overlay: gives addresses of the pods' network to the pods of sides that use it.
+    :ivar pod_needs: knows what pods request beyond what the CRI carries; None: nothing does.
     :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
     :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
-    :ivar nfs_volumes: has VMs mount what NFS servers export; None: it is carried as files are.
-    :ivar pod_events: tells Kubernetes what happens to pods; None: nobody is told.
-    :ivar network: of pods that say nothing of it, where there is an overlay: one of annotations' NETWORKS.
-    :ivar resizing: held while a sandbox's VM is made larger or smaller, by its id.
-    :ivar dns: gives the node's own DNS, for pods that name none.
-    :ivar observer: is told of launches, calls and losses.
+    :ivar nfs_volumes: has VMs mount the exports of NFS servers; None: they are carried as files are.
+    :ivar pod_events: reports what happens to pods to Kubernetes; None: it is not reported.
+    :ivar network: where there is an overlay, the network (one of NETWORKS) of pods that choose none.
+    :ivar resizing: locks by sandbox id, held while the sandbox's VM is resized.
+    :ivar dns: returns the node's own DNS settings, for pods that have none.
+    :ivar observer: is notified of launches, calls and losses.
     """
 
     pool: Pool
@@ -199,15 +202,15 @@ class NodeContext:
         self.times = times
         self.inventory = Inventory()
         self.gate = DeferredSemaphore(parallel)  # held while an agent is connected to
-        self.stopping = False  # the daemon ends: what is under way is left for the next one
+        self.stopping = False  # the daemon is stopping: it leaves unfinished work to the next one
         self._log = Logger()
 
     def now(self) -> int:
-        """Nanoseconds since 1970 UTC."""
+        """Return the time in nanoseconds since 1970 UTC."""
         return int(self.clock.seconds() * 1e9)
 
     def save(self, sandbox: Sandbox, record: SandboxRecord) -> Deferred[None]:
-        """Make `record` the sandbox's, in memory at once; fires when it is on the disk."""
+        """Make `record` the sandbox's, in memory at once. Fires when it is on the disk."""
         if record.state is SandboxState.ABANDONED:
             self.inventory.release_name(sandbox)
         sandbox.record = record
@@ -219,48 +222,50 @@ class NodeContext:
         sandbox.record = record
 
     def save_container(self, container: Container, record: ContainerRecord) -> Deferred[None]:
-        """Make `record` the container's, in memory at once; fires when it is on the disk."""
+        """Make `record` the container's, in memory at once. Fires when it is on the disk."""
         container.record = record
         return self.store.put_container(record)
 
     def add_side(self, provider: IPodProvider) -> ProviderSide:
-        """Have another provider on this node."""
+        """Add another provider to this node, and return its side."""
         side = self.sides[provider.name] = ProviderSide(self, provider)
         return side
 
     def side_of(self, record: SandboxRecord) -> ProviderSide:
-        """The side that has the sandbox's VM. There is one for every record once they are loaded."""
+        """Return the side of the sandbox's VM. Once the records are loaded each of them has one."""
         return self.sides[record.provider] if record.provider else self.side
 
     def started(self, sandbox: Sandbox) -> Event[None]:
-        """What happens once the provider of a sandbox's VM has started."""
+        """Return the event that happens once the provider of the sandbox's VM has started."""
         return self.side_of(sandbox.record).ready
 
     def handler_named(self, name: str) -> Handler:
-        """What a runtime handler means; one that is configured no more means what the node's own does."""
+        """Return the runtime handler of this name, or the node's own if it is no longer configured."""
         return self.handlers.get(name) or self.handlers[""]
 
     def handler_of(self, record: SandboxRecord) -> Handler:
-        """What a sandbox's handler meant when it was made."""
+        """Return the sandbox's handler as it was when the sandbox was made."""
         return self.handler_named(record.runtime_handler).recorded(record, self.side_of(record))
 
     def pool_for(self, handler: Handler) -> Pool | None:
-        """The pool whose VMs its pods may have: its own, or the node's if its VMs are made as those."""
+        """Return the pool that may serve the handler's pods, or None.
+
+        It is the handler's own, or the node's if its VMs are made the same way."""
         own = self.handlers[""]
         like_own = handler.side is own.side and handler.kind == own.kind and not handler.annotations.set
         return handler.pool or (self.pool if like_own and handler.network != CNI else None)
 
     def all_pools(self) -> list[Pool]:
-        """Every pool, the node's own first."""
+        """Return every pool, the node's own first."""
         return [self.pool, *self.pools]
 
     def pools_of(self, side: ProviderSide) -> list[Pool]:
-        """The pools of VMs of a side."""
+        """Return the pools whose VMs are of this side."""
         return [pool for pool in self.all_pools() if pool.context is side]
 
     @property
     def trouble(self) -> str:
-        """Why no provider can be asked for VMs; "": at least one can."""
+        """The reason why no provider can make VMs; "" if at least one can."""
         troubles = [(side.name, side.trouble) for side in self.sides.values()]
         if not all(trouble for _, trouble in troubles):
             return ""
@@ -269,6 +274,6 @@ class NodeContext:
         return "; ".join(f"provider {name}: {trouble}" for name, trouble in troubles)
 
     def note(self, write: Deferred[None], what: str) -> None:
-        """Let a write go on by itself, and log if it fails: what it records can be learnt again."""
+        """Let a write finish in the background and log its failure: what it records can be learnt again."""
         write.addErrback(lambda failure: self._log.error("{what} was not recorded: {error}",
                                                          what=what, error=failure.value))  # fmt: skip

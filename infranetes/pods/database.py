@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store's file: its schema, and how records become rows. Blocks; `store.Store` runs it in a thread.
+"""The store's file: its schema, and the rows of its records. Blocks; `store.Store` runs it in a thread.
 
-SQLite is in WAL mode with synchronous=FULL: a commit is on the disk before it is answered. A cloud's VM
-outlives a node that loses power, so if its record had only reached the page cache it would be a VM without a
-record. Group commits keep that cheap: many writes share one fsync.
+SQLite is in WAL mode with synchronous=FULL: a commit is on the disk before it is reported as done. A cloud's
+VM outlives a node that loses power, and would have no record if that had only reached the page cache. Group
+commits keep this cheap: many writes share one fsync.
 
-Pods can be stopped and removed also when the disk is full, or nothing would make room on it. So the file and
-its log get more room than that takes when the store is opened, and are overwritten in place from then on.
+Pods must be removable even when the disk is full, since removing them makes room. So opening the store
+reserves room for that in the file and in its log, which are overwritten in place from then on.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT, WITHOUT ROWID;
     """,
 )
-"""Each one brings the schema from the version of its index to the next. A released one never changes."""
+"""The migration at index N turns schema version N into N + 1. One that was released never changes."""
 
-_CHECKPOINT_PAGES = 256  # of the log, after which it is reused from its start
+_CHECKPOINT_PAGES = 256  # pages of the log, after which it is reused from its start
 _RESERVE_BYTES = 2 * _CHECKPOINT_PAGES * 4096  # kept free in the file, and written once to the log
 
 Write = Callable[[sqlite3.Connection], None]
@@ -110,10 +110,10 @@ _COLUMNS: dict[type, tuple[str, ...]] = {
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open the store's file; make it, or bring it to the present schema, if need be.
+    """Open the store's file, creating it or migrating it to the present schema if necessary.
 
     :raise ConfigError: the directory can't be written.
-    :raise FailedPrecondition: not a store, or one of a newer release.
+    :raise FailedPrecondition: the file is not a store, or is one of a newer release.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def _reserve(connection: sqlite3.Connection) -> None:
 def apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Exception | None]:
     """Do all of `writes` in one commit. Return, for each one, None or the error with which it alone failed.
 
-    :raise InfranetesError: the commit failed, and none of them is done.
+    :raise InfranetesError: the commit failed, and none of the writes is done.
     """
     results: list[Exception | None] = []
     try:
@@ -191,7 +191,7 @@ def apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Excep
 
 
 def as_error(error: Exception) -> Exception:
-    """The error that tells the caller why a write failed."""
+    """Return the error that tells the caller why a write failed."""
     if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
         return ResourceExhausted("the disk of the state directory is full: make room and try again")
     if isinstance(error, sqlite3.OperationalError):
@@ -234,7 +234,7 @@ def _record(
 
 
 def put(table: str, record: SandboxRecord | ContainerRecord | PoolRecord) -> Write:
-    """A write that inserts the record, or replaces the one with its id."""
+    """Return a write that inserts the record, or replaces the one with its id."""
     columns = _COLUMNS[type(record)]
     values = [getattr(record, name) for name in columns]
     values[columns.index("state")] = record.state.value
@@ -251,12 +251,14 @@ def put(table: str, record: SandboxRecord | ContainerRecord | PoolRecord) -> Wri
 
 
 def delete(table: str, id: str) -> Write:
-    """A write that deletes a record, and with it those that refer to it."""
+    """Return a write that deletes a record and all rows that refer to it."""
     return _execute(f"DELETE FROM {table} WHERE id = ?", (id,))  # noqa: S608 - names are ours
 
 
 def update_pool(record: PoolRecord) -> Write:
-    """A write that replaces the pool's record with its id; none comes back that was claimed or has ended."""
+    """Return a write that replaces the pool's record with this id, if there still is one.
+
+    A VM that was claimed or has ended is not recorded again."""
     names = [name for name in _POOL_COLUMNS if name != "id"]
     values = [record.state.value if name == "state" else getattr(record, name) for name in names]
     sql = f"UPDATE pool SET {', '.join(f'{name} = ?' for name in names)} WHERE id = ?"  # noqa: S608
@@ -264,7 +266,7 @@ def update_pool(record: PoolRecord) -> Write:
 
 
 def claim(record: SandboxRecord) -> Write:
-    """A write that makes the pool's VM with the record's id the sandbox's.
+    """Return a write that makes the pool's VM with the record's id the sandbox's.
 
     It fails with FailedPrecondition if the pool has no idle VM with that id, token, instance and provider."""
     insert = put("sandboxes", record)
@@ -283,7 +285,7 @@ def claim(record: SandboxRecord) -> Write:
 
 
 def put_log(container_id: str, position: LogPosition) -> Write:
-    """A write that keeps a log's position, as long as its container has a record."""
+    """Return a write that saves a log's position, if its container has a record."""
     row = (container_id, position.cursor, position.inode, position.size, int(position.done), container_id)
     return _execute(
         "INSERT INTO logs (container_id, cursor, inode, size, done) SELECT ?, ?, ?, ?, ? "
@@ -294,7 +296,7 @@ def put_log(container_id: str, position: LogPosition) -> Write:
 
 
 def put_attachment(record: AttachmentRecord) -> Write:
-    """A write that inserts the record, or replaces the one of the same volume."""
+    """Return a write that inserts the record, or replaces the one of the same volume."""
     names = ", ".join(_ATTACHMENT_COLUMNS)
     places = ", ".join("?" * len(_ATTACHMENT_COLUMNS))
     sql = f"INSERT OR REPLACE INTO attachments ({names}) VALUES ({places})"  # noqa: S608 - names are ours
@@ -302,7 +304,7 @@ def put_attachment(record: AttachmentRecord) -> Write:
 
 
 def put_setting(name: str, value: str) -> Write:
-    """A write that keeps one setting."""
+    """Return a write that saves one setting."""
     return _execute(
         "INSERT INTO settings (name, value) VALUES (?, ?) "
         "ON CONFLICT (name) DO UPDATE SET value = excluded.value",

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to sandboxes and containers, emitted as it happens.
+"""The events of sandboxes and containers, emitted as they happen.
 
     Event       of a container                     of a sandbox
     CREATED     CREATING -> CREATED                LAUNCHING -> READY
     STARTED     -> RUNNING                         LAUNCHING -> READY, next
-    STOPPED     -> EXITED, or RUNNING -> REMOVING  READY -> LOST, or STOPPING -> STOPPED; before, if its
-                                                   cloud tells that it will take its VM away
+    STOPPED     -> EXITED, or RUNNING -> REMOVING  READY -> LOST, or STOPPING -> STOPPED; earlier, if the
+                                                   cloud announces that it will take its VM away
     DELETED     its record is deleted              its record is deleted
 
-A container that ran is STARTED before it is STOPPED, however soon it ended. There are no events of what the
-CRI never showed. Listeners must neither fail nor wait.
+A container that ran is STARTED before it is STOPPED, however soon it ended. What the CRI never showed has no
+events. Listeners must neither fail nor block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EventType(enum.Enum):
-    """What happened; see the table above."""
+    """The kind of an event; see the table above."""
 
     CREATED = "created"
     STARTED = "started"
@@ -34,32 +34,32 @@ class EventType(enum.Enum):
 
 
 Listener = Callable[["EventType", "Sandbox", "Container | None"], None]
-"""`listener(event, sandbox, container)`; no container: it is the sandbox's own event."""
+"""`listener(event, sandbox, container)`; `container` is None for the sandbox's own events."""
 
 
 class Events:
-    """Calls every listener, in the order in which they came."""
+    """The listeners, called in the order in which they were added."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` from now on."""
+        """Call `listener` with every event from now on."""
         self._listeners.append(listener)
 
     def container_changed(self, container: Container, before: ContainerState, after: ContainerState) -> None:
-        """Emit what the new state of a container means."""
+        """Emit the event that a container's change of state means, if any."""
         event = _container_event(before, after)
         if event is not None:
             self._emit(event, container.sandbox, container)
 
     def container_removed(self, container: Container) -> None:
-        """Emit that the container has no record any more."""
+        """Emit that the container's record is deleted, if the CRI showed it."""
         if container.shown:
             self._emit(EventType.DELETED, container.sandbox, container)
 
     def sandbox_changed(self, sandbox: Sandbox, before: SandboxState, after: SandboxState) -> None:
-        """Emit what the new state of a sandbox means."""
+        """Emit the events that a sandbox's change of state means, if any."""
         if after is SandboxState.READY:
             self._emit(EventType.CREATED, sandbox, None)
             self._emit(EventType.STARTED, sandbox, None)
@@ -67,12 +67,12 @@ class Events:
             self._emit(EventType.STOPPED, sandbox, None)
 
     def sandbox_interrupted(self, sandbox: Sandbox) -> None:
-        """Emit that the sandbox is not ready any more, though its containers still run."""
+        """Emit that the sandbox is no longer ready, although its containers still run."""
         if sandbox.state is SandboxState.READY:
             self._emit(EventType.STOPPED, sandbox, None)
 
     def sandbox_removed(self, sandbox: Sandbox) -> None:
-        """Emit that the sandbox has no record any more."""
+        """Emit that the sandbox's record is deleted, if the CRI showed it."""
         if sandbox.state in SHOWN_SANDBOXES:
             self._emit(EventType.DELETED, sandbox, None)
 

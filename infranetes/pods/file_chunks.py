@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file in chunks, read in threads."""
+"""The chunks of a file, read in threads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CHUNK_BYTES = 256 * 1024
 
 
 class FileChunks:
-    """Iterates over a file, from an offset on. One chunk is in memory at a time.
+    """An asynchronous iterator over a file, from an offset on. One chunk is in memory at a time.
 
-    It is no generator, since a call that ends closes it also while a chunk is being read.
+    It is not a generator, because a call that ends closes it even while a chunk is being read.
 
-    :param count: called with the size of each chunk once the next one is asked for.
-    :raise FailedPrecondition: when iterated over: the file can't be read.
+    :param count: called with the size of each chunk when the next one is asked for.
+    :raise FailedPrecondition: during iteration: the file can't be read.
     """
 
     def __init__(self, reactor: IReactor, path: Path, offset: int, count: Callable[[int], None]) -> None:
@@ -57,7 +57,7 @@ class FileChunks:
         return chunk
 
     async def aclose(self) -> None:
-        """Close the file, as soon as it is not being read any more. Idempotent."""
+        """Close the file, once a read that is under way has finished. Idempotent."""
         self._closed = True
         self._let_go()
 

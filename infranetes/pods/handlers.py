@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handlers: what the pods of a RuntimeClass have that others have not."""
+"""Runtime handlers: the settings that the pods of a RuntimeClass share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from infranetes.pods.inventory import Sandbox
     from infranetes.pods.records import SandboxRecord
 
-# All that a provider, or this node, acts on. Others are the pod's and the cluster's.
+# The annotations on which a provider or this node acts. All others are the pod's and the cluster's.
 _OURS = re.compile(r"infranetes\.[^/]*|(?:[^/]*\.)?infranetes\.io/.*")
 
 _WORDS = {DOCKER: "containers", SYSTEMD: "executables", MACHINE: "machine images"}
@@ -29,11 +29,12 @@ _WORDS = {DOCKER: "containers", SYSTEMD: "executables", MACHINE: "machine images
 
 @attrs.frozen
 class AnnotationRule:
-    """Which annotations of Infranetes a handler sets, and which its pods may have.
+    """The annotations of Infranetes that a handler sets, and those that its pods may have.
 
-    What is set is the VM's: the sandbox keeps the annotations that its client gave.
+    The annotations that it sets apply to the VM: the sandbox keeps the annotations that its client gave.
 
-    :ivar handler: its name, for people.
+    :ivar handler: the handler's name, for messages. :ivar set: annotations by name.
+    :ivar allow: the allowed names; one that ends in `*` allows every name with that prefix.
     """
 
     handler: str = ""
@@ -41,7 +42,7 @@ class AnnotationRule:
     allow: tuple[str, ...] = (ALL,)
 
     def check(self, annotations: Mapping[str, str]) -> None:
-        """Check those of a pod. :raise InvalidArgument: one is not allowed; names it."""
+        """Check a pod's annotations. :raise InvalidArgument: one is not allowed; the message names it."""
         for name, value in annotations.items():
             if not _OURS.fullmatch(name):
                 continue
@@ -57,7 +58,7 @@ class AnnotationRule:
                 )
 
     def applied(self, annotations: Mapping[str, str]) -> dict[str, str]:
-        """Those of the pod's VM."""
+        """Return the annotations of the pod's VM: the pod's, overridden by those that the handler sets."""
         return {**annotations, **self.set}
 
 
@@ -67,11 +68,11 @@ def _matches(name: str, pattern: str) -> bool:
 
 @attrs.frozen
 class Handler:
-    """What a runtime handler means.
+    """A runtime handler and its settings.
 
-    :ivar kind: of its pods, one of KINDS. :ivar contprovider: what runs containers of pods that choose
-        nothing; "": what the node has for its kind. :ivar network: one of NETWORKS; "": the node's.
-    :ivar size: of a VM whose pod asks for nothing. :ivar pool: VMs that only its pods may have.
+    :ivar kind: the kind of its pods, one of KINDS. :ivar contprovider: the ContainerProvider of pods that
+        choose none; "": the node's for this kind. :ivar network: one of NETWORKS; "": the node's.
+    :ivar size: the size of a VM whose pod asks for none. :ivar pool: VMs that only its pods may have.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Handler:
     pool: Pool | None = None
 
     def sized(self, asked: Size) -> Size:
-        """The size of the VM of a pod that asks for this one."""
+        """Return the size of the VM of a pod that asks for this size: what it leaves out is the handler's."""
         return attrs.evolve(
             asked,
             cpu_millis=asked.cpu_millis or self.size.cpu_millis,
@@ -92,7 +93,7 @@ class Handler:
         )
 
     def recorded(self, record: SandboxRecord, side: ProviderSide) -> Handler:
-        """This handler as it was when the sandbox was made: another configuration changes no pod."""
+        """Return this handler as it was when the sandbox was made: a changed configuration changes no pod."""
         if side is self.side and record.kind in ("", self.kind):
             return self
         kind = record.kind or self.kind
@@ -101,9 +102,9 @@ class Handler:
 
 
 def check_image(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
-    """Check that a container of the sandbox can be of this image.
+    """Check that a container of the sandbox can have this image.
 
-    :raise InvalidArgument: its pods are of another kind; says what to do."""
+    :raise InvalidArgument: the image is for pods of another kind; the message says what to do."""
     handler = node.handler_of(sandbox.record)
     if node.image_source is None or not sandbox.record.kind:
         return  # all pods of this node are of one kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which host ports sandboxes ask for, as `hostports` takes them."""
+"""The host ports that sandboxes ask for, in the form that `hostports` takes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _IN_FORCE = (SandboxState.READY, SandboxState.LOST)
 
 
 def ports_of(sandbox: Sandbox) -> PodPorts:
-    """The host ports of one sandbox; none where the node's CNI leads them to it."""
+    """Return the host ports of one sandbox; none where the node's CNI forwards them."""
     asked = () if sandbox.record.network == CNI else host_ports_of(sandbox.config)
     return PodPorts(sandbox.id, sandbox.pod, asked, sandbox.record.address)
 
 
 def taken_ports(sandboxes: Iterable[Sandbox]) -> list[PodPorts]:
-    """The host ports that no further sandbox may have."""
+    """Return the host ports that are taken, so that no other sandbox may have them."""
     return [ports_of(one) for one in sandboxes if one.state is not SandboxState.STOPPED]
 
 
 def ports_in_force(sandboxes: Iterable[Sandbox]) -> list[PodPorts]:
-    """The host ports that lead to a VM."""
+    """Return the host ports that are forwarded to a VM."""
     return [ports_of(one) for one in sandboxes if one.state in _IN_FORCE]

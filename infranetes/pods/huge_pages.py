@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Huge pages of pods: the VM's own, which its agent has the kernel reserve for containers.
+"""Pods' huge pages. They are the VM's own: its agent has the VM's kernel reserve them for containers.
 
-kubelet does not say with a sandbox how many its containers will ask for, so a VM grows when they do.
+kubelet does not tell a sandbox how many its containers will ask for, so a VM grows when they ask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ASKING = ALIVE | {ContainerState.CREATING}
 
 
 async def check_huge_pages(agent: AgentClient, sizes: Iterable[int]) -> None:
-    """Check that a VM can have huge pages of these sizes, in bytes. :raise FailedPrecondition: it can't."""
+    """Check that a VM can have huge pages of these sizes in bytes. :raise FailedPrecondition: it can't."""
     there = (await agent.info()).huge_page_sizes
     for size in sorted(set(sizes).difference(there)):
         others = " or ".join(map(resource_name, there))
@@ -34,7 +34,8 @@ async def check_huge_pages(agent: AgentClient, sizes: Iterable[int]) -> None:
 
 
 def huge_bytes(sandbox: Sandbox, without: Container | None = None) -> int:
-    """Return how much memory the huge pages take that containers which have not ended ask for."""
+    """Return the bytes of huge pages that the sandbox's containers ask for, not counting ended ones.
+    :param without: a container that is not counted either."""
     return sum(
         bytes_of(limits_of(container))
         for container in sandbox.containers.values()
@@ -43,7 +44,7 @@ def huge_bytes(sandbox: Sandbox, without: Container | None = None) -> int:
 
 
 def limits_of(container: Container) -> cri.LinuxContainerResources:
-    """Return the limits that a container has, or is created with."""
+    """Return the limits that a container has or, before its agent reports them, is created with."""
     if container.reported is None:
         return container.config.linux.resources
     return container.reported.resources

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images brought into the VMs of sandboxes: as layers where the agent takes them, else as archives."""
+"""Loading images into the VMs of sandboxes: as layers where the agent takes them, else as archives."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _log = Logger()
 
 
 async def load_image(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
-    """Bring the image into the VM unless it is there.
+    """Load the image into the VM unless it is there.
 
-    Callers that want the same one share its load, which goes on when they leave, until the sandbox is
+    Callers that want the same image share its load. It goes on when they are cancelled, until the sandbox is
     stopped: kubelet gives up after two minutes, asks again, and finds what has arrived since.
 
     :raise Unavailable: the agent can't be reached, or the sandbox is being stopped.
-    :raise InfranetesError: why it can't be brought there."""
+    :raise InfranetesError: the image can't be loaded."""
     loads = sandbox.loads
     flight = loads.images.get(image.id)
     if flight is None or flight.done:
@@ -56,7 +56,7 @@ async def _load(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
 
 
 async def _is_there(node: NodeContext, sandbox: Sandbox, image: Image) -> bool:
-    """Whether the VM has the image. The agent is asked only if nothing else tells that."""
+    """Return whether the VM has the image. Asks the agent only if nothing else answers the question."""
     agent = sandbox.agent()
     if not image.url and await sandbox.machine.takes_layers():
         if any(_runs(container, image) for container in sandbox.containers.values()):
@@ -68,7 +68,7 @@ async def _is_there(node: NodeContext, sandbox: Sandbox, image: Image) -> bool:
 
 
 def _runs(container: Container, image: Image) -> bool:
-    """Whether a container runs of the image, whose layers can't be taken from under it."""
+    """Return whether the container runs from the image: then the VM has all of its layers."""
     return container.record.image_id == image.id and container.state is ContainerState.RUNNING
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images taken out of VMs again, once no container has been of them for a while.
+"""Removing images from VMs, once no container has used them for a while.
 
-Nothing is recorded: what the VM has, and what it is shown, is asked. So what an earlier daemon left is found
-too. It is never urgent: whatever fails is logged, and is tried again when the next container is gone.
+Nothing is recorded: the agent and the provider are asked what the VM has and is shown, so what an earlier
+daemon left is found too. Removal is never urgent: a failure is logged, and the next removed container leads
+to another try.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _log = Logger()
 
 
 def remove_unused_later(node: NodeContext, sandbox: Sandbox) -> None:
-    """Look for images without containers after a while: the next container is likely to be of the same."""
+    """Remove unused images after a while, not now: the next container is likely to have the same image."""
     loads = sandbox.loads
     if loads.removal_due is None and sandbox.state is SandboxState.READY and not node.stopping:
         loads.removal_due = node.clock.callLater(node.times.unused, _begin, node, sandbox)
@@ -49,7 +50,8 @@ async def _logged(node: NodeContext, sandbox: Sandbox) -> None:
 
 
 async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
-    """Remove what no container uses. No load and no creation is under way, and a load that begins waits."""
+    """Remove the images and layers that no container uses.
+    No load and no creation is under way, and a load that begins waits for the end of this."""
     containers = sandbox.containers.values()
     if any(mount.HasField("image") for container in containers for mount in container.config.mounts):
         return  # their names may mean other images by now
@@ -71,12 +73,12 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
         diff_ids.update(image.diff_ids if image is not None else ())
         _log.info("image {image}, which no container uses, is removed from sandbox {sandbox}",
                   image=image_id, sandbox=sandbox.id)  # fmt: skip
-    await agent.remove_layers(sorted(diff_ids))  # and what loads that failed have left
+    await agent.remove_layers(sorted(diff_ids))  # and what failed loads have left
     await _hide(node, sandbox)
 
 
 async def _hide(node: NodeContext, sandbox: Sandbox) -> None:
-    """Take the disks from the VM that it has not mounted."""
+    """Unplug the layers' disks that the VM has not mounted."""
     provider = node.side_of(sandbox.record).provider
     shown = sorted(await shown_layers(node, sandbox) or ())
     if not IShowsDisks.providedBy(provider) or not shown:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every sandbox and container in memory, found by id, by a unique prefix of it, or by name."""
+"""The sandboxes and containers in memory, found by id, by a unique prefix of the id, or by name."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ if TYPE_CHECKING:
     from infranetes.providers.interface import Instance
 
 
-PAST_SANDBOXES = 32  # how many are remembered once they are gone, such as those whose launch failed
+PAST_SANDBOXES = 32  # removed sandboxes whose timelines are kept, such as those of failed launches
 
 
 def sandbox_name(metadata: cri.PodSandboxMetadata) -> str:
-    """What makes a sandbox unique: its pod, and kubelet's attempt at it."""
+    """Return the name that makes a sandbox unique: its pod and kubelet's attempt."""
     parts = (metadata.namespace, metadata.name, metadata.uid, str(metadata.attempt))
     return "/".join(quote(part, safe="") for part in parts)
 
 
 def container_name(metadata: cri.ContainerMetadata) -> str:
-    """What makes a container unique in its sandbox."""
+    """Return the name that makes a container unique in its sandbox."""
     return f"{quote(metadata.name, safe='')}/{metadata.attempt}"
 
 
 class Container:
     """One container. `record` is what the store has or is about to have; assigning it empties `cache`.
 
-    :ivar events: learn of each change of its state.
-    :ivar reported: the last state that the agent reported, None before the first.
-    :ivar cache: messages of the CRI made from the record, by the caller's own keys.
-    :ivar being_created: its creation is under way in this process, and settles its record.
-    :ivar starting: its start is under way in this process; fires when that is over.
-    :ivar start_unconfirmed: the answer to an earlier start was lost: it may be running.
-    :ivar held_report: the latest that the agent reported during the start; applied when that is over.
+    :ivar events: notified of each change of the container's state.
+    :ivar reported: the last state that the agent reported; None before the first report.
+    :ivar cache: messages of the CRI made from the record, by the callers' own keys.
+    :ivar being_created: whether its creation is under way in this process, and will settle its record.
+    :ivar starting: happens when the start that is under way in this process is over; None: there is none.
+    :ivar start_unconfirmed: whether the answer to an earlier start was lost, so that it may be running.
+    :ivar held_report: the agent's latest report during the start; applied when the start is over.
     :ivar requested_at: when its start or its removal was asked for, by the reactor's clock.
     :ivar stops: how many calls are stopping it now.
-    :ivar pump: writes its log; None where it has none, or is not started.
-    :ivar exit_report: the agent's report of its end, from when that is known until it is recorded.
-    :ivar collecting: what it wrote is being brought to the node, now that it has ended.
-    :ivar unwritten: what it wrote to volumes and did not reach the node, for people; "": nothing.
-    :ivar recording_exit: its end is being recorded.
+    :ivar pump: writes its log; None if it has no log, or was not started.
+    :ivar exit_report: the agent's report of its end, from its arrival until the end is recorded.
+    :ivar collecting: brings the output of the ended container to the node.
+    :ivar unwritten: what it wrote to volumes that did not reach the node, as a message; "": nothing.
+    :ivar recording_exit: records its end.
     """
 
     def __init__(self, sandbox: Sandbox, record: ContainerRecord, log: LogPosition | None = None) -> None:
@@ -105,21 +105,22 @@ class Container:
 
     @property
     def shown(self) -> bool:
-        """Whether the CRI shows it."""
+        """Whether the CRI shows the container."""
         return self._record.state is not ContainerState.CREATING
 
 
 class Sandbox:
     """One sandbox. `record` is what the store has or is about to have; assigning it empties `cache`.
 
-    :param machine_for: makes the PodMachine of its VM.
-    :ivar machine: its VM, or the one that it is to have.
-    :ivar events: learn of each change of its state.
-    :ivar loads: what is on its way into the VM.
-    :ivar ending: the end of an ABANDONED one.
-    :ivar zone: where its VM has to be, "": anywhere; None: that was not looked up by this process.
-    :ivar interrupted: why its cloud will take its VM away, for people; "": nothing is known of that. It is
-        shown as not ready from then on, and gets no more containers. Its agent tells each daemon.
+    :param machine_for: makes the PodMachine of the sandbox's VM.
+    :ivar machine: its VM, or the one that it is going to have.
+    :ivar events: notified of each change of the sandbox's state.
+    :ivar loads: the images and layers on their way into the VM.
+    :ivar ending: destroys the VM after a failed launch or boot, or with its container.
+    :ivar zone: the zone that its VM has to be in; "": any. None: this process has not looked it up.
+    :ivar interrupted: the reason why the cloud will take its VM away; "": none is known. An interrupted
+        sandbox is shown as not ready and gets no more containers. Its agent reports the reason to each
+        daemon.
     """
 
     def __init__(self, record: SandboxRecord, machine_for: Callable[[Sandbox], PodMachine]) -> None:
@@ -133,8 +134,8 @@ class Sandbox:
         self.stopping: Flight[None] | None = None
         self.removing: Flight[None] | None = None
         self.ending: Flight[None] | None = None
-        self.deserted: IDelayedCall | None = None  # ends a launch that nobody waits for
-        self.aborted = ""  # why its launch is ended, for people
+        self.deserted: IDelayedCall | None = None  # the timer that ends a launch that nobody waits for
+        self.aborted = ""  # the reason why its launch is ended, for messages
         self.zone: str | None = None
         self.events: Events | None = None
         self.interrupted = ""
@@ -146,27 +147,28 @@ class Sandbox:
 
     @property
     def client(self) -> AgentClient | None:
-        """The client of its VM's agent, while there is one."""
+        """The client of its VM's agent, or None."""
         return self.machine.client
 
     @property
     def instance(self) -> Instance | None:
-        """What the provider last said of its VM; None before it has said anything to this process."""
+        """Its VM as the provider last described it to this process; None before that."""
         return self.machine.instance
 
     @property
     def timeline(self) -> Timeline:
-        """What has happened to it in this process, and to its VM while that was in the pool."""
+        """The events of its life in this process, including those of a VM from the pool before it was
+        claimed."""
         return self.machine.timeline
 
     def change_machine(self, machine: PodMachine) -> None:
-        """Have another VM, or the one that it is to have."""
+        """Replace the sandbox's VM, keeping its timeline."""
         machine.timeline.take(self.timeline)
         self.machine = machine
 
     @property
     def pod(self) -> str:
-        """Its pod's namespace and name, for people."""
+        """Its pod as `namespace/name`, for messages."""
         return f"{self.config.metadata.namespace}/{self.config.metadata.name}"
 
     @property
@@ -185,13 +187,13 @@ class Sandbox:
         return self._record.state
 
     def agent(self) -> AgentClient:
-        """Its VM's agent, once it is ready. :raise FailedPrecondition: it is not."""
+        """Return the client of its VM's agent. :raise FailedPrecondition: the sandbox is not ready."""
         if self.state is not SandboxState.READY or self.client is None:
             raise FailedPrecondition(f"sandbox {self.id} is not ready: it is {self.state.value}")
         return self.client
 
     def interrupt(self, reason: str) -> None:
-        """Note that its cloud will take its VM away. Idempotent."""
+        """Record that the cloud will take the sandbox's VM away. Idempotent."""
         if self.interrupted:
             return
         self.interrupted = reason
@@ -200,7 +202,9 @@ class Sandbox:
             self.events.sandbox_interrupted(self)
 
     def check_stays(self) -> None:
-        """Check that it may have more containers. :raise FailedPrecondition: its VM will be taken away."""
+        """Check that the sandbox may get more containers.
+
+        :raise FailedPrecondition: its VM will be taken away."""
         if self.interrupted:
             raise FailedPrecondition(
                 f"sandbox {self.id} gets no more containers: {self.interrupted}; its pod needs another one"
@@ -209,7 +213,7 @@ class Sandbox:
 
 @attrs.frozen
 class PastSandbox:
-    """A sandbox that is gone, as far as it is remembered."""
+    """The memory of a sandbox that was removed."""
 
     record: SandboxRecord
     metadata: cri.PodSandboxMetadata
@@ -225,10 +229,10 @@ _Entry = TypeVar("_Entry", Sandbox, Container)
 
 
 class Inventory:
-    """All sandboxes and containers. A name is reserved from when its owner is added until it is removed.
+    """All sandboxes and containers. A name is reserved from when its owner is added until that is removed.
 
-    :ivar events: emits what happens to them.
-    :ivar past: the last sandboxes that were discarded, for people who ask what became of them.
+    :ivar events: emits the events of all of them.
+    :ivar past: the sandboxes that were discarded last, so that one can ask what became of them.
     """
 
     def __init__(self) -> None:
@@ -248,14 +252,14 @@ class Inventory:
             self._names[sandbox.record.name] = sandbox
 
     def become(self, sandbox: Sandbox, record: SandboxRecord) -> None:
-        """Give another id and token to a sandbox that has no containers yet."""
+        """Give a new id and token, those of `record`, to a sandbox that has no containers yet."""
         del self.sandboxes[sandbox.id]
         del self._tokens[sandbox.record.token]
         sandbox.record = record
         self.add(sandbox)
 
     def release_name(self, sandbox: Sandbox) -> None:
-        """Let another sandbox have the name from now on."""
+        """Let another sandbox take this sandbox's name from now on."""
         if self._names.get(sandbox.record.name) is sandbox:
             del self._names[sandbox.record.name]
 
@@ -271,7 +275,7 @@ class Inventory:
             self.events.sandbox_removed(sandbox)
 
     def add_container(self, container: Container) -> None:
-        """Add a container of a sandbox that is here."""
+        """Add a container of a sandbox that the inventory has."""
         container.events = self.events
         self.containers[container.id] = container
         container.sandbox.containers[container.id] = container
@@ -284,25 +288,27 @@ class Inventory:
             self.events.container_removed(container)
 
     def named(self, name: str) -> Sandbox | None:
-        """The sandbox with this name."""
+        """Return the sandbox with this name, or None."""
         return self._names.get(name)
 
     def by_token(self, token: str) -> Sandbox | None:
-        """The sandbox whose VM was launched with this token."""
+        """Return the sandbox whose VM was launched with this token, or None."""
         return self._tokens.get(token)
 
     def sandbox(self, id: str) -> Sandbox:
-        """The sandbox with this id, or the only one whose id begins so.
+        """Return the sandbox with this id, or the only one whose id begins with it.
 
-        :raise NotFound: there is none. :raise InvalidArgument: there are several, or it is empty."""
+        :raise NotFound: there is none. :raise InvalidArgument: there are several, or `id` is empty."""
         return _find(self.sandboxes, id, "sandbox")
 
     def container(self, id: str) -> Container:
-        """The container with this id, or the only one whose id begins so. Raises as `sandbox` does."""
+        """Return the container with this id, or the only one whose id begins with it.
+
+        Raises as `sandbox` does."""
         return _find(self.containers, id, "container")
 
     def container_named(self, sandbox: Sandbox, name: str) -> Container | None:
-        """The container of `sandbox` with this name."""
+        """Return the container of `sandbox` with this name, or None."""
         return next((one for one in sandbox.containers.values() if one.name == name), None)
 
     def __iter__(self) -> Iterator[Sandbox]:

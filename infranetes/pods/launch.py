@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recorded sandbox to a READY one: the steps, in order, and their undoing."""
+"""The launch of a sandbox: the steps from a recorded one to a READY one, and how they are undone."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _log = Logger()
 
 
 Undo = Callable[[Sandbox], Coroutine[Any, Any, None]]  # Any: what a coroutine yields
-"""Takes a sandbox out of LAUNCHING or BOOTING and destroys its VM, if there is one; logs what fails."""
+"""Takes a sandbox out of LAUNCHING or BOOTING and destroys its VM, if there is one; logs failures."""
 
 
 async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
     """Bring a LAUNCHING or BOOTING sandbox to READY, from wherever an earlier daemon left it.
 
-    Where that fails or is cancelled it is undone, unless the daemon is stopping: the next one goes on.
+    A launch that fails or is cancelled is undone, unless the daemon is stopping: the next one continues it.
 
     :raise InfranetesError: a step failed."""
     what = "boot" if sandbox.state is SandboxState.BOOTING else "launch"
@@ -66,7 +66,7 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
 
 @attrs.frozen
 class _Began:
-    """The beginning of a launch. :ivar at: nanoseconds since 1970."""
+    """The beginning of a launch. :ivar at: nanoseconds since 1970 UTC."""
 
     at: int
     kind: LaunchKind
@@ -79,7 +79,9 @@ def _tell(
     error: BaseException | None = None,
     message: str = "",
 ) -> None:
-    """Tell the observer that a launch has ended. :param error: why it failed; None: it did not."""
+    """Report an ended launch to the observer.
+
+    :param error: the reason why the launch failed; None: it succeeded."""
     steps = sandbox.timeline.launch_steps(began.at)
     provider, reason = node.side_of(sandbox.record).name, "" if error is None else reason_of(error)
     node.observer.launched(
@@ -88,7 +90,7 @@ def _tell(
 
 
 def _connected(node: NodeContext, sandbox: Sandbox) -> None:
-    """What can begin as soon as the VM runs, while its agent starts."""
+    """Begin what can be done as soon as the VM runs, while its agent starts."""
     connect(node, sandbox)
     if node.pod_volumes is not None:
         node.pod_volumes.at_launch.begin(sandbox)

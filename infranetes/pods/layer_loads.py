@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of an image brought into a VM: shown as disks where the provider can do that, else sent.
+"""Loading an image's layers into a VM: shown as disks where the provider can do that, else sent to the agent.
 
-What the VM has is asked each time, and nothing is recorded: a load that a killed daemon began, or that a lost
-connection broke off, is gone on with from where it was.
+Nothing is recorded: each load asks the VM what it has, so that one which a killed daemon or a lost connection
+broke off continues from where it was.
 """
 
 from __future__ import annotations
@@ -30,24 +30,23 @@ from infranetes_common.errors import (
 )
 from infranetes_common.wire import vmserver
 
-PATIENCE_SECONDS = 60.0  # without a byte, while the agent can't be reached
+PATIENCE_SECONDS = 60.0  # how long a load goes on without receiving a byte while the agent can't be reached
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between two attempts
-SHOWINGS = 2  # of a disk that does not appear in the VM
+SHOWINGS = 2  # how often a disk that does not appear in the VM is plugged
 
 _log = Logger()
 
 
 class _NotSeen(Unavailable):
-    """The VM does not see its disks. Trying again at once has not helped."""
+    """The VM does not see its disks, even after they were plugged once more."""
 
 
 async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> str:
-    """Bring what is missing of the image's layers into the VM, and make the image of them there.
+    """Load the layers that the VM lacks, and make the image from its layers there.
 
-    Goes on when the connection to the agent has broken off and comes back.
-
-    :return: how much that was, for people.
-    :raise InfranetesError: why that can't be done."""
+    The load survives a lost connection to the agent, if that comes back in time.
+    :return: how much was missing, as a message.
+    :raise InfranetesError: the image can't be loaded."""
     async with node.images.held(image.id):
         with Progress(node.clock, sandbox, image.id) as progress:
             disks = await node.images.disks(image.id)
@@ -75,7 +74,7 @@ async def _load(
             break
         except _NotSeen:
             raise
-        except (DataLoss, OutOfRange) as error:  # by now the agent has deleted what was wrong
+        except (DataLoss, OutOfRange) as error:  # the agent has already deleted the damaged data
             if damaged:
                 raise
             damaged = True
@@ -88,7 +87,7 @@ async def _load(
 
 @attrs.define
 class _Made:
-    """The image that is to be made of the layers. :ivar done: it was, in the call that mounted them."""
+    """The image to make from the layers. :ivar done: whether the call that mounted them has made it."""
 
     id: str
     configuration: bytes = attrs.field(repr=False)
@@ -96,7 +95,7 @@ class _Made:
 
 
 class _Patience:
-    """How long it is waited for an agent that can't be reached."""
+    """The limit on waiting for an agent that can't be reached, extended whenever bytes have arrived."""
 
     def __init__(self, node: NodeContext) -> None:
         self._clock = node.clock
@@ -110,7 +109,9 @@ class _Patience:
             self._pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     async def pause(self, error: InfranetesError, arrived: int) -> None:
-        """Wait a little, or raise `error`: nothing has arrived for too long."""
+        """Wait a little, or raise `error` if nothing has arrived for too long.
+
+        :param arrived: how many bytes have arrived altogether."""
         self._renew(arrived)
         if self._clock.seconds() >= self._until:
             raise error
@@ -121,7 +122,7 @@ class _Patience:
 async def _bring(
     node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk], progress: Progress, made: _Made
 ) -> None:
-    """Have the VM mount all of `disks`. Those that another image's load brings are waited for."""
+    """Have the VM mount all of `disks`, waiting for those that another image's load brings."""
     while True:
         missing = await _lacking(node, sandbox, disks)
         progress.found(missing)
@@ -137,7 +138,7 @@ async def _bring(
 
 
 async def shown_layers(node: NodeContext, sandbox: Sandbox) -> set[str] | None:
-    """The layers that the VM is shown as disks; None: the provider shows none to any VM."""
+    """Return the diff ids of the layers that the VM is shown as disks; None: the provider can't show any."""
     provider = node.side_of(sandbox.record).provider
     if not IShowsDisks.providedBy(provider):
         return None
@@ -145,7 +146,7 @@ async def shown_layers(node: NodeContext, sandbox: Sandbox) -> set[str] | None:
 
 
 async def _lacking(node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[LayerDisk]:
-    """Find out which of the disks are not mounted: those that are not shown, and what the agent says."""
+    """Return the disks that the VM has not mounted, asking its agent only about those that it is shown."""
     shown = await shown_layers(node, sandbox)
     if shown is None:
         return await _missing(sandbox, disks)
@@ -155,7 +156,7 @@ async def _lacking(node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDis
 
 
 async def _missing(sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[LayerDisk]:
-    """Ask the agent which of the disks are not mounted; note what has arrived of them."""
+    """Return the disks that the agent has not mounted, and note how much of them has arrived."""
     states = await sandbox.agent().layers([disk.diff_id for disk in disks])
     missing = []
     for disk, state in zip(disks, states, strict=True):
@@ -169,9 +170,9 @@ async def _missing(sandbox: Sandbox, disks: Sequence[LayerDisk]) -> list[LayerDi
 def _begin(
     node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk], made: _Made | None
 ) -> list[Flight[None]]:
-    """Begin to bring the disks into the VM: all at once where they are shown, else one by one.
+    """Begin to bring the disks into the VM: all in one Flight where they are shown, else each in its own.
 
-    :param made: the image of which these are all that is missing."""
+    :param made: the image to make of them, if nothing else of it is missing."""
     if not disks:
         return []
     layers, provider = sandbox.loads.layers, node.side_of(sandbox.record).provider
@@ -211,7 +212,7 @@ async def _show(
             return
         except InfranetesError as error:
             failed = error
-        # An agent that has gone away is asked again by the caller: the disks are where they have to be.
+        # If the agent is gone this raises, and the caller tries again: the disks stay plugged.
         missing = await _missing(sandbox, disks)
         await provider.hide_disks(instance_id, [disk_name(disk.diff_id) for disk in missing])
         if not isinstance(failed, (Unavailable, DeadlineExceeded)):
@@ -222,25 +223,25 @@ async def _show(
 
 
 async def _mount(sandbox: Sandbox, mounts: Sequence[vmserver.LayerDisk], made: _Made | None) -> None:
-    """Have the agent mount disks, and make the image of them in the same call if there is one."""
+    """Have the agent mount disks and, given `made`, make the image in the same call."""
     if made is None:
         await sandbox.agent().mount_layers(mounts)
         return
     try:
         await sandbox.agent().add_image(made.id, made.configuration, mounts)
-    except FailedPrecondition:  # an agent of an earlier release mounts nothing in that call
+    except FailedPrecondition:  # agents of earlier releases mount nothing in that call
         await sandbox.agent().mount_layers(mounts)
         await sandbox.agent().add_image(made.id, made.configuration)
     made.done = True
 
 
 def disk_name(diff_id: str) -> str:
-    """The name of the disk that shows the layer, by which a daemon knows what an earlier one showed."""
+    """Return the name of the layer's disk, by which a later daemon recognizes it."""
     return diff_id.removeprefix("sha256:")
 
 
 def layer_of(disk: ShownDisk) -> str:
-    """The diff id of the layer that the disk shows."""
+    """Return the diff id of the layer that the disk shows."""
     return f"sha256:{disk.name}"
 
 
@@ -248,9 +249,9 @@ def layer_of(disk: ShownDisk) -> str:
 
 
 async def _send(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
-    """Send what the VM lacks of the layer.
+    """Send the part of the layer that the VM lacks.
 
-    :raise DataLoss: what has arrived is not the layer."""
+    :raise DataLoss: the data that has arrived is not the layer."""
     arrived = sandbox.loads.arrived
     async with sandbox.loads.streams:
         agent = sandbox.agent()
@@ -273,5 +274,5 @@ async def _send(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
 
 
 def _arrived(disk: LayerDisk, state: vmserver.LayerState) -> int:
-    """How many bytes of the disk the VM has: of this very file."""
+    """Return how many bytes of the disk the VM has; 0 if those that it has are of another file."""
     return min(state.arrived, disk.size) if state.digest == disk.digest else 0

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A line in the daemon's log for each event in a container's life, with its ids and names.
 
-The container's end is added to its pod's timeline too.
-"""
+Events that no step of its pod's timeline shows, such as its end, are added there too."""
 
 from __future__ import annotations
 
@@ -20,7 +19,9 @@ _log = Logger()
 
 
 def log_container_events(node: NodeContext) -> None:
-    """Log the events of the node's containers from now on. Sandboxes log theirs where they happen."""
+    """Log the events of the node's containers from now on.
+
+    Those of sandboxes are logged where they happen."""
     node.inventory.events.listen(lambda event, sandbox, container: _log_event(node, event, container))
 
 
@@ -32,10 +33,10 @@ def log_command(
     *,
     routine: bool = False,
 ) -> None:
-    """Log a command in a container: only its first word, for arguments may be secrets.
+    """Log a command run in a container: only its first word, since arguments may be secrets.
 
-    :param outcome: in words.
-    :param routine: log it for debugging only: kubelet's probes come every few seconds, for ever."""
+    :param outcome: how the command ended, in words.
+    :param routine: log at the debug level only: kubelet's probes run every few seconds."""
     _line(container, "command {program} in container {name} of {pod} " + outcome, seconds,
           _log.debug if routine else _log.info,
           program=command[0][:MAX_PROGRAM] if command else "")  # fmt: skip
@@ -60,7 +61,7 @@ def _log_event(node: NodeContext, event: EventType, container: Container | None)
 
 
 def _note_event(event: EventType, container: Container) -> None:
-    """Add to the timeline what none of its steps tells."""
+    """Add the event to the timeline, unless a step there shows it already."""
     record, timeline, name = container.record, container.sandbox.timeline, container.config.metadata.name
     if event is EventType.STARTED and container.starting is None:
         timeline.note("the container runs, as its agent reports", container=name)

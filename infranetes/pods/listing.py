@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lists and statuses show. They wait for no VM, except one moment for all after a loss."""
+"""The states that lists and statuses show. They wait for no VM, except one moment for all after a loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN_AS = {
 
 
 async def refresh(node: NodeContext, sandboxes: Iterable[Sandbox]) -> None:
-    """Give the agents whose streams were just lost or are being opened one moment, all together."""
+    """Wait a moment for those agents whose streams were just lost or are being opened, all together."""
     watches = [
         one.watch for one in sandboxes
         if one.watch is not None and one.watch.worth_waiting and one.state is SandboxState.READY
@@ -44,7 +44,7 @@ async def refresh(node: NodeContext, sandboxes: Iterable[Sandbox]) -> None:
 
 
 def shown_state(container: Container) -> cri.ContainerState:
-    """Return the CRI's state of a container. One that has ended stays EXITED, whatever happens to its VM."""
+    """Return the CRI's state of a container. An ended one stays EXITED, whatever happens to its VM."""
     if container.state is ContainerState.STARTING and container.start_unconfirmed:
         return cri.CONTAINER_UNKNOWN
     if container.state in ALIVE:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of images on their way into a VM as layers."""
+"""The progress of images that are loaded into a VM as layers: in the log, in messages and in figures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _log = Logger()
 
 
 class Progress:
-    """How far the load of one image is, which is logged every few seconds; a context manager.
+    """The progress of one image's load, logged every few seconds; a context manager.
 
-    :ivar layers: how many had to be brought.
+    :ivar layers: how many layers were missing in the VM.
     """
 
     def __init__(self, clock: IReactorTime, sandbox: Sandbox, image_id: str) -> None:
@@ -32,11 +32,11 @@ class Progress:
         self._image_id = image_id
         self._began = clock.seconds()
         self._disks: dict[str, LayerDisk] = {}
-        self._there = 0  # bytes that had arrived before
+        self._there = 0  # bytes that had arrived before this load
         self._next: IDelayedCall | None = None
 
     def found(self, missing: Sequence[LayerDisk]) -> None:
-        """Count these layers, unless they are counted already."""
+        """Count these layers as missing, unless they are counted already."""
         for disk in missing:
             if disk.diff_id not in self._disks:
                 self._disks[disk.diff_id] = disk
@@ -45,17 +45,17 @@ class Progress:
 
     @property
     def arrived(self) -> int:
-        """How many bytes of the layers that had to be brought have been sent, also before this load."""
+        """The bytes of the missing layers that have been sent, including those sent before this load."""
         arrived = self._sandbox.loads.arrived
         return sum(arrived.get(diff_id, 0) for diff_id in self._disks)
 
     @property
     def size(self) -> int:
-        """How many bytes these layers have."""
+        """The size of the missing layers in bytes."""
         return sum(disk.size for disk in self._disks.values())
 
     def words(self) -> str:
-        """Tell people how far it is."""
+        """Return the progress as a message."""
         if not self._disks:
             return f"the disks of image {self._image_id} are being made"
         return (
@@ -64,7 +64,7 @@ class Progress:
         )
 
     def figures(self) -> dict[str, object]:
-        """Tell programs how far it is."""
+        """Return the progress as figures by name. Sizes are bytes."""
         return {
             "image": self._image_id,
             "layers": self.layers,
@@ -75,11 +75,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the load began."""
+        """The seconds since the load began."""
         return self._clock.seconds() - self._began
 
     def done(self) -> None:
-        """Log the end."""
+        """Log that the image is loaded."""
         _log.info(
             "image {image} is in sandbox {sandbox}, {layers} layers were missing: {seconds:.2f} s",
             image=self._image_id,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on its way into one VM, or out of it again: images, and the layers that images share."""
+"""The loads of images, and of the layers that images share, into one VM; and their removal from it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ STREAMS = 3  # layers that are sent into one VM at once
 
 @attrs.define
 class Loads:
-    """The work for one sandbox. It outlives the calls that want it, and ends with the VM.
+    """The loads of one sandbox. They outlive the calls that asked for them, and end with the VM.
 
-    :ivar images: by id, those on their way.
-    :ivar layers: by diff id, those on their way; several may share a Flight.
-    :ivar progress: by id, of the images on their way as layers.
-    :ivar arrived: by diff id, how many bytes of a layer that is sent have left the node.
+    :ivar images: the loads of images, by image id.
+    :ivar layers: the loads of layers, by diff id; several may share a Flight.
+    :ivar progress: the progress of images that are loaded as layers, by image id.
+    :ivar arrived: how many bytes of a layer that is sent have left the node, by diff id.
     :ivar streams: held while a layer is sent.
-    :ivar removal: of images that no container uses any more; no load begins before its end.
-    :ivar removal_due: when that is looked for next.
+    :ivar removal: removes the images that no container uses any more; no load begins before its end.
+    :ivar removal_due: the timer of the next removal.
     """
 
     images: dict[str, Flight[None]] = attrs.field(factory=dict)
@@ -40,17 +40,17 @@ class Loads:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is on its way."""
+        """Whether a load or a removal is under way."""
         flights = [*self.images.values(), *self.layers.values(), self.removal]
         return any(flight is not None and not flight.done for flight in flights)
 
     def flights(self) -> dict[str, Flight[None]]:
-        """The layers that are on their way now."""
+        """Return the loads of layers that are under way, by diff id."""
         self.layers = {diff_id: flight for diff_id, flight in self.layers.items() if not flight.done}
         return self.layers
 
     def cancel(self) -> None:
-        """End all of it: the VM is being ended, or the daemon. Idempotent."""
+        """Cancel all loads and the removal, because the VM or the daemon is being ended. Idempotent."""
         due, self.removal_due = self.removal_due, None
         if due is not None and due.active():
             due.cancel()

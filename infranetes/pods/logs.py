@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The containers' log files, each written from the container's start until all of its output is there."""
+"""The containers' log files, each written from the container's start until it has all of the output."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavai
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
-OPEN_SECONDS = 5.0  # that a start waits for the log file
+OPEN_SECONDS = 5.0  # the longest that a start waits for the log file
 
 _log = Logger()
 
 
 def log_file(container: Container) -> Path | None:
-    """Where the container's log file belongs; None: it has none.
+    """Return the path of the container's log file, or None if it has no log.
 
-    :raise InvalidArgument: not below the sandbox's log directory."""
+    :raise InvalidArgument: the path is not below the sandbox's log directory."""
     directory, path = container.sandbox.config.log_directory, container.config.log_path
     if not directory or not path:
         return None
@@ -46,8 +46,8 @@ class Logs:
         self._store = store
 
     def ensure(self, container: Container) -> None:
-        """Start writing the log, unless it is complete, the container has none, or there is no VM to read it
-        from. Idempotent."""
+        """Start writing the log, unless the log is complete, the container has none, or there is no VM to
+        read it from. Idempotent."""
         position = container.log_position
         if container.pump is not None or container.sandbox.client is None:
             return
@@ -56,9 +56,9 @@ class Logs:
             container.pump = Pump(self._reactor, self._store, container, path)
 
     async def wait_until_open(self, container: Container) -> None:
-        """Wait until the log file is there: whoever started the container looks for it at once.
+        """Wait until the log file exists: the client that started the container looks for it at once.
 
-        If it can't be made the container runs all the same, and making it is tried again and again."""
+        If the file can't be made, log that and return: the container runs, and the file is tried again."""
         pump = container.pump
         if pump is None:
             return
@@ -72,35 +72,36 @@ class Logs:
             )
 
     def drain(self, container: Container) -> Deferred[None]:
-        """Fire when all that an ended container wrote is in its file; at once where it has no log."""
+        """Fire when the file has everything that an ended container wrote; at once if it has no log."""
         if container.state is ContainerState.EXITED:
             self.ensure(container)
         pump = container.pump
         return pump.ended.wait() if pump is not None else succeed(None)
 
     async def reopen(self, container: Container) -> None:
-        """Continue in a new file at the log's path.
+        """Continue the log in a new file at its path.
 
         :raise FailedPrecondition: there is no log, or the file can't be made.
-        :raise ResourceExhausted: no room for the file; the log continues in the old one."""
+        :raise ResourceExhausted: there is no room for the file; the log continues in the old one."""
         if container.pump is None:
             raise FailedPrecondition(f"container {container.id} has no log: no log_path was given")
         await container.pump.log.reopen()
 
     def abort(self, container: Container) -> None:
-        """Stop writing the log: nothing more will come. What is in the file stays."""
+        """Stop writing the log, because no more output will come. The file keeps what it has."""
         if container.pump is not None:
             container.pump.abort()
 
     async def stop(self, containers: Iterable[Container]) -> None:
-        """Stop writing all of them and save their positions, for a later daemon to continue."""
+        """Stop writing these containers' logs and save their positions, from which a later daemon
+        continues."""
         await stop_all(self._reactor, [one.pump.log for one in containers if one.pump is not None])
 
 
 class Pump:
-    """Writes one container's log.
+    """The writer of one container's log.
 
-    :ivar ended: happens when all that the container wrote is in the file, or nothing more will come.
+    :ivar ended: happens when the file has everything that the container wrote, or no more will come.
     """
 
     def __init__(self, reactor: IReactor, store: Store, container: Container, path: Path) -> None:
@@ -146,7 +147,7 @@ class Pump:
         stopped.addCallback(lambda _: self._finish())
 
     def _finish(self) -> None:
-        """Record that the log is complete, or will never be."""
+        """Record that the log is complete, or that it never will be."""
         if self.ended.happened:
             return
         before = self._container.log_position or LogPosition("", 0, 0)

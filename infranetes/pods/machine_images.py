@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs of pods whose image is the VM: booted once a container names the image, ended when that fails."""
+"""The VMs of pods whose image is the VM: booted when a container names the image, destroyed if that fails."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class MachineImages:
         self._node = node
 
     async def boot(self, sandbox: Sandbox, image: Image) -> None:
-        """Boot the sandbox's VM from `image`. It runs from that already: nothing to do.
+        """Boot the sandbox's VM from `image`. Does nothing if it runs from that already.
 
-        :raise FailedPrecondition: it runs from another image, or the sandbox is being stopped.
-        :raise InfranetesError: some step failed; the VM is destroyed."""
+        :raise FailedPrecondition: the VM runs from another image, or the sandbox is being stopped.
+        :raise InfranetesError: a step failed; the VM is destroyed."""
         if sandbox.state is SandboxState.BOOTING:  # begun by an earlier daemon, or not undone yet
             await self.vacate(sandbox).join()
         if sandbox.state is SandboxState.READY and sandbox.record.image == image.machine:
@@ -46,7 +46,7 @@ class MachineImages:
         await sandbox.launching.join()
 
     async def _record_and_launch(self, sandbox: Sandbox, image: Image) -> None:
-        # A sandbox that is BOOTING without such a flight is taken for what an earlier daemon left.
+        # A BOOTING sandbox without such a flight counts as one that an earlier daemon left.
         record = sandbox.record.to(SandboxState.BOOTING, image=image.machine)
         try:
             await self._node.save(sandbox, record)
@@ -76,7 +76,7 @@ class MachineImages:
             )
 
     async def give_up(self, sandbox: Sandbox) -> None:
-        """End the boot and the VM: the container that it was booted for can't be created."""
+        """End the boot and destroy the VM, because the container that it was booted for can't be created."""
         flight = sandbox.launching
         if flight is not None and not flight.done:
             sandbox.aborted = sandbox.aborted or "its container was given up"
@@ -86,9 +86,9 @@ class MachineImages:
             await self._undo(sandbox)
 
     def vacate(self, sandbox: Sandbox) -> Flight[None]:
-        """Destroy the VM; then the sandbox is VACANT, unless it is being stopped.
+        """Destroy the VM and make the sandbox VACANT, unless it is being stopped.
 
-        :raise InfranetesError: it is not destroyed; try again."""
+        :raise InfranetesError: the VM is not destroyed; try again."""
         if sandbox.ending is None or sandbox.ending.done:
             sandbox.ending = Flight(self._vacate(sandbox))
         return sandbox.ending

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The firewalls that NetworkPolicies come to, put in force for the sandboxes' VMs and kept up to date."""
+"""The firewalls of the sandboxes' VMs, computed from NetworkPolicies, enforced and kept up to date."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from infranetes.pods.context import NodeContext
     from infranetes.pods.inventory import Sandbox
 
-WAIT_SECONDS = 10.0  # that a container's start waits; kubelet asks again
+WAIT_SECONDS = 10.0  # the longest that a container's start waits; kubelet asks again
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two attempts
 
 Enforce = Callable[["Sandbox", PodFirewall], Deferred[None]]
 """Puts a firewall in force for a sandbox's VM."""
 
 Ready = Callable[["Sandbox"], Event[None]]
-"""Gives what happens when the firewall of a sandbox's VM can be set."""
+"""Returns the event that happens when the firewall of a sandbox's VM can be set."""
 
 _log = Logger()
 
 
 def enforce(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
-    """Put a firewall in force: outside of the sandbox's VM if the provider can, else in it.
+    """Put a firewall in force: outside of the sandbox's VM if the provider can do that, else inside.
 
-    Where the pod has an address of the pods' network, that is for what goes by the VPC; the node judges what
-    goes by the tunnel."""
+    Where the pod has an address of the pods' network, the VM filters only the traffic through the VPC; the
+    node filters the traffic through the tunnel."""
     provider = node.side_of(sandbox.record).provider
     if IFirewallsPods.providedBy(provider):
         return cast(IFirewallsPods, provider).set_firewall(sandbox.record.instance_id, firewall)
@@ -45,7 +45,7 @@ def enforce(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> Defer
 
 
 async def _enforce_inside(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> None:
-    tunnel_port = await _enforce_at_tunnel(node, sandbox, firewall)  # also while its VM is not reached
+    tunnel_port = await _enforce_at_tunnel(node, sandbox, firewall)  # even while its VM can't be reached
     if sandbox.watch is not None:
         await sandbox.watch.when_live()
     if not tunnel_port:  # its VM has joined meanwhile
@@ -56,7 +56,8 @@ async def _enforce_inside(node: NodeContext, sandbox: Sandbox, firewall: PodFire
 
 
 async def _enforce_at_tunnel(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> int:
-    """Return the tunnel's port; 0: there is none."""
+    """Put the firewall in force at the node's end of the tunnel; return the tunnel's port, or 0 without
+    one."""
     if node.overlay is None or not node.overlay.knows(sandbox.id):
         return 0
     await node.overlay.set_firewall(sandbox.id, firewall)
@@ -64,13 +65,13 @@ async def _enforce_at_tunnel(node: NodeContext, sandbox: Sandbox, firewall: PodF
 
 
 def enforce_again(node: NodeContext, sandbox: Sandbox) -> None:
-    """Put the firewall in force again if it is in the VM, which may have been booted anew."""
+    """Put the firewall in force again if it is inside the VM, which may have rebooted."""
     if node.firewalls is not None and not IFirewallsPods.providedBy(node.side_of(sandbox.record).provider):
         node.firewalls.renew(sandbox)
 
 
 class PodFirewalls:
-    """Keeps the firewalls of this node's sandboxes as their policies are."""
+    """Keeps the firewalls of this node's sandboxes equal to what their NetworkPolicies demand."""
 
     def __init__(self, clock: IReactorTime, policies: PodPolicies, enforce: Enforce, ready: Ready) -> None:
         self._clock = clock
@@ -81,7 +82,7 @@ class PodFirewalls:
         policies.subscribe(self._changed)
 
     def keep(self, sandbox: Sandbox) -> None:
-        """Keep a sandbox's firewall from now on; its VM is there. Idempotent."""
+        """Keep a sandbox's firewall up to date from now on. Its VM exists. Idempotent."""
         if sandbox.id in self._kept:
             return
         metadata = sandbox.config.metadata
@@ -93,7 +94,9 @@ class PodFirewalls:
         kept.working.addErrback(kept.ended)
 
     def forget(self, sandbox: Sandbox) -> None:
-        """Keep it no more; what is in force stays so for as long as there is the VM. Idempotent."""
+        """Stop keeping the sandbox's firewall. The one in force stays as long as the VM exists.
+
+        Idempotent."""
         kept = self._kept.pop(sandbox.id, None)
         if kept is not None:
             self._policies.remove(sandbox.id)
@@ -102,21 +105,21 @@ class PodFirewalls:
             kept.working.cancel()
 
     def renew(self, sandbox: Sandbox) -> None:
-        """Put what is to be in force there once more."""
+        """Put the sandbox's firewall in force once more."""
         kept = self._kept.get(sandbox.id)
         if kept is not None:
             kept.firewall = None
             kept.changed.notify()
 
     def stop(self) -> None:
-        """Forget all, as the daemon ends."""
+        """Forget all sandboxes, because the daemon is stopping."""
         for kept in list(self._kept.values()):
             self.forget(kept.sandbox)
 
     async def wait(self, sandbox: Sandbox) -> None:
-        """Wait until the sandbox's firewall is in force. Not for ever.
+        """Wait until the sandbox's firewall is in force, at most WAIT_SECONDS.
 
-        :raise Unavailable: it is not, and why."""
+        :raise Unavailable: it is not in force; the message says why."""
         kept = self._kept.get(sandbox.id)
         if kept is None:
             raise Unavailable(f"sandbox {sandbox.id} has no VM whose firewall could be in force")
@@ -130,12 +133,12 @@ class PodFirewalls:
             ) from None
 
     def in_force(self, id: str) -> PodFirewall | None:
-        """A sandbox's firewall as this daemon has put it in force last; None: it has not."""
+        """Return the firewall that this daemon last put in force for a sandbox, or None."""
         kept = self._kept.get(id)
         return kept.firewall if kept is not None else None
 
     def trouble(self, id: str) -> str:
-        """Why the last attempt to put another one in force has failed; empty: it has not."""
+        """Return why the last attempt to put a sandbox's firewall in force failed, or "" if it did not."""
         kept = self._kept.get(id)
         return kept.trouble if kept is not None else ""
 
@@ -153,7 +156,7 @@ class PodFirewalls:
                 continue
             try:
                 await self._enforce(kept.sandbox, wanted)
-            except NotFound as error:  # the VM has ended, which others notice
+            except NotFound as error:  # the VM has ended; the reconciler notices that
                 kept.trouble = str(error)
             except InfranetesError as error:
                 kept.trouble = str(error)
@@ -172,10 +175,10 @@ class PodFirewalls:
 
 
 class _Kept:
-    """One sandbox.
+    """A sandbox whose firewall is kept.
 
-    :ivar firewall: what is in force. None: not known. :ivar in_force: happens when there is one for the first
-        time. :ivar trouble: why the last attempt failed.
+    :ivar firewall: the firewall in force; None: not known. :ivar in_force: happens when one is in force for
+        the first time. :ivar trouble: why the last attempt failed; "": it did not.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -188,7 +191,7 @@ class _Kept:
         self.over = False
 
     def ended(self, failure: Failure) -> None:
-        """Say so if it is kept no more although it should be."""
+        """Log an unexpected end of the work."""
         if not self.over:
             _log.failure(
                 "the firewall of sandbox {sandbox} is kept no more", failure=failure, sandbox=self.sandbox.id

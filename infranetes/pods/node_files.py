@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names in a container's configuration that mean something on the node only, replaced for the agent.
+"""Names in a container's configuration that have a meaning on the node only, replaced for the agent.
 
-The path of a seccomp profile is replaced by the profile's text, which is bounded and checked here. An image
-that is mounted as a volume is named by its id. (Mounts of paths are up to `volumes`.)
+The path of a seccomp profile is replaced by the profile's text, which is bounded and checked here. The name
+of an image that is mounted as a volume is replaced by its id. (`volumes` handles mounts of paths.)
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FIELD = "config.linux.security_context.seccomp"
 
 
 def same_request(first: cri.ContainerConfig, second: cri.ContainerConfig) -> bool:
-    """Whether two configurations ask for the same container.
+    """Return whether two configurations ask for the same container.
 
-    kubelet writes a configuration anew for each call: the file of the termination message has another name
-    each time, and the variables of services come in another order."""
+    kubelet generates a configuration anew for each call: each time the file of the termination message has
+    another name, and the variables of services come in another order."""
     return _comparable(first) == _comparable(second)
 
 
@@ -46,9 +46,9 @@ def _comparable(config: cri.ContainerConfig) -> bytes:
 
 
 def seccomp_path(config: cri.ContainerConfig) -> str:
-    """The path of the node's seccomp profile that the container asks for; "": none.
+    """Return the path of the node's seccomp profile that the container asks for, or "" if it asks for none.
 
-    :raise InvalidArgument: not an absolute path."""
+    :raise InvalidArgument: the path is not absolute."""
     context = config.linux.security_context
     if context.HasField("seccomp"):
         if context.seccomp.profile_type != _LOCALHOST:
@@ -66,7 +66,7 @@ def seccomp_path(config: cri.ContainerConfig) -> str:
 
 
 def check_target_container(config: cri.ContainerConfig, containers: Container[str]) -> None:
-    """Check that the container whose processes it wants to see is one of these.
+    """Check that the container whose processes `config` wants to see is one of `containers`.
 
     :raise FailedPrecondition: it is not."""
     options = config.linux.security_context.namespace_options
@@ -78,9 +78,10 @@ def check_target_container(config: cri.ContainerConfig, containers: Container[st
 
 
 def read_seccomp_profile(path: str) -> str:
-    """The text of the profile. Blocks.
+    """Return the text of the profile. Blocks.
 
-    :raise FailedPrecondition: it is not there, or can't be read. :raise InvalidArgument: it is no profile."""
+    :raise FailedPrecondition: the file does not exist, or can't be read.
+    :raise InvalidArgument: it is not a profile."""
     named = f"{_FIELD}: the profile {path[:256]}"
     try:
         # Without O_NONBLOCK opening a pipe blocks.
@@ -107,7 +108,7 @@ def read_seccomp_profile(path: str) -> str:
 
 
 def with_seccomp_profile(config: cri.ContainerConfig, text: str) -> cri.ContainerConfig:
-    """A copy of `config` with the profile's text in place of its path."""
+    """Return a copy of `config` with the profile's text in place of its path."""
     sent = cri.ContainerConfig()
     sent.CopyFrom(config)
     context = sent.linux.security_context
@@ -118,9 +119,9 @@ def with_seccomp_profile(config: cri.ContainerConfig, text: str) -> cri.Containe
 
 
 async def mounted_images(config: cri.ContainerConfig, images: Images) -> dict[int, Image]:
-    """The images that are mounted as volumes, by the index of their mount.
+    """Return the images that are mounted as volumes, by the index of their mount.
 
-    :raise NotFound: one is not on this node; names the mount."""
+    :raise NotFound: one is not on this node; the message names the mount."""
     found: dict[int, Image] = {}
     for index, mount in enumerate(config.mounts):
         if mount.HasField("image"):
@@ -132,7 +133,7 @@ async def mounted_images(config: cri.ContainerConfig, images: Images) -> dict[in
 
 
 def with_image_ids(config: cri.ContainerConfig, images: dict[int, Image]) -> cri.ContainerConfig:
-    """A copy of `config` whose mounts name images by id.
+    """Return a copy of `config` whose mounts name images by id.
 
     :param images: as `mounted_images` returns them."""
     sent = cri.ContainerConfig()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's own names, for pods that bring none: its host name, and the DNS of its resolv.conf."""
+"""The node's host name and DNS settings, for pods that have none of their own."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from infranetes_common.wire import cri
 
-#: Where the first file names only resolvers at the node's loopback, such as systemd-resolved's 127.0.0.53,
-#: the second one names those that systemd-resolved asks itself.
+#: The first file may name only a resolver at the node's loopback, such as systemd-resolved's 127.0.0.53. The
+#: second one then names the servers that systemd-resolved asks.
 RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
 _HOST_NAME = re.compile(r"(?=.{1,64}\Z)[0-9A-Za-z](?:[0-9A-Za-z.-]*[0-9A-Za-z])?")
-_WORD = re.compile("[!-~]{1,255}")  # what agents accept
+_WORD = re.compile("[!-~]{1,255}")  # the words that agents accept
 MAX_BYTES = 64 * 1024
-_MAX = {"nameserver": 3, "search": 32, "options": 32}  # as many servers as resolvers ask
+_MAX = {"nameserver": 3, "search": 32, "options": 32}  # resolvers ask no more than three servers
 
 
 def with_host_name(config: cri.PodSandboxConfig) -> cri.PodSandboxConfig:
-    """`config` with the node's host name, for a pod on the node's network that names none."""
+    """Return `config`, with the node's host name if the pod is on the node's network and names none."""
     shares = config.linux.security_context.namespace_options.network == cri.NODE
     name = socket.gethostname()
     if config.hostname or not shares or not _HOST_NAME.fullmatch(name):
@@ -33,7 +33,7 @@ def with_host_name(config: cri.PodSandboxConfig) -> cri.PodSandboxConfig:
 
 
 def node_dns(files: Sequence[Path] = RESOLV_CONF) -> cri.DNSConfig:
-    """The DNS settings of the first file that has a server which VMs can reach; else none. Blocks."""
+    """Return the DNS settings of the first file with a server that VMs can reach, or empty ones. Blocks."""
     for file in files:
         try:
             with open(file, "rb") as opened:
@@ -46,7 +46,7 @@ def node_dns(files: Sequence[Path] = RESOLV_CONF) -> cri.DNSConfig:
 
 
 def parse_resolv_conf(text: str) -> cri.DNSConfig:
-    """The settings of a resolv.conf(5), without loopback and link-local servers, which a VM can't reach.
+    """Return the settings of a resolv.conf(5), without loopback and link-local servers: VMs can't reach them.
 
     The last of several `search` and `domain` lines counts."""
     servers: list[str] = []

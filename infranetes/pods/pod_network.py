@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which network a sandbox's pod has its address of, and how its VM joins that of the pods."""
+"""The network from which a sandbox's pod has its address, and how its VM joins the pods' network."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _log = Logger()
 
 
 def network_of(node: NodeContext, handler: Handler, config: cri.PodSandboxConfig) -> str:
-    """Return which network the pod has its address of, as its record has it: CNI, or one of NETWORKS; "":
-    there is nothing to choose."""
+    """Return the network from which the pod has its address, as recorded: CNI, or one of NETWORKS; "" where
+    the provider has only one."""
     if handler.network == CNI:
         return CNI
     chosen = network(config.annotations) or handler.network
@@ -38,8 +38,8 @@ def network_of(node: NodeContext, handler: Handler, config: cri.PodSandboxConfig
 def check_network(node: NodeContext, handler: Handler, config: cri.PodSandboxConfig) -> None:
     """Check that the pod can have the network that it asks for.
 
-    :raise InvalidArgument: it asks for none that there is.
-    :raise FailedPrecondition: not on this node, or not yet; says what to do."""
+    :raise InvalidArgument: this pod can't have that network; the message says what to do.
+    :raise FailedPrecondition: this node can't provide it, or not yet; the message says what to do."""
     asked = network(config.annotations)
     side = handler.side
     if handler.network == CNI:
@@ -73,9 +73,9 @@ def _check_cni(config: cri.PodSandboxConfig, asked: str) -> None:
 
 
 async def join_pod_network(node: NodeContext, sandbox: Sandbox) -> None:
-    """Give the pod its address, where it is to be of the pods' network. Idempotent.
+    """Give the pod an address of the pods' network, if that is its network. Idempotent.
 
-    :raise InfranetesError: it can't be had."""
+    :raise InfranetesError: the pod can't get an address there."""
     record = sandbox.record
     overlay = node.side_of(record).overlay
     if overlay is None:
@@ -90,13 +90,13 @@ async def join_pod_network(node: NodeContext, sandbox: Sandbox) -> None:
             "reaches the VM by another one (agent_address); leave the pod in the VPC"
         )
     address = overlay.lease(sandbox.id)
-    if record.address != address:  # on the disk before anybody is told
+    if record.address != address:  # recorded on the disk before anybody learns the address
         await node.save(sandbox, attrs.evolve(record, address=address))
     await _join(overlay, sandbox)
 
 
 def join_again(node: NodeContext, sandbox: Sandbox) -> None:
-    """Have a VM that is connected again make its end of the tunnel, which a reboot of it has ended."""
+    """Have a reconnected VM set up its end of the tunnel again, which it has lost if it rebooted."""
     overlay = node.overlay
     if overlay is not None and sandbox.state is SandboxState.READY and overlay.knows(sandbox.id):
         start(_join(overlay, sandbox)).addErrback(
@@ -109,9 +109,9 @@ def join_again(node: NodeContext, sandbox: Sandbox) -> None:
 
 
 async def restore_pod_network(node: NodeContext, pod_cidr: str) -> None:
-    """After a start: the addresses and tunnels of the sandboxes in the inventory.
+    """Restore, after a start of the daemon, the addresses and tunnels of the sandboxes in the inventory.
 
-    :param pod_cidr: what UpdateRuntimeConfig has set; "": nothing."""
+    :param pod_cidr: the subnet that UpdateRuntimeConfig has set; "": none."""
     overlay = node.overlay
     if overlay is None:
         return

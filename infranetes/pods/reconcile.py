@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making records and VMs agree: once after the start, then in passes over the provider's list."""
+"""Reconciling records and VMs: once after the start, then in passes over the provider's list."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from infranetes_common.concurrency import settled, sleep, start, within
 from infranetes_common.errors import InfranetesError
 
 LIST_SECONDS = 120.0
-AT_A_TIME = 25  # records taken up in one turn of the reactor
+AT_A_TIME = 25  # records handled in one turn of the reactor
 
 Orphan = tuple[ProviderSide, Instance]
-"""A VM that no record knows, and whose it is."""
+"""A VM that has no record, and the side of its provider."""
 
 _log = Logger()
 
 
 class Reconciler:
-    """Takes over what an earlier daemon recorded, and destroys VMs that no record knows.
+    """Takes over what an earlier daemon recorded, and destroys VMs that have no record.
 
-    The records are served at once. Agents are asked side by side, so that one that does not answer delays
-    no other; the provider is asked once it has started.
+    The records are served at once. Agents are asked in parallel, so that one that does not answer delays no
+    other; a provider is asked once it has started.
     """
 
     def __init__(self, node: NodeContext, sandboxes: Sandboxes, containers: Containers) -> None:
@@ -49,7 +49,7 @@ class Reconciler:
     async def load(self, contents: Contents, breathe: Callable[[], Awaitable[None]]) -> None:
         """Fill the inventory and begin to ask the agents.
 
-        :param breathe: awaited now and then, to let others have the reactor."""
+        :param breathe: awaited now and then, to give other work a turn of the reactor."""
         inventory = self._node.inventory
         machine = partial(machine_for, self._node)
         work: list[Callable[[], None]] = []
@@ -84,8 +84,8 @@ class Reconciler:
             self._log_failure(sandbox, start(self._remove_unfinished(sandbox)))
 
     def provider_ready(self, side: ProviderSide) -> None:
-        """Finish what was under way at a provider and begin the passes over its VMs, now that it has started.
-        Called once for each."""
+        """Finish what was under way at a provider, which has just started, and begin the passes over its VMs.
+        Called once for each provider."""
         for sandbox in self._of(side):
             if sandbox.state is SandboxState.STOPPING:
                 self._log_failure(sandbox, start(self._sandboxes.stop(sandbox.id)))
@@ -125,14 +125,15 @@ class Reconciler:
             await sleep(self._node.clock, self._node.times.sweep)
 
     async def sweep(self) -> None:
-        """Take away what leads to pods that are no more."""
+        """Remove host ports and tunnels of pods that no longer exist."""
         await self._node.hostports.sweep()
         if self._node.overlay is not None:
             await self._node.overlay.sweep()
 
     async def once(self, side: ProviderSide) -> None:
-        """Make one pass over a provider's VMs. One that no record knows in two successive passes is destroyed
-        in the second."""
+        """Make one pass over a provider's VMs.
+
+        A VM that has no record in two successive passes is destroyed in the second."""
         instances = await self._list(side)
         await self._end_orphans(side, instances)
         by_token = {instance.token: instance for instance in instances}
@@ -157,9 +158,10 @@ class Reconciler:
             await self._node.pod_volumes.sweep(side)
 
     async def orphans(self) -> tuple[list[Orphan], list[str]]:
-        """List the VMs that are tagged as this node's and that no record knows, and why providers can't tell.
+        """Return the VMs that are tagged as this node's but have no record, and the errors of providers that
+        could not be asked.
 
-        :raise InfranetesError: no provider can."""
+        :raise InfranetesError: no provider could be asked."""
         sides = list(self._node.sides.values())
         found: list[Orphan] = []
         troubles: list[InfranetesError] = []
@@ -218,7 +220,7 @@ class Reconciler:
         return sandbox is not None and sandbox.state in WITH_VM and self._node.side_of(sandbox.record) is side
 
     async def _look_again(self, sandbox: Sandbox) -> None:
-        """Ask for a READY sandbox's VM by its id: it was not in the list, which may lag behind."""
+        """Ask for the VM of a READY sandbox by its id: the list, which may lag behind, did not have it."""
         try:
             await self._sandboxes.look(sandbox)
         except InfranetesError as error:
@@ -226,8 +228,8 @@ class Reconciler:
                       sandbox=sandbox.id, error=error)  # fmt: skip
 
     async def _finish_removals(self, sandbox: Sandbox) -> None:
-        """Finish removals that an earlier daemon began, once the agent can be asked. For a container that is
-        the VM it is the provider that has to be asked."""
+        """Finish removals that an earlier daemon began, once the agent can be asked, or the provider for a
+        container that is the VM."""
         removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
         if removing and sandbox.watch is not None:
             await (
@@ -239,7 +241,7 @@ class Reconciler:
                 await self._containers.removal(container).join()
 
     async def _remove_unfinished(self, sandbox: Sandbox) -> None:
-        """Remove containers that were being created or removed, where no agent has to be asked."""
+        """Remove the containers that were being created or removed and need no agent for that."""
         for container in list(sandbox.containers.values()):
             if container.state in (ContainerState.CREATING, ContainerState.REMOVING):
                 await self._containers.removal(container).join()

@@ -22,27 +22,27 @@ class SandboxRecord:
     id: str  # 32 hex digits
     token: str  # the VM's idempotency key, 32 hex digits
     state: SandboxState
-    name: str  # what makes it unique: see `sandbox_name`
+    name: str  # its unique name: see `sandbox_name`
     config: bytes = attrs.field(repr=False)  # a serialized runtime.v1.PodSandboxConfig
     runtime_handler: str
     created_at: int
-    claimed: bool = False  # whether the client knows it: it was answered with its id, or has used that
+    claimed: bool = False  # whether the client knows the sandbox: it has received its id, or has used it
     stopped_at: int = 0
-    instance_id: str = ""  # the provider's; "" until it has answered
+    instance_id: str = ""  # the provider's id of the VM; "" until it has answered
     address: str = ""  # the pod's IP
     agent_host: str = ""
     agent_port: int = 0
-    message: str = ""  # why it is LOST, for people
+    message: str = ""  # the reason why it is LOST, for messages
     certificate_until: int = 0  # when the VM's last certificate expires; 0: not known
-    certificate_key: str = ""  # the key that it is for, `authority.key_id`
+    certificate_key: str = ""  # the id of the certificate's key, `authority.key_id`
     image: str = ""  # what the VM boots from, as `InstanceSpec.image`; "": the provider's image for pods
-    # What a handler meant when the sandbox was made. "": recorded by a release in which all meant the same.
+    # The handler's settings when the sandbox was made. "": recorded by a release without these settings.
     provider: str = ""
-    kind: str = ""  # of its images
+    kind: str = ""  # the kind of its images
     network: str = ""
     shadow_id: str = ""  # the delegate's sandbox that holds its network namespace; "": there is none
     netns: str = ""  # the path of that namespace
-    cpu_millis: int = 0  # what the VM was made for or last resized to, as `interface.Size`; 0: not known
+    cpu_millis: int = 0  # the VM's size when made or last resized, as `interface.Size`; 0: not known
     memory_bytes: int = 0
     more_addresses: str = ""  # the pod's further IPs, with spaces between
 
@@ -53,16 +53,16 @@ class SandboxRecord:
 
 @attrs.frozen
 class ContainerRecord:
-    """One container, and what was last known of its process."""
+    """One container, and the last known state of its process."""
 
     id: str  # 32 hex digits
     sandbox_id: str
     state: ContainerState
     config: bytes = attrs.field(repr=False)  # a serialized runtime.v1.ContainerConfig, as the client sent it
-    image_ref: str  # what the CRI calls image_ref, as PullImage answered it
+    image_ref: str  # the CRI's image_ref, as PullImage returned it
     image_id: str  # sha256:... of the image's configuration
     created_at: int
-    claimed: bool = False  # as a sandbox's
+    claimed: bool = False  # as of a sandbox
     started_at: int = 0
     finished_at: int = 0
     exit_code: int = 0
@@ -76,7 +76,8 @@ class ContainerRecord:
 
 @attrs.frozen
 class LogPosition:
-    """How far a container's log is written: the agent's cursor, and the file that it belongs to."""
+    """The position up to which a container's log is written: the agent's cursor, and the file it applies
+    to."""
 
     cursor: str
     inode: int
@@ -86,10 +87,10 @@ class LogPosition:
 
 @attrs.frozen
 class AttachmentRecord:
-    """A volume that a sandbox's VM has, or may have: written before the provider is asked to attach it, and
-    deleted once it is certain that it is detached. It outlives the sandbox's own record."""
+    """A volume that is, or may be, attached to a sandbox's VM. It is written before the provider is asked to
+    attach the volume, and deleted once that is certainly detached. It outlives the sandbox's own record."""
 
-    id: str  # the volume's, as its provider calls it
+    id: str  # the volume's id at its provider
     provider: str
     sandbox_id: str
     instance_id: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents report of containers, applied to their records.
+"""The agents' reports of containers, and how they change the containers' records.
 
-A report is a vmserver.ContainerState. Reports of a container come as answers to its calls and in its agent's
-stream, in any order; one that is older than its record changes nothing.
+A report is a vmserver.ContainerState. Reports of a container arrive as answers to its calls and in its
+agent's stream, in any order; one that is older than the container's record changes nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from infranetes_common.concurrency import Flight, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
 from infranetes_common.wire import cri, vmserver
 
-KILLED = 137  # the exit code of what SIGKILL ended, and of a process whose machine is gone
+KILLED = 137  # the exit code of a process that SIGKILL ended, or whose machine is gone
 UNWRITTEN_REASON = "VolumesNotWritten"
 GONE_REASON = "ContainerLost"
 NEVER_RAN = ("ContainerCannotRun", "StartError")  # reasons of an end without a start
-LOG_SECONDS = 10.0  # that a container's end waits for its log
+LOG_SECONDS = 10.0  # the longest that a container's end waits for its log
 
 _STATES = {
     cri.CONTAINER_CREATED: ContainerState.CREATED,
@@ -43,10 +43,11 @@ _log = Logger()
 
 
 def apply_report(node: NodeContext, container: Container, report: vmserver.ContainerState) -> None:
-    """Apply what the agent reports to the container's record.
+    """Apply the agent's report to the container's record.
 
-    A container whose creation or start is under way is left to that. An end is recorded once the container's
-    log and what it wrote to volumes are on the node; until then it is RUNNING, however soon it ended.
+    While the container's creation is under way the report is ignored, and while its start is, it is held. An
+    end is recorded once the container's log and its writes to volumes are on the node; until then the
+    container is RUNNING, however soon it ended.
     """
     state = _STATES.get(report.state)
     if state is None or container.state is ContainerState.REMOVING or container.being_created:
@@ -73,7 +74,7 @@ def apply_report(node: NodeContext, container: Container, report: vmserver.Conta
 
 
 def hold_report(container: Container, report: vmserver.ContainerState) -> None:
-    """Hold the report back until the container's start is over; the latest one counts."""
+    """Keep the report until the container's start is over; of several the latest counts."""
     if container.held_report is None or _rank(report) >= _rank(container.held_report):
         container.held_report = report
 
@@ -95,7 +96,7 @@ def record_start(node: NodeContext, container: Container, report: vmserver.Conta
 def record_exit(node: NodeContext, container: Container, report: vmserver.ContainerState) -> Deferred[None]:
     """Make the container EXITED, without waiting for its log or volumes.
 
-    It is EXITED once that is on the disk, so that no later daemon says otherwise; fires then.
+    It is EXITED once its record is on the disk, so that no later daemon shows another state; fires then.
     """
     _record_creation(node, container, report)
     if container.recording_exit is None:
@@ -135,7 +136,7 @@ def _reason(container: Container, report: vmserver.ContainerState) -> str:
 
 
 def _record_creation(node: NodeContext, container: Container, report: vmserver.ContainerState) -> None:
-    """Make a CREATING container CREATED: an earlier daemon asked for it and never learnt that it is there."""
+    """Make a CREATING container CREATED: an earlier daemon asked for it and never learnt that it exists."""
     if container.state is ContainerState.REMOVING:
         return
     container.reported = report
@@ -156,7 +157,8 @@ def _rank(report: vmserver.ContainerState) -> int:
 
 
 def collect_output(node: NodeContext, container: Container) -> Deferred[None]:
-    """Bring what an ended container wrote to volumes and to its log to the node, as far as time allows."""
+    """Bring the writes of an ended container, to volumes and to its log, to the node, as far as time
+    allows."""
     if container.collecting is None:
         container.collecting = Flight(_collect_output(node, container))
     return container.collecting.join()
@@ -185,7 +187,7 @@ async def _wait_for_output(
 async def apply_stop(
     node: NodeContext, container: Container, report: vmserver.ContainerState, seconds: float
 ) -> None:
-    """Apply the report of a container that was stopped, but wait at most so long for its log."""
+    """Apply the report of a stopped container, waiting at most `seconds` for its log."""
     apply_report(node, container, report)
     if container.exit_report is None:
         return
@@ -195,7 +197,7 @@ async def apply_stop(
 
 
 def record_loss(node: NodeContext, container: Container, reason: str, message: str) -> None:
-    """Record that a container has ended whose agent can't report how. Has it ended already: do nothing."""
+    """Record the end of a container whose agent can't report it. Does nothing if the container has ended."""
     if container.state not in ALIVE:
         return
     if container.exit_report is not None:  # its agent did report, a moment ago

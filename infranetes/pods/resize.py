@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the size of pods' VMs while they run.
+"""Resizing pods' VMs while they run.
 
-kubelet asks before it lets containers have more, and after it has let them have less. What it is told is
-done has to be in force: the VM's own agent is asked how large it is, and takes memory out of use before the
-provider does. A pod that gets less memory is recorded as smaller before its VM is: whenever the daemon ends,
-kubelet asks the next one again, which goes on from what the VM has.
+kubelet asks before it raises containers' limits, and after it has lowered them. A resize that is reported as
+done must be in force: the VM's own agent is asked for the VM's size, and takes memory out of use before the
+provider does. A pod that gets less memory is recorded as smaller before its VM shrinks: if the daemon ends at
+any time, kubelet asks the next one again, which continues from what the VM has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavai
 from infranetes_common.huge_pages import bytes_of
 from infranetes_common.wire import cri
 
-SETTLE_SECONDS = 30.0  # until a guest uses what its hypervisor has given it
+SETTLE_SECONDS = 30.0  # the longest wait for a guest to use what its hypervisor has given it
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two questions to its agent
 _MIB = 1 << 20
 
@@ -35,7 +35,7 @@ _log = Logger()
 
 
 class Resizer:
-    """Serves UpdatePodSandboxResources. Calls for one sandbox are served one after the other."""
+    """Serves UpdatePodSandboxResources. The calls for one sandbox are served one after the other."""
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node
@@ -43,17 +43,19 @@ class Resizer:
     async def resize(
         self, sandbox: Sandbox, resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources
     ) -> None:
-        """Make the sandbox's VM as large as the pod has to be. What is not said stays as it is. Idempotent.
+        """Resize the sandbox's VM to what the pod asks for. Sizes that are not given stay the same.
 
-        :param resources: the sum of its containers'.
-        :raise FailedPrecondition: the VM can't be made so large, or does not give back what it has.
-        :raise InfranetesError: it is not known to be so large.
+        Idempotent.
+
+        :param resources: the sum of its containers' resources.
+        :raise FailedPrecondition: the VM can't grow that much, or does not give back what it has.
+        :raise InfranetesError: the VM is not known to have that size.
         """
         asked, complete = await asked_for(self._node, sandbox, resources, overhead)
         async with self._node.resizing.held(sandbox.id):
             _check_ready(sandbox)
             before = size_now(sandbox)
-            if not complete:  # nothing is taken from what its containers may request
+            if not complete:  # its containers may request the memory that it has: keep it
                 asked = attrs.evolve(asked, memory_bytes=max(asked.memory_bytes, before.memory_bytes))
             wanted = attrs.evolve(
                 asked,
@@ -78,12 +80,11 @@ class Resizer:
             )
 
     async def make_room(self, container: Container, limits: cri.LinuxContainerResources) -> None:
-        """Have the VM have memory for the huge pages that a container is to be limited to. Idempotent.
+        """Enlarge the VM to hold the huge pages of a container's limits as well. Idempotent.
 
-        A VM that can't grow stays as it is: its agent knows whether there is enough.
-
-        :raise FailedPrecondition: the VM can't be made so large.
-        :raise InfranetesError: it is not known to be so large.
+        A VM whose provider can't resize it stays the same: its agent knows whether it has enough memory.
+        :raise FailedPrecondition: the VM can't grow that much.
+        :raise InfranetesError: the VM is not known to have that size.
         """
         sandbox = container.sandbox
         async with self._node.resizing.held(sandbox.id):
@@ -93,7 +94,7 @@ class Resizer:
             wanted = attrs.evolve(before, huge_bytes=before.huge_bytes + bytes_of(limits))
             if not IResizesVms.providedBy(provider) or wanted == before:
                 return
-            has = await provider.resize(sandbox.record.instance_id, wanted)  # and takes nothing out
+            has = await provider.resize(sandbox.record.instance_id, wanted)  # no guest: it only grows
             _check_provided(sandbox, before, wanted, has)
             await self._check_in_force(sandbox, before, wanted)
 
@@ -111,7 +112,7 @@ class Resizer:
             raise
 
     async def _take_back(self, provider: IResizesVms, sandbox: Sandbox, before: Size) -> None:
-        """After a failure: whatever the VM has given back by then, it has again."""
+        """Undo a failed shrinking: give the VM back whatever memory it has released."""
         await self._record(sandbox, before)
         try:
             await provider.resize(sandbox.record.instance_id, before, _Guest(sandbox))
@@ -138,7 +139,7 @@ class Resizer:
         await self._node.save(sandbox, resized)
 
     async def _check_in_force(self, sandbox: Sandbox, before: Size, wanted: Size) -> None:
-        """Wait until the guest uses what it was given. :raise Unavailable: it does not."""
+        """Wait until the guest uses what it was given. :raise Unavailable: it does not in time."""
         clock = self._node.clock
         deadline = clock.seconds() + SETTLE_SECONDS
         pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE)
@@ -154,7 +155,9 @@ class Resizer:
             await sleep(clock, next(pauses))
 
     async def _check_room(self, sandbox: Sandbox, before: Size, wanted: Size, provider: str) -> None:
-        """Accept what the VM has anyway."""
+        """Check that the VM, which can't be resized, has enough anyway.
+
+        :raise FailedPrecondition: it has not."""
         lacks = await self._lacks(sandbox, before, wanted)
         if lacks:
             raise FailedPrecondition(
@@ -163,7 +166,7 @@ class Resizer:
             )
 
     async def _lacks(self, sandbox: Sandbox, before: Size, wanted: Size) -> str:
-        """What the guest lacks of that by which the pod grows; "": nothing."""
+        """Return what the guest lacks, as a message, of the resources that grow; "" if it lacks nothing."""
         more_cpu = wanted.cpu_millis > before.cpu_millis
         more_memory = wanted.all_bytes > before.all_bytes
         if not (more_cpu or more_memory):
@@ -172,7 +175,7 @@ class Resizer:
         cpus = -(-wanted.cpu_millis // 1000)
         if more_cpu and info.cpus < cpus:
             return f"has {info.cpus} processors of {cpus}"
-        # A sixteenth may be the kernel's own, which counts its memory before that of anybody else.
+        # Up to a sixteenth may be missing: the kernel keeps memory for itself before it counts the rest.
         if more_memory and info.memory_bytes < wanted.all_bytes // 16 * 15:
             return f"has {info.memory_bytes // _MIB} MiB of {wanted.all_bytes // _MIB}"
         return ""
@@ -180,7 +183,7 @@ class Resizer:
 
 @implementer(IGuest)
 class _Guest:
-    """A sandbox's guest, by its agent."""
+    """A sandbox's guest, reached through its agent."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -214,14 +217,16 @@ def _check_ready(sandbox: Sandbox) -> None:
 
 
 def size_now(sandbox: Sandbox, without: Container | None = None) -> Size:
-    """What the pod asked for when it was made or was resized last, and its containers ask for in huge pages.
+    """Return the size for which the pod was made or last resized, with its containers' huge pages.
 
     :param without: a container whose huge pages are not counted."""
     return attrs.evolve(made_for(sandbox), huge_bytes=huge_bytes(sandbox, without))
 
 
 def _check_provided(sandbox: Sandbox, before: Size, wanted: Size, has: Size) -> None:
-    """:raise FailedPrecondition: a part that changes is not what it is to be."""
+    """Check that the VM has the wanted size, as far as that changes.
+
+    :raise FailedPrecondition: it has not."""
     parts = (
         ("MiB", _MIB, before.all_bytes, wanted.all_bytes, has.all_bytes),
         ("mCPU", 1, before.cpu_millis, wanted.cpu_millis, has.cpu_millis),

@@ -14,7 +14,7 @@ from infranetes.providers.interface import InstanceState
 from infranetes_common.concurrency import settled, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
 
-AGENT_SECONDS = 5.0  # for an agent that was just lost, or was not asked yet
+AGENT_SECONDS = 5.0  # how long to wait for an agent that was just lost, or not yet connected
 
 STARTING, RUNNING = ContainerState.STARTING, ContainerState.RUNNING
 
@@ -22,8 +22,8 @@ _log = Logger()
 
 
 async def end_containers(node: NodeContext, sandbox: Sandbox) -> None:
-    """Kill what runs and write the rest of the logs, as far as the agent still answers."""
-    for container in list(sandbox.containers.values()):  # one that is cancelled may leave
+    """Kill the running containers and write the rest of the logs, as far as the agent still answers."""
+    for container in list(sandbox.containers.values()):  # a cancelled one may leave the dict
         if container.creating is not None and not container.creating.done:
             container.creating.cancel()
     sandbox.loads.cancel()
@@ -41,7 +41,7 @@ async def end_containers(node: NodeContext, sandbox: Sandbox) -> None:
 
 
 async def _agent_answers(node: NodeContext, sandbox: Sandbox) -> bool:
-    """Whether the agent can be asked; one that was just lost gets a moment to come back."""
+    """Return whether the agent can be reached; one that was just lost gets a moment to come back."""
     watch = sandbox.watch
     if watch is None or watch.unreachable:
         return False
@@ -58,7 +58,7 @@ async def _agent_answers(node: NodeContext, sandbox: Sandbox) -> bool:
 
 
 async def _vm_is_gone(sandbox: Sandbox) -> bool:
-    """Whether no agent can answer any more. False where the provider can't tell."""
+    """Return whether the VM is gone. False if the provider does not answer."""
     try:
         instance = await sandbox.machine.look(AGENT_SECONDS)
     except InfranetesError:
@@ -77,7 +77,7 @@ async def _kill(node: NodeContext, container: Container, patience: float) -> Non
 async def _bounded(
     node: NodeContext, works: list[Deferred[None]], seconds: float, sandbox: Sandbox, what: str
 ) -> None:
-    """Wait until `works` have ended, at most so long. What fails is logged."""
+    """Wait until `works` have ended, at most `seconds`. Failures are logged."""
     try:
         results = await within(node.clock, seconds, settled(works), what)
         errors = [result.value for result in results if result is not None]

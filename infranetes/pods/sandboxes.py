@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running, stopping and removing sandboxes.
 
-A launch outlives the call that asked for it: kubelet gives up after 4 minutes and asks for the same
-attempt again, and that call joins the launch. A launch that no call has waited for during
-`Times.desertion` is ended, and so is a sandbox whose id no client has been told or has used.
+A launch outlives the call that asked for it: kubelet gives up after 4 minutes and asks for the same attempt
+again, and the second call joins the launch. If no call waits for a launch during `Times.desertion` it is
+ended, and so is a sandbox whose id no client has received or used.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ _log = Logger()
 
 
 class Sandboxes:
-    """The sandbox calls of the CRI, in terms of sandboxes."""
+    """Runs, stops and removes sandboxes: the sandbox calls of the CRI, without their messages."""
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node
 
     async def run(self, config: cri.PodSandboxConfig, runtime_handler: str) -> str:
-        """Return the id of a READY sandbox, once there is one. Cancelling this does not end the launch.
+        """Launch a sandbox, or join its launch, and return its id once it is READY, or VACANT where the image
+        is the VM. Cancelling does not end the launch.
 
-        :raise AlreadyExists: the name is another sandbox's, or the client has been told the id before.
-        :raise InfranetesError: the launch failed, and nothing is left of it."""
+        :raise AlreadyExists: another sandbox has the name, or the client has received the id before.
+        :raise InfranetesError: the launch failed and was undone."""
         name = sandbox_name(config.metadata)
         blob = config.SerializeToString(deterministic=True)
         sandbox = self._node.inventory.named(name)
@@ -71,7 +72,7 @@ class Sandboxes:
             check_container_provider(config, handler)
             check_user_namespace(self._node, config, handler)
             check_network(self._node, handler, config)
-            if handler.network != CNI:  # whose plug-ins lead them to the pod
+            if handler.network != CNI:  # CNI plug-ins forward the ports themselves
                 self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
             sandbox = self._begin(name, config, blob, runtime_handler)
         else:
@@ -83,14 +84,15 @@ class Sandboxes:
         return sandbox.id
 
     def claim(self, sandbox: Sandbox) -> None:
-        """Note that the client knows this sandbox, and will remove it."""
+        """Record that the client knows this sandbox, and will remove it."""
         self._cancel_desertion(sandbox)
         if not sandbox.record.claimed and sandbox.state is not SandboxState.LAUNCHING:
             claimed = attrs.evolve(sandbox.record, claimed=True)
             self._node.note(self._node.save(sandbox, claimed), f"sandbox {sandbox.id}")
 
     def lookup(self, id: str) -> Sandbox:
-        """Return the sandbox that a client names: one that the CRI shows.
+        """Return the sandbox with this id or prefix of one, if the CRI shows it, and record that it is
+        claimed.
 
         :raise NotFound: there is none. :raise InvalidArgument: there are several."""
         sandbox = self._node.inventory.sandbox(id)
@@ -100,7 +102,7 @@ class Sandboxes:
         return sandbox
 
     async def stop(self, id: str) -> None:
-        """End the containers and the VM. Idempotent. Unknown: nothing to do."""
+        """End the sandbox's containers and VM. Idempotent. Does nothing if the sandbox is unknown."""
         try:
             sandbox = self._node.inventory.sandbox(id)
         except NotFound:
@@ -109,7 +111,7 @@ class Sandboxes:
         await self._end(sandbox)
 
     async def remove(self, id: str) -> None:
-        """End what is left of the sandbox and forget it. Unknown: nothing to do."""
+        """End what is left of the sandbox and forget it. Does nothing if the sandbox is unknown."""
         try:
             sandbox = self._node.inventory.sandbox(id)
         except NotFound:
@@ -118,12 +120,12 @@ class Sandboxes:
         await self._forget(sandbox)
 
     def resume(self, sandbox: Sandbox) -> None:
-        """Go on with a launch that an earlier daemon began, and that no call waits for yet."""
+        """Continue a launch that an earlier daemon began, and that no call waits for yet."""
         sandbox.launching = Flight(self._launch(sandbox), lambda: self._begin_desertion(sandbox))
         self._begin_desertion(sandbox)
 
     def ended(self, side: ProviderSide, instance: Instance) -> None:
-        """Record that the provider of this side reports a VM as ended by itself."""
+        """Record that this side's provider reports that a VM has ended by itself."""
         sandbox = self._node.inventory.by_token(instance.token)
         if sandbox is None or self._node.side_of(sandbox.record) is not side:
             return
@@ -143,9 +145,9 @@ class Sandboxes:
         vm_ended(self._node, sandbox, message)
 
     async def look(self, sandbox: Sandbox) -> None:
-        """Ask the provider whether a READY sandbox still has its VM. It is LOST if not.
+        """Ask the provider whether a READY sandbox still has its VM, and make it LOST if not.
 
-        :raise InfranetesError: the provider can't tell."""
+        :raise InfranetesError: the provider does not answer."""
         instance = await sandbox.machine.look(LOOK_SECONDS)
         if instance is None:
             if sandbox.state is SandboxState.READY:
@@ -220,9 +222,9 @@ class Sandboxes:
             await self._launch(sandbox)
 
     async def _record(self, sandbox: Sandbox) -> None:
-        """Record a VM of the pool as the sandbox's, which then has the VM's id; else the sandbox itself.
+        """Record the sandbox, with a VM of the pool and its id if there is one.
 
-        How large the VM is to be is recorded with it: a launch that is gone on with asks for the same."""
+        The VM's size is recorded with it, so that a continued launch asks for the same size."""
         config, handler = sandbox.config, self._node.handler_of(sandbox.record)
         size, _ = await asked_for(self._node, sandbox, config.linux.resources, config.linux.overhead)
         sandbox.record = attrs.evolve(
@@ -373,6 +375,6 @@ class Sandboxes:
 
 
 async def _failed(flight: Flight[None]) -> bool:
-    """Wait for the end of the flight; return whether it failed."""
+    """Wait until the flight has ended; return whether it failed."""
     [result] = await settled([flight.join()])
     return isinstance(result, Failure)

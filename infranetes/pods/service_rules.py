@@ -10,20 +10,22 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.providers.annotations import wants_service_proxy
 
-WAIT_SECONDS = 10.0  # for the API server's first answer; its own pod may be what is to be started
+WAIT_SECONDS = 10.0  # for the API server's first answer: the container to start may be the API server's own
 
 _log = Logger()
 
 
 def tell_of_services(sandbox: Sandbox) -> None:
-    """Keep the VM's service proxy up to date, unless its pod says no, or the node's own proxy serves it as it
-    does every pod of the CNI. Idempotent."""
+    """Keep the VM's service proxy up to date, unless its pod declines that or is in the CNI's network, where
+    the node's own proxy serves it. Idempotent."""
     if sandbox.record.network != CNI and wants_service_proxy(sandbox.config.annotations):
         sandbox.machine.tell_of_services()
 
 
 async def wait_for_rules(node: NodeContext, sandbox: Sandbox) -> None:
-    """Wait until the VM has the rules, so that its pod's first connection finds them. Not for ever."""
+    """Wait at most WAIT_SECONDS until the VM has the rules, so that its pod's first connection finds them.
+
+    If it has not, log that: the container is started anyway."""
     rules = sandbox.machine.rules
     if rules is not None and not await sandbox.machine.has_rules(WAIT_SECONDS):
         _log.warn(

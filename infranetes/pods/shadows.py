@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The delegate's sandboxes that hold the network of pods of ours whose network is the node's CNI's.
+"""The delegate's sandboxes that hold the network of those of our pods that are in the node's CNI network.
 
 Shadow   what is true                                     in the record             goes to
 WANTED   our sandbox is LAUNCHING; there may be one       network                   UP, or ENDING
@@ -10,8 +10,8 @@ ENDING   the VM is destroyed; the shadow is being ended   STOPPING or ABANDONED 
                                                                                     if that fails
 GONE     there is none at the delegate                    shadow_id empty
 
-A shadow is known by its label, so that one which was made and not recorded is found again: by the launch
-that goes on, by the end of the sandbox, or else by the sweep.
+A shadow has a label, by which one that was made but not recorded is found again: when the launch continues,
+when the sandbox ends, or else by the sweep.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class ListedShadow(Protocol):
     def id(self) -> str: ...
     @property
     def owner(self) -> str:
-        """The id of the sandbox of ours."""
+        """The id of our sandbox."""
 
     @property
     def ours(self) -> bool:
-        """Whether this daemon, or the one before it, has made it."""
+        """Whether this daemon, or an earlier one of this node, has made the shadow."""
 
     @property
     def ready(self) -> bool: ...
 
 
 class ShadowRuntime(Protocol):
-    """Makes, finds and ends shadows: `infranetes.delegate.shadow.ShadowSandboxes`."""
+    """The runtime that makes, finds and ends shadows: `infranetes.delegate.shadow.ShadowSandboxes`."""
 
     async def run(self, config: cri.PodSandboxConfig, owner: str) -> str: ...
     async def namespace(self, id: str) -> str: ...
@@ -68,7 +68,7 @@ class ShadowRuntime(Protocol):
 
 
 class ShadowsNode(Protocol):
-    """What is needed of the NodeContext."""
+    """The part of the NodeContext that shadows need."""
 
     @property
     def inventory(self) -> Inventory: ...
@@ -77,9 +77,10 @@ class ShadowsNode(Protocol):
 
 
 async def attachment_of(shadows: Shadows | None, sandbox: Sandbox) -> Attachment | None:
-    """What the VM of a LAUNCHING sandbox is to join; None: nothing, it is in its provider's network.
+    """Return the network namespace that the VM of a LAUNCHING sandbox joins, or None if the VM is in its
+    provider's network.
 
-    :raise InfranetesError: it can't be had."""
+    :raise InfranetesError: there is no namespace to join."""
     if sandbox.record.network != CNI:
         return None
     if shadows is None:
@@ -88,9 +89,9 @@ async def attachment_of(shadows: Shadows | None, sandbox: Sandbox) -> Attachment
 
 
 async def end_shadow(shadows: Shadows | None, sandbox: Sandbox) -> None:
-    """End what holds the network of a sandbox whose VM is destroyed. Idempotent.
+    """End the shadow of a sandbox whose VM is destroyed, if it may have one. Idempotent.
 
-    :raise InfranetesError: it is not known whether it has ended; try again."""
+    :raise InfranetesError: it is not known whether the shadow has ended; try again."""
     if shadows is not None and sandbox.record.network == CNI:
         await shadows.end(sandbox)
     elif sandbox.record.shadow_id:
@@ -115,18 +116,20 @@ class Shadows:
         self._runtime = runtime
         self._lost = lost
         self._end_abandoned = end_abandoned
-        self._orphans: set[str] = set()  # shadows that no sandbox knew in the last pass
-        self._missing: set[str] = set()  # sandboxes whose shadow was not there in the last pass
+        self._orphans: set[str] = set()  # ids of shadows without a sandbox in the last pass
+        self._missing: set[str] = set()  # ids of sandboxes without their shadow in the last pass
 
     async def attach(self, sandbox: Sandbox) -> Attachment:
-        """Have the namespace that the VM of a LAUNCHING sandbox is to join. Idempotent.
+        """Return the namespace that the VM of a LAUNCHING sandbox joins, making a shadow if needed.
 
-        :raise InfranetesError: it can't be had; there may be a shadow."""
+        Idempotent.
+
+        :raise InfranetesError: there is no namespace to join; there may be a shadow."""
         shadow, path = sandbox.record.shadow_id, ""
         if shadow:
             try:
                 path = await self._runtime.namespace(shadow)
-            except NotFound:  # the delegate was rebooted, say
+            except NotFound:  # for example after a reboot of the node
                 await self._runtime.end(shadow)
                 shadow = ""
         if not shadow:
@@ -137,18 +140,18 @@ class Shadows:
         return Attachment(Path(path))
 
     async def _end_earlier(self, record: SandboxRecord) -> None:
-        """End the shadows that failed launches of the same pod have left: they still have its name.
+        """End the shadows that failed launches of the same pod have left, since these still have its name.
 
-        :raise InfranetesError: that is not possible now."""
+        :raise InfranetesError: one can't be ended now."""
         for each in list(self._node.inventory):
             left = each.state is SandboxState.ABANDONED and each.record.network == CNI
             if left and each.record.name == record.name:
                 await self._end_abandoned(each).join()
 
     async def end(self, sandbox: Sandbox) -> None:
-        """End the shadow of a sandbox whose VM is destroyed, recorded or not. Idempotent.
+        """End the shadow, recorded or not, of a sandbox whose VM is destroyed. Idempotent.
 
-        :raise InfranetesError: it is not known whether it has ended; try again."""
+        :raise InfranetesError: it is not known whether the shadow has ended; try again."""
         recorded = sandbox.record.shadow_id
         there = {each.id for each in await self._runtime.list(sandbox.id)}
         for shadow in sorted(there | ({recorded} if recorded else set())):
@@ -157,11 +160,12 @@ class Shadows:
             await self._node.save(sandbox, attrs.evolve(sandbox.record, shadow_id="", netns=""))
 
     async def sweep(self) -> None:
-        """Compare the delegate's shadows with the sandboxes: what does not agree in two successive passes is
-        ended, or LOST. Shadows that another daemon made are left. Where the delegate does not answer
-        nothing is concluded.
+        """Compare the delegate's shadows with the sandboxes.
 
-        :raise InfranetesError: it does not answer."""
+        In the second of two successive passes an orphaned shadow is ended, and a sandbox without its shadow
+        is LOST. Orphans that another daemon made are left.
+
+        :raise InfranetesError: the delegate does not answer; nothing has changed."""
         shadows = await self._runtime.list()
         await self._end_orphans(shadows)
         self._find_missing(shadows)

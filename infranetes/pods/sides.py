@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One provider of the node: its machines' context, and what is known of it. A node has one or several."""
+"""One provider of the node: the context of its machines, and its state. A node has one or several."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ if TYPE_CHECKING:
 
 
 class ProviderSide:
-    """One provider, with a start, troubles and orphans of its own: none of these concerns another's pods.
+    """One provider, with its own start, troubles and orphans: these do not affect other providers' pods.
 
-    It is the `MachineContext` of its VMs and the `PoolContext` of its pools; all else in these is the node's.
-
+    It is the `MachineContext` of its VMs and the `PoolContext` of its pools; the rest of these is the node's.
     :ivar ready: happens once the provider has started.
-    :ivar trouble: why no VM can be launched or destroyed; "": they can.
-    :ivar orphans: ids of its instances that no record knew in the last pass.
-    :ivar overlay: gives its pods addresses of the pods' network; None: its VMs have such ones anyway.
-    :ivar gets_subnet: whether it is told the subnet that kubelet gives pods.
+    :ivar trouble: why no VM can be launched or destroyed; "": they can be.
+    :ivar orphans: the ids of its instances that had no record in the last pass.
+    :ivar overlay: gives its pods addresses of the pods' network; None: its VMs need none of these.
+    :ivar gets_subnet: whether it receives the subnet that kubelet gives to pods.
     """
 
     def __init__(self, node: NodeContext, provider: IPodProvider) -> None:
@@ -45,16 +44,16 @@ class ProviderSide:
 
     @property
     def name(self) -> str:
-        """The provider's, which records have."""
+        """The provider's name, as in records."""
         return self.provider.name
 
     def check_ready(self) -> None:
-        """Check that the provider can be asked for VMs. :raise Unavailable: it can't; says why."""
+        """Check that the provider can make VMs. :raise Unavailable: it can't; the message says why."""
         if self.trouble:
             raise Unavailable(f"provider {self.name} is not ready: {self.trouble}")
 
     async def release_address(self, id: str) -> None:
-        """Take away what leads to the address of the VM with this id, which another VM may have next."""
+        """Remove the host ports and tunnel of the VM with this id: its address may become another VM's."""
         await self._node.hostports.remove(id)
         if self.overlay is not None:
             await self.overlay.remove(id)
@@ -102,9 +101,9 @@ class ProviderSide:
         return self._node.stopping
 
     def now(self) -> int:
-        """Nanoseconds since 1970 UTC."""
+        """Return the time in nanoseconds since 1970 UTC."""
         return self._node.now()
 
     def note(self, write: Deferred[None], what: str) -> None:
-        """Let a write go on by itself; a failure is logged."""
+        """Let a write finish in the background and log its failure."""
         self._node.note(write, what)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of sandboxes and containers, and which may follow which.
+"""The states of sandboxes and containers, and the transitions between them.
 
     Sandbox     what is true                                as the CRI shows it   goes to
     LAUNCHING   recorded; a VM is asked for, or is to be    not at all            READY ABANDONED
@@ -24,22 +24,22 @@
     EXITED      its process has ended, or its VM has        EXITED                REMOVING
     REMOVING    the agent is asked to forget it             EXITED                (deleted)
 
-Sandboxes begin as LAUNCHING, or as VACANT where images are VMs. There the VM is that of one container: if the
-container can't be created the VM is destroyed, and the sandbox is VACANT again, with another token. A
-daemon that finds one BOOTING ends what an earlier one began, for kubelet asks for the container again.
+Sandboxes begin as LAUNCHING, or as VACANT where images are VMs. A VM is then that of one container: if the
+container can't be created the VM is destroyed, and the sandbox is VACANT again, with another token. A daemon
+that finds a BOOTING sandbox ends the boot that an earlier one began: kubelet asks for the container again.
 
 A container is run once. STARTING is on the disk before the agent is asked, and RUNNING before the client is
-answered, so a daemon that was killed in between knows what may have been run. Clients are shown CREATED while
-they wait for the answer to their StartContainer. If the agent's answer is lost nobody knows whether it
-runs: it is UNKNOWN until the agent reports it, and never CREATED again, on which kubelet would run another
-one.
+answered, so after a daemon was killed in between, the next one knows what may have run. Clients see CREATED
+while they wait for the answer to their StartContainer. If the agent's answer is lost nobody knows whether the
+container runs: it is UNKNOWN until the agent reports it, and never CREATED again, since kubelet would then
+run another one.
 
-A container that ran only for a moment was RUNNING, too: the way from CREATED or STARTING to EXITED leads
-through RUNNING, unless the container never ran (it could not, or its start was refused).
+A container that ran only for a moment was RUNNING, too: it goes from CREATED or STARTING to EXITED through
+RUNNING, unless it never ran (it could not, or its start was refused).
 
-A container that its agent does not know, or whose VM is gone, is deleted from any state: nobody has to be
-asked to forget it. So is a sandbox once it has no VM, with its containers. A failed launch goes from
-LAUNCHING to ABANDONED until its VM is destroyed, so that it has a record as long as anything is left of it.
+A container that its agent does not know, or whose VM is gone, can be deleted from any state, because no agent
+has to forget it. So can a sandbox that has no VM, with its containers. A failed launch goes from LAUNCHING to
+ABANDONED until its VM is destroyed, so that it has a record as long as anything is left of it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ import enum
 
 
 class SandboxState(enum.Enum):
-    """Where a sandbox is; see the table above."""
+    """The state of a sandbox; see the table above."""
 
     LAUNCHING = "launching"
     VACANT = "vacant"
@@ -61,7 +61,7 @@ class SandboxState(enum.Enum):
 
 
 class ContainerState(enum.Enum):
-    """Where a container is; see the table above."""
+    """The state of a container; see the table above."""
 
     CREATING = "creating"
     CREATED = "created"
@@ -101,14 +101,14 @@ CONTAINER_TRANSITIONS: dict[ContainerState, frozenset[ContainerState]] = {
 }
 
 SHOWN_SANDBOXES = frozenset(SandboxState) - {SandboxState.LAUNCHING, SandboxState.ABANDONED}
-"""States in which the CRI shows a sandbox at all. kubelet must find nothing while a launch is going on: it
-then asks for the same attempt again, which joins that launch."""
+"""The states in which the CRI shows a sandbox at all. kubelet must not find one whose launch is under way: it
+then asks for the same attempt again, and joins the launch."""
 
 SHOWN_READY = frozenset({SandboxState.READY, SandboxState.VACANT, SandboxState.BOOTING})
-"""States that the CRI shows as READY."""
+"""The states that the CRI shows as READY."""
 
 ALIVE = frozenset({ContainerState.CREATED, ContainerState.STARTING, ContainerState.RUNNING})
-"""States of containers that have not ended."""
+"""The states of containers that have not ended."""
 
 WITH_VM = frozenset(SandboxState) - {SandboxState.STOPPED}
-"""States in which there may be a VM."""
+"""The states in which there may be a VM."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store for the reactor's thread: every write is a Deferred, and all are done in one thread of their own.
+"""The store, as the reactor's thread uses it: every write returns a Deferred, and one other thread does them.
 
 Writes that wait at the same time are committed together, so a thousand pods that start at once share some
-tens of fsyncs. Writes are done in the order in which they are asked for.
+tens of fsyncs. Writes are done in the order of the calls.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Store:
         self._closed: Event[None] = Event()
 
     def open(self) -> Deferred[Contents]:
-        """Open or make the file. Fires with all its contents.
+        """Open the file, creating it if necessary. Fires with all its contents.
 
         :raise ConfigError: the directory can't be written.
-        :raise FailedPrecondition: not a store, or one of a newer release."""
+        :raise FailedPrecondition: the file is not a store, or is one of a newer release."""
         opened: Deferred[Contents] = Deferred()
         self._thread = threading.Thread(
             target=self._thd_run, args=(opened,), name="infranetes-store", daemon=True
@@ -77,7 +77,7 @@ class Store:
     def claim(self, record: SandboxRecord) -> Deferred[None]:
         """Make an idle VM of the pool a sandbox's, in one commit.
 
-        :raise FailedPrecondition: there is no such VM: it was claimed before."""
+        :raise FailedPrecondition: the pool no longer has the VM: it was claimed before."""
         return self._write(database.claim(record))
 
     def put_container(self, record: ContainerRecord) -> Deferred[None]:
@@ -105,7 +105,7 @@ class Store:
         return self._write(database.put_setting(name, value))
 
     def close(self) -> Deferred[None]:
-        """Do the writes that wait, then close the file and end the thread. Idempotent."""
+        """Do the pending writes, then close the file and end the thread. Idempotent."""
         if self._thread is None:
             return succeed(None)
         if not self._closing:
@@ -145,7 +145,7 @@ class Store:
         self._reactor.callFromThread(self._closed.succeed, None)
 
     def _thd_next_group(self) -> tuple[list[tuple[database.Write, Deferred[None]]], bool]:
-        """Take the next writes to commit together; whether to go on after them."""
+        """Return the next writes to commit together, and whether to continue after them."""
         group: list[tuple[database.Write, Deferred[None]]] = []
         item = self._queue.get()
         while item is not None:
@@ -159,7 +159,7 @@ class Store:
         return group, False
 
     def _thd_refuse(self) -> None:
-        """Fail every write until closed, for the file could not be opened."""
+        """Fail every write until the store is closed, because the file could not be opened."""
         while (item := self._queue.get()) is not None:
             error = Unavailable("the store could not be opened; the log of the start says why")
             self._reactor.callFromThread(_answer, [(item[1], error)])

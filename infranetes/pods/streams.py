@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exec, attach and port-forward: the call to the agent of the right VM."""
+"""Exec, attach and port-forward: opening the call to the agent of the right VM."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from infranetes_common.errors import FailedPrecondition
 
 
 class Streams:
-    """The `Agents` of `infranetes.streaming.server`. The caller begins each call by its first message."""
+    """The `Agents` of `infranetes.streaming.server`. The caller begins each call with its first message."""
 
     def __init__(self, sandboxes: Sandboxes, containers: Containers) -> None:
         self._sandboxes = sandboxes
         self._containers = containers
 
     def container(self, id: str) -> Container:
-        """The container to run a command in, or to attach to.
+        """Return the container in which to run a command, or to attach to.
 
         :raise NotFound: there is none. :raise FailedPrecondition: it is not running."""
         container = self._containers.lookup(id)
@@ -29,7 +29,7 @@ class Streams:
         return container
 
     def sandbox(self, id: str) -> Sandbox:
-        """The sandbox whose ports to reach.
+        """Return the sandbox whose ports to forward.
 
         :raise NotFound: there is none. :raise FailedPrecondition: it is not ready."""
         sandbox = self._sandboxes.lookup(id)

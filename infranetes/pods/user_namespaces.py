@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container's user namespace, which has to be that of its pod."""
+"""A container's user namespace, which must be that of its pod."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _FIELD = "config.linux.security_context"
 
 
 def check(config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig) -> None:
-    """Check that a container and its mounts have the ids of their pod.
+    """Check that a container and its mounts have the id mappings of their pod.
 
-    :raise InvalidArgument: not so; names the field."""
+    :raise InvalidArgument: they have others; the message names the field."""
     users = _of(sandbox_config.linux.security_context.namespace_options)
     if _of(config.linux.security_context.namespace_options) != users:
         raise InvalidArgument(
