@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's virtual machine, from its launch to its end; knows no sandbox."""
+"""A pod's VM, from its launch to its end. Nothing here knows sandboxes."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a VM's clock says, held against the node's own, which the node's time service keeps right."""
+"""Readings of a VM's clock, compared with the node's own, which the node's time service keeps right."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import vmserver
 
-TOLERANCE_NANOS = 20_000_000  # twice the VM's own, so that it is not told in vain
-LONGEST_NANOS = 5 * 10**9  # of a question with its answer, that tells anything about a clock
+TOLERANCE_NANOS = 20_000_000  # twice the agent's own tolerance, so that it corrects whatever it is told
+LONGEST_NANOS = 5 * 10**9  # the longest round trip from which a clock can be judged
 _SECOND = 10**9
 
 _log = Logger()
@@ -21,10 +21,10 @@ _log = Logger()
 
 @attrs.frozen
 class ClockReading:
-    """When a VM read its clocks. Times are nanoseconds.
+    """A VM's clocks, read at one moment. Times are nanoseconds.
 
-    :ivar machine: the VM's time then. :ivar steady: its clock that is never set; 0: do not correct it.
-    :ivar earliest: the node's time before the VM was asked. :ivar latest: the same after the answer.
+    :ivar machine: the VM's time. :ivar steady: its clock that is never set; 0: do not correct its time.
+    :ivar earliest: the node's time before the VM was asked. :ivar latest: the node's time after the answer.
     """
 
     machine: int
@@ -34,21 +34,23 @@ class ClockReading:
 
     @property
     def ahead(self) -> int:
-        """By how much the VM's clock is ahead of the node's at least; below 0: by how much it is behind."""
+        """How far the VM's clock is ahead of the node's, at least; negative if it is behind."""
         return self.machine - min(max(self.machine, self.earliest), self.latest)
 
     @property
     def usable(self) -> bool:
-        """Whether the node's own clock went on, and the answer did not take too long to tell anything."""
+        """Whether the reading can be used: the node's clock was not set back, and the answer came soon
+        enough."""
         return self.steady > 0 and 0 <= self.latest - self.earliest <= LONGEST_NANOS
 
 
 async def read_clock(
     asked: Callable[[], Awaitable[vmserver.InfoResponse]], now: Callable[[], int]
 ) -> tuple[vmserver.InfoResponse, ClockReading]:
-    """Ask an agent who it is; return its answer and what that tells of its clock.
+    """Ask an agent for its info; return that and the reading of its clock.
 
-    :raise InfranetesError: it can't be asked.
+    :param asked: makes the Info call. :param now: returns the node's time, nanoseconds since 1970 UTC.
+    :raise InfranetesError: the agent can't be asked.
     """
     earliest = now()
     info = await asked()
@@ -56,9 +58,9 @@ async def read_clock(
 
 
 async def correct_clock(id: str, client: AgentClient, reading: ClockReading) -> None:
-    """Have the VM's clock become right, if it is not. A VM that refuses keeps its time: that is logged.
+    """Have the VM's clock corrected, if it is wrong. A refusal is logged, and the VM keeps its time.
 
-    :param id: the VM's.
+    :param id: the VM's id.
     """
     if not reading.usable or abs(reading.ahead) <= TOLERANCE_NANOS:
         return

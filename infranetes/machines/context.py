@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a PodMachine is given to work with, and who keeps its record."""
+"""The collaborators of a PodMachine, the owner of its record, and the facts recorded of its VM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from infranetes.services.timing import Progress
 
 
 class VmRecord(Protocol):
-    """A record, of whatever else, that has a VM's facts among its fields."""
+    """A record that has a VM's facts among its fields."""
 
     @property
     def id(self) -> str: ...
@@ -43,24 +43,24 @@ _Record = TypeVar("_Record", bound=VmRecord)
 
 @attrs.frozen
 class VmFacts:
-    """What is recorded of a VM."""
+    """The facts recorded of a VM."""
 
-    id: str  # the id that the VM has in its tags and its certificate; a sandbox's, now or later
+    id: str  # the id in the VM's tags and certificate: that of its present or later sandbox
     token: str  # the provider's idempotency key
-    instance_id: str = ""  # the provider's; "" until it has answered
-    address: str = ""  # "" until the VM runs; so are the next two
+    instance_id: str = ""  # the provider's id of the VM; "" until it has answered
+    address: str = ""  # not set until the VM runs, like the next two
     agent_host: str = ""
     agent_port: int = 0
     certificate_until: int = 0  # when its last certificate expires, nanoseconds since 1970; 0: not known
-    certificate_key: str = ""  # the key that it is for, `authority.key_id`
+    certificate_key: str = ""  # the id of the certificate's key, `authority.key_id`
 
     @staticmethod
     def of(record: VmRecord) -> VmFacts:
-        """The facts that `record` has."""
+        """Return the facts in `record`."""
         return VmFacts(**{field.name: getattr(record, field.name) for field in attrs.fields(VmFacts)})
 
     def put_into(self, record: _Record) -> _Record:
-        """`record` with these facts."""
+        """Return `record` with these facts."""
         # Any: attrs.evolve knows no type for the fields of a record that is any class
         evolve: Any = attrs.evolve  # Any: mypy knows it for attrs classes only
         changed: _Record = evolve(record, **attrs.asdict(self))
@@ -68,23 +68,24 @@ class VmFacts:
 
 
 class VmOwner(Protocol):
-    """Owns a VM and keeps its record: a sandbox, or the pool."""
+    """The owner of a VM, which keeps its record: a sandbox or the pool."""
 
     @property
     def facts(self) -> VmFacts:
-        """What the record has of the VM."""
+        """The facts in the VM's record."""
 
     def note(self, facts: VmFacts) -> None:
-        """Put the facts into the record in memory. The next write takes them to the disk."""
+        """Put the facts into the record in memory. They reach the disk with the next write."""
 
     def write(self, facts: VmFacts) -> Deferred[None]:
-        """Put the facts into the record; fires once that is on the disk. For a VM that is no longer the
-        owner's nothing is written."""
+        """Put the facts into the record.
+
+        Fires once it is on the disk; at once, without a write, if the VM is no longer the owner's."""
 
 
 @attrs.frozen
 class VmRequest:
-    """What a VM is to be made like."""
+    """The properties that a VM is requested with."""
 
     size: Size
     hostname: str = ""
@@ -97,57 +98,57 @@ class VmRequest:
 
 
 class MachineTimes(Protocol):
-    """Seconds."""
+    """Time limits of a PodMachine, in seconds."""
 
     @property
     def launch(self) -> float:
-        """From the request for a VM until its pod is ready."""
+        """The time from the request for a VM until its pod is ready."""
 
     @property
     def destroy(self) -> float:
-        """The provider's part of ending a VM."""
+        """The time for the provider to destroy a VM."""
 
     @property
     def certificate(self) -> float:
-        """How long a certificate is valid."""
+        """The validity of a certificate."""
 
 
 @attrs.frozen
 class NodeNames:
-    """Who this node is in the IaaS: its VMs are tagged with both."""
+    """The node's names in the IaaS, with which its VMs are tagged."""
 
     cluster: str
     node: str
 
 
 class RuleSender(Protocol):
-    """Keeps the rules of Kubernetes' Services in one VM as they are in the cluster."""
+    """The sender that keeps the rules of Kubernetes' Services in one VM up to date."""
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to send."""
 
     def stop(self) -> None:
-        """End. Idempotent."""
+        """Stop sending. Idempotent."""
 
     @property
     def trouble(self) -> str:
-        """Why the VM can't be told now; "": it can."""
+        """Why rules can't be sent to the VM now; "": they can be."""
 
     def progress(self) -> Progress:
-        """How far the VM is."""
+        """Return how far the VM is."""
 
     async def when_told(self) -> None:
-        """Return once the VM has all rules, or it is known that it takes none."""
+        """Wait until the VM has all rules, or is known to take none."""
 
 
 class ServiceRules(Protocol):
     """The rules of the cluster's Services."""
 
     def sender(self, agent: AgentClient) -> RuleSender:
-        """Return what brings them into the agent's VM."""
+        """Return a sender of the rules to the agent's VM."""
 
     def status(self) -> Mapping[str, object]:
-        """What is known of them, for people."""
+        """Return the state of the rules, for Status."""
 
 
 class MachineContext(Protocol):
@@ -155,7 +156,7 @@ class MachineContext(Protocol):
 
     @property
     def services(self) -> ServiceRules | None:
-        """What its VM is told of Services; None: nothing."""
+        """The rules of Services to send to the VM; None: do not send any."""
 
     @property
     def clock(self) -> IReactorTime: ...
@@ -174,16 +175,17 @@ class MachineContext(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the daemon is ending: what is under way is left to the next one."""
+        """Whether the daemon is stopping, and leaves unfinished work to the next one."""
 
     def now(self) -> int:
-        """Nanoseconds since 1970 UTC."""
+        """Return the time in nanoseconds since 1970 UTC."""
 
     def check_ready(self) -> None:
-        """:raise Unavailable: the provider has not started."""
+        """Check that the provider has started. :raise Unavailable: it has not."""
 
     def note(self, write: Deferred[None], what: str) -> None:
-        """Let a write go on by itself; a failure is logged."""
+        """Let a write finish in the background and log its failure."""
 
     async def release_address(self, id: str) -> None:
-        """Take away what leads to the address of the VM with this id, which another VM may have next."""
+        """Remove host ports and tunnels to the address of the VM with this id, which may become another
+        VM's."""

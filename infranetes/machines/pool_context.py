@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pool is given to work with."""
+"""The collaborators of the pool."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_record import PoolRecord
 
 Adopt = Callable[[PodMachine], Awaitable[None]]
-"""Records in one write that a VM of the pool is a pod's, and takes its PodMachine over.
+"""Records in one write that a VM of the pool is a pod's, and takes over its PodMachine.
 
-:raise FailedPrecondition: the pool has no such record: the VM was claimed before.
-:raise InfranetesError: it could not be recorded."""
+:raise FailedPrecondition: the pool no longer has the record: the VM was claimed before.
+:raise InfranetesError: the claim could not be recorded."""
 
 
 class PoolStore(Protocol):
-    """Where the pool's records are kept. Each Deferred fires once the write is on the disk."""
+    """The store of the pool's records. Each Deferred fires once the write is on the disk."""
 
     def put_pool(self, record: PoolRecord) -> Deferred[None]: ...
     def update_pool(self, record: PoolRecord) -> Deferred[None]: ...
@@ -36,4 +36,4 @@ class PoolContext(MachineContext, Protocol):
 
     @property
     def contprovider(self) -> str:
-        """What runs containers of pods that choose nothing; "": what the VMs' image has first."""
+        """The ContainerProvider of pods that choose none; "": the first one of the VMs' image."""

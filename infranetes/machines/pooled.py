@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One VM of the pool, which pods may have it, and how fast more are launched."""
+"""One VM of the pool, the pods that may have it, and the pace at which more are launched."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from infranetes_common.wire import cri
 
 LONGEST_RETRY_SECONDS = 300.0
 MINUTE = 60.0
-RULES_SECONDS = 30.0  # for which a VM without the rules of Services is no pod's
-# What a pod says about its own VM. Those of the pool were made without it. What runs containers in a VM is
-# chosen when a pod has it, and how large a VM is says whether it fits.
+# A pod's annotations about its own VM rule out the pool's, which were made without them. These do not: the
+# ContainerProvider is chosen when the pod gets its VM, and the sizes decide whether a VM fits.
 _OF_ANY_VM = frozenset(PREFIX + name for name in (CONTAINERS, CPU.name, MEMORY.name))
 _OWN_VM = re.compile(r"infranetes\.[^/]*|(?:[^/]*\.)?infranetes\.io/.*")
 
 
 def wants_own_vm(annotations: Iterable[str]) -> bool:
-    """Whether a pod with these annotations (keys) says how its VM is to be made."""
+    """Return whether annotations with these keys say how the pod's VM has to be made."""
     return any(_OWN_VM.fullmatch(key) for key in annotations if key not in _OF_ANY_VM)
 
 
 def fits(asked: Size, had: PoolRecord) -> bool:
-    """Whether a VM of the pool is large enough for a pod.
+    """Return whether a VM of the pool is large enough for a pod.
 
-    A pod that asks for 0 takes any. A VM that was made with 0 has the provider's default, which is not
-    known here: it fits only pods that ask for 0."""
+    A pod that asks for 0 takes any VM. A VM that was made with 0 has the provider's default size, which is
+    not known here: it fits only pods that ask for 0."""
     return asked.cpu_millis <= had.cpu_millis and asked.all_bytes <= had.memory_bytes
 
 
 @attrs.frozen
 class Purpose:
-    """Whose pods may have the VMs of a pool, and how these are made for them."""
+    """The pods that a pool's VMs are for, and how the VMs are made."""
 
-    handler: str = ""  # "": those that none of the other pools is for
-    annotations: Mapping[str, str] = attrs.field(factory=dict)  # that the VMs are made with
-    contprovider: str = ""  # what runs containers in them; "": what the node has
+    handler: str = ""  # whose pods may have them; "": those of all handlers without a pool of their own
+    annotations: Mapping[str, str] = attrs.field(factory=dict)  # with which the VMs are made
+    contprovider: str = ""  # their ContainerProvider; "": the node's
 
 
 SHARED = Purpose()
 
 
 class Pace:
-    """Spaces launches: so many in a minute, and none for a while after a failure."""
+    """The pace of launches: at most `per_minute`, and none for a while after a failure.
+
+    :param retry: seconds of the first pause after a failure."""
 
     def __init__(self, per_minute: int, retry: float) -> None:
         self._begun: deque[float] = deque(maxlen=per_minute)
@@ -60,7 +61,7 @@ class Pace:
         self._not_before = 0.0
 
     def wait(self, now: float) -> float:
-        """Return the seconds until the next launch may begin; 0: now."""
+        """Return the seconds until the next launch may begin; 0 if it may begin now."""
         until = self._not_before
         if len(self._begun) == self._begun.maxlen:
             until = max(until, self._begun[0] + MINUTE)
@@ -71,19 +72,20 @@ class Pace:
         self._begun.append(now)
 
     def failed(self, now: float) -> None:
-        """Pause after a launch that failed; twice as long after each one that follows."""
-        if now >= self._not_before:  # launches that fail together count once
+        """Pause after a failed launch, twice as long after each further one."""
+        if now >= self._not_before:  # several that fail together count once
             self._not_before = now + next(self._pauses)
 
     def succeeded(self) -> None:
-        """Begin the next pause from the shortest."""
+        """Make the next pause the shortest one again."""
         self._pauses = backoff(*self._retry)
 
 
 class Member:
     """One VM of the pool.
 
-    :ivar taken: a pod is about to have it. :ivar failures: checks in a row that its agent did not answer.
+    :ivar taken: whether a pod is about to claim it. :ivar failures: how many successive checks its agent did
+        not answer.
     """
 
     def __init__(self, record: PoolRecord, machine_for: Callable[[Member], PodMachine]) -> None:
@@ -104,7 +106,7 @@ class Member:
 
     @property
     def size(self) -> Size:
-        """What it was made for."""
+        """The size that the VM was made for."""
         return Size(self.record.cpu_millis, self.record.memory_bytes)
 
     async def make_ready(self, contprovider: str) -> None:
@@ -121,7 +123,7 @@ class Member:
 
     @property
     def zone(self) -> str:
-        """Where it is; "": the provider has not told this process."""
+        """The VM's zone; "" if the provider has not told it to this process."""
         return self.machine.instance.zone if self.machine.instance is not None else ""
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs' certificates: short-lived, and replaced over the channel long before they expire.
+"""The renewal of VMs' certificates: short-lived, and replaced over the channel long before they expire.
 
-The first one comes with the identity, by a way that others may read (user-data), so it is good for
-little more than a launch; it is replaced as soon as the VM is a pod. From then on the VM makes its keys
-itself and the node signs. The node remembers of each when it expires and which key it is for: a VM whose
-certificate expired while no daemon ran is still recognized by that key, and gets a new one.
+The first certificate reaches the VM with its identity, in a way that others may read (user-data). So it is
+valid for little more than a launch, and is replaced as soon as the VM is a pod. From then on the VM makes its
+keys itself and the node signs them. The node records each certificate's expiry and key: a VM whose
+certificate expired while no daemon ran is still recognized by that key, and gets a new certificate.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from infranetes_common.concurrency import settled, sleep, start
 from infranetes_common.errors import InfranetesError
 
 AT_A_TIME = 8
-SPREAD = 0.1  # of a lifetime: certificates that were made together are not all replaced together
-SOON_SECONDS = 3.0  # after a launch: others that began with it come first
+SPREAD = 0.1  # of a lifetime, so that certificates made together are not all replaced together
+SOON_SECONDS = 3.0  # after a launch, so that launches begun together finish first
 LONGEST_PAUSE = 60.0  # seconds between two passes
 _NANOS = 1e9
 
@@ -30,17 +30,17 @@ _log = Logger()
 
 
 def is_due(facts: VmFacts, now: float, lifetime: float) -> bool:
-    """Whether half of the certificate's life is over, or nothing is known of it.
+    """Return whether about half of the certificate's life is over, or its expiry is not known.
 
-    :param now: seconds since 1970 UTC."""
+    :param now: seconds since 1970 UTC. :param lifetime: seconds."""
     spread = SPREAD * lifetime * int(facts.id[:4], 16) / 0xFFFF
     return facts.certificate_until / _NANOS - now < lifetime / 2 + spread
 
 
 class Renewal:
-    """Replaces the certificates of VMs in time, as long as their agents can be reached.
+    """Replaces the certificates of VMs before they expire, as long as the VMs' agents can be reached.
 
-    :param machines: gives the VMs whose agents can be reached now.
+    :param machines: returns the VMs whose agents can be reached now.
     """
 
     def __init__(self, context: MachineContext, machines: Callable[[], Iterable[PodMachine]]) -> None:
@@ -63,7 +63,7 @@ class Renewal:
                 under_way.cancel()
 
     def soon(self, machine: PodMachine) -> None:
-        """Replace the certificate that the VM was launched with, a little later. Returns at once."""
+        """Schedule the replacement of the certificate with which the VM was launched. Returns at once."""
         later = start(self._soon(machine))
         self._later.add(later)
         later.addErrback(_unexpected).addBoth(lambda _: self._later.discard(later))
@@ -74,7 +74,9 @@ class Renewal:
             await self._renew(machine)
 
     async def once(self) -> None:
-        """Replace all that are due, some at a time; returns when each is done or has failed."""
+        """Replace all certificates that are due, AT_A_TIME at once.
+
+        Returns when each is replaced or has failed."""
         now, lifetime = self._context.clock.seconds(), self._context.times.certificate
         due = [machine for machine in self._machines() if is_due(machine.facts, now, lifetime)]
         await settled([self._renew(machine) for machine in due])
@@ -85,7 +87,7 @@ class Renewal:
             await sleep(self._context.clock, pause)
             try:
                 await self.once()
-            except Exception:  # of the whole pass; the next one comes all the same
+            except Exception:  # the whole pass failed; the next one is made all the same
                 _log.failure("looking for certificates to replace failed")
 
     async def _renew(self, machine: PodMachine) -> None:
@@ -94,7 +96,7 @@ class Renewal:
         self._under_way.add(machine)
         try:
             await self._gate.run(lambda: start(machine.renew_certificate()))
-        # Whatever failed, it is still due, and the next pass tries again.
+        # After any failure the certificate is still due, and the next pass tries again.
         except (InfranetesError, CancelledError) as error:
             _log.info("sandbox {sandbox} keeps its certificate for now: {error}",
                       sandbox=machine.id, error=error)  # fmt: skip

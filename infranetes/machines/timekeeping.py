@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clocks of VMs are kept right while they live, by the node's own clock, on every provider alike."""
+"""Keeping the clocks of running VMs right by the node's own clock, on every provider."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from infranetes.machines.pod_machine import PodMachine
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import InfranetesError
 
-ROUND_SECONDS = 60.0  # in which each VM is asked once
-FIRST_SECONDS = 5.0  # until there are VMs to ask
+ROUND_SECONDS = 60.0  # the time in which each VM is asked once
+FIRST_SECONDS = 5.0  # the pause while there are no VMs to ask
 
 _log = Logger()
 
 
 class Timekeeping:
-    """Asks one VM after the other what its clock says, and has it corrected.
+    """Reads the clocks of VMs one after the other, and has them corrected.
 
-    :param machines: gives the VMs whose agents can be reached now.
+    :param machines: returns the VMs whose agents can be reached now.
     """
 
     def __init__(self, clock: IReactorTime, machines: Callable[[], Iterable[PodMachine]]) -> None:
@@ -54,12 +54,12 @@ class Timekeeping:
     def _reachable(self) -> list[PodMachine]:
         try:
             return list(self._machines())
-        except Exception:  # the next round comes all the same
+        except Exception:  # the next round is made all the same
             _log.failure("looking for VMs whose clocks to keep failed")
             return []
 
     def _ask(self, machine: PodMachine) -> None:
-        """Go on with this by itself: a VM that does not answer keeps no other waiting."""
+        """Correct the VM's clock in the background, so that a VM that does not answer delays no other."""
         asked = start(_correct(machine))
         self._asked.add(asked)
         asked.addErrback(lambda _: None).addBoth(lambda _: self._asked.discard(asked))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline of a VM and its pod: what has happened to them step by step, within bounds."""
+"""The timeline of one VM and its pod: the steps of its life, bounded in number and size."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from infranetes.observer import LaunchStep
 from infranetes.tracing import spans
 
 MAX_STEPS = 96
-MAX_BYTES = 32 * 1024  # of the texts of all steps
-FIRST_STEPS = 32  # of the launch; they are kept, however many steps a crashing container adds
+MAX_BYTES = 32 * 1024  # of all steps' words
+FIRST_STEPS = 32  # the launch's, which stay even if a container that ends again and again adds many steps
 MAX_WORDS = 600  # characters of one text
 
 
 def bounded(text: str) -> str:
-    """Return a text, possibly from an agent, as one printable line of at most MAX_WORDS characters."""
+    """Return a text, possibly an agent's, as one printable line of at most MAX_WORDS characters."""
     shown = " ".join(text[: 2 * MAX_WORDS].split())
     shown = "".join(each if each.isprintable() else "?" for each in shown)
     return shown if len(shown) <= MAX_WORDS else f"{shown[: MAX_WORDS - 1]}…"
@@ -29,10 +29,10 @@ def bounded(text: str) -> str:
 class Step:
     """One step. Times are nanoseconds since 1970 UTC.
 
-    :ivar until: when it ended; 0: it is under way; the same as `at`: it took no time.
-    :ivar container: the name of the container that it is about; "": the pod itself.
-    :ivar detail: more about it. :ivar error: why it failed.
-    :ivar launch: which step of a launch it is; None: it is none, or only a part of one.
+    :ivar until: the end; 0: the step is under way; equal to `at`: it took no time.
+    :ivar container: the name of the container that it concerns; "": the pod itself.
+    :ivar detail: details, as a message. :ivar error: why it failed.
+    :ivar launch: the step of a launch that it is; None: it belongs to no launch, or is a part of such a step.
     """
 
     what: str
@@ -44,20 +44,20 @@ class Step:
     launch: LaunchStep | None = None
 
     def say(self, detail: str) -> None:
-        """Set `detail`."""
+        """Set the step's detail."""
         self.detail = bounded(detail)
 
     @property
     def size(self) -> int:
-        """How many bytes its texts have."""
+        """The size of its texts in bytes."""
         return sum(len(each.encode()) for each in (self.what, self.container, self.detail, self.error))
 
 
 class Timeline:
-    """The steps in the order in which they began: the first FIRST_STEPS, and the last of the rest.
+    """The steps in the order in which they began: the first FIRST_STEPS, and the latest of the others.
 
-    :param now: gives nanoseconds since 1970 UTC.
-    :ivar steps: the steps that are kept. :ivar left_out: how many are not.
+    :param now: returns the time in nanoseconds since 1970 UTC.
+    :ivar steps: the steps that are kept. :ivar left_out: how many were dropped.
     """
 
     def __init__(self, now: Callable[[], int]) -> None:
@@ -66,7 +66,7 @@ class Timeline:
         self.left_out = 0
 
     def note(self, what: str, detail: str = "", *, container: str = "", error: str = "") -> None:
-        """Add a step that took no time."""
+        """Add a step that takes no time."""
         step = self._begin(what, detail, container)
         step.until, step.error = step.at, bounded(error)
         self._make_room()
@@ -75,11 +75,10 @@ class Timeline:
     def step(
         self, what: str, detail: str = "", *, container: str = "", launch: LaunchStep | None = None
     ) -> Iterator[Step]:
-        """Add a step that is under way until the end of the block; an exception there is its error.
+        """Add a step that lasts until the end of the block; an exception there becomes its error.
 
-        It is a span too, if there is a current one.
-
-        :param launch: which step of a launch it is."""
+        In a traced call it is a span, too.
+        :param launch: the step of a launch that it is."""
         step = self._begin(what, detail, container)
         step.launch = launch
         try:
@@ -96,9 +95,9 @@ class Timeline:
             self._make_room()
 
     def launch_steps(self, since: int) -> tuple[tuple[LaunchStep, float], ...]:
-        """Return the steps of the launch that began then, each with its seconds.
+        """Return the steps of a launch, each with its duration in seconds.
 
-        :param since: nanoseconds since 1970."""
+        :param since: the launch's beginning, nanoseconds since 1970 UTC."""
         return tuple(
             (step.launch, ((step.until or self._now()) - step.at) / 1e9)
             for step in self.steps
@@ -106,7 +105,7 @@ class Timeline:
         )
 
     def take(self, other: Timeline) -> None:
-        """Add the steps of another timeline, in the order of their times."""
+        """Add the steps of another timeline, in the order of time."""
         self.steps = sorted([*self.steps, *other.steps], key=lambda step: step.at)
         self.left_out += other.left_out
         self._make_room()
@@ -118,7 +117,7 @@ class Timeline:
         return step
 
     def _make_room(self) -> None:
-        """Drop the oldest steps behind the first ones, but never the newest step."""
+        """Drop the oldest steps after the first FIRST_STEPS, but never the newest step."""
         size = sum(step.size for step in self.steps)
         while len(self.steps) > MAX_STEPS or (size > MAX_BYTES and len(self.steps) > 1):
             oldest = FIRST_STEPS if len(self.steps) > FIRST_STEPS + 1 else 0

@@ -43,9 +43,7 @@ class Resizer:
     async def resize(
         self, sandbox: Sandbox, resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources
     ) -> None:
-        """Resize the sandbox's VM to what the pod asks for. Sizes that are not given stay the same.
-
-        Idempotent.
+        """Resize the sandbox's VM to what the pod asks for. Sizes not given stay the same. Idempotent.
 
         :param resources: the sum of its containers' resources.
         :raise FailedPrecondition: the VM can't grow that much, or does not give back what it has.

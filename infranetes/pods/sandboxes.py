@@ -91,8 +91,7 @@ class Sandboxes:
             self._node.note(self._node.save(sandbox, claimed), f"sandbox {sandbox.id}")
 
     def lookup(self, id: str) -> Sandbox:
-        """Return the sandbox with this id or prefix of one, if the CRI shows it, and record that it is
-        claimed.
+        """Return the sandbox with this id or prefix of one, if the CRI shows it, and record it as claimed.
 
         :raise NotFound: there is none. :raise InvalidArgument: there are several."""
         sandbox = self._node.inventory.sandbox(id)

@@ -120,9 +120,7 @@ class Shadows:
         self._missing: set[str] = set()  # ids of sandboxes without their shadow in the last pass
 
     async def attach(self, sandbox: Sandbox) -> Attachment:
-        """Return the namespace that the VM of a LAUNCHING sandbox joins, making a shadow if needed.
-
-        Idempotent.
+        """Return the namespace that the VM of a LAUNCHING sandbox joins; make a shadow if needed. Idempotent.
 
         :raise InfranetesError: there is no namespace to join; there may be a shadow."""
         shadow, path = sandbox.record.shadow_id, ""

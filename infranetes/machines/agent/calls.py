@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all calls to an agent have in common: the stub, and failures as our errors."""
+"""The base of all calls to an agent: the stub, and the translation of failures into our errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def closing(data: AsyncIterator[bytes]) -> AsyncIterator[None]:
 
 
 class AgentCalls:
-    """The agent of one sandbox, at the other end of `channel`."""
+    """The calls to the agent of one sandbox, over `channel`."""
 
     def __init__(self, sandbox_id: str, channel: Channel) -> None:
         self._sandbox_id = sandbox_id
@@ -48,7 +48,7 @@ class AgentCalls:
             raise self._as_error(error) from None
 
     async def _streamed(self, call: StreamCall[_Request, _Response]) -> AsyncGenerator[_Response, None]:
-        """The call's responses. It ends with this generator."""
+        """Yield the call's responses. Closing the generator ends the call."""
         try:
             async for message in call:
                 yield message
@@ -58,7 +58,7 @@ class AgentCalls:
             call.cancel()
 
     async def _turn(self) -> None:
-        """Let others have the reactor, where this channel had its share of it."""
+        """Give other work a turn of the reactor, if this channel has used up its share."""
         resting = self._channel.turns.rest()
         if resting is not None:
             await resting

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what an agent says, before anything else on the node sees it.
+"""Checks of an agent's messages, made before anything else on the node sees them.
 
-Texts are cut to their lengths, numbers to their ranges (`limits`), and unknown fields are dropped; what
-can't be cut, such as an id, is refused. So no figure, message or time of one VM can spoil an answer about
-another, or be something that kubelet can't take.
+Texts are cut to their lengths, numbers to their ranges (`limits`), and unknown fields are dropped; values
+that can't be cut, such as ids, are refused. So no figure, message or time of one VM can spoil an answer about
+another VM, or be invalid for kubelet.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _log = Logger()
 
 @attrs.frozen
 class _Rule:
-    """What a field may hold.
+    """The limits of a field.
 
-    :ivar most: values of a repeated field. :ivar length: of a text. :ivar low: and `high`: of a number.
+    :ivar most: how many values a repeated field may have. :ivar length: the longest text, in characters.
+    :ivar low: the smallest number. :ivar high: the largest number.
     """
 
     most: int
@@ -76,7 +77,7 @@ def _rule(field: FieldDescriptor) -> _Rule:
 
 
 def clamped(message: _Message) -> _Message:
-    """Change `message` so that it is within `limits`, and return it."""
+    """Clamp `message`, in place, to `limits`, and return it."""
     message.DiscardUnknownFields()
     _clamp(message)
     return message
@@ -102,7 +103,7 @@ def _clamp(message: Message) -> None:
                 setattr(message, field.name, fit)
 
 
-def _fit(rule: _Rule, value: Any) -> Any:  # Any: a field's value, of whatever type the field has
+def _fit(rule: _Rule, value: Any) -> Any:  # Any: the type of a field's value depends on the field
     if rule.length:
         return value[: rule.length]
     if rule.real:
@@ -113,7 +114,7 @@ def _fit(rule: _Rule, value: Any) -> Any:  # Any: a field's value, of whatever t
 
 
 def _clamp_map(entry: Descriptor, found: MutableMapping[str, str], most: int) -> None:
-    """Remove entries that are too long or too many. None is cut: half a key is another key."""
+    """Remove entries that are too long or too many. Entries are not cut: half a key is another key."""
     key, value = (limits.TEXTS[entry.fields_by_name[name].full_name] for name in ("key", "value"))
     kept = [one for one in sorted(found) if len(one) <= key and len(found[one]) <= value][:most]
     for one in set(found) - set(kept):
@@ -124,21 +125,21 @@ def _clamp_map(entry: Descriptor, found: MutableMapping[str, str], most: int) ->
 
 
 def checked_id(id: str) -> str:
-    """Return a container's id. :raise InvalidArgument: it can't be one."""
+    """Return `id`, if it can be a container's. :raise InvalidArgument: it can't be one."""
     if not _ID.fullmatch(id):
         raise InvalidArgument(f"its agent speaks of a container {id[:64]!r}, which is no id")
     return id
 
 
 def checked_state(id: str, state: vmserver.ContainerState) -> vmserver.ContainerState:
-    """Return a state that was asked for. :raise InvalidArgument: it is another container's."""
+    """Return the clamped state of container `id`. :raise InvalidArgument: it is another container's."""
     if state.id != id:
         raise InvalidArgument(f"its agent was asked for container {id} and speaks of {state.id[:64]!r}")
     return clamped(state)
 
 
 def checked_event(event: vmserver.WatchEvent) -> vmserver.WatchEvent:
-    """Return an event of the Watch stream. :raise InvalidArgument: it names no container."""
+    """Return the clamped event of the Watch stream. :raise InvalidArgument: its container's id is invalid."""
     kind = event.WhichOneof("event")
     if kind == "container":
         checked_id(event.container.id)
@@ -148,7 +149,7 @@ def checked_event(event: vmserver.WatchEvent) -> vmserver.WatchEvent:
 
 
 async def checked_stats(answer: vmserver.StatsResponse, turns: Turns) -> vmserver.StatsResponse:
-    """Return an answer with figures. Others have their turns of the reactor meanwhile."""
+    """Return the clamped answer, giving other work turns of the reactor meanwhile."""
     answer.DiscardUnknownFields()
     for part in (answer.machine, *answer.cards, *answer.containers):
         resting = turns.rest()
@@ -159,7 +160,7 @@ async def checked_stats(answer: vmserver.StatsResponse, turns: Turns) -> vmserve
 
 
 def checked_output(response: vmserver.ExecSyncResponse, most: int) -> vmserver.ExecSyncResponse:
-    """Return a command's output, of each stream no more than was asked for."""
+    """Return a command's output, with each stream cut to `most` bytes."""
     if len(response.stdout) > most or len(response.stderr) > most:
         return vmserver.ExecSyncResponse(
             stdout=response.stdout[:most], stderr=response.stderr[:most], exit_code=response.exit_code
@@ -169,14 +170,14 @@ def checked_output(response: vmserver.ExecSyncResponse, most: int) -> vmserver.E
 
 
 class CheckedRecords:
-    """Checks the records of one call. The first one that is too long is logged."""
+    """Checks the log records of one call. The first line that is too long is logged."""
 
     def __init__(self, container_id: str) -> None:
         self._container = container_id
         self._cut = False
 
     def checked(self, record: vmserver.LogRecord) -> vmserver.LogRecord:
-        """Return a record. :raise InfranetesError: its cursor can't be one."""
+        """Return the record within its limits. :raise InfranetesError: its cursor is too long."""
         if len(record.cursor) > limits.CURSOR:
             raise InfranetesError(f"its agent gives cursors of over {limits.CURSOR} characters")
         if len(record.line) > limits.LINE_BYTES:
@@ -197,9 +198,9 @@ class CheckedRecords:
 
 
 class CheckedStream(Generic[_Message]):
-    """A stream of messages that are checked one by one. Fails with GrpcError alone.
+    """A stream whose messages are checked one by one. Its only error is GrpcError.
 
-    :param check: returns a message that may be handed on. :raise InvalidArgument: there is none.
+    :param check: returns the checked message, or raises InvalidArgument to refuse it, which ends the call.
     """
 
     def __init__(self, call: StreamCall[_Request, _Message], check: Callable[[_Message], _Message]) -> None:
@@ -225,7 +226,7 @@ class CheckedStream(Generic[_Message]):
 
 
 def shortened(error: GrpcError) -> GrpcError:
-    """Return `error` with a message that is not too long."""
+    """Return `error` with its message cut to `limits.ERROR_TEXT` characters."""
     if len(error.message) <= limits.ERROR_TEXT:
         return error
     return GrpcError(error.code, error.message[: limits.ERROR_TEXT] + "…")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The call that has a VM's clock become right."""
+"""The agent's call that corrects a VM's clock."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ SECONDS = 30.0
 
 
 class ClockClient(AgentCalls):
-    """A part of AgentClient."""
+    """The part of AgentClient for the clock."""
 
     async def correct_clock(self, steady: int, earliest: int, latest: int) -> None:
-        """Say what time it was when the VM's steady clock was `steady`, as `info` told it. Idempotent.
+        """Tell the agent the time when the VM's steady clock was `steady`, to correct its other clock.
 
-        :param earliest: and `latest`: the node's time, nanoseconds since 1970 UTC, before and after.
-        :raise FailedPrecondition: that was too long ago, or the VM's kernel refuses.
-        :raise Unimplemented: the VM's agent is of an earlier release, or the VM is not its alone.
+        Idempotent.
+
+        :param steady: the steady clock's nanoseconds, as `info` returned them.
+        :param earliest: the node's time before that `info` call, in nanoseconds since 1970 UTC.
+        :param latest: the node's time after it.
+        :raise FailedPrecondition: the reading is too old, or the VM's kernel refuses.
+        :raise Unimplemented: the agent is of an earlier release, or does not have the VM to itself.
         """
         request = vmserver.CorrectClockRequest(
             steady_nanos=steady, earliest_nanos=earliest, latest_nanos=latest

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Watch stream of one VM's agent, which tells the states of its containers.
+"""The Watch stream of one VM's agent, which reports the states of its containers.
 
     Reach         what is true                                              goes to
     UNTRIED       no attempt has ended yet                                  LIVE TROUBLED
     LIVE          the stream is open and its snapshot was complete          TROUBLED
     TROUBLED      the stream was lost or could not be opened, not long ago  LIVE UNREACHABLE
-                  (also: the agent sent more than an honest one does)
+                  (or the agent sent more than an honest agent does)
     UNREACHABLE   the same for longer than `unreachable_after`              LIVE SILENT
     SILENT        the same for longer than `unknown_after`                  LIVE
 
-What the stream told last is what lists show, without asking any agent, until it is SILENT: kubelet kills
-containers that are unknown, and one that gets little processor time, or whose network is away for a moment,
-has not ended. Only once after each loss do they
-give the streams that may be coming back a moment, all at the same time.
+Until a stream is SILENT, lists show what it reported last, without asking the agent: kubelet kills containers
+whose state is unknown, and a container that gets little CPU time, or whose network fails for a moment, has
+not ended. Only once after each loss do lists wait a moment for the streams that may come back.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from txgrpc.limits import Allowance
 
 FIRST_DELAY = 0.1  # seconds between two attempts; doubles up to the last
 LAST_DELAY = 15.0
-REFUSED_DELAY = 5.0  # seconds, at least, until the next attempt at an agent whose messages were refused
+REFUSED_DELAY = 5.0  # seconds, at least, until the next attempt after an agent's messages were refused
 _REFUSED = (Code.RESOURCE_EXHAUSTED, Code.INVALID_ARGUMENT, Code.INTERNAL)
 
 _log = Logger()
@@ -55,53 +54,53 @@ class Reach(enum.Enum):
 
 
 class TooMuch(ResourceExhausted):
-    """The agent sends more than an honest one does."""
+    """The agent sends more than an honest agent does."""
 
 
 class IContainerListener(Interface):
-    """Is told what the agent says, in the order in which it says it."""
+    """A listener to the agent's reports, called in their order."""
 
     def snapshot_requested() -> None:
-        """A snapshot is being asked for: what is made from now on may be missing in it."""
+        """A snapshot is requested. It may lack containers that are made from now on."""
 
     def snapshot(states: dict[str, vmserver.ContainerState]) -> None:
-        """All containers by their ids."""
+        """A snapshot arrived: the states of all containers, by id."""
 
     def changed(state: vmserver.ContainerState) -> None:
-        """The new state of one container."""
+        """One container has a new state."""
 
     def removed(container_id: str) -> None:
         """One container is gone."""
 
     def interrupted(interruption: vmserver.Interruption) -> None:
-        """The cloud will take the VM away. Told again after each snapshot."""
+        """The cloud will take the VM away. Called again after each snapshot."""
 
     def reach_changed(reach: Reach) -> None:
-        """The agent can be reached, or no longer."""
+        """The agent's reach has changed."""
 
 
 class WatchedAgent(Protocol):
-    """The agent's client, as far as it is used here."""
+    """The part of the agent's client that a watch needs."""
 
     def watch(self) -> CheckedStream[vmserver.WatchEvent]:
-        """The Watch stream."""
+        """Open the Watch stream."""
 
 
 @attrs.frozen
 class WatchTimes:
-    """Seconds."""
+    """Time limits of a watch, in seconds."""
 
     attempt: float = 15.0  # for connecting and the whole snapshot
-    unreachable_after: float = 5.0  # how long after a loss somebody may wait for the agent
+    unreachable_after: float = 5.0  # how long after a loss callers may wait for the agent
     unknown_after: float = 300.0  # how long after a loss the last state still counts
 
 
 class ContainerWatch:
     """Keeps one agent's Watch stream open until stopped.
 
-    :param gate: bounds how many streams are being opened at once.
+    :param gate: limits how many streams are being opened at once.
     :ivar reach: whether the agent can be reached.
-    :ivar trouble: why it can't be, for people; "": it can.
+    :ivar trouble: why it can't be reached, as a message; "": it can be.
     """
 
     def __init__(
@@ -126,26 +125,26 @@ class ContainerWatch:
         self._runner: Deferred[None] | None = None
         self._stopped = False
         self._changes = Allowance(CHANGES, CHANGES_PER_SECOND, clock.seconds())
-        self._overdue: IDelayedCall | None = None  # makes TROUBLED UNREACHABLE, and that SILENT
+        self._overdue: IDelayedCall | None = None  # turns TROUBLED into UNREACHABLE, then SILENT
 
     @property
     def live(self) -> bool:
-        """Whether what the agent said last is still true."""
+        """Whether the agent's last report is up to date."""
         return self.reach is Reach.LIVE
 
     @property
     def unreachable(self) -> bool:
-        """Whether nobody should wait for the agent."""
+        """Whether callers should not wait for the agent."""
         return self.reach in (Reach.UNREACHABLE, Reach.SILENT)
 
     def start(self) -> None:
-        """Open the stream, and again after each loss. Idempotent."""
+        """Open the stream, and reopen it after each loss. Idempotent."""
         if self._runner is None and not self._stopped:
             self._runner = start(self._run())
             self._runner.addErrback(_unexpected)
 
     def stop(self) -> None:
-        """End the stream; the listener is told nothing more. Idempotent."""
+        """End the stream. The listener is not called any more. Idempotent."""
         self._stopped = True
         if self._runner is not None:
             self._runner.cancel()
@@ -153,24 +152,24 @@ class ContainerWatch:
         self._notify()
 
     def when_live(self) -> Deferred[None]:
-        """Fires once the stream is LIVE, or stopped."""
+        """Return a Deferred that fires once the stream is LIVE or stopped."""
         if self.live or self._stopped:
             return succeed(None)
         return self._live.wait()
 
     def when_attempted(self) -> Deferred[None]:
-        """Fires once the stream is LIVE or stopped, or the attempt that is under way has failed."""
+        """Return a Deferred that fires once the stream is LIVE or stopped, or this attempt has failed."""
         if self.live or self._stopped:
             return succeed(None)
         return self._attempted.wait()
 
     @property
     def worth_waiting(self) -> bool:
-        """Whether the next snapshot may be a moment away: nobody has waited in vain since the loss."""
+        """Whether the next snapshot may arrive soon: no caller has waited in vain since the loss."""
         return self._worth_waiting and not self.live and not self._stopped
 
     def waited_in_vain(self) -> None:
-        """Spare the next callers the wait that this one had."""
+        """Record that a caller has waited in vain, so that the next ones do not wait."""
         self._worth_waiting = False
 
     async def _run(self) -> None:
@@ -205,9 +204,9 @@ class ContainerWatch:
             await sleep(self._clock, pause)
 
     async def _attempt(self) -> None:
-        """One stream, from its beginning to its end. The gate is held until the snapshot is complete."""
+        """Run one stream from its beginning to its end, holding the gate until the snapshot is complete."""
         await self._gate.acquire()
-        snapshot: dict[str, vmserver.ContainerState] | None = {}  # None: it is complete
+        snapshot: dict[str, vmserver.ContainerState] | None = {}  # None once it is complete
         stream = late = None
         try:
             if self._lost_at is None:
@@ -268,7 +267,7 @@ class ContainerWatch:
         self._become_after(self._times.unknown_after, self._become, Reach.SILENT)
 
     def _become_after(self, seconds: float, become: Callable[..., None], *arguments: Reach) -> None:
-        """Call that so many seconds after the loss, unless the agent is back by then."""
+        """Call `become` `seconds` after the loss, unless the agent is back by then."""
         assert self._lost_at is not None
         left = self._lost_at + seconds - self._clock.seconds()
         self._overdue = self._clock.callLater(max(left, 0), become, *arguments)
@@ -288,7 +287,7 @@ class ContainerWatch:
 
 
 def _add(snapshot: dict[str, vmserver.ContainerState], event: vmserver.WatchEvent) -> None:
-    """Put an event of a snapshot into it. :raise TooMuch: it has too many containers."""
+    """Apply an event to the snapshot that it is part of. :raise TooMuch: it has too many containers."""
     kind = event.WhichOneof("event")
     if kind == "container":
         snapshot[event.container.id] = event.container

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The call that has a VM's agent enforce its pod's NetworkPolicies."""
+"""The agent's call that enforces a pod's NetworkPolicies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 
 
 class FirewallClient(AgentCalls):
-    """A part of AgentClient."""
+    """The part of AgentClient for the firewall."""
 
     async def set_firewall(self, firewall: PodFirewall, tunnel_port: int = 0) -> None:
         """Put a firewall in force in the VM. Idempotent.
 
-        :param tunnel_port: of the tunnel to the node, which judges what goes by it; 0: there is none.
-        :raise Unimplemented: the VM has none: its agent is of an earlier release, or not its alone.
-        :raise Unavailable: it is not in force; the one before is.
+        :param tunnel_port: the port of the tunnel to the node, which filters its traffic; 0: no tunnel.
+        :raise Unimplemented: the agent is of an earlier release, or does not have the VM to itself.
+        :raise Unavailable: the firewall is not in force; the former one still is.
         """
         request = vmserver.SetFirewallRequest(
             ingress=await self._way(firewall.ingress),
@@ -29,7 +29,9 @@ class FirewallClient(AgentCalls):
         await self._call(self._stub.SetFirewall(request, timeout=SECONDS))
 
     async def _way(self, allowed: tuple[Allowed, ...] | None) -> vmserver.FirewallWay | None:
-        """One direction, in several turns: it may have ten thousand networks for each of many ports."""
+        """Return the message of one direction.
+
+        Takes turns of the reactor: it may have ten thousand networks for each of many ports."""
         if allowed is None:
             return None
         way = vmserver.FirewallWay()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of what an agent may say. It runs in the pod's VM: who breaks out of a container controls it.
+"""Limits on an agent's messages.
 
-Honest agents stay below all of these (`tests.vmserver.rpc.test_limits`).
+An agent runs in the pod's VM: an attacker who breaks out of a container controls it. Honest agents stay below
+all of the limits (`tests.vmserver.rpc.test_limits`).
 """
 
 from __future__ import annotations
@@ -67,18 +68,18 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "MeasureVolumes": 128 * KIB,
 }
 
-#: Of one VM's connection. Only answers of ExecSync may be larger than a MiB; one at a time is let in.
+#: Limits of one VM's connection. Only answers of ExecSync may exceed a MiB; one at a time is accepted.
 CHANNEL = Limits(max_receive_message=1 * MIB, max_assembling=4 * MIB, max_frame=192 * KIB)
-#: What Exec, Attach, Shell and PortForward may be ahead of their client each: some messages, so that the VM
-#: goes on while the node passes one on.
+#: How far each Exec, Attach or PortForward may be ahead of its client: some messages, so that the VM
+#: continues while the node forwards one.
 STREAM_AHEAD_BYTES = 512 * KIB
 
-CONTAINERS = 256  # in one VM, including those that have ended
+CONTAINERS = 256  # containers in one VM, including ended ones
 CHANGES = 4 * CONTAINERS  # events until a snapshot is complete, and in one burst afterwards
 CHANGES_PER_SECOND = 20.0  # events in the long run
-PURGES = 16  # containers without a record that are being removed from one VM at a time
+PURGES = 16  # containers without a record that are removed from one VM at a time
 
-#: Values of a repeated field in one message.
+#: The most values that a repeated field may have in one message.
 COUNTS: Mapping[str, int] = {
     "infranetes.vmserver.v1.ListContainersResponse.containers": CONTAINERS,
     "infranetes.vmserver.v1.StatsResponse.containers": CONTAINERS,
@@ -95,12 +96,12 @@ COUNTS: Mapping[str, int] = {
     "runtime.v1.LinuxContainerResources.unified": 32,
 }
 
-#: Fields that are read of one message to count the repeated ones; a few ms of work.
+#: The most fields of one message that are read to count the repeated ones: a few ms of work.
 FIELDS = 10_000
 
-TEXT = 256  # characters of a text that is not named here
+TEXT = 256  # characters of a text that TEXTS does not name
 TEXTS: Mapping[str, int] = {
-    "infranetes.vmserver.v1.ContainerState.message": 4096,  # what kubelet keeps of a termination message
+    "infranetes.vmserver.v1.ContainerState.message": 4096,  # as kubelet keeps of a termination message
     "infranetes.vmserver.v1.InfoResponse.version": 64,
     "infranetes.vmserver.v1.NetworkCard.name": 64,
     "infranetes.vmserver.v1.Disk.device": 64,
@@ -114,7 +115,7 @@ ERROR_TEXT = 2048  # characters of the message with which a call fails
 LATEST = 2**62  # nanoseconds since 1970: in the year 2116
 _COUNTER = (0, 2**63 - 1)  # kubelet computes with signed numbers
 _SIGNED = (-1, 2**63 - 1)  # -1: unlimited
-RANGE = _COUNTER  # of a number that is not named here
+RANGE = _COUNTER  # of a number that RANGES does not name
 RANGES: Mapping[str, tuple[int, int]] = {
     "infranetes.vmserver.v1.ContainerState.exit_code": (-(2**31), 2**31 - 1),
     "runtime.v1.LinuxContainerUser.uid": (0, 2**32 - 1),
@@ -129,6 +130,6 @@ RANGES: Mapping[str, tuple[int, int]] = {
 }
 
 LINE_BYTES = 16 * KIB  # of a log record
-CURSOR = 256  # characters; an agent takes no longer one back
+CURSOR = 256  # characters; agents accept no longer cursor
 CHUNK_BYTES = 256 * KIB  # of a volume's file
-PATH_BYTES = 512  # of a volume's path with its target, on the average
+PATH_BYTES = 512  # of a volume's path with its target, on average

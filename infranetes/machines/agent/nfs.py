@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's calls about what NFS servers export."""
+"""The agent's calls for the exports of NFS servers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from infranetes_common.errors import InfranetesError
 from infranetes_common.nfs import NfsMount
 from infranetes_common.wire import vmserver
 
-MOUNT_SECONDS = 75.0  # the agent gives up on the server before
+MOUNT_SECONDS = 75.0  # the agent gives up on the server earlier
 _MARGIN_SECONDS = 5.0
 _ID = re.compile(r"[0-9a-z-]{1,64}")
 
 
 class NfsClient(AgentCalls):
-    """A part of AgentClient."""
+    """The part of AgentClient for NFS."""
 
     async def mount_nfs(self, container_id: str, mount: NfsMount) -> str:
-        """Mount for a container that is created next; return the volume's id. Idempotent.
+        """Mount an export for a container that is created next; return the volume's id. Idempotent.
 
         :raise DeadlineExceeded: the server does not answer.
-        :raise FailedPrecondition: it can't be reached, refuses, or the VM's kernel can't.
+        :raise FailedPrecondition: the server can't be reached or refuses, or the VM's kernel can't mount it.
         :raise Unimplemented: the VM is not a pod's alone, or its agent is of an earlier release."""
         request = vmserver.MountNfsRequest(
             container_id=container_id, source=mount.source, options=mount.options
@@ -33,9 +33,10 @@ class NfsClient(AgentCalls):
         return answer.id
 
     async def unmount_nfs(self, within: int) -> None:
-        """Write all that is pending and unmount everything. Idempotent.
+        """Flush pending writes and unmount all exports. Idempotent.
 
-        :param within: for how many seconds the agent waits for servers.
-        :raise DeadlineExceeded: :raise FailedPrecondition: a server did not take what was pending."""
+        :param within: how many seconds the agent waits for servers.
+        :raise DeadlineExceeded: a server did not take the pending writes in time.
+        :raise FailedPrecondition: a server refused them."""
         request = vmserver.UnmountNfsRequest(seconds=within)
         await self._call(self._stub.UnmountNfs(request, timeout=within + _MARGIN_SECONDS))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of repeated fields in an agent's messages, made before the messages are parsed.
+"""Limits on repeated fields in an agent's messages, checked before the messages are parsed.
 
-Two bytes on the wire are a whole object once they are parsed, so a MiB could become a hundred.
+Two bytes on the wire become a whole object when they are parsed, so a MiB could become a hundred.
 Source: protobuf.dev/programming-guides/encoding.
 """
 
@@ -20,25 +20,25 @@ from txgrpc import Code, GrpcError
 from txgrpc.service import Method
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_PACKABLE = 10  # bytes that a number has at the most
+_PACKABLE = 10  # the most bytes that a number takes
 
 
 class AgentScreen:
-    """Limits what an agent's responses may hold; a `txgrpc.screen.Screen`."""
+    """The `txgrpc.screen.Screen` that limits an agent's responses."""
 
     def max_response(self, method: Method) -> int:
         """Return the most bytes that one response of `method` may have."""
         return limits.MESSAGE_BYTES[method.name]
 
     def check(self, method: Method, payload: bytes) -> None:
-        """Count the repeated fields of a response. :raise GrpcError: there are too many of one."""
+        """Count the values of a response's repeated fields. :raise GrpcError: one has too many."""
         check(method.response_class, payload)
 
 
 def check(message: type[Message], payload: bytes) -> None:
-    """Count the repeated fields. What is not a message at all is left to the parser.
+    """Count the values of repeated fields. A payload that is no valid message is left to the parser.
 
-    :raise GrpcError: RESOURCE_EXHAUSTED; names the field that there are too many of."""
+    :raise GrpcError: RESOURCE_EXHAUSTED: a field has too many values; the message names it."""
     shape = _shape(cast(Descriptor, message.DESCRIPTOR))
     if shape.parts:
         _Counter(payload).read(shape, 0, len(payload))
@@ -46,9 +46,9 @@ def check(message: type[Message], payload: bytes) -> None:
 
 @attrs.frozen
 class _Part:
-    """A field that is repeated, or that has repeated fields within.
+    """A field that is repeated, or that contains repeated fields.
 
-    :ivar most: how many there may be; 0: it is not repeated itself.
+    :ivar most: how many values it may have; 0: it is not repeated itself.
     """
 
     name: str
@@ -64,7 +64,9 @@ class _Shape:
 
 @lru_cache(maxsize=256)
 def _shape(descriptor: Descriptor) -> _Shape:
-    """Return what has to be counted. No message of the protocol contains itself."""
+    """Return the fields of a message to count.
+
+    The recursion ends: no message of the protocol contains itself."""
     parts = {}
     for field in descriptor.fields:
         repeated = is_repeated(field)
@@ -87,7 +89,7 @@ class _Counter:
         self._left = limits.FIELDS
 
     def read(self, shape: _Shape, at: int, end: int) -> bool:
-        """Count the fields from `at` to `end`; return whether they are a message."""
+        """Count the fields from `at` to `end`; return whether these bytes are a message."""
         data, parts = self._data, shape.parts
         counts: dict[int, int] = {}
         while at < end:
@@ -133,7 +135,7 @@ class _Counter:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return the number at `at`, and where it ends. Past the end: values that make the caller stop."""
+    """Return the number at `at` and the position after it; past the end, values that make the caller stop."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]

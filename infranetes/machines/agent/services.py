@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's call about the rules of Kubernetes' Services."""
+"""The agent's calls for the rules of Kubernetes' Services."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from infranetes_common.wire import vmserver
 
 
 class ServiceClient(AgentCalls):
-    """A part of AgentClient."""
+    """The part of AgentClient for Services."""
 
     async def service_rules(
         self, updates: AsyncIterator[vmserver.ServiceRulesUpdate]
     ) -> AsyncGenerator[vmserver.ServiceRulesState, None]:
-        """Send updates; yield what is in force when the call begins and after each update.
+        """Send updates; yield the state in force when the call begins and after each update.
 
         :raise Unimplemented: the VM has no service proxy.
         :raise Unavailable: its tables can't be changed, a newer call took over, or the connection is lost.
@@ -39,7 +39,9 @@ class ServiceClient(AgentCalls):
     async def service_report(
         self, key: vmserver.ServiceKey | None, within: float
     ) -> vmserver.ServiceReportResponse:
-        """Ask what the VM's service proxy does. :param key: and what becomes of connections to this.
+        """Ask for the state of the VM's service proxy.
+
+        :param key: a Service whose connections the report traces; None: none.
 
         :raise Unimplemented: the VM has no service proxy.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls before and after memory or processors are taken from a VM."""
+"""The agent's calls before and after memory or processors are taken from a VM."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ _RESTORE_SECONDS = 90.0
 
 
 class SizeClient(AgentCalls):
-    """A part of AgentClient."""
+    """The part of AgentClient for the VM's size."""
 
     async def release_memory(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
-        """Have the guest take memory out of use, all or none. What is there `seconds` later it uses again.
+        """Have the guest take memory out of use, all or none.
 
-        :raise FailedPrecondition: what runs needs it, or the guest can't move what is in it.
+        Memory that is still there after `seconds` is used again.
+
+        :raise FailedPrecondition: processes need the memory, or the guest can't move its contents.
         :raise DeadlineExceeded: it takes longer than `seconds`.
-        :raise Unimplemented: the VM's agent is of an earlier release, or the VM is not its alone.
+        :raise Unimplemented: the agent is of an earlier release, or does not have the VM to itself.
         """
         request = vmserver.ReleaseMemoryRequest(ranges=_said(ranges), seconds=seconds)
         await self._call(self._stub.ReleaseMemory(request, timeout=seconds + _MARGIN_SECONDS))
 
     async def restore_memory(self, ranges: Sequence[MemoryRange]) -> None:
-        """Have the guest use memory again. Idempotent. Fails as `release_memory`."""
+        """Have the guest use memory again. Idempotent. Raises as `release_memory` does."""
         request = vmserver.RestoreMemoryRequest(ranges=_said(ranges))
         await self._call(self._stub.RestoreMemory(request, timeout=_RESTORE_SECONDS))
 
     async def use_processors(self, count: int) -> None:
-        """Have the guest use so many processors, or as many as it has. Idempotent.
+        """Have the guest use `count` processors, or all if it has fewer. Idempotent.
 
-        :raise FailedPrecondition: it can't.
+        :raise FailedPrecondition: the guest can't do that.
         :raise Unimplemented: as `release_memory`.
         """
         request = vmserver.UseProcessorsRequest(count=count)

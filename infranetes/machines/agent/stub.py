@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's service of ``proto/vmserver.proto`` with its types, as `txgrpc.Channel.stub` gives it."""
+"""The types of the agent's service in ``proto/vmserver.proto``, as `txgrpc.Channel.stub` returns it."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ class Download(Protocol[_Request, _Received]):
 
 
 SessionCall = StreamCall[messages.SessionInput, messages.SessionOutput]
-"""The streams of a command, a container or a shell: Exec, Attach or Shell."""
+"""The call of Exec or Attach: the streams of a command or a container."""
 PortForwardCall = StreamCall[messages.PortForwardInput, messages.PortForwardOutput]
 """A connection to a port of the pod."""
 
 
 ServiceRulesCall = StreamCall[messages.ServiceRulesUpdate, messages.ServiceRulesState]
-"""Updates of the service proxy's rules, and what is in force."""
+"""The call of ServiceRules: updates of the service proxy's rules, and the state in force."""
 
 
 class ServiceRules(Protocol):
-    """The rules of Kubernetes' Services."""
+    """The RPC for the rules of Kubernetes' Services."""
 
     def __call__(self, *, timeout: float | None) -> ServiceRulesCall: ...
 
 
 class Session(Protocol):
-    """Exec, Attach and Shell."""
+    """The RPCs Exec and Attach."""
 
     def __call__(self, *, timeout: float | None) -> SessionCall: ...
 
@@ -64,7 +64,7 @@ class PortForward(Protocol):
 
 
 class AgentStub(Protocol):
-    """One attribute per RPC."""
+    """The agent's stub, with one attribute per RPC."""
 
     Info: Unary[messages.InfoRequest, messages.InfoResponse]
     ConfigureSandbox: Unary[messages.ConfigureSandboxRequest, messages.ConfigureSandboxResponse]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's calls about volumes."""
+"""The agent's calls for volumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEASURE_SECONDS = 20.0
 
 
 class VolumeClient(AgentCalls):
-    """A part of AgentClient. What comes from the agent is checked before it is handed on."""
+    """The part of AgentClient for volumes. All data from the agent is checked before it is passed on."""
 
     async def put_volume(
         self,
@@ -31,10 +31,10 @@ class VolumeClient(AgentCalls):
         size_limit: int = 0,
         huge_page_size: int = 0,
     ) -> None:
-        """Make the volume if there is none, and apply `changes` in their order.
+        """Make the volume if it does not exist, and apply `changes` in their order.
 
-        :param size_limit: of a directory in memory, bytes; 0: none.
-        :param huge_page_size: its files are huge pages of so many bytes; 0: they are not."""
+        :param size_limit: the bytes that a directory in memory may take; 0: no limit.
+        :param huge_page_size: the bytes of the huge pages that hold its files; 0: ordinary pages."""
 
         async def requests() -> AsyncIterator[vmserver.PutVolumeRequest]:
             header = vmserver.VolumeHeader(
@@ -52,9 +52,9 @@ class VolumeClient(AgentCalls):
         await self._call(self._stub.PutVolume(requests(), timeout=VOLUME_SECONDS))
 
     async def list_volume(self, id: str, bounds: Bounds) -> Manifest:
-        """List all that is in a volume.
+        """Return everything in a volume, by path.
 
-        :raise NotFound: no such volume. :raise ResourceExhausted: it is over `bounds`."""
+        :raise NotFound: there is no such volume. :raise ResourceExhausted: it exceeds `bounds`."""
         found: Manifest = {}
         size = path_bytes = 0
         request = vmserver.ListVolumeRequest(id=id, bounds=_bounds(bounds))
@@ -80,12 +80,12 @@ class VolumeClient(AgentCalls):
         return found
 
     async def read_volume(self, id: str, entries: Iterable[Entry]) -> AsyncGenerator[Change, None]:
-        """Read these entries with their content.
+        """Yield these entries with their content.
 
         :raise InvalidArgument: the agent sends something else."""
         wanted = list(entries)
         request = vmserver.ReadVolumeRequest(id=id)
-        for page in pages(wanted):  # the agent says how many there are
+        for page in pages(wanted):  # the agent decides how many there are
             await self._turn()
             request.entries.extend(map(to_wire, page))
         left = iter(wanted)
@@ -101,18 +101,20 @@ class VolumeClient(AgentCalls):
             yield change
 
     async def watch_volumes(self, ids: Sequence[str], bounds: Bounds) -> AsyncGenerator[str, None]:
-        """Yield each id once, then each time when something in the volume has changed. `aclose()` ends the
-        call."""
+        """Yield each id once, then whenever something in that volume has changed.
+
+        `aclose()` ends the call."""
         request = vmserver.WatchVolumesRequest(ids=ids, bounds=_bounds(bounds))
         async for event in self._streamed(self._stub.WatchVolumes(request, timeout=None)):
             yield event.id
 
     async def remove_volume(self, id: str) -> None:
-        """Remove a volume. Unknown: nothing to do."""
+        """Remove a volume. Does nothing if it is unknown."""
         await self._call(self._stub.RemoveVolume(vmserver.RemoveVolumeRequest(id=id), timeout=30.0))
 
     async def measure_volumes(self, ids: Sequence[str]) -> dict[str, int]:
-        """Ask how many bytes volumes take on the VM's disk. Those that it does not know yet are left out."""
+        """Return the bytes that volumes take on the VM's disk, without those that the agent has not
+        measured."""
         request = vmserver.MeasureVolumesRequest(ids=ids)
         answer = await self._call(self._stub.MeasureVolumes(request, timeout=MEASURE_SECONDS))
         wanted = set(ids)
