@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster's Services as they are now: followed at the API server, and kept as a table of rules."""
+"""The cluster's present Services: followed at the API server, and kept as a table of rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClusterServices(Cluster):
     """Follows Services, EndpointSlices, ServiceCIDRs and this daemon's Node.
 
     :param node: the Node's name.
-    :ivar table: the rules. :ivar changed: wakes whoever waits for changes of the table.
+    :ivar table: the rules. :ivar changed: notified when the table may have changed.
     """
 
     name = "services"
@@ -40,7 +40,7 @@ class ClusterServices(Cluster):
         super().__init__(reactor, server, kinds, self._renew)
 
     def status(self) -> Mapping[str, object]:
-        """What is known of Services, for people."""
+        """Return the state of Services, for Status."""
         heard = [each.heard_seconds for each in self.followed if each.heard_seconds is not None]
         return {
             "rules": self.table.count,
@@ -53,14 +53,14 @@ class ClusterServices(Cluster):
         super().do(self._noted(steps, self._reactor.seconds()))
 
     def _noted(self, steps: Iterable[None], heard_at: float) -> Iterable[None]:
-        """Do the steps, and note when what changes in the table was heard of."""
+        """Do the steps, and note the time at which the changes that they make to the table were received."""
         for _ in steps:
             self.table.news.note(self.table.number, heard_at)
             yield
         self.table.news.note(self.table.number, heard_at)
 
     def sender(self, agent: IAgent) -> RuleSender:
-        """Return what keeps a VM's rules as those of the table. It is to be started and stopped."""
+        """Return a sender that keeps a VM's rules equal to the table's. The caller starts and stops it."""
         return RuleSender(self._reactor, agent, self.table, self.changed, self._batches, self._pace)
 
     def _renew(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which endpoints of a Service a connection may go to, as kube-proxy decides it.
+"""The endpoints of a Service to which a connection may go, chosen as kube-proxy does.
 
 Source: kube-proxy 1.36, pkg/proxy/topology.go and endpointslicecache.go.
 
@@ -24,9 +24,9 @@ Target = tuple[Address, int]
 
 @attrs.frozen
 class Targets:
-    """Where the connections to one port of a Service may go, in a fixed order.
+    """The endpoints to which connections to one port of a Service may go, in a fixed order.
 
-    :ivar cluster: from anywhere. :ivar local: on this node.
+    :ivar cluster: those of the whole cluster. :ivar local: those on this node.
     """
 
     cluster: tuple[Target, ...]
@@ -34,10 +34,10 @@ class Targets:
 
 
 def targets(port: ServicePort, version: int, slices: Iterable[EndpointSlice], node: OwnNode) -> Targets:
-    """Return where the port's connections may go.
+    """Return the endpoints to which the port's connections may go.
 
-    :param version: 4 or 6, the family of the Service's address.
-    :param slices: all of the Service.
+    :param version: the family of the Service's address, 4 or 6.
+    :param slices: all slices of the Service.
     """
     found = _merged(port, version, slices)
     near = _near([each for each in found.values() if each.ready], node)
@@ -46,7 +46,7 @@ def targets(port: ServicePort, version: int, slices: Iterable[EndpointSlice], no
 
 
 def _merged(port: ServicePort, version: int, slices: Iterable[EndpointSlice]) -> Mapping[Target, Endpoint]:
-    """Each endpoint once, though two slices may have it while one takes over from the other."""
+    """Return each endpoint once. Two slices may have it, while one takes over from the other."""
     found: dict[Target, Endpoint] = {}
     for each in slices:
         numbers = {its.port for its in each.ports if (its.name, its.protocol) == (port.name, port.protocol)}
@@ -63,9 +63,9 @@ def _usable(found: Mapping[Target, Endpoint], near: Callable[[Endpoint], bool]) 
 
 
 def _near(ready: Sequence[Endpoint], node: OwnNode) -> Callable[[Endpoint], bool]:
-    """Return what tells the endpoints meant for this node, else those for its zone, else all, by their hints.
+    """Return a predicate for the endpoints whose hints name this node, else those of its zone, else all.
 
-    Hints count only if every ready endpoint has them, and one of them names this node or zone.
+    Hints count only if every ready endpoint has them, and at least one of them names this node or zone.
     """
     if all(each.node_hints for each in ready) and any(node.name in each.node_hints for each in ready):
         return lambda each: node.name in each.node_hints

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of objects that are followed, and how each gets into the table."""
+"""The kinds of objects that are followed, and how they enter the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infranetes.services.table import Table
 
 
 class Services(Kind):
-    """Services with addresses that no other proxy serves."""
+    """Services that have addresses and are not served by another proxy."""
 
     path = "/api/v1/services"
 
@@ -38,7 +38,7 @@ class Services(Kind):
 
 
 class Slices(Kind):
-    """EndpointSlices of Services that are not headless."""
+    """EndpointSlices, except those of headless Services."""
 
     path = "/apis/discovery.k8s.io/v1/endpointslices"
 
@@ -62,7 +62,7 @@ class Slices(Kind):
 
 
 class ServiceRanges(Kind):
-    """ServiceCIDRs: the addresses that cluster IPs are taken from."""
+    """ServiceCIDRs: the ranges from which cluster IPs are taken."""
 
     path = "/apis/networking.k8s.io/v1/servicecidrs"
     optional = True
@@ -81,7 +81,7 @@ class ServiceRanges(Kind):
 
 
 class OwnNodes(Kind):
-    """This daemon's Node. Once it is gone, its last zone goes on to count."""
+    """This daemon's Node. If it is deleted, its last zone still counts."""
 
     path = "/api/v1/nodes"
 

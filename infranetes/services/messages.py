@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages that bring VMs up to date with a table, made once for all VMs that lack the same."""
+"""The messages that bring VMs up to date with a table, made once for all VMs that lack the same changes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ _PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 
 
 def updates(table: Table, since: int | None) -> Iterator[vmserver.ServiceRulesUpdate]:
-    """Yield the messages that bring a VM up to date. :param since: what it has; None: that is not known."""
+    """Yield the messages that bring a VM up to date.
+
+    :param since: the number up to which the VM has the changes; None: not known."""
     return iter(Batch(table, since))
 
 
 class Batch:
-    """The messages that bring VMs up to date. Each is made once it is wanted, as the table was at first.
+    """The messages that bring VMs up to date.
 
-    :param since: what they have; None: that is not known.
-    :ivar number: of the change up to which they have all then.
+    Each is made when first asked for, from the table as it was before.
+
+    :param since: the number up to which the VMs have the changes; None: not known.
+    :ivar number: the number up to which the VMs have the changes afterwards.
     """
 
     def __init__(self, table: Table, since: int | None) -> None:
@@ -45,14 +49,14 @@ class Batch:
         return map(self.message, range(len(self)))
 
     def message(self, place: int) -> vmserver.ServiceRulesUpdate:
-        """Return one of them."""
+        """Return the message at this place."""
         made = {} if self._made is None else self._made
         if place not in made:
             made[place] = self._make(place)
         return made[place]
 
     def forget(self) -> None:
-        """Keep no messages that are made from now on: there are newer ones, and few may want these."""
+        """Stop caching messages: there are newer ones, and few VMs may still need these."""
         self._made = None
 
     def _make(self, place: int) -> vmserver.ServiceRulesUpdate:
@@ -69,7 +73,7 @@ class Batch:
 
 
 class Batches:
-    """The batches for a table as it is now. VMs that lack the same are sent the same."""
+    """The batches for the table's present state. VMs that lack the same changes share a batch."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -77,7 +81,9 @@ class Batches:
         self._number = -1
 
     def since(self, number: int | None) -> Batch:
-        """Return what a VM lacks. :param number: what it has; None: that is not known."""
+        """Return the messages that a VM lacks.
+
+        :param number: the number up to which it has the changes; None: not known."""
         if self._number != self._table.number:
             for batch in self._batches.values():
                 batch.forget()
@@ -89,7 +95,7 @@ class Batches:
 
 
 def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """Some changes at a time, so that no message is too large."""
+    """Yield the changes in groups, so that no message is too large."""
     part: list[Change] = []
     endpoints = 0
     for change in changes:
@@ -104,7 +110,7 @@ def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:
 
 
 def message_key(key: Key) -> vmserver.ServiceKey:
-    """Return a key as the agent takes it."""
+    """Return the agent's message of a key."""
     return vmserver.ServiceKey(address=key.address.packed, protocol=_PROTOCOLS[key.protocol], port=key.port)
 
 

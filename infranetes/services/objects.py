@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service proxy reads of Kubernetes' objects, checked and with Kubernetes' defaults.
+"""The values that the service proxy reads from Kubernetes' objects, checked and with Kubernetes' defaults.
 
-Fields that nothing here needs are not looked at, so that newer API servers are understood. Source: the API
-reference of `v1` Service and Node, of `discovery.k8s.io/v1` EndpointSlice and of `networking.k8s.io/v1`
-ServiceCIDR.
+Unneeded fields are ignored, so that the objects of newer API servers can be read. Source: the API reference
+of `v1` Service and Node, of `discovery.k8s.io/v1` EndpointSlice and of `networking.k8s.io/v1` ServiceCIDR.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_AFFINITY_SECONDS = 86400
 
 @attrs.frozen
 class ServicePort:
-    """One port of a Service. `name` is that of the endpoints' port; it may be empty."""
+    """One port of a Service. `name` is the name of the endpoints' port; it may be empty."""
 
     name: str
     protocol: str
@@ -36,10 +35,10 @@ class ServicePort:
 class Service:
     """A Service that has addresses.
 
-    :ivar virtual_ips: of load balancers whose packets keep their destination (ipMode VIP).
-    :ivar affinity_seconds: for which a client keeps its endpoint; 0: it does not.
-    :ivar internal_local: clients inside the cluster reach endpoints on their own node alone.
-    :ivar source_ranges: from which `virtual_ips` are reached; none: from everywhere.
+    :ivar virtual_ips: the addresses of load balancers that keep packets' destination (ipMode VIP).
+    :ivar affinity_seconds: how long a client keeps its endpoint; 0: it keeps none.
+    :ivar internal_local: whether clients inside the cluster reach only endpoints on their own node.
+    :ivar source_ranges: the networks from which `virtual_ips` can be reached; empty: from everywhere.
     """
 
     name: Name
@@ -54,7 +53,7 @@ class Service:
 
 @attrs.frozen
 class Endpoint:
-    """One endpoint of a slice. Its ports are the slice's."""
+    """One endpoint of a slice, which has its ports."""
 
     address: Address
     node: str = ""
@@ -86,14 +85,14 @@ class EndpointSlice:
 
 @attrs.frozen
 class OwnNode:
-    """The node that this daemon runs on, for what is near it."""
+    """The node on which this daemon runs, and its zone, which decides which endpoints are near."""
 
     name: str
     zone: str = ""
 
 
 def trimmed(item: Json) -> Json:
-    """Return an object without what nothing here reads and often is most of it: who has set its fields."""
+    """Return an object without most of its metadata: the list of managed fields is often the largest part."""
     about = item.get("metadata")
     if isinstance(about, dict):
         about = {key: about[key] for key in ("namespace", "name", "labels") if key in about}
@@ -101,9 +100,9 @@ def trimmed(item: Json) -> Json:
 
 
 def service(item: object) -> Service | None:
-    """Read a Service. None: no proxy serves it, as it has no address, or it is another proxy's.
+    """Read a Service. Return None if this proxy does not serve it: it has no address, or is another proxy's.
 
-    :raise InvalidArgument: it is not what the API says of a Service.
+    :raise InvalidArgument: it is not a valid Service.
     """
     top = Fields(item, "Service")
     its_name, labels, spec = top.name(), top.labels(), top.fields("spec")
@@ -140,9 +139,9 @@ def _affinity_seconds(spec: Fields) -> int:
 
 
 def endpoint_slice(item: object) -> EndpointSlice | None:
-    """Read an EndpointSlice. None: it is of no Service, of a headless one, or has no addresses but names.
+    """Read an EndpointSlice. Return None if it has no Service or a headless one, or has names, not addresses.
 
-    :raise InvalidArgument: it is not what the API says of an EndpointSlice.
+    :raise InvalidArgument: it is not a valid EndpointSlice.
     """
     top = Fields(item, "EndpointSlice")
     its_name, labels = top.name(), top.labels()
@@ -152,7 +151,7 @@ def endpoint_slice(item: object) -> EndpointSlice | None:
     ports = (
         EndpointPort(each.text("name"), each.protocol(), each.port())
         for each in top.items("ports")
-        if each.has("port") and each.has("name")  # kube-proxy serves no others either
+        if each.has("port") and each.has("name")  # kube-proxy does not serve others either
     )
     endpoints = (_endpoint(each) for each in top.items("endpoints") if each.texts("addresses"))
     return EndpointSlice(its_name, Name(its_name.namespace, owner), tuple(ports), tuple(endpoints))
@@ -173,7 +172,7 @@ def _endpoint(fields: Fields) -> Endpoint:
 
 
 def service_ranges(item: object) -> tuple[Network, ...]:
-    """Read the ranges of a ServiceCIDR. :raise InvalidArgument: it is not what the API says of one."""
+    """Read the ranges of a ServiceCIDR. :raise InvalidArgument: it is not a valid ServiceCIDR."""
     top = Fields(item, "ServiceCIDR")
     top.name()
     spec = top.fields("spec")
@@ -181,6 +180,6 @@ def service_ranges(item: object) -> tuple[Network, ...]:
 
 
 def own_node(item: object) -> OwnNode:
-    """Read the Node of this daemon. :raise InvalidArgument: it is not what the API says of a Node."""
+    """Read this daemon's Node. :raise InvalidArgument: it is not a valid Node."""
     top = Fields(item, "Node")
     return OwnNode(top.name().name, top.labels().get(ZONE, ""))

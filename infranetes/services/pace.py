@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast VMs are told what changes: many of them wait for each other, and all for everybody else."""
+"""The pace at which changes are sent to VMs: many senders take turns, and leave time for other work."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from collections import deque
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-TURN_SECONDS = 0.01  # that the reactor is kept busy at a time
-SHORT_SECONDS = 0.05  # of work, after which there is no rest
-REST = 2.0  # times as long as there was work, nothing is done; what changes meanwhile is told at once
+TURN_SECONDS = 0.01  # how long senders may keep the reactor busy at a time
+SHORT_SECONDS = 0.05  # work of this length or less needs no rest
+REST = 2.0  # a rest is so many times as long as the work; changes during it are sent together
 MAX_REST_SECONDS = 1.0
 
 
 class Pace:
-    """Tells who has something to do when to do it.
+    """Schedules the turns of senders.
 
-    A few have their turn at once. Where there are so many that they fill several turns of the reactor, what
-    they lead to, such as answers, would fill others: so it is rested afterwards.
+    A few senders have their turn at once. If they are so many that they fill several turns of the reactor,
+    the work that follows, such as handling answers, would fill more: so a rest comes afterwards.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._waiting: deque[Deferred[None]] = deque()
         self._next: IDelayedCall | None = None
-        self._over = 0.0  # when this turn of the reactor has been long enough
-        self._worked = 0.0  # seconds, since there was nobody to wait
+        self._over = 0.0  # the time at which this turn of the reactor has lasted long enough
+        self._worked = 0.0  # seconds of work since no sender was waiting
 
     def turn(self) -> Deferred[None] | None:
-        """Call this before each piece of work: the Deferred fires when it may begin; None: at once."""
+        """Ask for a turn before each piece of work.
+
+        The Deferred fires when the work may begin; None: at once."""
         if self._next is None:
             self._begin()
         if not self._waiting and self._clock.seconds() < self._over:
@@ -39,7 +41,7 @@ class Pace:
         return waiting
 
     def _begin(self) -> None:
-        """Have a turn of the reactor, and then another one if somebody waits."""
+        """Begin a turn of the reactor, and schedule another one for senders that wait by then."""
         self._over = self._clock.seconds() + TURN_SECONDS
         self._next = self._clock.callLater(0, self._go_on)
 
@@ -55,7 +57,7 @@ class Pace:
         self._worked += self._clock.seconds() - began
 
     def _rest(self) -> None:
-        """Have those that come now wait, if there was much to do."""
+        """Make senders wait for a while, if there was much work."""
         worked, self._worked = self._worked, 0.0
         if worked > SHORT_SECONDS:
             self._over = 0.0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod's VM does with connections to the addresses of a Service.
+"""The rules by which a pod's VM handles connections to the addresses of a Service.
 
-It is the same for all pods of a node, but for the source ranges of load balancers: each VM compares them with
-its pod's address.
+They are the same for all pods of a node, except for the source ranges of load balancers: each VM compares
+those with its pod's address.
 
-Source: kube-proxy 1.36, pkg/proxy/nftables/proxier.go, of what concerns connections from pods:
+Source: kube-proxy 1.36, pkg/proxy/nftables/proxier.go, as far as it concerns connections from pods:
 
 address                   goes to                    if there is none
 cluster IP                the cluster's endpoints    refused
@@ -12,8 +12,8 @@ cluster IP, Local         this node's endpoints      dropped if the cluster has 
 external IP, load         the cluster's endpoints    refused
 balancer's virtual IP
 
-External and virtual IPs have rules if the Service has a cluster IP of the same family, and source ranges hold
-for the addresses of their own family: those of the other one are reached from everywhere.
+External and virtual IPs have rules if the Service has a cluster IP of the same family. Source ranges apply to
+addresses of their own family: addresses of the other family can be reached from everywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from infranetes.services.objects import EndpointSlice, OwnNode, Service, Service
 
 @attrs.frozen(order=True)
 class Key:
-    """What a connection is made to. `protocol` is TCP, UDP or SCTP."""
+    """The destination of a connection. `protocol` is TCP, UDP or SCTP."""
 
     address: Address
     protocol: str
@@ -38,7 +38,7 @@ class Key:
 
 
 class Without(enum.Enum):
-    """What becomes of a connection if there are no endpoints for it."""
+    """The fate of a connection that has no endpoint."""
 
     REFUSED = "refused"
     DROPPED = "dropped"
@@ -46,11 +46,12 @@ class Without(enum.Enum):
 
 @attrs.frozen
 class Rule:
-    """What becomes of connections to one `Key`.
+    """The handling of connections to one `Key`.
 
-    :ivar endpoints: among which they are spread evenly.
-    :ivar cluster_ip: connections to other ports of this address are refused.
-    :ivar source_ranges: only from these; those from elsewhere are dropped. None: from everywhere.
+    :ivar endpoints: the endpoints among which connections are spread evenly.
+    :ivar cluster_ip: whether connections to other ports of this address are refused.
+    :ivar source_ranges: the networks from which connections are accepted; others are dropped. Empty: all are
+        accepted.
     """
 
     endpoints: tuple[Target, ...]
@@ -63,7 +64,7 @@ class Rule:
 def rules(service: Service, slices: Collection[EndpointSlice], node: OwnNode) -> dict[Key, Rule]:
     """Return the rules of one Service.
 
-    :param slices: all of this Service.
+    :param slices: all slices of this Service.
     """
     found: dict[Key, Rule] = {}
     for port in service.ports:
@@ -103,6 +104,6 @@ def _of_port(
 
 
 def _ranges_of(version: int, ranges: Collection[Network]) -> tuple[Network, ...]:
-    """Those of one family; none, that is from everywhere, if one of them is everything."""
+    """Return the ranges of one family; none, which means everywhere, if one of them is everything."""
     its = tuple(each for each in ranges if each.version == version)
     return its if all(each.prefixlen for each in its) else ()

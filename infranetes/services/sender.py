@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings one VM's service proxy up to date, and keeps it so.
+"""The sender that brings one VM's service proxy up to date, and keeps it up to date.
 
-A VM says what it has when a call begins. What it lacks is sent, in parts, and the next changes once it has
-said that these are in force: a VM that is slow is sent less often, and each rule only as it is then.
+When a call begins the VM reports the number up to which it has the changes. The missing ones are sent in
+parts, and later changes once the VM has reported that these are in force. So a slow VM is sent less often,
+and each rule only in its latest state.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from infranetes_common.concurrency import Notifier, backoff, sleep, start
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two calls that fail
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two failed calls
 
 _log = Logger()
 
 
 class IAgent(Protocol):
-    """The agent's side."""
+    """The part of the agent's client that a sender needs."""
 
     def service_rules(
         self, updates: AsyncIterator[vmserver.ServiceRulesUpdate]
     ) -> AsyncGenerator[vmserver.ServiceRulesState, None]:
-        """Send updates; yield what is in force when the call begins and after each update."""
+        """Send updates; yield the state in force when the call begins and after each update."""
 
 
 class RuleSender:
-    """Keeps the rules of one VM as those of a table.
+    """Keeps the rules of one VM equal to a table's.
 
     :param changed: notified when the table may have changed.
-    :param batches: of the table. :param pace: when something may be sent. All VMs have them together.
-    :ivar number: up to which the VM has the rules; -1: not known.
-    :ivar trouble: why it can't be told now; empty: it can.
+    :param batches: the table's batches. :param pace: schedules the sending. All senders share both.
+    :ivar number: the number up to which the VM has the changes; -1: not known.
+    :ivar trouble: why rules can't be sent to the VM now; "": they can be.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class RuleSender:
         self._pace = pace
         self._told = Notifier()
         self._over = False  # no more is sent
-        self._waiting: DeferredQueue[None] | None = None  # to be sent in this call
-        self._answered = False  # this call's last update, or its beginning
-        self._known = -1  # what it answered
-        self._sent: int | None = None  # in this call
+        self._waiting: DeferredQueue[None] | None = None  # requests to send, in this call
+        self._answered = False  # whether the VM has answered this call's last update, or its beginning
+        self._known = -1  # the number that the VM answered last; -1: none of this table
+        self._sent: int | None = None  # the number last sent in this call
         self._running: Deferred[None] | None = None
         self._heard_at: float | None = None
         self._times = Times()
@@ -74,12 +75,12 @@ class RuleSender:
         self.trouble = ""
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to send."""
         self._running = start(self._run())
         self._running.addErrback(self._ended)
 
     def stop(self) -> None:
-        """End. Idempotent."""
+        """Stop sending. Idempotent."""
         self._over = True
         running, self._running = self._running, None
         if running is not None:
@@ -91,12 +92,12 @@ class RuleSender:
             _log.failure("a VM is told no more rules of Services", failure=failure)
 
     async def when_told(self) -> None:
-        """Return once the VM has all rules, or it is known that it takes none."""
+        """Wait until the VM has all rules, or is known to take none."""
         while self.number < 0 and not self._over:
             await self._told.wait()
 
     def progress(self) -> Progress:
-        """How far the VM is."""
+        """Return how far the VM is."""
         changes = self._table.since(self.number)
         heard = self._heard_at
         return Progress(
@@ -130,7 +131,7 @@ class RuleSender:
             await sleep(self._clock, next(pauses))
 
     async def _call(self) -> None:
-        """One call, until it ends."""
+        """Make one call and serve it until it ends."""
         self._answered, self._sent = False, None
         waiting: DeferredQueue[None] = DeferredQueue()
         self._waiting = waiting
@@ -150,7 +151,7 @@ class RuleSender:
             await states.aclose()
 
     def _answer(self, state: vmserver.ServiceRulesState) -> None:
-        """Note what the VM has. :raise InvalidArgument: that is no answer to what it was sent."""
+        """Record the VM's answer. :raise InvalidArgument: it does not answer the last update."""
         ours = state.table == self._table.id
         if self._sent is not None and (self._answered or not ours or state.number != self._sent):
             raise InvalidArgument("the agent answers something else than it was sent")
@@ -164,7 +165,9 @@ class RuleSender:
         self._answered = True
 
     async def _follow(self, waiting: DeferredQueue[None]) -> None:
-        """Send what changes, until the call has ended: it may end as it is sent that, which ends no wait."""
+        """Send changes as they happen, until the call has ended.
+
+        It may end during a send, which cancels no wait: that is checked after each wait."""
         while True:
             await self._changed.wait()
             if self._waiting is not waiting:
@@ -172,13 +175,13 @@ class RuleSender:
             self._send(waiting)
 
     def _send(self, waiting: DeferredQueue[None]) -> None:
-        """Send what the VM lacks, if it has answered the last time and lacks anything."""
+        """Request a send, if the VM has answered the last update and lacks changes."""
         if self._table.complete and self._answered and self._known != self._table.number:
             self._answered = False
             waiting.put(None)
 
     async def _taken(self, waiting: DeferredQueue[None]) -> AsyncIterator[vmserver.ServiceRulesUpdate]:
-        """What is to be sent, when this VM has its turns: then it is known what it lacks."""
+        """Yield the messages to send, each in this VM's turn: what the VM lacks is determined only then."""
         while True:
             await waiting.get()
             await self._turn()

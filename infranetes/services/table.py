@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All rules of the cluster's Services, and what of them a VM lacks.
+"""The table of all rules of the cluster's Services, and the changes that a VM lacks.
 
-Changes of rules are numbered. A VM says up to which number it has them, and is sent the rules that changed
-since, as they are now: two changes of one rule are sent once, and no log is kept of what happened while a VM
-was away. The last `REMEMBERED` of the removed rules are known; a VM that may have missed another removal is
-sent all rules.
+Changes of rules are numbered. A VM reports the number up to which it has them, and is sent the rules that
+changed since, in their present state: two changes of one rule are sent once, and no log of changes is kept
+for VMs that are away. The table remembers the last `REMEMBERED` removals; a VM that may have missed an
+earlier one is sent all rules.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from infranetes.services.objects import EndpointSlice, OwnNode, Service
 from infranetes.services.rules import Key, Rule, rules
 from infranetes.services.timing import News
 
-REMEMBERED = 20_000  # rules that were removed
-STEP = 50  # Services that are looked at at a time
-MOST_RANGES = 1000  # of ServiceCIDRs; with more than a VM takes, nothing is dropped
+REMEMBERED = 20_000  # removed rules
+STEP = 50  # Services handled in one step
+MOST_RANGES = 1000  # of ServiceCIDRs; with more than a VM takes, no connections are dropped
 
 
 @attrs.frozen
 class Change:
-    """A rule as it is now; None: it was removed."""
+    """The last change of a rule. :ivar rule: its present state; None: it was removed."""
 
     number: int
     key: Key
@@ -38,13 +38,15 @@ class Change:
 class Table:
     """The rules of all Services.
 
-    :param node: this daemon's, for the endpoints on it and near it.
-    :ivar id: of this table; numbers of another one, an earlier daemon's, say nothing about this one.
-    :ivar number: of the last change.
-    :ivar news: when the changes were heard of.
-    :ivar ranges: of addresses that Services may have; connections to those that none has are dropped.
-    :ivar ranges_number: of the change that these came with.
-    :ivar complete: it has had all Services and endpoints of the cluster; before, nobody is told of it.
+    :param node: this daemon's node, which decides which endpoints are local or near.
+    :ivar id: identifies this table: numbers of another table, such as an earlier daemon's, do not apply to
+        it.
+    :ivar number: the number of the last change.
+    :ivar news: the times at which changes were received.
+    :ivar ranges: the ranges of Services' addresses; connections to an unused address in them are dropped.
+    :ivar ranges_number: the number of the change that set `ranges`.
+    :ivar complete: whether all Services and endpoints of the cluster have been received; nothing is sent
+        before.
     """
 
     def __init__(self, node: OwnNode) -> None:
@@ -54,10 +56,10 @@ class Table:
         self._slices: dict[Name, dict[Name, EndpointSlice]] = {}  # by service, by name
         self._service_of: dict[Name, Name] = {}  # by the slice's name
         self._keys: dict[Name, frozenset[Key]] = {}  # of each service
-        self._wanted: dict[Key, dict[Name, Rule]] = {}  # by which services; the first of them by name has it
-        self._changes: OrderedDict[Key, Change] = OrderedDict()  # the last one of each key, oldest first
-        self._removed: OrderedDict[Key, None] = OrderedDict()  # those of which the last change is a removal
-        self._forgotten = 0  # the number of the last change that is not known any more
+        self._wanted: dict[Key, dict[Name, Rule]] = {}  # by service; the first one by name has the key
+        self._changes: OrderedDict[Key, Change] = OrderedDict()  # the last change of each key, oldest first
+        self._removed: OrderedDict[Key, None] = OrderedDict()  # the keys whose last change is a removal
+        self._forgotten = 0  # the number of the last change that was forgotten
         self._ranges_of: dict[Name, tuple[Network, ...]] = {}
         self.news = News()
         self.number = 0
@@ -67,48 +69,48 @@ class Table:
 
     @property
     def rules(self) -> Mapping[Key, Rule]:
-        """Each key's rule."""
+        """The rules by key."""
         return {change.key: change.rule for change in self._changes.values() if change.rule is not None}
 
     def everything(self) -> Iterator[Change]:
-        """Yield all rules that there are, as changes."""
+        """Yield all present rules, as changes."""
         return (change for change in self._changes.values() if change.rule is not None)
 
     @property
     def count(self) -> int:
-        """Of all rules."""
+        """The number of rules."""
         return len(self._changes) - len(self._removed)
 
     def rule(self, key: Key) -> Rule | None:
-        """Return a key's rule. None: there is none."""
+        """Return a key's rule, or None if there is none."""
         change = self._changes.get(key)
         return None if change is None else change.rule
 
     def services(self, key: Key) -> list[Name]:
-        """Return the Services that have this address, protocol and port; the first one is served."""
+        """Return the Services that have this address, protocol and port. The first one is served."""
         return sorted(self._wanted.get(key, ()), key=str)
 
     def since(self, number: int) -> Iterator[Change] | None:
-        """Return what has changed after `number`, oldest first. None: that is not known."""
+        """Return the changes after `number`, oldest first, or None if they are not known any more."""
         if number < self._forgotten or number > self.number:
             return None
         late = itertools.takewhile(lambda change: change.number > number, reversed(self._changes.values()))
         return reversed(list(late))
 
-    # What comes from the API server
+    # Objects from the API server
 
     def put_service(self, service: Service) -> None:
-        """Add a Service, or change it."""
+        """Add or change a Service."""
         self._services[service.name] = service
         self._renew(service.name)
 
     def remove_service(self, name: Name) -> None:
-        """Remove a Service, which may go on to exist without addresses. Idempotent."""
+        """Remove a Service, which may still exist without addresses. Idempotent."""
         self._services.pop(name, None)
         self._renew(name)
 
     def put_slice(self, given: EndpointSlice) -> None:
-        """Add an EndpointSlice, or change it. Its Service may come later."""
+        """Add or change an EndpointSlice. Its Service may come later."""
         if self._service_of.get(given.name, given.service) != given.service:
             self.remove_slice(given.name)
         self._keep(given)
@@ -125,7 +127,7 @@ class Table:
             self._renew(service)
 
     def replace(self, services: Collection[Service], slices: Collection[EndpointSlice]) -> None:
-        """Have these alone, as after a list. Rules that stay as they are keep their numbers."""
+        """Replace all Services and slices, as after a list. Unchanged rules keep their numbers."""
         before = self._services.keys() | self._slices.keys()
         self._services = {each.name: each for each in services}
         self._slices, self._service_of = {}, {}
@@ -135,7 +137,7 @@ class Table:
             self._renew(name)
 
     def put_ranges(self, name: Name, ranges: tuple[Network, ...]) -> None:
-        """Note the addresses of a ServiceCIDR. None: it is gone."""
+        """Record the ranges of a ServiceCIDR; no ranges: it was deleted."""
         self._ranges_of[name] = ranges
         if not ranges:
             del self._ranges_of[name]
@@ -147,7 +149,8 @@ class Table:
             self.ranges, self.ranges_number = now, self.number
 
     def move(self, node: OwnNode) -> Iterator[None]:
-        """Note where the node is now, as its zone may change, in small steps."""
+        """Record this node's name and zone, which may change. Iterate over the result to do the work in small
+        steps."""
         if node != self._node:
             self._node = node
             for number, name in enumerate(tuple(self._services), 1):
@@ -162,7 +165,7 @@ class Table:
     # Rules
 
     def _renew(self, name: Name) -> None:
-        """Compare a Service's rules with those that it had."""
+        """Compute a Service's rules anew, and number those that have changed."""
         service = self._services.get(name)
         slices = self._slices.get(name, {}).values()
         wanted = {} if service is None else rules(service, slices, self._node)
@@ -180,7 +183,7 @@ class Table:
             self._keys[name] = frozenset(wanted)
 
     def _settle(self, key: Key, services: Mapping[Name, Rule]) -> None:
-        """Number a change, if the key's rule is another one now."""
+        """Number a change, if the key's rule has changed."""
         rule = services[min(services, key=str)] if services else None
         last = self._changes.get(key)
         if rule == (last.rule if last is not None else None):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long it takes until a VM has what the API server has said."""
+"""Measuring how long a change takes from the API server into a VM."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ MOST_TIMES = 256
 
 
 class News:
-    """When the API server told of the table's last changes."""
+    """The times at which the table's latest changes were received from the API server."""
 
     def __init__(self) -> None:
         self._heard: deque[tuple[int, float]] = deque(maxlen=MOST_NEWS)
 
     def note(self, number: int, heard_at: float) -> None:
-        """Note that the changes up to `number` come of what was heard then. Others before it are noted."""
+        """Record the time at which the changes up to `number`, as far as not recorded before, were
+        received."""
         if number > (self._heard[-1][0] if self._heard else 0):
             self._heard.append((number, heard_at))
 
     def after(self, number: int) -> float | None:
-        """When the first change after `number` was heard of. None: there is none, or it is not known."""
+        """Return when the first change after `number` was received, or None if there is none or it is not
+        known."""
         found = None
         for last, heard_at in reversed(self._heard):
             if last <= number:
@@ -34,7 +36,7 @@ class News:
 
 
 class Times:
-    """The last of some durations, in seconds."""
+    """The latest MOST_TIMES of some durations, in seconds."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=MOST_TIMES)
@@ -48,11 +50,11 @@ class Times:
 
     @property
     def last(self) -> float | None:
-        """None: there has been none."""
+        """The latest duration; None: there has been none."""
         return self._seconds[-1] if self._seconds else None
 
     def quantile(self, part: float) -> float | None:
-        """The smallest one that at least `part` of them don't exceed. None: there has been none."""
+        """Return the smallest duration that at least `part` (0 to 1) of them do not exceed, or None."""
         if not self._seconds:
             return None
         return sorted(self._seconds)[max(math.ceil(part * len(self._seconds)) - 1, 0)]
@@ -62,12 +64,12 @@ class Times:
 class Progress:
     """How far a VM is with its rules.
 
-    :ivar number: up to which it has them; -1: that is not known.
-    :ivar behind: the changes that it lacks; None: it is to be sent all rules.
-    :ivar trouble: why it can't be told now; empty: it can.
-    :ivar heard_seconds: since it last answered; None: it never did.
-    :ivar last_seconds: from the API server's word until it was in force in the VM, the last time.
-    :ivar p99_seconds: the same, of the slowest in a hundred. :ivar count: of how many.
+    :ivar number: the number up to which it has the changes; -1: not known.
+    :ivar behind: how many changes it lacks; None: it will be sent all rules.
+    :ivar trouble: why rules can't be sent to it now; "": they can be.
+    :ivar heard_seconds: the time since its last answer; None: it never answered.
+    :ivar last_seconds: the time from receiving the last change until it was in force in the VM.
+    :ivar p99_seconds: the 99th percentile of these times. :ivar count: how many were measured.
     """
 
     number: int
@@ -80,5 +82,5 @@ class Progress:
 
     @property
     def current(self) -> bool:
-        """Whether the VM has what the node has."""
+        """Whether the VM has all of the node's changes."""
         return self.number >= 0 and self.behind == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to become of a pod's connections to an address, by the table."""
+"""The verdict of the table on a pod's connections to an address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infranetes.services.table import Table
 
 
 class Outcome(enum.Enum):
-    """Named as in `ServiceVerdict.Outcome`."""
+    """The outcome of a connection, named as in `ServiceVerdict.Outcome`."""
 
     TRANSLATED = "translated"
     REFUSED = "refused"
@@ -27,7 +27,9 @@ class Outcome(enum.Enum):
 
 @attrs.frozen
 class Verdict:
-    """:ivar why: in words. :ivar endpoints: among which connections are spread."""
+    """The outcome of a pod's connections to a key.
+
+    :ivar why: the reason, as a message. :ivar endpoints: the endpoints among which connections are spread."""
 
     outcome: Outcome
     why: str
@@ -36,7 +38,7 @@ class Verdict:
 
 
 def judge(table: Table, key: Key, own: Iterable[Address]) -> Verdict:
-    """Return what is to become of them.
+    """Return the verdict on a pod's connections to `key`.
 
     :param own: the pod's addresses.
     """

@@ -41,7 +41,7 @@ class ServiceClient(AgentCalls):
     ) -> vmserver.ServiceReportResponse:
         """Ask for the state of the VM's service proxy.
 
-        :param key: a Service whose connections the report traces; None: none.
+        :param key: a destination; the report then has the proxy's verdict on connections to it.
 
         :raise Unimplemented: the VM has no service proxy.
         """
