@@ -36,10 +36,10 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavai
 from infranetes_common.reactors import IReactor
 
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 30.0  # until the head of an answer has come
-IDLE_SECONDS = 180.0  # without a byte; a watch has a bookmark about each minute
+ANSWER_SECONDS = 30.0  # until the headers of an answer have arrived
+IDLE_SECONDS = 180.0  # without a byte; a watch has a bookmark about every minute
 MAX_LINE = 16 << 20  # bytes of one event
-MAX_LIST = 4 << 30  # bytes of one answer, which are not kept
+MAX_LIST = 4 << 30  # bytes of one answer, which is not kept in memory
 MAX_REFUSAL = 4096
 _CONTENT_TYPES = {"POST": "application/json", "PATCH": "application/strategic-merge-patch+json"}
 
@@ -47,7 +47,7 @@ _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", r
 
 
 class Refused(Exception):
-    """The server answers with an error. :ivar status: which."""
+    """The server answered with an error. :ivar status: its HTTP status."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(f"the API server answers {status}: {why}")
@@ -56,7 +56,7 @@ class Refused(Exception):
 
 @implementer(IPolicyForHTTPS)
 class _Policy:
-    """TLS as a kubeconfig wants it. :raise FailedPrecondition: a certificate or key can't be read."""
+    """The TLS policy of a kubeconfig. :raise FailedPrecondition: a certificate or key can't be read."""
 
     def __init__(self, access: Access) -> None:
         self._server_name = access.server_name
@@ -64,7 +64,7 @@ class _Policy:
             roots = [Certificate.loadPEM(each) for each in _PEM.findall(access.authority)]
             self._trust = trustRootFromCertificates(roots) if roots else platformTrust()
             self._own = PrivateCertificate.loadPEM(access.key + access.certificate) if access.key else None
-        except Exception as error:  # whatever OpenSSL's errors are called
+        except Exception as error:  # OpenSSL's errors have no common base
             raise FailedPrecondition(
                 f"a certificate or key of the kubeconfig can't be read: {error}"
             ) from None
@@ -78,34 +78,36 @@ class _Policy:
 class ApiServer:
     """The API server that a kubeconfig names.
 
-    :param host: an address in the place of the kubeconfig's.
+    :param host: an address to use instead of the kubeconfig's; "": use that one.
     """
 
     def __init__(self, reactor: IReactor, kubeconfig: Path, host: str = "") -> None:
         self._reactor = reactor
         self._credentials = Credentials(reactor, kubeconfig, host)
-        self._used: Access | None = None  # by the agent
+        self._used: Access | None = None  # by `_agent`
         self._agent: Agent | None = None
 
     async def lines(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
-        """Ask for something and hand each line of the answer to `take`, until the answer ends.
+        """Make a GET request and pass each line of the answer to `take`, until the answer ends.
 
         :raise Refused: the server answers with an error.
-        :raise Unavailable: it can't be reached, is silent, or the answer breaks off.
-        :raise FailedPrecondition: the kubeconfig is none.
+        :raise Unavailable: the server can't be reached or is silent, or the answer breaks off.
+        :raise FailedPrecondition: the kubeconfig can't be used.
         """
         await self._ask("GET", path, _Lines(self._reactor, take), query=query)
 
     async def pieces(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
-        """Ask for something and hand the answer to `take` as it comes. Raises as `lines`."""
+        """Make a GET request and pass the answer to `take` as it arrives. Raises as `lines` does."""
         await self._ask("GET", path, _Pieces(self._reactor, take), query=query)
 
     async def create(self, path: str, document: object) -> None:
-        """Create an object, told as JSON. Raises as `lines`; `Refused` with 409: there is one of its name."""
+        """Create an object from JSON.
+
+        Raises as `lines` does; `Refused` with 409: an object of the name exists."""
         await self._ask("POST", path, _Ignored(self._reactor), document=document)
 
     async def merge(self, path: str, document: object) -> None:
-        """Change an object by a strategic merge patch, told as JSON. Idempotent. Raises as `lines`."""
+        """Change an object by a strategic merge patch in JSON. Idempotent. Raises as `lines` does."""
         await self._ask("PATCH", path, _Ignored(self._reactor), document=document)
 
     async def _ask(
@@ -138,7 +140,7 @@ class ApiServer:
             response = cast(
                 IResponse, await within(self._reactor, ANSWER_SECONDS, asking, f"{method} {path}")
             )  # treq's type has no name
-        except Exception as error:  # twisted.web's and OpenSSL's have no base of their own
+        except Exception as error:  # errors of twisted.web and OpenSSL have no common base
             self._credentials.unreachable()
             raise Unavailable(f"{access.server} can't be asked: {_words(error)}") from error
         if response.code in (200, 201):
@@ -147,12 +149,12 @@ class ApiServer:
         if response.code == 401:
             self._credentials.refused()
         refusal = _Refusal(self._reactor)
-        with contextlib.suppress(InfranetesError):  # its status is what matters
+        with contextlib.suppress(InfranetesError):  # the status is enough without the text
             await _delivered(response, refusal)
         raise Refused(response.code, refusal.content.decode(errors="replace"))
 
     async def _current(self) -> Access:
-        """The credentials of now. `_agent` uses them."""
+        """Return the present credentials, and make `_agent` use them."""
         access = await self._credentials.current()
         if access != self._used:
             self._agent = Agent(self._reactor, _Policy(access), connectTimeout=CONNECT_SECONDS)
@@ -169,13 +171,13 @@ async def _delivered(response: IResponse, body: _Body) -> None:
 
 
 def _words(error: Exception) -> str:
-    """What an error of twisted.web says: its own errors hold lists of Failures."""
+    """Return the message of an error. Some errors of twisted.web hold lists of Failures."""
     reasons = getattr(error, "reasons", None)
     return "; ".join(each.getErrorMessage() for each in reasons) if reasons else str(error)
 
 
 class _Body(Protocol):
-    """An answer's body. :ivar ended: once it has, or with Unavailable."""
+    """An answer's body. :ivar ended: fires at its end; fails with Unavailable if that is not reached."""
 
     def __init__(self, reactor: IReactor) -> None:
         self._reactor = reactor
@@ -192,11 +194,11 @@ class _Body(Protocol):
             return
         try:
             self.received(data)
-        except Exception as error:  # ValueError and what a broken answer raises else
+        except Exception as error:  # ValueError, and whatever else a broken answer raises
             self._fail(Unavailable(f"the API server's answer can't be used: {error}"))
 
     def received(self, data: bytes) -> None:
-        """Take some of it. :raise Exception: it is not as it has to be."""
+        """Take a piece of the body. :raise Exception: the body is not valid."""
         raise NotImplementedError
 
     def connectionLost(self, reason: Failure = connection_done) -> None:
@@ -209,7 +211,7 @@ class _Body(Protocol):
             self._fail(Unavailable(f"the API server's answer broke off: {reason.getErrorMessage()}"))
 
     def stop(self) -> None:
-        """Wait for no more. Idempotent."""
+        """Stop watching for silence. Idempotent."""
         idle, self._idle = self._idle, None
         if idle is not None and idle.active():
             idle.cancel()
@@ -230,7 +232,7 @@ class _Body(Protocol):
 
 
 class _Lines(_Body):
-    """Each line, handed to `take`."""
+    """A body whose lines are passed to `take`."""
 
     def __init__(self, reactor: IReactor, take: Callable[[bytes], None]) -> None:
         super().__init__(reactor)
@@ -252,7 +254,7 @@ class _Lines(_Body):
 
 
 class _Pieces(_Body):
-    """All of it as it comes, handed to `take`."""
+    """A body whose pieces are passed to `take` as they arrive."""
 
     def __init__(self, reactor: IReactor, take: Callable[[bytes], None]) -> None:
         super().__init__(reactor)
@@ -267,14 +269,14 @@ class _Pieces(_Body):
 
 
 class _Ignored(_Body):
-    """None of it."""
+    """A body that is ignored."""
 
     def received(self, data: bytes) -> None:
         pass
 
 
 class _Refusal(_Body):
-    """The beginning of it. :ivar content: what has come."""
+    """A body of an error, of at most MAX_REFUSAL bytes. :ivar content: what has arrived."""
 
     def __init__(self, reactor: IReactor) -> None:
         super().__init__(reactor)

@@ -20,17 +20,17 @@ from infranetes.kubernetes.watch import Event, Watch
 from infranetes_common.concurrency import Notifier, sleep, start
 from infranetes_common.reactors import IReactor
 
-TURN_SECONDS = 0.01  # that the reactor is kept busy at a time
+TURN_SECONDS = 0.01  # how long the reactor is kept busy at a time
 
 _log = Logger()
 
 
 @attrs.frozen
 class Followed:
-    """How one kind is followed.
+    """The state of following one kind.
 
-    :ivar trouble: why it can't be followed now; empty: it is.
-    :ivar heard_seconds: since the server last said anything of it; None: it never did.
+    :ivar trouble: why it can't be followed now; "": it is followed.
+    :ivar heard_seconds: the time since the server last sent anything of this kind; None: it never did.
     """
 
     path: str
@@ -41,9 +41,9 @@ class Followed:
 
 
 class Cluster(Service):
-    """Follows the kinds, and does what their objects lead to: one thing after the other, in small steps.
+    """Follows several kinds and handles their events, one after the other, in small steps.
 
-    :param tell: is called when there is nothing more to do, and while there is at least once in each turn.
+    :param tell: called whenever there is nothing left to do, and at the end of each turn while there is.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Cluster(Service):
 
     @property
     def complete(self) -> bool:
-        """Whether there has been a whole list of each kind that is not optional."""
+        """Whether a whole list of each kind that is not optional has been handled."""
         return all(kind.listed or kind.optional for kind in self._kinds)
 
     @property
     def trouble(self) -> str:
-        """Why something can't be followed now; empty: all is."""
+        """Why a kind that is not optional can't be followed now; "": all are followed."""
         its = zip(self._kinds, self.followers, strict=True)
         return "; ".join(
             f"{kind.path}: {each.trouble}" for kind, each in its if each.trouble and not kind.optional
@@ -82,7 +82,7 @@ class Cluster(Service):
 
     @property
     def followed(self) -> list[Followed]:
-        """How each kind is followed."""
+        """The state of following each kind."""
         now = self._reactor.seconds()
         return [
             Followed(
@@ -96,7 +96,7 @@ class Cluster(Service):
         ]
 
     def startService(self) -> None:
-        """Begin to follow. Nothing is waited for here."""
+        """Begin to follow. Does not wait for anything."""
         super().startService()  # type: ignore[no-untyped-call]
         self._working = start(self._work())
         self._working.addErrback(lambda failure: None)
@@ -104,7 +104,7 @@ class Cluster(Service):
             follower.start()
 
     def stopService(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         super().stopService()  # type: ignore[no-untyped-call]
         for follower in self.followers:
             follower.stop()
@@ -112,7 +112,7 @@ class Cluster(Service):
             self._working.cancel()
 
     def do(self, steps: Iterable[None]) -> None:
-        """Have something done after all that has come before it, in its steps."""
+        """Queue work, to be done in its steps after all that was queued before."""
         self._waiting.append(steps)
         self._arrived.notify()
 
@@ -120,7 +120,7 @@ class Cluster(Service):
         return lambda event: self.do(kind.take(event))
 
     async def _work(self) -> None:
-        """Do what there is to do, for a moment at a time."""
+        """Do the queued work, TURN_SECONDS at a time."""
         while True:
             while not self._waiting:
                 await self._arrived.wait()
@@ -141,7 +141,7 @@ class Cluster(Service):
 
 
 def _guarded(steps: Iterable[None]) -> Iterator[None]:
-    """The steps, up to one that fails: what comes after them is done nevertheless."""
+    """Yield the steps, and log one that fails, so that the work after them is done nevertheless."""
     try:
         yield from steps
     except Exception:

@@ -21,9 +21,9 @@ from infranetes_common.concurrency import Flight, run_in_thread
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
 
-FRESH_SECONDS = 60.0  # after which the files are read again
+FRESH_SECONDS = 60.0  # the files are read again after this
 PLUGIN_SECONDS = 60.0
-EARLY_SECONDS = 10.0  # before credentials expire, others are asked for
+EARLY_SECONDS = 10.0  # new credentials are asked for so long before the old ones expire
 
 
 def _utc() -> datetime:
@@ -32,7 +32,7 @@ def _utc() -> datetime:
 
 @attrs.frozen
 class _Granted:
-    """What a plug-in has given for an access. :ivar ends_at: by the reactor's clock; None: nobody knows."""
+    """Credentials from a plug-in. :ivar ends_at: their expiry by the reactor's clock; None: not known."""
 
     asked: Access
     given: Access
@@ -40,13 +40,13 @@ class _Granted:
 
 
 class Credentials:
-    """The access that a kubeconfig gives now.
+    """The access that a kubeconfig gives at present.
 
-    The kubeconfig and the files that it names are read again every minute. What a plug-in prints holds until
-    the time that it names, or without one until the API server refuses it.
+    The kubeconfig and the files that it names are read again every minute. A plug-in's credentials are used
+    until the expiry that it prints or, without one, until the API server refuses them.
 
-    :param host: an address in the place of the kubeconfig's.
-    :param now: the time of day, by which plug-ins tell when their credentials expire.
+    :param host: an address to use instead of the kubeconfig's; "": use that one.
+    :param now: returns the time of day, in which plug-ins state the expiry of credentials.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Credentials:
         self._reading: Flight[Access] | None = None
 
     async def current(self) -> Access:
-        """Return it. Of several who ask at once, one reads for all.
+        """Return the present access. Concurrent callers share one read.
 
-        :raise FailedPrecondition: the kubeconfig or what it names can't be used.
+        :raise FailedPrecondition: the kubeconfig, or a file or command that it names, can't be used.
         """
         if self._access is not None and self._fresh():
             return self._access
@@ -73,13 +73,15 @@ class Credentials:
         return await self._reading.join()
 
     def unreachable(self) -> None:
-        """Note that no connection came about: with other files it may. Idempotent."""
+        """Record that connecting failed, so that the files are read again: they may have changed.
+
+        Idempotent."""
         self._access = None
         if self._granted is not None and self._granted.given.key:
             self._granted = None
 
     def refused(self) -> None:
-        """Note that the API server does not take them. Idempotent."""
+        """Record that the API server refused the credentials, so that new ones are got. Idempotent."""
         self._access = self._granted = None
 
     def _fresh(self) -> bool:
@@ -115,7 +117,7 @@ class Credentials:
 
 
 def _request(access: Access, plugin: Plugin) -> str:
-    """Return what a plug-in is told, by an environment variable."""
+    """Return the ExecCredential that a plug-in receives in an environment variable."""
     spec: dict[str, object] = {"interactive": False}
     if plugin.told_cluster:
         known = {
@@ -129,7 +131,7 @@ def _request(access: Access, plugin: Plugin) -> str:
 
 
 def _granted(access: Access, plugin: Plugin, printed: bytes) -> tuple[Access, datetime | None]:
-    """Read what a plug-in has printed, and until when that holds."""
+    """Read the credentials that a plug-in has printed; return them and their expiry, if it names one."""
     try:
         content = json.loads(printed)
         status = content["status"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading Kubernetes' objects, out of JSON that may be anything.
+"""Reading Kubernetes' objects from JSON that may be anything.
 
-Fields that nobody asks for are not looked at, so that newer API servers are understood.
+Fields that are not asked for are ignored, so that the objects of newer API servers can be read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Name:
 
 
 def name(item: object) -> Name:
-    """Read an object's namespace and name, empty where it has none."""
+    """Return an object's namespace and name; both empty if it has no valid ones."""
     try:
         return Fields(item, "an object").name()
     except InvalidArgument:
@@ -42,7 +42,11 @@ def name(item: object) -> Name:
 
 
 class Fields:
-    """A JSON object whose fields are read with their types. :ivar what: it is, for errors."""
+    """A JSON object whose fields are read with their types.
+
+    Every method raises InvalidArgument for a field of another type.
+
+    :ivar what: names the object in errors."""
 
     def __init__(self, value: object, what: str) -> None:
         if not isinstance(value, Mapping):
@@ -51,7 +55,7 @@ class Fields:
         self.what = what
 
     def name(self) -> Name:
-        """Its namespace and name, which are named in errors from now on."""
+        """Return its namespace and name, and name these in errors from now on."""
         about = self.fields("metadata")
         found = Name(about.text("namespace"), about.text("name"))
         if not found.name:
@@ -63,12 +67,12 @@ class Fields:
         return dict(self.fields("metadata").mapping("labels"))
 
     def mapping(self, key: str) -> Iterator[tuple[str, str]]:
-        """The keys and texts of an object."""
+        """Return the keys and texts of the object at `key`."""
         found = self.fields(key)
         return ((each, found.text(each)) for each in found._value)
 
     def value(self, key: str) -> object:
-        """Whatever is there; None: nothing."""
+        """Return the field's value, of any type; None: there is none."""
         return self._value.get(key)
 
     def has(self, key: str) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the API server for one kind of objects, again and again."""
+"""Following one kind of objects: asking the API server for it again and again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _log = Logger()
 
 
 class Follower:
-    """Follows one kind of objects, whatever becomes of the API server.
+    """Follows one kind of objects, even if the API server fails and comes back.
 
-    :param path: of the kind. :param take: is given what comes, in its order, and may not raise.
-    :param optional: it is no trouble if the server doesn't have the kind, or doesn't show it.
-    :ivar trouble: why it can't be followed now; empty: it is.
-    :ivar heard_at: when the server last said anything of it, by the reactor's clock; None: never.
+    :param path: the kind's path. :param take: called with each event, in order; must not raise.
+    :param optional: whether the server may lack the kind, or not show it: that is then logged as info only.
+    :ivar trouble: why the kind can't be followed now; "": it is followed.
+    :ivar heard_at: when the server last sent anything of this kind, by the reactor's clock; None: never.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Follower:
         self.trouble = ""
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to follow."""
         self._running = start(self._run())
         self._running.addErrback(lambda failure: None)
 
     def stop(self) -> None:
-        """End. Idempotent."""
+        """Stop following. Idempotent."""
         self._stopped = True
         running, self._running = self._running, None
         if running is not None:
@@ -69,7 +69,7 @@ class Follower:
                 trouble = str(error)
             except (InfranetesError, ValueError) as error:
                 trouble = str(error)
-            if self._stopped:  # twisted.web tells a cancelled request as one that failed
+            if self._stopped:  # twisted.web reports a cancelled request as a failed one
                 return
             if trouble and trouble != self.trouble:
                 log = _log.info if self._optional else _log.warn

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of the objects of one kind that come from the API server."""
+"""The handling of one kind of objects from the API server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from infranetes.kubernetes.fields import Name
 from infranetes.kubernetes.watch import Event, Json, Put, Removed, Replaced
 from infranetes_common.errors import InvalidArgument
 
-# What comes of a list lives long and has no cycles. The garbage collector would look at all of it again
-# and again, for hundreds of milliseconds each time; after each so many objects it is told to leave them out.
+# The objects made from a list live long and have no cycles. The garbage collector would scan all of them
+# again and again, for hundreds of milliseconds each time, so they are frozen after each LONG_LIVED objects.
 LONG_LIVED = 1000
 
 _log = Logger()
@@ -24,10 +24,10 @@ _log = Logger()
 class Kind(abc.ABC):
     """One kind of objects.
 
-    :cvar path: where the API server has them.
-    :cvar optional: not every API server has the kind, or shows it to everybody who may see the others.
-    :param selectors: of those that are asked for, as the API server takes them.
-    :ivar listed: whether all that there are have been put.
+    :cvar path: the kind's path at the API server.
+    :cvar optional: whether an API server may lack the kind, or not show it to clients that see the others.
+    :param selectors: select the objects, as query parameters of the API server.
+    :ivar listed: whether a whole list has been handled.
     """
 
     path: str
@@ -39,24 +39,25 @@ class Kind(abc.ABC):
         self.listed = False
 
     def trimmed(self, item: Json) -> Json:
-        """Return what of an object `put` reads, as all objects are in memory at once when they are listed."""
+        """Return the part of an object that `put` reads: a list holds all objects in memory at once."""
         return item
 
     @abc.abstractmethod
     def put(self, item: Json) -> Iterable[None] | None:
         """Handle an object that was added or changed.
 
-        :return: the work that follows, to be iterated over in small steps; None: the object is treated as if
-            it did not exist.
-        :raise InvalidArgument: it is no such object."""
+        :return: the work that follows, done in small steps by iterating; None: treat the object as if it
+            did not exist.
+        :raise InvalidArgument: the object is not valid."""
 
     @abc.abstractmethod
     def remove(self, name: Name) -> Iterable[None]:
-        """Handle an object that was deleted, or that `put` returned None for. Iterate over the result to do
-        the work in small steps. Idempotent."""
+        """Handle an object that was deleted, or for which `put` returned None. Idempotent.
+
+        :return: the work that follows, done in small steps by iterating."""
 
     def take(self, event: Event) -> Iterable[None]:
-        """Take an event, in small steps."""
+        """Handle an event, in small steps."""
         match event:
             case Put(item):
                 yield from self._put(item)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the API server is reached, and as whom: read from a kubeconfig.
+"""Reading a kubeconfig: the API server's address, and the credentials for it.
 
 Source: Kubernetes' reference of kubeconfig (v1) and of client.authentication.k8s.io (v1, v1beta1).
-Files and commands that it names are looked at again each time it is read, for certificates and tokens rotate.
+The files that it names are read each time, since certificates and tokens rotate.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.i
 class Plugin:
     """A command that prints credentials.
 
-    :ivar environment: further variables of its. :ivar version: of the API that it speaks.
-    :ivar told_cluster: whether it is told of the cluster, and with it `cluster_config`.
+    :ivar environment: additional environment variables. :ivar version: the API version that it speaks.
+    :ivar told_cluster: whether it receives the cluster's data, including `cluster_config`.
     """
 
     command: tuple[str, ...]
@@ -42,12 +42,12 @@ class Plugin:
 
 @attrs.frozen
 class Access:
-    """What a kubeconfig says.
+    """The access that a kubeconfig describes.
 
-    :ivar server: its URL, without a slash at the end.
-    :ivar authority: certificates by which the server is known, as PEM; none: the system's.
-    :ivar server_name: that its certificate has to have; none: the URL's host.
-    :ivar certificate: the client's, and its `key`; as PEM.
+    :ivar server: the server's URL, without a trailing slash.
+    :ivar authority: CA certificates that verify the server, as PEM; empty: the system's.
+    :ivar server_name: the name that the server's certificate must have; "": the URL's host.
+    :ivar certificate: the client's certificate, as PEM. :ivar key: its private key, as PEM.
     """
 
     server: str
@@ -62,8 +62,8 @@ class Access:
 def thd_read(path: Path, host: str = "") -> Access:
     """Read a kubeconfig and the files that it names. Blocks.
 
-    :param host: an address or name in the place of its server's.
-    :raise FailedPrecondition: it can't be read, or does not say what it has to.
+    :param host: an address or name to use instead of the server's; "": use that one.
+    :raise FailedPrecondition: the kubeconfig can't be read, or is not valid.
     """
     content = _Section(_loaded(path), path, "")
     context = content.named("contexts", content.text("current-context")).section("context")
@@ -145,7 +145,7 @@ def _plugin(user: _Section, cluster: _Section, path: Path) -> Plugin | None:
 
 
 def _cluster_config(cluster: _Section) -> object:
-    """What the kubeconfig has for plug-ins beside the cluster's address."""
+    """Return the plug-ins' own configuration in the cluster's entry, or None."""
     for each in cluster.get("extensions", list, []):
         if isinstance(each, dict) and each.get("name") == CONFIG_EXTENSION:
             return each.get("extension")
@@ -153,7 +153,7 @@ def _cluster_config(cluster: _Section) -> object:
 
 
 class _Section:
-    """A mapping in a kubeconfig. :ivar where: it is, for errors."""
+    """A mapping in a kubeconfig. :ivar where: its place, for errors."""
 
     def __init__(self, value: object, path: Path, where: str) -> None:
         self.where = f"{path}: {where}" if where else str(path)
@@ -181,7 +181,9 @@ class _Section:
         raise FailedPrecondition(f"{self.where} has no {key} named {name!r}")
 
     def thd_data(self, key: str) -> bytes:
-        """What is given as base64 in `KEY-data`, or in a file named by `KEY`."""
+        """Return the data given as base64 in `KEY-data`, or in a file named by `KEY`; empty: neither.
+
+        Blocks."""
         if data := self.text(f"{key}-data"):
             try:
                 return base64.b64decode(data, validate=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the answer to a list as it comes: one object after the other, so that none keeps the reactor.
+"""Reading the answer to a list as it arrives, one object at a time, so that the reactor is not blocked.
 
-`json.loads` of a whole list takes seconds in large clusters, in a thread too: it lets no other thread run.
+`json.loads` of a whole list takes seconds in large clusters, and even in a thread lets no other thread run.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MAX_OBJECT = 16 << 20  # characters of one object of the list, or of what else is in the answer
+MAX_OBJECT = 16 << 20  # characters of one object of the list, or of another field of the answer
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_NUMBER = "0123456789+-.eE"  # what a number consists of
+_NUMBER = "0123456789+-.eE"  # the characters of a number
 
 
 class ListReader:
     """Reads one answer.
 
-    :param take: is given each of its items, in their order.
-    :ivar rest: the answer's other fields, `metadata` among them, as far as they have come.
+    :param take: called with each of its items, in order.
+    :ivar rest: the answer's other fields, including `metadata`, as far as they have arrived.
     """
 
     def __init__(self, take: Callable[[Any], None]) -> None:  # Any: JSON
@@ -30,13 +30,13 @@ class ListReader:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._decode = json.JSONDecoder().raw_decode
         self._text = ""
-        self._worth = 0  # so many characters are to be there before it is tried again to read a value
+        self._worth = 0  # how many characters must be there before a value is tried again
         self._next: Callable[[int], int] | None = self._begin
         self._key = ""
         self.rest: dict[str, Any] = {}  # Any: JSON
 
     def feed(self, data: bytes) -> None:
-        """Read some more of it. :raise ValueError: it is no list."""
+        """Read the next piece of the answer. :raise ValueError: it is not a list."""
         self._text += self._decoder.decode(data)
         if len(self._text) < self._worth:
             return
@@ -54,14 +54,14 @@ class ListReader:
             raise ValueError(f"one object has over {MAX_OBJECT} characters")
 
     def end(self) -> Mapping[str, Any]:  # Any: JSON
-        """Return `rest`, as nothing more comes. :raise ValueError: the answer is not whole."""
+        """Return `rest` at the end of the answer. :raise ValueError: the answer is incomplete."""
         self._worth = 0
         self.feed(b"")
         if self._next is not None or self._decoder.getstate()[0]:
             raise ValueError("a list has broken off")
         return self.rest
 
-    # Each of these reads what is at a place, and returns where it goes on
+    # Each of these reads one token at a place, and returns the place after it
 
     def _begin(self, at: int) -> int:
         return self._mark(at, "{", self._first_key)
@@ -123,16 +123,18 @@ class ListReader:
         return at + 1
 
     def _value(self, at: int) -> tuple[Any, int]:  # Any: JSON
-        """Read the value at a place. :raise _Incomplete: it has not come whole."""
+        """Return the value at a place and the place after it.
+
+        :raise _Incomplete: it has not arrived entirely."""
         try:
             value, end = self._decode(self._text, at)
         except ValueError as error:
-            # Whether it is wrong or just not whole can't be told; more of it will tell, or the list's end.
+            # The value may be invalid or just incomplete: more data, or the list's end, will show which.
             left = len(self._text) - at
             self._worth = 2 * left if left > 1 << 16 else 0
             raise _Incomplete from error
         if self._text[end - 1] in _NUMBER and not self._text[end:].strip(_NUMBER):
-            raise _Incomplete  # a number's end shows in what comes after it: "1.5" may become "1.5e+16"
+            raise _Incomplete  # a number ends only before another character: "1.5" may become "1.5e+16"
         self._worth = 0
         return value, end
 
@@ -143,4 +145,4 @@ class ListReader:
 
 
 class _Incomplete(Exception):
-    """A value has not come whole."""
+    """A value has not arrived entirely."""

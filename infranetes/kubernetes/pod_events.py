@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to pods and kubelet can't know, told to Kubernetes: an event, and a condition of the pod.
+"""Reporting to Kubernetes what happens to pods without kubelet's knowledge: by an event and a pod condition.
 
 ======================================  ====================  =========================================
 what happens                            event                 condition `infranetes.io/Interrupted`
@@ -8,7 +8,7 @@ the cloud will take the pod's VM away   `Interrupted`         True, with the rea
 the pod has another VM                                        False
 ======================================  ====================  =========================================
 
-It is tried for a while where the API server can't be reached, and then left out: nothing depends on it.
+If the API server can't be reached a report is tried again for a while, then dropped: nothing depends on it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = Logger()
 
 
 class PodEvents(Service):
-    """Tells Kubernetes of pods, as long as the service runs.
+    """Reports on pods to Kubernetes, as long as the service runs.
 
     :param node: this node's name.
     """
@@ -51,19 +51,19 @@ class PodEvents(Service):
         self._telling: set[Deferred[None]] = set()
 
     def stopService(self) -> None:
-        """Tell nothing more."""
+        """Cancel all reports."""
         super().stopService()  # type: ignore[no-untyped-call]
         for each in list(self._telling):
             each.cancel()
 
     def interrupted(self, pod: cri.PodSandboxMetadata, reason: str) -> None:
-        """Tell that the VM of a pod's sandbox will be taken away."""
+        """Report that the cloud will take away the VM of a pod's sandbox."""
         at = self._now()
         self._begin(lambda: self._create_event(pod, reason, at), f"an event of pod {_name(pod)}")
         self._begin(lambda: self._set(pod, True, reason, at), f"the condition of pod {_name(pod)}")
 
     def moved(self, pod: cri.PodSandboxMetadata) -> None:
-        """Tell that a pod has another sandbox than the one that was interrupted."""
+        """Report that a pod has a new sandbox after its former one was interrupted."""
         at = self._now()
         message = "the pod has another VM"
         self._begin(lambda: self._set(pod, False, message, at), f"the condition of pod {_name(pod)}")
@@ -80,7 +80,7 @@ class PodEvents(Service):
                 await tell()
                 return
             except Refused as error:
-                if error.status in (404, 409):  # the pod is gone, or it was told before
+                if error.status in (404, 409):  # the pod is gone, or this was reported before
                     return
                 trouble: Exception = error
                 if error.status in (400, 403, 422):
@@ -124,7 +124,7 @@ class PodEvents(Service):
             "lastTransitionTime": at,
         }
         namespace, name = quote(pod.namespace, safe=""), quote(pod.name, safe="")
-        # With the UID another pod of that name is not changed: that is a conflict.
+        # Because of the UID, patching another pod of this name fails as a conflict.
         patch = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
         await self._server.merge(f"/api/v1/namespaces/{namespace}/pods/{name}/status", patch)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod needs, as the API server has it: kubelet says no requests of memory to a runtime.
+"""The resources that a pod requests, from the API server: kubelet does not tell a runtime memory requests.
 
-The rule is the scheduler's (KEP-753, KEP-2837), for each resource by itself:
+The rule is the scheduler's (KEP-753, KEP-2837), applied to each resource separately:
 
 | what | counts as |
 |---|---|
@@ -9,9 +9,9 @@ The rule is the scheduler's (KEP-753, KEP-2837), for each resource by itself:
 | containers | their sum, and the sidecars' (init containers with `restartPolicy: Always`) |
 | an init container | itself, and the sidecars before it |
 | the pod | the larger of its containers and the largest init container |
-| `spec.resources` | its limit if it has one; else the larger of its request and what the pod is without it |
+| `spec.resources` | its limit if it has one; else the larger of its request and the pod's sum without it |
 
-Nothing else of a pod is looked at, and none of it is kept.
+No other part of a pod is read, and no pod is kept.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ from infranetes_common.concurrency import within
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.quantities import Needs, thousandths, units
 
-ANSWER_SECONDS = 5.0  # that a pod waits for it at most
+ANSWER_SECONDS = 5.0  # the longest that a pod waits for the answer
 MAX_POD = 4 << 20  # bytes; etcd takes 1.5 MiB
 
 _log = Logger()
 
 
 class PodNeeds(Protocol):
-    """Knows what pods need."""
+    """A source of pods' resource requests."""
 
     async def of(self, namespace: str, name: str, uid: str) -> Needs | None:
-        """Return what a pod needs; None: that is not known now, and is logged. It does not take long."""
+        """Return what a pod requests; None: that is not known now, which is logged.
+
+        Answers within seconds."""
 
 
 class ApiServerNeeds:
-    """Asks the API server. It is a PodNeeds."""
+    """The PodNeeds that asks the API server."""
 
     def __init__(self, clock: IReactorTime, server: ApiServer) -> None:
         self._clock = clock
@@ -80,7 +82,7 @@ class ApiServerNeeds:
 
 
 def needs(pod: Fields) -> Needs:
-    """Return what a Pod needs. :raise InvalidArgument: it is no Pod as Kubernetes has them."""
+    """Return what a Pod requests. :raise InvalidArgument: it is not a valid Pod."""
     spec = pod.fields("spec")
     return Needs(
         cpu_millis=_need(spec, "cpu", thousandths),
@@ -101,7 +103,7 @@ def _need(spec: Fields, resource: str, parsed: Callable[[str], int]) -> int:
 
 
 def _said(whose: Fields, resource: str, parsed: Callable[[str], int]) -> tuple[int, int]:
-    """The request and the limit of a container or a pod; 0: none."""
+    """Return the request and the limit of a container or a pod; 0: none."""
     resources = whose.fields("resources")
     request, limit = (_quantity(resources.fields(each), resource, parsed) for each in ("requests", "limits"))
     return request, limit

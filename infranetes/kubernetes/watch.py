@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following one kind of objects at the API server, without I/O: what to ask for, what an answer means.
+"""Following one kind of objects at the API server, without I/O: what to ask for and what an answer means.
 
 Source: Kubernetes' API concepts ("Efficient detection of changes", "Streaming lists"); client-go's reflector.
 
@@ -7,17 +7,17 @@ state      asks for                             an answer leads to
 STREAMING  a watch that begins with all         FOLLOWING at the bookmark that ends these; LISTING if the
            objects (a streaming list)           server has no streaming lists
 LISTING    a page of all objects, or the next   itself, while there are further pages; then FOLLOWING. If
-           page                                 the server has forgotten what the pages are of, itself: it
-                                                begins again, without pages
+           page                                 the server has forgotten the version of the pages, itself:
+                                                the list begins again, without pages
 FOLLOWING  changes since the last version       itself, when the answer ends; STREAMING or LISTING if the
-           that was heard of                    server does not know that version any more
+           that was received                    server does not know that version any more
 
-Whoever uses it asks with `request`, hands over each line of a watch's answer to `line`, or each piece of a
-list's to `piece` and its end to `page`, tells a refusal with `refused`, and every answer's end with `ended`.
-What was learned stays true until a whole list replaces it.
+The caller makes the request that `request` returns. It passes each line of a watch's answer to `line`, or
+each piece of a list's answer to `piece`, and calls `page` at the end of a list, `refused` after a refusal and
+`ended` at the end of every answer. The objects received are kept until a whole list replaces them.
 
-The version 0 of a list is what the server has in memory. Servers that can't make pages of that answer with
-all objects, which are read one by one as they come.
+Version 0 of a list is the state in the server's memory. Servers that can't split that into pages answer with
+all objects, which are read one by one as they arrive.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from infranetes_common.concurrency import backoff
 
 WATCH_SECONDS = 300.0  # the server ends a watch after so long, or up to twice that
 INITIAL_END = "k8s.io/initial-events-end"
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts that fail
-PAGE = 500  # objects that are asked for at a time
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two failed attempts
+PAGE = 500  # objects asked for at a time
 EXPIRED, INVALID = 410, (400, 404, 422)
-TOO_LARGE = "Too large resource version"  # a server with another history, or one that has just begun
+TOO_LARGE = "Too large resource version"  # from a server with another history, or one that has just started
 
 Json = Mapping[str, Any]  # Any: an object of the API, which `objects` checks
 
@@ -50,21 +50,21 @@ class State(enum.Enum):
 
 @attrs.frozen
 class Put:
-    """An object is there, or has changed."""
+    """An object exists, or has changed."""
 
     object: Json
 
 
 @attrs.frozen
 class Removed:
-    """An object is gone, or is selected no more; this is its last state."""
+    """An object was deleted or is no longer selected. This is its last state."""
 
     object: Json
 
 
 class Packed(Sequence[Json]):
-    """Many objects, as text until they are wanted: it takes a tenth of the memory, and leaves nothing to the
-    garbage collector."""
+    """Many objects, kept as text until they are read: that takes a tenth of the memory and gives the garbage
+    collector nothing to scan."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = list(texts)
@@ -92,7 +92,7 @@ class Packed(Sequence[Json]):
 
 @attrs.frozen
 class Replaced:
-    """These are all objects."""
+    """A whole list: these are all objects."""
 
     objects: Sequence[Json]
 
@@ -102,19 +102,21 @@ Event = Put | Removed | Replaced
 
 @attrs.frozen
 class Request:
-    """The query of a request. :ivar watch: the answer is a line for each event, else one list."""
+    """The query of a request.
+
+    :ivar watch: whether the answer has a line for each event; else it is a list."""
 
     query: Mapping[str, str]
     watch: bool
 
 
 class Watch:
-    """One kind of objects.
+    """The state of following one kind of objects; see the table above.
 
-    :param selectors: `labelSelector` and `fieldSelector`, as far as there are any.
-    :param random: returns a number from 0 to 1, as random.random.
-    :param trimmed: returns what is kept of an object, its name among it.
-    :ivar current: whether everything up to some moment is known.
+    :param selectors: `labelSelector` and `fieldSelector`, or neither.
+    :param random: returns a number from 0 to 1, as random.random does.
+    :param trimmed: returns the part of an object to keep, including its name.
+    :ivar current: whether all objects up to some version have been received.
     """
 
     def __init__(
@@ -128,22 +130,22 @@ class Watch:
         self._trimmed = trimmed
         self._first = self._state = State.STREAMING
         self._version = ""
-        self._initial: dict[tuple[str, str], str] = {}  # what a streaming list or some pages have brought
+        self._initial: dict[tuple[str, str], str] = {}  # the objects of the present list so far
         self._reader = ListReader(self._add)
-        self._next_page = ""  # what the server calls it
+        self._next_page = ""  # the server's token for it
         self._pages_version = ""
         self._paged = True
-        self._progress = False  # this answer has brought something
+        self._progress = False  # whether this answer has brought anything
         self._renew_pauses()
         self.current = False
 
     @property
     def following(self) -> bool:
-        """Whether changes are told as they happen, as far as is known."""
+        """Whether changes are being received as they happen."""
         return self._state is State.FOLLOWING
 
     def request(self) -> Request:
-        """What to ask for now."""
+        """Return the next request to make."""
         self._progress = False
         if self._state is State.LISTING:
             return Request(self._page_query(), False)
@@ -163,11 +165,11 @@ class Watch:
         return {**query, "resourceVersion": "0"}
 
     def piece(self, data: bytes) -> None:
-        """Take a piece of the answer to a list. :raise ValueError: it is none."""
+        """Take a piece of the answer to a list. :raise ValueError: the answer is not a list."""
         self._reader.feed(data)
 
     def page(self) -> Sequence[Event]:
-        """Note that the answer to a list has come whole. :raise ValueError: it is none."""
+        """Handle the end of the answer to a list. :raise ValueError: the answer is not a list."""
         content = self._reader.end()
         if content.get("items") is not None:
             raise ValueError("its items are no list")
@@ -181,7 +183,7 @@ class Watch:
         return self._whole(self._pages_version)
 
     def _whole(self, version: str) -> Sequence[Event]:
-        """All objects have come, as they were at a version."""
+        """Handle the arrival of all objects, as they were at a version."""
         objects, self._initial = Packed(self._initial.values()), {}
         self._paged = True
         self._follow(version)
@@ -192,7 +194,7 @@ class Watch:
         self._initial[_key(item)] = json.dumps(self._trimmed(item))
 
     def line(self, line: bytes) -> Sequence[Event]:
-        """Take one line of the answer to a watch. :raise ValueError: it is none."""
+        """Handle one line of the answer to a watch. :raise ValueError: the line is not an event."""
         event = _object(json.loads(line))
         kind, thing = event.get("type"), _object(event.get("object"))
         if kind == "ERROR":
@@ -222,11 +224,11 @@ class Watch:
         return []
 
     def ended(self) -> float:
-        """Note that an answer has ended, however. Returns the seconds to wait before the next request."""
+        """Handle the end of an answer, or its failure. Return the seconds to wait before the next request."""
         return 0.0 if self._progress else next(self._pauses)
 
     def refused(self, status: int, why: str = "") -> None:
-        """Note that the server refuses: by HTTP's status, or by an event within an answer."""
+        """Handle a refusal by the server, by its HTTP status or by an event within an answer."""
         if self._state is State.LISTING and self._next_page:
             if status == EXPIRED or status in INVALID:
                 self._next_page, self._paged = "", False
