@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of addresses, as numbers and ranges of them: thousands are united in milliseconds.
+"""Sets of addresses, as numbers and ranges of numbers: thousands are merged in milliseconds.
 
-An address is a number: of IPv4 its own, of IPv6 that and BASE_6.
+An address is a number: an IPv4 address its own value, an IPv6 address its value plus BASE_6.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Range = tuple[int, int]  # first and last address
 T = TypeVar("T", int, Range)
 
 BASE_6 = 1 << 128
-STEP = 1000  # ranges that are worked on at a time
-SORTED = 5_000  # that are sorted at a time
+STEP = 1000  # ranges processed at a time
+SORTED = 5_000  # values sorted at a time
 
 
 def address(text: str) -> int:
-    """Read an address. :raise ValueError: it is none."""
+    """Return an address as a number. :raise ValueError: the text is not an address."""
     family = socket.AF_INET6 if ":" in text else socket.AF_INET
     try:
         number = int.from_bytes(socket.inet_pton(family, text), "big")
@@ -35,9 +35,9 @@ def address(text: str) -> int:
 
 
 def block(text: str) -> Range:
-    """Read a network in CIDR notation. Bits of the host are allowed, as older API servers take them.
+    """Return a network in CIDR notation as a range. Host bits may be set, since older API servers allow them.
 
-    :raise ValueError: it is none."""
+    :raise ValueError: the text is not a network."""
     start, slash, length = text.partition("/")
     number = address(start)
     if not slash or not (length.isascii() and length.isdecimal()) or len(length) > 3:
@@ -54,7 +54,7 @@ def _bits(number: int) -> int:
 
 
 def ordered(given: Iterable[T]) -> Generator[None, None, list[T]]:
-    """Sort; a generator, so that callers can pause."""
+    """Sort the given values. A generator, so that callers can pause."""
     parts = []
     left = iter(given)
     while part := sorted(islice(left, SORTED)):
@@ -71,7 +71,7 @@ def ordered(given: Iterable[T]) -> Generator[None, None, list[T]]:
 
 
 def merged(ranges: Iterable[Range]) -> Generator[None, None, list[Range]]:
-    """Return the same addresses as sorted ranges with a gap between any two; a generator, as `ordered`."""
+    """Return the same addresses as sorted ranges with a gap between any two. A generator, like `ordered`."""
     found: list[Range] = []
     given = iter((yield from ordered(ranges)))
     while part := list(islice(given, STEP)):
@@ -81,7 +81,7 @@ def merged(ranges: Iterable[Range]) -> Generator[None, None, list[Range]]:
 
 
 def _unite(found: list[Range], ranges: Iterable[Range]) -> None:
-    """Add ranges that begin where the last one of `found` does, or after that, in their order."""
+    """Append sorted ranges, none of which begins before the last one of `found`."""
     for first, last in ranges:
         if found and first <= found[-1][1] + 1:
             if last > found[-1][1]:
@@ -106,7 +106,7 @@ def runs(numbers: Iterable[int]) -> list[Range]:
 
 
 def without(whole: Range, excepted: Iterable[Range]) -> list[Range]:
-    """Return what is left of `whole`, sorted."""
+    """Return `whole` without the excepted ranges, as sorted ranges."""
     first, end = whole
     left = []
     taken: list[Range] = []
@@ -122,9 +122,9 @@ def without(whole: Range, excepted: Iterable[Range]) -> list[Range]:
 
 
 def networks(ranges: Sequence[Range]) -> Generator[None, None, tuple[Network, ...]]:
-    """Cover address ranges with as few networks as possible, sorted; a generator, so that callers can pause.
+    """Return the fewest networks that cover the ranges, sorted. A generator, so that callers can pause.
 
-    :param ranges: sorted and apart from each other, as `merged` returns them.
+    :param ranges: sorted, with a gap between any two, as `merged` returns them.
     """
     found: list[Network] = []
     for place in range(0, len(ranges), STEP):
@@ -138,7 +138,7 @@ def networks(ranges: Sequence[Range]) -> Generator[None, None, tuple[Network, ..
 
 
 def _cover(first: int, last: int) -> Iterator[Network]:
-    """The fewest networks that a range consists of."""
+    """Yield the fewest networks that make up a range."""
     bits = _bits(first)
     while first <= last:
         aligned = (first & -first).bit_length() - 1 if first else bits
@@ -153,5 +153,5 @@ def _network(first: int, length: int) -> Network:
 
 @lru_cache(maxsize=1 << 16)
 def _single(number: int) -> Network:
-    """A network of one address; the same object each time, so that comparing it costs nothing."""
+    """Return the network of one address: the same object each time, so that comparing it is cheap."""
     return _network(number, _bits(number))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster's NetworkPolicies as they are now: followed at the API server, for the pods of this node."""
+"""The cluster's present NetworkPolicies: followed at the API server, for the pods of this node."""
 
 from __future__ import annotations
 
@@ -17,65 +17,68 @@ from infranetes.policies.objects import Policy
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import IReactor
 
-PATIENCE_SECONDS = 30.0  # until it is said that pods are closed, and why
-REST = 3.0  # times as long as settling took nothing is settled; what comes in the meantime is settled at once
+PATIENCE_SECONDS = 30.0  # until a warning that pods are closed, and why
+REST = 3.0  # a rest is so many times as long as the settling; changes during it are settled together
 MAX_REST_SECONDS = 2.0
 
 _log = Logger()
 
 
 class ClusterPolicies(Cluster):
-    """Follows NetworkPolicies, Namespaces and Pods. It is a PodPolicies (see `interface`)."""
+    """The PodPolicies (see `interface`) that follows NetworkPolicies, Namespaces and Pods."""
 
     name = "policies"
 
     def __init__(self, reactor: IReactor, server: ApiServer) -> None:
         self._model = Model()
         self._present: set[str] = set()  # ids of local pods
-        self._changed: set[str] = set()  # of them, those of which it is to be told
+        self._changed: set[str] = set()  # ids of pods whose changes are not yet reported
         self._subscribers: list[Callable[[frozenset[str]], None]] = []
-        self._settling = False  # or about to
+        self._settling = False  # whether settling is under way or scheduled
         self._rested_at = 0.0
         self._calls: dict[str, IDelayedCall] = {}
         kinds = (Policies(self._model), Namespaces(self._model), Pods(self._model))
         super().__init__(reactor, server, kinds, self._renew)
 
     def startService(self) -> None:
-        """Begin to follow. Nothing is waited for here."""
+        """Begin to follow. Does not wait for anything."""
         super().startService()
         self._calls["explain"] = self._reactor.callLater(PATIENCE_SECONDS, self._explain)
 
     def stopService(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         super().stopService()
         for call in self._calls.values():
             if call.active():
                 call.cancel()
 
     def add(self, pod: LocalPod) -> None:
-        """Have a firewall for a pod of this node from now on. Its id is told once it is known."""
+        """Compute a firewall for a pod of this node from now on.
+
+        Subscribers get its id once that is known."""
         self._present.add(pod.id)
         self.do(_step(lambda: self._model.add(pod)))
 
     def remove(self, id: str) -> None:
-        """Have none any more. Idempotent."""
+        """Stop computing the pod's firewall. Idempotent."""
         self._present.discard(id)
         self.do(_step(lambda: self._model.remove(id)))
 
     def firewall(self, id: str) -> PodFirewall | None:
-        """What the pod may receive and send now. None: that is not known yet."""
+        """Return the pod's present firewall, or None if it is not known yet."""
         return self._model.firewall(id) if id in self._present else None
 
     def selecting(self, id: str) -> list[Policy]:
-        """The policies that select the pod."""
+        """Return the policies that select the pod."""
         return self._model.policies(id) if id in self._present else []
 
     def subscribe(self, changed: Callable[[frozenset[str]], None]) -> None:
-        """Have `changed` called with the ids of pods whose firewalls are others now, or known now."""
+        """Call `changed` with the ids of pods whose firewalls have changed, or have become known."""
         self._subscribers.append(changed)
 
     def _renew(self) -> None:
-        """Settle what has come, but not without a rest; and tell of what is settled."""
+        """Schedule the settling of what has changed, after a rest, and report the firewalls already
+        settled."""
         if self.complete and self._model.unsettled and not self._settling:
             self._settling = True
             rest = max(0.0, self._rested_at - self._reactor.seconds())
@@ -104,6 +107,6 @@ class ClusterPolicies(Cluster):
 
 
 def _step(do: Callable[[], None]) -> Iterator[None]:
-    """Something to do, as steps."""
+    """Return one call as an iterator of steps."""
     do()
     yield

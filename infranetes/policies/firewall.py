@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of policies, as what one pod may receive and send.
+"""Turning the rules of a pod's policies into its firewall.
 
-What is allowed to and from the same ports becomes one Allowed, whichever policies allow it.
+All peers that are allowed on the same ports become one Allowed, whichever policies allow them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from infranetes.policies.selections import Selection, Wanted
 from infranetes.policies.slots import Mask, Slots
 from infranetes_common.pod_firewall import Allowed, Network, Ports
 
-# What the addresses of a group are made of; what is made of the same is the same.
+# The parts of a group's addresses: groups of equal parts have equal addresses.
 Parts = tuple[Mask, frozenset[Block]]
 PortsKey = tuple[Ports, ...] | None
 
 EVERYWHERE: tuple[Network, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
-STEP = 200  # peers that are looked at at a time
+STEP = 200  # peers handled at a time
 
 
 @attrs.define
 class _Group:
-    """The other sides that may be connected by the same ports."""
+    """The peers that are allowed on the same ports."""
 
     everyone: bool = False
     blocks: set[Block] = attrs.field(factory=set)
@@ -38,10 +38,10 @@ class _Group:
 class Firewalls:
     """Makes both directions of a pod's firewall.
 
-    :param select: returns the selection of what is wanted, in small steps.
-    :param slots: of the selections.
-    :param unions: the networks that firewalls have had; those that this one needs are added.
-    :ivar used: those of them that it has.
+    :param select: returns the selection of a peer or port name, in small steps.
+    :param slots: the slots that the selections use.
+    :param unions: a cache of the networks of firewalls, by their parts; this firewall's are added to it.
+    :ivar used: the keys of `unions` that this firewall uses.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Firewalls:
         self.used: set[Parts] = set()
 
     def ingress(self, rules: Iterable[Rule], own: Sequence[NamedPort]) -> Steps[tuple[Allowed, ...] | None]:
-        """What a pod with these ports may receive by rules; None: everything."""
+        """Return what the rules allow a pod with these named ports to receive; None: everything."""
         groups: dict[PortsKey, _Group] = {}
         for rule in rules:
             ports = rule.ports
@@ -67,7 +67,9 @@ class Firewalls:
         return (yield from self._allowed(groups))
 
     def egress(self, rules: Iterable[Rule]) -> Steps[tuple[Allowed, ...] | None]:
-        """What a pod may send by rules; None: everything. Of ports with names the other pod decides."""
+        """Return what the rules allow a pod to send; None: everything.
+
+        Named ports are those of the other pod."""
         groups: dict[PortsKey, _Group] = {}
         for rule in rules:
             if rule.ports is None:
@@ -96,7 +98,7 @@ class Firewalls:
                 yield
 
     def _allow_named(self, groups: dict[PortsKey, _Group], port: PortName, rule: Rule) -> Steps[None]:
-        """Allow the pods among the rule's peers that have a port of this name, each with its number."""
+        """Allow those of the rule's peers that have a port of this name, each on that port's number."""
         for peer in (None,) if rule.peers is None else rule.peers:
             selection = yield from self._select(peer if isinstance(peer, PodPeer) else port)
             within = peer if isinstance(peer, Block) else None
@@ -131,14 +133,14 @@ class Firewalls:
 
 
 def _numbers(port: Ports | PortName, of: Sequence[NamedPort]) -> Iterable[Ports]:
-    """The numbers that a port has in a pod; a name that the pod does not have means none."""
+    """Return the numbers of a port in a pod; none if the pod has no port of this name."""
     if isinstance(port, Ports):
         return (port,)
     return [Ports(each.protocol, each.number, each.number) for each in of if port.is_of(each)]
 
 
 def joined(ports: Iterable[Ports]) -> tuple[Ports, ...]:
-    """Return the same ports, sorted, with a gap between any two ranges of a protocol."""
+    """Return the same ports as sorted ranges, with a gap between any two of a protocol."""
     found: list[Ports] = []
     for each in sorted(ports):
         last = found[-1] if found else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node knows of its pods' NetworkPolicies, for who enforces them."""
+"""The interface between the NetworkPolicies of the node's pods and the code that enforces them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from infranetes_common.pod_firewall import PodFirewall
 class LocalPod:
     """A pod of this node, as kubelet has described it to the daemon.
 
-    :ivar id: the caller's own for it: its sandbox's.
-    :ivar labels: they count until the API server shows the pod, which may have got others since.
+    :ivar id: the id of its sandbox.
+    :ivar labels: used until the API server shows the pod, whose labels may have changed since.
     """
 
     id: str
@@ -27,27 +27,30 @@ class LocalPod:
 
 
 class PodPolicies(Protocol):
-    """The firewalls that NetworkPolicies come to, for the pods of this node.
+    """The firewalls that result from NetworkPolicies, for the pods of this node.
 
-    A pod's firewall is not known until all policies, namespaces and pods have been listed. What starts
-    in the meantime is to be CLOSED; rules that are in force since before the daemon started are to be
-    left as they are. Once it is known it stays so, with what was last heard of the cluster.
+    A pod's firewall is not known until all policies, namespaces and pods have been listed. Until then pods
+    that start must be CLOSED, and rules in force since before the daemon started must stay the same. Once
+    known it stays known, even if the API server fails: it is then that of the cluster's last known state.
     """
 
     @property
     def trouble(self) -> str:
-        """Why the cluster can't be followed now, for people: rights that are lacking, above all; empty: it
-        can."""
+        """Why the cluster can't be followed now, as a message: mostly because of missing rights; "": it can
+        be."""
 
     def add(self, pod: LocalPod) -> None:
-        """Have a firewall for a pod of this node from now on. Its id is told once it is known."""
+        """Compute a firewall for a pod of this node from now on.
+
+        Subscribers get its id once that is known."""
 
     def remove(self, id: str) -> None:
-        """Have none any more. Idempotent."""
+        """Stop computing the pod's firewall. Idempotent."""
 
     def firewall(self, id: str) -> PodFirewall | None:
-        """What the pod may receive and send now. None: that is not known yet."""
+        """Return the pod's present firewall, or None if it is not known yet."""
 
     def subscribe(self, changed: Callable[[frozenset[str]], None]) -> None:
-        """Have `changed` called with the ids of pods whose firewalls are others now, or known now. It is not
-        called within `add` or `remove`, and may call both."""
+        """Call `changed` with the ids of pods whose firewalls have changed, or have become known.
+
+        It is not called within `add` or `remove`, and may call both."""

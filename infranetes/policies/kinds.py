@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of objects that NetworkPolicies need, and how each gets into the model."""
+"""The kinds of objects that NetworkPolicies depend on, and how they enter the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Policies(Kind):
         self._model = model
 
     def put(self, item: Json) -> Iterable[None] | None:
-        Fields(item, "NetworkPolicy").name()  # one that has none is left out
+        Fields(item, "NetworkPolicy").name()  # one without a name is left out
         return self._put_steps(item)
 
     def _put_steps(self, item: Json) -> Iterable[None]:
@@ -51,7 +51,7 @@ class Namespaces(Kind):
 
 
 class Pods(Kind):
-    """Pods that run or are to run."""
+    """Pods that have not ended."""
 
     path = "/api/v1/pods"
 

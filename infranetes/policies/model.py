@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NetworkPolicies, namespaces and pods, and the firewalls of the local pods that they come to.
+"""The model of NetworkPolicies, namespaces and pods, and the resulting firewalls of the local pods.
 
-Only what local pods need is kept up to date: the pods that are meant by the peers of policies which select a
-local pod. A change marks the local pods that it touches; `settle` computes theirs again. All that may take
-long is a generator, so that whoever runs it can stop at each step; one has to end before the next begins.
+Only the selections that local pods need are kept up to date: those of the peers of policies that select a
+local pod. A change marks the local pods that it affects; `settle` computes their firewalls again. All long
+operations are generators, so that the caller can pause at each step; one must end before the next begins.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from infranetes.policies.selections import Selection, Selections, Wanted
 from infranetes.policies.slots import Mask, Slots, mask
 from infranetes_common.pod_firewall import Network, PodFirewall
 
-STEP = 100  # pods or selections that are looked at at a time
-KUBELETS = "io.kubernetes."  # labels that kubelet adds for runtimes: the pod has none of them
+STEP = 100  # pods or selections handled at a time
+KUBELETS = "io.kubernetes."  # prefix of labels that kubelet adds for runtimes: the pod itself has none
 
 
 @attrs.define
 class _Local:
-    """A pod of this node. Its labels and ports are those that the API server has shown last."""
+    """A pod of this node, with the labels and ports that the API server showed last."""
 
     pod: LocalPod
     labels: Mapping[str, str]
@@ -38,12 +38,12 @@ class _Local:
     firewall: PodFirewall | None = None
 
     def is_shown_as(self, pod: Pod) -> bool:
-        """Whether the API server's pod is this one, not another one of its name."""
+        """Return whether the API server's pod is this one, and not another one of the same name."""
         return pod.name == Name(self.pod.namespace, self.pod.name) and pod.uid == self.pod.uid
 
 
 class Model:
-    """The cluster, as far as NetworkPolicies go."""
+    """The part of the cluster's state that matters to NetworkPolicies."""
 
     def __init__(self) -> None:
         self._namespaces: dict[str, Mapping[str, str]] = {}
@@ -54,17 +54,17 @@ class Model:
         self._slots = Slots()
         self._selections = Selections()
         self._unions: dict[Parts, tuple[Network, ...]] = {}
-        self._marked: dict[str, None] = {}  # ids of local pods whose firewalls may be others, oldest first
+        self._marked: dict[str, None] = {}  # ids of local pods whose firewalls may have changed, oldest first
 
     @property
     def unsettled(self) -> bool:
-        """Whether there is something to settle."""
+        """Whether there are firewalls to settle."""
         return bool(self._marked)
 
-    # What comes from the API server
+    # Objects from the API server
 
     def put_policy(self, policy: Policy) -> None:
-        """Add a policy, or change it."""
+        """Add or change a policy."""
         before = self._policies.setdefault(policy.name.namespace, {}).get(policy.name)
         if policy != before:
             self._policies[policy.name.namespace][policy.name] = policy
@@ -86,13 +86,13 @@ class Model:
                     self._marked[id] = None
 
     def put_namespace(self, name: str, labels: Mapping[str, str]) -> Iterator[None]:
-        """Add a namespace, or change its labels."""
+        """Add a namespace or change its labels, in small steps."""
         if self._namespaces.get(name) != labels:
             self._namespaces[name] = labels
             yield from self._namespace_changed(name, labels)
 
     def remove_namespace(self, name: str) -> Iterator[None]:
-        """Remove a namespace. Idempotent."""
+        """Remove a namespace, in small steps. Idempotent."""
         if self._namespaces.pop(name, None) is not None:
             yield from self._namespace_changed(name, None)
 
@@ -107,7 +107,7 @@ class Model:
             yield
 
     def put_pod(self, pod: Pod) -> Iterator[None]:
-        """Add a pod that has a network of its own, or change it."""
+        """Add or change a pod that has its own network, in small steps."""
         its = self._pods.setdefault(pod.name.namespace, {})
         if its.get(pod.name) == pod:
             return
@@ -120,7 +120,7 @@ class Model:
         yield from self._pod_changed(pod.name, before, pod)
 
     def remove_pod(self, name: Name) -> Iterator[None]:
-        """Remove a pod. What it was, a local one goes on to be. Idempotent."""
+        """Remove a pod, in small steps. A local pod keeps its last labels and ports. Idempotent."""
         its = self._pods.get(name.namespace, {})
         if its.pop(name, None) is not None:
             if not its:
@@ -143,7 +143,7 @@ class Model:
     # The pods of this node
 
     def add(self, pod: LocalPod) -> None:
-        """Have a firewall for a local pod, from the next `settle` on."""
+        """Compute a firewall for a local pod, from the next `settle` on."""
         labels = {key: value for key, value in pod.labels.items() if not key.startswith(KUBELETS)}
         self.remove(pod.id)
         local = self._local[pod.id] = _Local(pod, labels)
@@ -155,7 +155,7 @@ class Model:
         self._marked[pod.id] = None
 
     def remove(self, id: str) -> None:
-        """Have none any more. Idempotent."""
+        """Stop computing the local pod's firewall. Idempotent."""
         local = self._local.pop(id, None)
         if local is not None:
             self._selections.release(local.uses, id)
@@ -165,12 +165,12 @@ class Model:
                 del self._local_ids[name]
 
     def firewall(self, id: str) -> PodFirewall | None:
-        """A local pod's firewall as it was settled last; None: it was not."""
+        """Return a local pod's firewall as last settled, or None if it was not."""
         local = self._local.get(id)
         return local.firewall if local is not None else None
 
     def policies(self, id: str) -> list[Policy]:
-        """The policies that select a local pod."""
+        """Return the policies that select a local pod, sorted by name."""
         local = self._local.get(id)
         if local is None:
             return []
@@ -185,7 +185,8 @@ class Model:
     # Firewalls
 
     def settle(self, changed: set[str]) -> Iterator[None]:
-        """Compute the firewalls that may be others now. The ids of those that are get into `changed`."""
+        """Compute the firewalls that may have changed, in small steps; add the ids of those that have to
+        `changed`."""
         while self._marked:
             id = next(iter(self._marked))
             del self._marked[id]
@@ -223,14 +224,14 @@ class Model:
         return firewall
 
     def _forget_unions(self) -> None:
-        """Keep the unions that some firewall has. None of these has a slot that its pod has left."""
+        """Drop the unions that no firewall uses or that have a freed slot, and let freed slots be reused."""
         used = set().union(*(local.unions for local in self._local.values()))
         left = self._slots.reuse()
         for parts in [each for each in self._unions if each not in used or each[0] & left]:
             del self._unions[parts]
 
     def _select(self, wanted: Wanted, user: str) -> Steps[Selection]:
-        """Return the selection of what is wanted; the first time in small steps."""
+        """Return the selection of a peer or port name, making it in small steps if it is new."""
         selection = self._selections.get(wanted)
         if selection is None:
             selection = Selection(wanted, self._slots)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NetworkPolicies need of Kubernetes' objects, checked and with Kubernetes' defaults.
+"""The values that NetworkPolicies need from Kubernetes' objects, checked and with Kubernetes' defaults.
 
-Source: the API reference of `v1` Pod and Namespace and of `networking.k8s.io/v1` NetworkPolicy. What can't be
-read of a policy allows nothing: it is never as if the policy were not there.
+Source: the API reference of `v1` Pod and Namespace and of `networking.k8s.io/v1` NetworkPolicy. The parts of
+a policy that can't be read allow nothing: a policy is never treated as if it did not exist.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ T = TypeVar("T")
 U = TypeVar("U")
 Steps = Generator[None, None, T]
 
-# Of a static pod kubelet knows another uid than the API server; this annotation has kubelet's.
+# kubelet knows a static pod by another UID than the API server; this annotation has kubelet's.
 MIRROR = "kubernetes.io/config.mirror"
 ENDED = ("Succeeded", "Failed")
 DIRECTIONS = ("Ingress", "Egress")
 LAST_PORT = 65535
-MAX_PARTS = 10_000  # peers, excepted blocks and ports of a policy
-STEP = 200  # peers that are read at a time
+MAX_PARTS = 10_000  # the most peers, excepted blocks and ports of a policy
+STEP = 200  # peers read at a time
 
 _log = Logger()
 
 
 @attrs.frozen
 class NamedPort:
-    """A port of a container that has a name. `protocol` is TCP, UDP or SCTP."""
+    """A container's port that has a name. `protocol` is TCP, UDP or SCTP."""
 
     name: str
     protocol: str
@@ -48,7 +48,7 @@ class NamedPort:
 
 @attrs.frozen
 class Pod:
-    """A pod that has a network of its own, or will have. :ivar addresses: of both families."""
+    """A pod that has, or will have, its own network. :ivar addresses: its addresses, of both families."""
 
     name: Name
     uid: str
@@ -59,7 +59,7 @@ class Pod:
 
 @attrs.frozen(cache_hash=True)
 class PodPeer:
-    """Pods on the other side. :ivar namespaces: in which; None: in the policy's own, `namespace`."""
+    """A peer that selects pods. :ivar namespaces: selects their namespaces; None: only `namespace`."""
 
     namespace: str
     namespaces: Selector | None
@@ -68,26 +68,26 @@ class PodPeer:
 
 @attrs.frozen(cache_hash=True)
 class Block:
-    """Addresses on the other side, whoever has them: sorted, with a gap between any two ranges."""
+    """A peer that is a set of addresses: sorted ranges, with a gap between any two."""
 
     ranges: tuple[Range, ...]
 
 
 @attrs.frozen
 class PortName:
-    """A port by its name, which is that of a container's port in the pod that is connected to."""
+    """A port by name: that of a container's port in the pod at which a connection arrives."""
 
     name: str
     protocol: str
 
     def is_of(self, port: NamedPort) -> bool:
-        """Whether a container's port is meant."""
+        """Return whether it is the name of this container's port."""
         return port.name == self.name and port.protocol == self.protocol
 
 
 @attrs.frozen
 class Rule:
-    """What a policy allows. None: all peers; all ports, and protocols that have none."""
+    """What a policy allows. :ivar peers: None: all peers. :ivar ports: None: all ports and protocols."""
 
     peers: tuple[PodPeer | Block, ...] | None
     ports: tuple[Ports | PortName, ...] | None
@@ -95,7 +95,7 @@ class Rule:
 
 @attrs.frozen
 class Policy:
-    """A NetworkPolicy. :ivar ingress: :ivar egress: None: it says nothing of this direction."""
+    """A NetworkPolicy. :ivar ingress: :ivar egress: its rules; None: it does not apply to this direction."""
 
     name: Name
     pods: Selector
@@ -104,7 +104,7 @@ class Policy:
 
 
 def trimmed_pod(item: Json) -> Json:
-    """Return what `pod` reads: a pod's JSON is large, and there may be thousands."""
+    """Return the part of a Pod that `pod` reads: a Pod's JSON is large, and there may be thousands."""
     metadata = _part(item.get("metadata"), "namespace", "name", "uid", "labels")
     if isinstance(metadata, dict):
         metadata["annotations"] = _part(item["metadata"].get("annotations"), MIRROR)
@@ -121,14 +121,14 @@ def trimmed_pod(item: Json) -> Json:
 
 
 def _part(value: object, *keys: str) -> object:
-    """Some keys of an object; anything else as it is."""
+    """Return an object with only these keys; any other value unchanged."""
     return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else value
 
 
 def pod(item: object) -> Pod | None:
-    """Read a Pod. None: it has ended, or its address is its node's; no policy means it.
+    """Read a Pod. Return None if no policy applies to it: it has ended, or its address is its node's.
 
-    :raise InvalidArgument: it is not what the API says of a Pod.
+    :raise InvalidArgument: it is not a valid Pod.
     """
     top = Fields(item, "Pod")
     name, about, spec, status = top.name(), top.fields("metadata"), top.fields("spec"), top.fields("status")
@@ -145,7 +145,7 @@ def pod(item: object) -> Pod | None:
 
 
 def _named_ports(spec: Fields) -> Iterator[NamedPort]:
-    """The ports of the containers that run as long as the pod: sidecars are among the init containers."""
+    """Yield the named ports of the containers that run as long as the pod, including sidecars."""
     sidecars = [each for each in spec.items("initContainers") if each.text("restartPolicy") == "Always"]
     for container in [*spec.items("containers"), *sidecars]:
         for each in container.items("ports"):
@@ -154,28 +154,27 @@ def _named_ports(spec: Fields) -> Iterator[NamedPort]:
 
 
 def labels(top: Fields) -> Mapping[str, str]:
-    """An object's labels. Thousands of objects share them."""
+    """Return an object's labels, interned because thousands of objects share them."""
     return {intern(key): intern(value) for key, value in top.labels().items()}
 
 
 def namespace(item: object) -> tuple[Name, Mapping[str, str]]:
-    """Read a Namespace's name and labels. :raise InvalidArgument: it is not what the API says of one."""
+    """Return a Namespace's name and labels. :raise InvalidArgument: it is not a valid Namespace."""
     top = Fields(item, "Namespace")
     return top.name(), labels(top)
 
 
 def policy(item: object) -> Steps[Policy]:
-    """Read a NetworkPolicy, in small steps. Of one that is not what the API says, what can't be read allows
-    nothing.
+    """Read a NetworkPolicy, in small steps. The parts of an invalid one that can't be read allow nothing.
 
-    :raise InvalidArgument: it has no name."""
+    :raise InvalidArgument: the policy has no name."""
     top = Fields(item, "NetworkPolicy")
     name = top.name()
     return (yield from _Reader(name).policy(top))
 
 
 class _Reader:
-    """Reads one policy, no more than MAX_PARTS of it."""
+    """Reads one policy, up to MAX_PARTS of its parts."""
 
     def __init__(self, name: Name) -> None:
         self._name = name
@@ -194,7 +193,7 @@ class _Reader:
         )
 
     def _or(self, read: Callable[[], T], closed: U) -> T | U:
-        """Return what is read, or if that can't be what allows the least."""
+        """Return the result of `read` or, if it raises, `closed`, which allows the least."""
         try:
             return read()
         except InvalidArgument as error:
@@ -255,7 +254,7 @@ class _Reader:
 
 
 def _directions(spec: Fields) -> tuple[str, ...]:
-    """What a policy is about. By default: what comes in, and what goes out if it has rules for that."""
+    """Return a policy's directions. By default: ingress, and egress if it has rules for that."""
     given = spec.texts("policyTypes")
     return tuple(given) or (DIRECTIONS if spec.items("egress") else DIRECTIONS[:1])
 

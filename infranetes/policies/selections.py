@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pods that some peer of a policy means, kept as pods come, change and go."""
+"""The pods that a policy's peer selects, kept up to date as pods come, change and go."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from infranetes.policies.objects import Block, Pod, PodPeer, PortName, Steps
 from infranetes.policies.slots import Mask, Slots
 
 Wanted = PodPeer | PortName
-Named = Mapping[int, Mask]  # by the number of a port
+Named = Mapping[int, Mask]  # addresses by port number
 
 
 class Selection:
-    """The pods that are meant by a peer, or that have a port of some name.
+    """The pods that a peer selects, or that have a port of some name.
 
-    :ivar users: the ids of the local pods whose firewalls it is in.
-    :ivar namespaces: those whose pods it may mean; None: every one.
-    :ivar mask: their addresses.
+    :ivar users: the ids of the local pods whose firewalls use the selection.
+    :ivar namespaces: the namespaces whose pods it may select; None: all.
+    :ivar mask: the slots of the selected pods' addresses.
     """
 
     def __init__(self, wanted: Wanted, slots: Slots) -> None:
@@ -32,7 +32,9 @@ class Selection:
         self._named: dict[tuple[PortName, Block | None], Named] = {}
 
     def take_namespace(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """Note a namespace's labels; None: it is gone. Returns whether other pods are meant now."""
+        """Handle a namespace's labels; None: it was deleted.
+
+        Return whether its pods may be selected differently."""
         if isinstance(self.wanted, PortName) or self.wanted.namespaces is None:
             return False
         assert self.namespaces is not None
@@ -46,15 +48,15 @@ class Selection:
         return True
 
     def take(self, before: Mask, pod: Pod | None, now: Mask) -> bool:
-        """Note a pod; None: it is gone. Returns whether that makes a difference.
+        """Handle a pod; None: it was deleted. Return whether the selection has changed.
 
-        :param before: the slots that it had. :param now: those that it has."""
+        :param before: the slots that the pod had. :param now: the slots that it has."""
         return self.have(
             (self.mask ^ (self.mask & before)) | (now if pod is not None and self.means(pod) else 0)
         )
 
     def have(self, mask: Mask) -> bool:
-        """Mean these addresses. Returns whether that makes a difference."""
+        """Set the selected addresses. Return whether the selection has changed."""
         if mask == self.mask:
             return False
         self.mask = mask
@@ -62,16 +64,16 @@ class Selection:
         return True
 
     def means(self, pod: Pod) -> bool:
-        """Whether a pod is meant."""
+        """Return whether a pod is selected."""
         if isinstance(self.wanted, PortName):
             return any(self.wanted.is_of(each) for each in pod.ports)
         assert self.namespaces is not None
         return pod.name.namespace in self.namespaces and self.wanted.pods.matches(pod.labels)
 
     def named(self, port: PortName, within: Block | None = None) -> Steps[Named]:
-        """Return the addresses of pods that have a port of this name, by its number, in small steps.
+        """Return the slots of selected pods with a port of this name, by its number, in small steps.
 
-        :param within: only addresses in it count."""
+        :param within: include only addresses in this block; None: all."""
         found = self._named.get((port, within))
         if found is None:
             if within is None:
@@ -97,27 +99,27 @@ class Selection:
 
 
 class Selections:
-    """All selections that are in use, by what is wanted."""
+    """The selections in use, by peer or port name."""
 
     def __init__(self) -> None:
         self._all: dict[Wanted, Selection] = {}
-        self._within: dict[str, dict[Wanted, Selection]] = {}  # those of one namespace's pods
+        self._within: dict[str, dict[Wanted, Selection]] = {}  # those of a single namespace, by namespace
         self._wide: dict[Wanted, Selection] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
     def get(self, wanted: Wanted) -> Selection | None:
-        """The selection, if it is in use."""
+        """Return the selection, or None if it is not in use."""
         return self._all.get(wanted)
 
     def add(self, selection: Selection) -> None:
-        """Keep one up to date from now on."""
+        """Add a selection, to be kept up to date from now on."""
         wanted = selection.wanted
         self._all[wanted] = self._group(wanted)[wanted] = selection
 
     def release(self, wanted: Iterable[Wanted], user: str) -> None:
-        """Note that a local pod uses these no more."""
+        """Record that a local pod no longer uses these, and drop those that have no other user."""
         for each in wanted:
             selection = self._all.get(each)
             if selection is not None:
@@ -127,11 +129,11 @@ class Selections:
                     self._forget_empty(each)
 
     def of_namespace(self, namespace: str) -> list[Selection]:
-        """Those that may mean pods of a namespace."""
+        """Return the selections that may select pods of a namespace."""
         return [*self._within.get(namespace, {}).values(), *self._wide.values()]
 
     def wide(self) -> list[Selection]:
-        """Those that may mean pods of several namespaces."""
+        """Return the selections that may select pods of several namespaces."""
         return list(self._wide.values())
 
     def _group(self, wanted: Wanted) -> dict[Wanted, Selection]:

@@ -16,14 +16,16 @@ WITHOUT_VALUES = ("Exists", "DoesNotExist")
 
 @attrs.frozen
 class Requirement:
-    """One condition: `operator` is In, NotIn, Exists or DoesNotExist; only the first two have values."""
+    """One condition on labels.
+
+    `operator` is In, NotIn, Exists or DoesNotExist; only In and NotIn have values."""
 
     key: str
     operator: str
     values: frozenset[str] = frozenset()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels are as it says. A label that is not there is NotIn anything."""
+        """Return whether labels meet the condition. A missing label is NotIn anything."""
         value = labels.get(self.key)
         match self.operator:
             case "In":
@@ -38,13 +40,13 @@ class Requirement:
 
 @attrs.frozen(cache_hash=True)
 class Selector:
-    """All of some conditions; none: everything is selected."""
+    """A selector whose conditions must all hold. Without conditions it selects everything."""
 
     requirements: frozenset[Requirement] = frozenset()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether something with these labels is selected."""
-        for each in self.requirements:  # noqa: SIM110 - it is asked a million times, and all() is slower
+        """Return whether an object with these labels is selected."""
+        for each in self.requirements:  # noqa: SIM110 - this runs a million times, and all() is slower
             if not each.holds(labels):
                 return False
         return True
@@ -54,7 +56,7 @@ EVERYTHING = Selector()
 
 
 def selector(fields: Fields) -> Selector:
-    """Read a LabelSelector. :raise InvalidArgument: it is none."""
+    """Read a LabelSelector. :raise InvalidArgument: it is not a valid one."""
     found = {Requirement(key, "In", frozenset((value,))) for key, value in fields.mapping("matchLabels")}
     for each in fields.items("matchExpressions"):
         key, operator, values = each.text("key"), each.text("operator"), frozenset(each.texts("values"))

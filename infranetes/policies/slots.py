@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of pods' addresses as the bits of integers, so that thousands are united in microseconds.
+"""Sets of pods' addresses as the bits of integers, so that sets of thousands are united in microseconds.
 
-Each address that a pod has gets a number of its own, a slot, for as long as the pod has it: what a set of
-slots means never changes while somebody knows the set.
+Each address of a pod gets its own number, a slot, for as long as the pod has it. Slots are not reused while a
+set that contains them is in use, so the meaning of a set never changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from infranetes.policies.objects import NamedPort, Pod, Steps
 
 Mask = int  # a set of slots: bit N is set if slot N is in it
 
-STEP = 2000  # slots that are looked at at a time
+STEP = 2000  # slots handled at a time
 _BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]
 
 
@@ -22,23 +22,23 @@ class Slots:
     """The slots of all pods."""
 
     def __init__(self) -> None:
-        self._addresses: list[int] = []  # of each slot
-        self._ports: list[tuple[NamedPort, ...]] = []  # of the pod of each slot
+        self._addresses: list[int] = []  # by slot
+        self._ports: list[tuple[NamedPort, ...]] = []  # the pod's ports, by slot
         self._of: dict[Name, tuple[int, ...]] = {}
         self._pods: dict[Name, tuple[tuple[int, ...], tuple[NamedPort, ...]]] = {}
         self._free: list[int] = []
-        self._left: list[int] = []  # by their pods; somebody may know sets that they are in
+        self._left: list[int] = []  # freed by their pods, but sets in use may still contain them
 
     def mask(self, name: Name) -> Mask:
-        """Return the slots that a pod has."""
+        """Return a pod's slots as a set."""
         return mask(self._of.get(name, ()))
 
     def of(self, name: Name) -> tuple[int, ...]:
-        """Return the slots that a pod has, one by one."""
+        """Return a pod's slots as a tuple."""
         return self._of.get(name, ())
 
     def put(self, pod: Pod) -> None:
-        """Give a pod its slots: others, if its addresses or ports are others now."""
+        """Give a pod its slots: new ones, if its addresses or ports have changed."""
         has = (pod.addresses, pod.ports)
         if self._pods.get(pod.name) != has:
             self.remove(pod.name)
@@ -46,7 +46,7 @@ class Slots:
             self._of[pod.name] = tuple(self._slot(address, pod.ports) for address in pod.addresses)
 
     def remove(self, name: Name) -> None:
-        """Take a pod's slots away. Idempotent."""
+        """Free a pod's slots. Idempotent."""
         if self._pods.pop(name, None) is not None:
             self._left += self._of.pop(name)
 
@@ -61,14 +61,15 @@ class Slots:
         return slot
 
     def reuse(self) -> Mask:
-        """Let others have the slots that pods have left, which are returned. Nobody may go on to know
-        a set with one of them."""
+        """Make the freed slots available to other pods, and return them.
+
+        The caller must drop all sets that contain one of them."""
         left, self._left = self._left, []
         self._free += left
         return mask(left)
 
     def addresses(self, chosen: Mask) -> Steps[set[int]]:
-        """Return the addresses of slots."""
+        """Return the addresses of slots, in small steps."""
         found: set[int] = set()
         for number, slot in enumerate(slots(chosen), 1):
             found.add(self._addresses[slot])
@@ -77,9 +78,9 @@ class Slots:
         return found
 
     def having(self, chosen: Mask, meant: Callable[[NamedPort], bool]) -> Steps[dict[int, Mask]]:
-        """Return those of `chosen` whose pods have a port that is meant, by its number.
+        """Return, by port number, the slots in `chosen` whose pods have a matching port, in small steps.
 
-        :param meant: tells whether a port is."""
+        :param meant: returns whether a port matches."""
         found: dict[int, list[int]] = {}
         for count, slot in enumerate(slots(chosen), 1):
             for each in self._ports[slot]:
@@ -94,7 +95,7 @@ class Slots:
         return made
 
     def within(self, chosen: Mask, holds: Callable[[int], bool]) -> Steps[Mask]:
-        """Return those of `chosen` whose address is as `holds` says."""
+        """Return the slots in `chosen` for whose address `holds` returns True, in small steps."""
         found = []
         for number, slot in enumerate(slots(chosen), 1):
             if holds(self._addresses[slot]):
@@ -105,7 +106,7 @@ class Slots:
 
 
 def mask(chosen: Iterable[int]) -> Mask:
-    """Return a set of slots."""
+    """Return slots as a set."""
     its = list(chosen)
     found = bytearray(max(its, default=-1) // 8 + 1)
     for slot in its:
@@ -114,7 +115,7 @@ def mask(chosen: Iterable[int]) -> Mask:
 
 
 def slots(chosen: Mask) -> Iterator[int]:
-    """Yield the slots of a set, in their order."""
+    """Yield the slots of a set in ascending order."""
     for place, byte in enumerate(chosen.to_bytes((chosen.bit_length() + 7) // 8, "little")):
         for bit in _BITS[byte]:
             yield place * 8 + bit
