@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs that are elsewhere join the pods' network: addresses of the node's own pods, and tunnels to it."""
+"""The overlay, which joins VMs elsewhere to the pods' network: addresses of the node's subnet, and tunnels."""

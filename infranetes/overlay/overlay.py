@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which VM has which address of the pods' network, and the tunnels that follow from it.
+"""The leases of addresses of the pods' network to sandboxes, and the tunnels to their VMs.
 
-An address is a sandbox's from `lease` on until `remove`. The sandbox's record has it before the VM or the
-kernel is told, so a daemon that follows one which was killed gives it to no other: it is told of all by
-`restore`. One that was given back is used again last, for others may still send to it.
+A sandbox has its address from `lease` until `remove`. Its record has the address before the VM or the kernel
+gets it, so the daemon after one that was killed does not give it to another sandbox: `restore` receives all
+leases. A returned address is used again last, because other hosts may still send to it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Invali
 from infranetes_common.pod_firewall import PodFirewall
 
 MIN_MTU = 576
-SAFE_MTU = 1280  # within a tunnel, while it is not known what the way lets through
+SAFE_MTU = 1280  # within a tunnel, while the path's MTU is not known
 
 _log = Logger()
 
 
 @attrs.frozen
 class Invitation:
-    """What a VM has to know to make its end of the tunnel."""
+    """The facts that a VM needs to make its end of the tunnel."""
 
-    address: str  # of the pod
-    gateway: str  # the node's within the tunnel
-    node_host: str  # where the node is in the VPC
+    address: str  # the pod's address
+    gateway: str  # the node's address within the tunnel
+    node_host: str  # the node's address in the VPC
     port: int
-    mtu: int  # of the node's packets without a tunnel
-    networks: tuple[str, ...]  # that the tunnel leads to
+    mtu: int  # the MTU outside the tunnel
+    networks: tuple[str, ...]  # the networks reached through the tunnel
 
 
 class Overlay:
     """The overlay of one node.
 
-    :param walls: the pods' firewalls. :param networks: the cluster's subnets, of pods and Services.
+    :param walls: the pods' firewalls. :param networks: the cluster's subnets of pods and Services.
     """
 
     def __init__(
@@ -61,7 +61,9 @@ class Overlay:
         self._watch = tunnels.watched(self._mend)
 
     def check(self) -> IPv4Network:
-        """Return the pods' subnet. :raise FailedPrecondition: pods can't join yet; says what to do."""
+        """Return the pods' subnet.
+
+        :raise FailedPrecondition: pods can't join yet; the message says what to do."""
         if self._network is None:
             raise FailedPrecondition(
                 "the pods' network has no subnet for this node yet: the Node needs a spec.podCIDR "
@@ -74,14 +76,14 @@ class Overlay:
         return self._network
 
     def configure(self, pod_cidr: str) -> None:
-        """Take addresses from this subnet, as UpdateRuntimeConfig says; one in the configuration wins.
+        """Use UpdateRuntimeConfig's subnet, unless the configuration sets one.
 
-        :raise FailedPrecondition: pods have addresses of another."""
+        :raise FailedPrecondition: pods have addresses of another subnet."""
         if self._config.network is not None:
             return
         try:
             network = subnet(pod_cidr)
-        except InvalidArgument as error:  # which is nothing to a node whose pods are all in the VPC
+        except InvalidArgument as error:  # not an error for a node whose pods are all in the VPC
             _log.warn("pods can't join the pods' network: {error}", error=error)
             return
         others = [each for each in self._leases.values() if each not in network]
@@ -93,7 +95,7 @@ class Overlay:
         self._network = network
 
     def knows(self, id: str) -> bool:
-        """Whether a sandbox has an address."""
+        """Return whether a sandbox has an address."""
         return id in self._leases
 
     @property
@@ -102,13 +104,13 @@ class Overlay:
         return self._config.port
 
     def has(self, address: str) -> bool:
-        """Whether an address is of the pods' subnet."""
+        """Return whether an address is in the pods' subnet."""
         return bool(address) and self._network is not None and IPv4Address(address) in self._network
 
     def lease(self, id: str) -> str:
-        """Give a sandbox an address, the same one each time. It has to be recorded before it is used.
+        """Return a sandbox's address, leasing one at the first call. The caller records it before it is used.
 
-        :raise ResourceExhausted: there is none left. :raise FailedPrecondition: as `check`."""
+        :raise ResourceExhausted: no address is left. :raise FailedPrecondition: as `check`."""
         network = self.check()
         if id not in self._leases:
             self._last = free_address(network, set(self._leases.values()), self._last)
@@ -116,9 +118,9 @@ class Overlay:
         return str(self._leases[id])
 
     async def invite(self, id: str, host: str) -> Invitation:
-        """Return what the VM at `host`, of a sandbox with a lease, is to be told.
+        """Return the invitation for the VM at `host`, of a sandbox with a lease.
 
-        :raise FailedPrecondition: it is reached by no way that a tunnel could have."""
+        :raise FailedPrecondition: a tunnel can't take the route to the VM."""
         network = self.check()
         way = await self._tunnels.way_to(IPv4Address(host))
         return Invitation(
@@ -131,10 +133,10 @@ class Overlay:
         )
 
     async def put(self, id: str, host: str, mtu: int) -> None:
-        """Have a tunnel to the VM at `host`, of a sandbox with a lease. Idempotent.
+        """Make a tunnel to the VM at `host`, of a sandbox with a lease. Idempotent.
 
-        :param mtu: within the tunnel, as the VM says.
-        :raise InfranetesError: it can't be had."""
+        :param mtu: the MTU within the tunnel, as the VM reports it.
+        :raise InfranetesError: the tunnel can't be made."""
         before = self._peers.get(id)
         peer = Peer(self._leases[id], IPv4Address(host), max(mtu, MIN_MTU))
         if peer == before:
@@ -148,9 +150,9 @@ class Overlay:
             raise
 
     async def remove(self, id: str) -> None:
-        """End the tunnel to a sandbox's VM and take the address back. Idempotent.
+        """End the tunnel to a sandbox's VM and its lease. Idempotent.
 
-        :raise InfranetesError: try again."""
+        :raise InfranetesError: it failed; try again."""
         peer = self._peers.pop(id, None)
         if peer is not None:
             try:
@@ -167,17 +169,19 @@ class Overlay:
     async def set_firewall(self, id: str, firewall: PodFirewall) -> None:
         """Put the firewall of a sandbox with a lease in force, at the node's end of its tunnel. Idempotent.
 
-        :raise Unavailable: the one before is in force. :raise NotFound: the sandbox has no address.
+        :raise Unavailable: the former firewall is in force. :raise NotFound: the sandbox has no address.
         """
         if id not in self._leases:
             raise NotFound(f"sandbox {id} has no address of the pods' network")
         await self._walls.set(id, str(self._leases[id]), firewall)
 
     async def restore(self, found: Mapping[str, tuple[str, str]]) -> None:
-        """After a start: have tunnels to exactly these. A sweep tries again what fails now.
+        """Restore, after a start of the daemon, exactly these leases and tunnels.
 
-        :param found: each sandbox with an address of the pods' network: this, and where its VM is; "" while
-            that is still to be told of it."""
+        A sweep retries what fails now.
+
+        :param found: by sandbox, its address in the pods' network and its VM's in the VPC; the latter is ""
+            if the VM has no tunnel yet."""
         try:
             mtus = await self._tunnels.mtus()
         except InfranetesError as error:
@@ -186,7 +190,7 @@ class Overlay:
         for id, (address, host) in found.items():
             lease = self._leases[id] = IPv4Address(address)
             if host:
-                # After a reboot of the node the kernel has none. The VM is asked again when it is connected.
+                # After a reboot of the node the kernel has no MTUs. The VM is asked again once connected.
                 self._peers[id] = Peer(lease, IPv4Address(host), mtus.get(address, SAFE_MTU))
         self._last = max(self._leases.values(), default=None)
         self._walls.watch()
@@ -199,12 +203,12 @@ class Overlay:
             _log.error("there are no tunnels to VMs for now: {error}", error=error)
 
     def stop(self) -> None:
-        """Do nothing by itself any more; all stays as it is. Idempotent."""
+        """Stop repairing tunnels and firewalls. All of them stay in force. Idempotent."""
         self._watch.end()
         self._walls.stop()
 
     async def sweep(self) -> None:
-        """Make right what somebody else has changed, or an earlier daemon has left."""
+        """Repair tunnels that another program has changed, or that an earlier daemon has left."""
         if self._network is None:
             return
         try:

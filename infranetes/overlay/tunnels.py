@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's ends of the tunnels: one VXLAN device, and for each VM where it is and which address it has.
+"""The node's ends of the tunnels: one VXLAN device, with each VM's pod address and its address in the VPC.
 
-Nothing is learnt from packets. What the kernel is to know of a VM is written here: a route to its address,
-its neighbour entry, and the device's forwarding entry, which says at which address of the VPC the VM is. A
-VM is held to its own address before anything is unpacked: the nftables table takes packets of a tunnel only
-where the sender within is the one of the sender without. It looks for that at fixed places, behind the
-headers of UDP (8 bytes), VXLAN (8) and Ethernet (14); what has no IPv4 there is dropped. A fragment that
-has no ports is nothing without the one that has.
+The device learns nothing from packets. This module writes the kernel's entries for each VM: a route to its
+pod address, its neighbour entry, and the device's forwarding entry with the VM's address in the VPC. Before a
+packet is unpacked, an nftables table holds each VM to its own address: it accepts a packet only if the inner
+source address belongs to the outer one. It reads that at a fixed place, behind the headers of UDP (8 bytes),
+VXLAN (8) and Ethernet (14); packets without IPv4 there are dropped. A fragment without ports is useless
+without the one that has them.
 
-All is replaced as a whole, by comparison with what is there: so a daemon that follows one which was killed
-at any instant makes it right, and so does each sweep.
+The kernel's entries are compared with the wanted ones as a whole, and the differences corrected. So the
+daemon after one that was killed at any instant corrects them, and so does each sweep.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from infranetes_common.overlay import NODE_MAC, VNI
 from infranetes_common.reactors import IReactor
 
 _SECONDS = 15.0  # for each command
-_DEVICE_MTU = 65000  # each route has its own, which counts
+_DEVICE_MTU = 65000  # each route has its own MTU, which applies
 _DEFAULT_MTU = 1500
 
 _log = Logger()
@@ -42,7 +42,7 @@ _log = Logger()
 
 @attrs.frozen
 class Peer:
-    """One VM: its pod's address, where it is, and what a packet to it may have."""
+    """One VM: its pod's address, its address in the VPC, and the MTU within the tunnel."""
 
     address: IPv4Address
     host: IPv4Address  # in the VPC
@@ -50,12 +50,12 @@ class Peer:
 
     @property
     def mac(self) -> str:
-        """The Ethernet address of its end."""
+        """The Ethernet address of its end of the tunnel."""
         return mac_of(self.address)
 
     @property
     def chain(self) -> str:
-        """The chain of nftables that lets in its address."""
+        """The name of the nftables chain that accepts packets from its address."""
         return f"peer_{int(self.host):08x}_{int(self.address):08x}"
 
 
@@ -73,18 +73,18 @@ class _Link(TypedDict):
 
 @attrs.frozen
 class WayTo:
-    """How the node reaches a VM in the VPC."""
+    """The route from the node to a VM in the VPC."""
 
-    source: IPv4Address  # the node's own address on this way
+    source: IPv4Address  # the node's own address on this route
     mtu: int
 
 
 class Tunnels:
     """The kernel's part of the overlay.
 
-    :param cluster: subnets whose hosts see the pods' own addresses.
-    :param namespace: the network namespace's name; none: the process's own.
-    :param opener: `open_socket` there.
+    :param cluster: the subnets whose hosts see the pods' own addresses.
+    :param namespace: the network namespace's name; "": the process's own.
+    :param opener: `open_socket`, in that namespace.
     """
 
     def __init__(
@@ -107,14 +107,15 @@ class Tunnels:
         self._watch: TablesWatch | None = None
 
     def watched(self, mend: Mend) -> TablesWatch:
-        """Return what has the table mended when somebody else changes it: it holds VMs to their addresses."""
+        """Return a watch that calls `mend` when another program changes the table, which must stay in
+        force."""
         self._watch = TablesWatch(self._reactor, [("ip", self._table)], mend, self._opener)
         return self._watch
 
     async def way_to(self, host: IPv4Address) -> WayTo:
-        """Find out how a VM is reached.
+        """Return the route to a VM.
 
-        :raise FailedPrecondition: by no way that a tunnel could have."""
+        :raise FailedPrecondition: a tunnel can't take this route: it leads through the pods' own subnets."""
         [route] = json.loads(await self._ip("route", "get", str(host)))
         device = str(route["dev"])
         source = IPv4Address(route["prefsrc"])
@@ -129,7 +130,7 @@ class Tunnels:
         return WayTo(source, self._config.mtu or int(link.get("mtu", _DEFAULT_MTU)))
 
     async def replace(self, network: IPv4Network, peers: Sequence[Peer]) -> None:
-        """Have tunnels to exactly these VMs. Idempotent.
+        """Make tunnels to exactly these VMs, and remove all others. Idempotent.
 
         :param network: the pods' subnet, whose first address is the node's.
         :raise InfranetesError: it failed; call again."""
@@ -137,20 +138,20 @@ class Tunnels:
             await self._remove()
             return
         await self._set_up(network)
-        # First: what is no longer a peer's is dropped from now on, and what comes early is let in.
+        # First the table: it then drops packets of former peers, and accepts early ones of new peers.
         await self._nft(self._script(network, peers))
         await self._change(wanted(peers, network), await self._entries())
 
     async def mtus(self) -> Mapping[str, int]:
-        """Return the addresses that tunnels lead to now, and how long a packet to each may be."""
+        """Return the MTU within each present tunnel, by the pod's address."""
         if (await self._link()) is None:
             return {}
         return {address: mtu for address, _, mtu in (await self._entries()).routes}
 
     async def is_right(self, network: IPv4Network, peers: Sequence[Peer]) -> bool:
-        """Whether the kernel has exactly these.
+        """Return whether the kernel has tunnels to exactly these VMs.
 
-        :raise InfranetesError: it is not known."""
+        :raise InfranetesError: the kernel's state can't be read."""
         if (await self._link()) is None:
             return not peers
         shown = await run(
@@ -176,7 +177,7 @@ class Tunnels:
         return link
 
     async def _set_up(self, network: IPv4Network) -> None:
-        """Make the device, unless it is there."""
+        """Make the device unless it exists, and set its address and the sysctls."""
         name, link = self._device, await self._link()
         if link is not None and link["address"] != NODE_MAC:
             raise FailedPrecondition(
@@ -211,7 +212,7 @@ class Tunnels:
                     )
 
     async def _entries(self) -> Entries:
-        """What the kernel has of the device."""
+        """Return the kernel's entries for the device."""
         name = self._device
         routes = json.loads(await self._ip("-4", "route", "show", "dev", name))
         neighbours = json.loads(await self._ip("-4", "neigh", "show", "dev", name, "nud", "permanent"))
@@ -322,15 +323,15 @@ class Tunnels:
 
 @attrs.frozen
 class Entries:
-    """What a kernel has, or is to have, of the tunnels' device."""
+    """A kernel's present or wanted entries for the tunnels' device."""
 
     routes: frozenset[tuple[str, str, int]]  # address, source, MTU
     neighbours: frozenset[tuple[str, str]]  # address, MAC
-    hosts: frozenset[tuple[str, str]]  # MAC, where it is in the VPC
+    hosts: frozenset[tuple[str, str]]  # MAC, address in the VPC
 
 
 def wanted(peers: Iterable[Peer], network: IPv4Network) -> Entries:
-    """The entries of these VMs."""
+    """Return the entries for these VMs."""
     peers = list(peers)
     return Entries(
         frozenset((str(each.address), str(gateway(network)), each.mtu) for each in peers),

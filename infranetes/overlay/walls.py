@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The firewalls of pods with addresses of the pods' network, at the node's end of their tunnels.
 
-Whatever has such an address goes by here, and the node takes nothing else from the tunnel, so no guest gets
-around it. What a VM sends and receives in the VPC it judges itself.
+All traffic of such an address passes here, and the node accepts nothing else from the tunnel, so no guest can
+bypass the firewall. A VM filters its traffic in the VPC itself.
 
-What is in force is beside the daemon's records, too: the next one goes on with it, also after a reboot of the
-node. A pod of which nothing is said is closed.
+The firewalls in force are also saved beside the daemon's records: the next daemon continues with them, even
+after a reboot of the node. A pod without a firewall is closed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = Logger()
 
 @attrs.frozen
 class _Pod:
-    """A pod as its firewall knows it."""
+    """A pod, as the key of its firewall."""
 
     address: str
 
@@ -45,9 +45,10 @@ class _Pod:
 class Walls:
     """The firewalls of one node's overlay.
 
-    :param device: the node's end of the tunnels. :param directory: remembers them.
-    :param enforcing: not: all is open, also what an earlier daemon has closed.
-    :param inside: the command that runs others in the network namespace. :param opener: `open_socket` there.
+    :param device: the node's end of the tunnels. :param directory: where the firewalls are saved.
+    :param enforcing: False: all pods are open, including those that an earlier daemon has closed.
+    :param inside: the prefix of commands that run in the network namespace. :param opener: `open_socket`,
+        there.
     """
 
     def __init__(
@@ -66,19 +67,19 @@ class Walls:
         self._firewalls: Firewalls[_Pod] = Firewalls(reactor, table, device, None, inside, opener)
 
     def watch(self) -> None:
-        """Have tables that somebody else changes made again soon, until `stop`. Idempotent."""
+        """Repair tables soon after another program has changed them, until `stop`. Idempotent."""
         if self._enforcing:
             self._firewalls.watch.begin()
 
     def stop(self) -> None:
-        """Do nothing by itself any more. Idempotent."""
+        """Stop repairing tables. Idempotent."""
         self._firewalls.watch.end()
 
     async def restore(self, addresses: Mapping[str, str]) -> None:
-        """After a start: have the firewalls of exactly these sandboxes.
+        """Restore, after a start of the daemon, the firewalls of exactly these sandboxes.
 
-        :param addresses: of their pods, by sandbox.
-        :raise InfranetesError: they are not in force."""
+        :param addresses: the pods' addresses, by sandbox.
+        :raise InfranetesError: the firewalls are not in force."""
         if not self._enforcing:
             await self._firewalls.remove()
             return
@@ -89,20 +90,21 @@ class Walls:
             await self.take_down()
 
     async def put_up(self) -> None:
-        """Close every pod of which nothing is said, before the first tunnel is there. Idempotent.
+        """Close every pod that has no firewall. Called before the first tunnel is made. Idempotent.
 
-        :raise InfranetesError: they are not closed."""
+        :raise InfranetesError: the pods are not closed."""
         if self._enforcing:
             await self._firewalls.ensure()
 
     async def take_down(self) -> None:
-        """Let go of all, as no pod has an address. Idempotent."""
+        """Remove all firewalls, because no pod has an address. Idempotent."""
         await self._firewalls.remove()
 
     async def set(self, id: str, address: str, firewall: PodFirewall) -> None:
         """Put a sandbox's firewall in force, now and after a restart.
 
-        :raise FailedPrecondition: there are none here. :raise Unavailable: the one before is in force."""
+        :raise FailedPrecondition: firewalls are turned off. :raise Unavailable: the former one is in
+            force."""
         if not self._enforcing:
             raise FailedPrecondition("NetworkPolicies are turned off: kubernetes.network_policies is false")
         try:
@@ -112,9 +114,9 @@ class Walls:
             raise Unavailable(f"the firewall of {address} is not in force: {error}") from error
 
     async def forget(self, id: str, address: str) -> None:
-        """Close a sandbox's firewall, and let go of it. Idempotent.
+        """Close a sandbox's firewall and forget it. Idempotent.
 
-        :raise InfranetesError: try again."""
+        :raise InfranetesError: it failed; try again."""
         await self._firewalls.forget(_Pod(address))
         await run_in_thread(self._reactor, _remove, self._file(id))
 
@@ -123,7 +125,11 @@ class Walls:
 
 
 def _load(directory: Path, addresses: Mapping[str, str]) -> dict[str, PodFirewall]:
-    """Load firewalls, by address; remove the files of others. Blocks."""
+    """Return the saved firewalls of these sandboxes, by address; remove the files of others. Blocks.
+
+    A firewall that can't be read is CLOSED.
+
+    :param addresses: the pods' addresses, by sandbox."""
     found = {}
     for path in directory.glob(f"*{_SUFFIX}"):
         address = addresses.get(path.name.removesuffix(_SUFFIX))
@@ -144,7 +150,7 @@ def _remove(path: Path) -> None:
 
 
 def _save(path: Path, firewall: PodFirewall | None) -> None:
-    """Save a firewall for the next daemon; None: there is none. Blocks."""
+    """Save a firewall for the next daemon; None: remove the saved one. Blocks."""
     if firewall is None:
         _remove(path)
         return
