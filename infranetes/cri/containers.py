@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls for containers, ExecSync among them."""
+"""The CRI's calls for containers, including ExecSync."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from txgrpc import Call
 
 MAX_EXEC_SECONDS = 86400
 ANSWER_SECONDS = 1.0
-"""That a creation which takes too long is answered before its caller gives up, to tell how far it is."""
+"""How long before its caller's deadline a slow CreateContainer answers, to report its progress."""
 
 
 class ContainerCalls:
-    """The life of containers and their lists. `pods.Containers` decides; this translates."""
+    """The calls for containers' lives and lists. `pods.Containers` decides; this class translates."""
 
     def __init__(self, node: NodeContext, containers: Containers) -> None:
         self._node = node

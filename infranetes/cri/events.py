@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GetContainerEvents: each change, with the state after it, to every listener."""
+"""GetContainerEvents: sends each change, with the state after it, to every listener."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from infranetes_common.wire import cri
 from txgrpc import Call
 
 MAX_LISTENERS = 64
-MAX_EVENTS = 1000  # waiting for one listener
+MAX_EVENTS = 1000  # events waiting for one listener
 MAX_BYTES = 8 * 1024 * 1024
-# Bytes of one event; above that the fields that the VM fills at will are cut.
+# Bytes of one event; in a larger one the fields whose size the VM determines are cut.
 MAX_EVENT = 256 * 1024
 
 _TYPES = {
@@ -32,7 +32,9 @@ _log = Logger()
 
 
 class Listener:
-    """The events that wait for one listener. One that is too slow is dropped, which ends its stream."""
+    """The events that wait for one listener.
+
+    A listener that is too slow is dropped, which ends its stream."""
 
     def __init__(self) -> None:
         self._events: deque[bytes] = deque()
@@ -57,7 +59,7 @@ class Listener:
         return True
 
     def end(self, error: Exception) -> None:
-        """Raise `error` at the listener, after the events that wait already."""
+        """Raise `error` to the listener, after the events that wait already."""
         self._error = self._error or error
         self._changed.notify()
 
@@ -75,7 +77,7 @@ class Listener:
 class EventCalls:
     """Sends every change to all listeners, and waits for none of them.
 
-    :param now: the time, in nanoseconds since 1970 UTC.
+    :param now: returns the time in nanoseconds since 1970 UTC.
     """
 
     def __init__(self, inventory: Inventory, now: Callable[[], int]) -> None:
@@ -95,7 +97,7 @@ class EventCalls:
             self._listeners.discard(listener)
 
     def stop(self) -> None:
-        """End every listener's stream: the daemon stops."""
+        """End every listener's stream, because the daemon is stopping."""
         self.end(Unavailable("the daemon is stopping: listen again once it has started"))
 
     def end(self, error: Exception) -> None:
@@ -104,7 +106,7 @@ class EventCalls:
             listener.end(error)
 
     def tell(self, event: bytes) -> None:
-        """Tell every listener of a change, a ContainerEventResponse."""
+        """Send a change, a serialized ContainerEventResponse, to every listener."""
         for listener in list(self._listeners):
             if not listener.put(event):
                 self._listeners.discard(listener)
@@ -139,7 +141,7 @@ class EventCalls:
 
 
 def _slim(event: cri.ContainerEventResponse) -> cri.ContainerEventResponse:
-    """Shorten what an event of over MAX_EVENT bytes says of its containers."""
+    """Shorten the containers' statuses in an event of more than MAX_EVENT bytes."""
     if event.ByteSize() > MAX_EVENT:
         _log.warn(
             "an event of {container} is too large: what its VM says of its containers is cut",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CRI's ImageService, on the image store."""
+"""The CRI's ImageService, backed by the image store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def to_cri(image: Image) -> cri.Image:
 
 @attrs.frozen
 class ImageService:
-    """One method per RPC. An image's `image_ref` is its id, as in container statuses."""
+    """The ImageService, with one method per RPC.
+
+    An image's `image_ref` is its id, as in container statuses."""
 
     store: ImageStore | CatalogueStore | CatalogueSet | SeveralStores
 
@@ -57,7 +59,9 @@ class ImageService:
             return []
 
     async def ImageStatus(self, request: cri.ImageStatusRequest, call: Call) -> cri.ImageStatusResponse:
-        """An image that is not on the node has an empty response. Verbose: `info`, JSON with imageSpec."""
+        """Return an image's status: empty if the image is not on the node.
+
+        Verbose: `info` with its imageSpec."""
         response = cri.ImageStatusResponse()
         try:
             image = self.store.resolve(_name(request))
@@ -93,10 +97,10 @@ class ImageService:
         return cri.RemoveImageResponse()
 
     async def ImageFsInfo(self, request: cri.ImageFsInfoRequest, call: Call) -> cri.ImageFsInfoResponse:
-        """The disk space that the image store uses.
+        """Return the disk space that the image store uses.
 
-        Containers write to their VMs' disks. The store stands for their filesystem too, since kubelet needs
-        one, and takes a second one for a split disk."""
+        Containers write to their VMs' disks. The image store is also reported as their filesystem: kubelet
+        requires one, and would take another one for a split disk."""
         usage = await self.store.fs_usage()
         response = cri.ImageFsInfoResponse()
         entry = response.image_filesystems.add(timestamp=usage.timestamp_nanos)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interceptor that logs and counts every RPC: how long it took and what it is about, not its request."""
+"""Logging and counting of every RPC with its duration.
+
+Logs name the sandbox or container, never the request."""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from txgrpc.service import Answer, Interceptor, Method
 
 _log = Logger(namespace="infranetes.cri")
 
-# The client's mistakes, and outcomes that it has to expect. Any other is the daemon's to be looked into.
+# The client's mistakes, and outcomes that it has to expect. Any other code points to trouble in the daemon.
 _EXPECTED = frozenset(
     {
         Code.INVALID_ARGUMENT,
@@ -31,9 +33,9 @@ _EXPECTED = frozenset(
 
 
 def logged(clock: IReactorTime, observer: Observer = NULL_OBSERVER) -> Interceptor:
-    """Return an interceptor for a service that logs each call and tells the observer of it.
+    """Return an interceptor for a service that logs each call and reports it to the observer.
 
-    Streams of responses are left out."""
+    Calls that stream responses are left out."""
 
     def interceptor(method: Method, answer: Answer) -> Answer:
         return answer if method.server_streaming else _logged(clock, observer, method, answer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is ours on a node with a delegate, as the inventory knows it."""
+"""The ownership of sandboxes, containers and images on a node with a delegate, by the inventory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from infranetes.delegate.channel import IMAGES, refused_name
 from infranetes.delegate.owners import Owned
 from infranetes.pods.inventory import Inventory
 
-ID_LENGTH = 32  # of our own ids; the delegate's have 64 digits
+ID_LENGTH = 32  # digits of our own ids; the delegate's have 64
 
 
 class InventoryOwners:
     """`infranetes.delegate.owners.Owners`, from the inventory.
 
-    :param handlers: our runtime handlers, and whether their pods are made of containers' images.
-    :param image: whether an image's name is ours.
+    :param handlers: our runtime handlers, and whether their pods are made of container images.
+    :param image: returns whether an image's name is ours.
     """
 
     def __init__(

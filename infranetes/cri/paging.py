@@ -11,14 +11,14 @@ MAX_BYTES = 256 * 1024  # of one message, unless a single item is larger
 
 
 class _Page:
-    """One message, under construction, of items that are `translate.framed`."""
+    """A message under construction, made of items from `translate.framed`."""
 
     def __init__(self) -> None:
         self._items: list[bytes] = []
         self._size = 0
 
     def add(self, item: bytes) -> bytes:
-        """Add an item. Returns the message that was full before it, b"" if none was."""
+        """Add an item. Return the message that it no longer fitted into, or b"" if it did fit."""
         full = b""
         if self._items and (len(self._items) >= MAX_ITEMS or self._size + len(item) > MAX_BYTES):
             full = self.close()
@@ -27,7 +27,7 @@ class _Page:
         return full
 
     def close(self) -> bytes:
-        """Return the message as far as it is, and begin the next; b"" if it is empty."""
+        """Return the message so far, b"" if it is empty, and begin the next one."""
         items, self._items, self._size = self._items, [], 0
         return b"".join(items)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CRI's RuntimeService, put together from its groups of calls."""
+"""The CRI's RuntimeService, composed of groups of calls."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from txgrpc import Service
 
 
 class RuntimeService:
-    """One object per group of calls. An RPC that none of them offers answers UNIMPLEMENTED.
+    """The RuntimeService, with one object per group of calls. An RPC that none offers answers UNIMPLEMENTED.
 
-    :param handlers: names of the runtime handlers beside the default one.
-    :param url: makes the URLs of streams. :param settings: the configuration, as it is shown.
-    :ivar service: all the calls as one gRPC service. :ivar events: the listeners to events, to be ended.
+    :param handlers: the names of the runtime handlers besides the default one.
+    :param url: makes the URLs of streams. :param settings: returns the configuration, for Status.
+    :ivar service: all the calls as one gRPC service. :ivar events: the event streams, which the owner ends.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls for sandboxes."""
+"""The CRI's calls for sandboxes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SandboxCalls:
-    """The life of sandboxes and their lists. `pods.Sandboxes` decides; this translates."""
+    """The calls for sandboxes' lives and lists. `pods.Sandboxes` decides; this class translates."""
 
     def __init__(self, node: NodeContext, sandboxes: Sandboxes, handlers: tuple[str, ...]) -> None:
         self._node = node
@@ -118,7 +118,7 @@ class SandboxCalls:
 
 
 def found_or_none(find: Callable[[str], T], id: str) -> T | None:
-    """Return what `find` says of an id, or of the beginning of one, in a filter; None if it finds nothing."""
+    """Return what `find` returns for a filter's id or prefix of one, or None if it fails."""
     try:
         return find(id)
     except InfranetesError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What containers and pods use: stats for kubelet and crictl, metrics for Prometheus."""
+"""The resource usage of containers and pods: stats for kubelet and crictl, metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from infranetes_common.wire import cri, vmserver
 from txgrpc import Call
 
 TURN_SECONDS = 0.01  # of work in one turn of the reactor
-# Bytes of one sandbox's item in a list, and what each of its containers adds to that bound. kubelet takes
-# 16 MiB for all items together.
+# The most bytes of one sandbox's item in a list, and what each of its containers adds to that limit. kubelet
+# accepts 16 MiB for all items together.
 MAX_ITEM, MAX_ITEM_PER_CONTAINER = 256 * 1024, 64 * 1024
 
 Selectable = TypeVar("Selectable", Sandbox, Container)
@@ -55,20 +55,20 @@ class _Turns:
 
 
 class StatsCalls:
-    """Stats and metrics, asked of the agents.
+    """The calls for stats and metrics, which the agents measure.
 
-    A list leaves out the pods whose agents do not answer in time, and never fails or waits for them. It has
-    no old figures either: crictl and kubelet compute rates between two answers."""
+    A list leaves out the pods whose agents do not answer in time, and never fails or waits for them. Lists of
+    stats have no old figures either: crictl and kubelet compute rates between two answers."""
 
     def __init__(self, node: NodeContext, sandboxes: Sandboxes, containers: Containers) -> None:
         self._node = node
         self._sandboxes = sandboxes
         self._containers = containers
         self._gatherer = Gatherer(node)
-        self._left_out: set[str] = set()  # sandboxes whose figures were left out, which was logged
+        self._left_out: set[str] = set()  # sandboxes whose figures were left out and logged
 
     def _item(self, sandbox: Sandbox, make: Callable[[], Message]) -> bytes:
-        """Return an item of a list, framed; b"", logged, if making it fails or it is too large."""
+        """Return a framed item of a list. If making it fails, or it is too large, log that and return b""."""
         error = ""
         try:
             item = framed(make())
@@ -187,7 +187,8 @@ class StatsCalls:
                 yield page
 
     async def _metrics(self) -> AsyncGenerator[bytes, None]:
-        """Include the last ones of VMs that did not answer: metrics say when they were measured."""
+        """Yield the metrics, with the last known ones of VMs that did not answer: metrics have their own
+        times."""
         found = listing.sandboxes(self._node)
         await self._gatherer.now(found)
         turns = _Turns(self._node.clock)
@@ -212,7 +213,7 @@ class StatsCalls:
 def _shown(
     containers: list[Container], figures: Figures | None
 ) -> list[tuple[Container, vmserver.ContainerUsage | None]]:
-    """Return containers of one sandbox, each with its figures. One that runs and has none is left out."""
+    """Return containers of one sandbox, each with its figures. Running ones without figures are left out."""
     used = figures.by_container() if figures is not None else {}
     return [
         (one, used.get(one.id))

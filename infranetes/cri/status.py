@@ -23,11 +23,11 @@ RUNTIME_NAME = "infranetes"
 API_VERSION = "v1"
 KUBELET_API_VERSION = "0.1.0"
 POD_CIDR = "pod_cidr"  # the setting in the store
-PROVIDER_CONDITION = "InfranetesProvider/"  # and its name: a condition's type
+PROVIDER_CONDITION = "InfranetesProvider/"  # followed by the provider's name: a condition's type
 CGROUP_DRIVERS = {"systemd": cri.SYSTEMD, "cgroupfs": cri.CGROUPFS}
 
 Settings = Callable[[], Awaitable[Mapping[str, object]]]
-"""Asks for values by their dotted keys, as JSON has them."""
+"""Returns the configuration's values, as JSON, by their dotted keys."""
 
 
 def runtime_version() -> str:
@@ -36,7 +36,7 @@ def runtime_version() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return this release's version, and those of what runs it."""
+    """Return the versions of this release, of Twisted and of Python."""
     return {
         "infranetes": runtime_version(),
         "twisted": twisted.__version__,
@@ -45,10 +45,10 @@ def versions() -> dict[str, str]:
 
 
 class StatusCalls:
-    """What the runtime is, and whether it is ready.
+    """The calls for the runtime's version, configuration and readiness.
 
-    :param handlers: names of the runtime handlers beside the default one.
-    :param settings: the configuration that is in force, without secrets.
+    :param handlers: the names of the runtime handlers besides the default one.
+    :param settings: returns the configuration in force, without secrets.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StatusCalls:
             )
             for kind in ("RuntimeReady", "NetworkReady")
         ]
-        if len(self._node.sides) > 1:  # one that is down stops no other's pods: kubelet ignores these
+        if len(self._node.sides) > 1:  # kubelet ignores these: a provider that is down stops no others' pods
             conditions += [
                 cri.RuntimeCondition(
                     type=f"{PROVIDER_CONDITION}{side.name}",
@@ -159,9 +159,9 @@ def _shown(side: ProviderSide) -> dict[str, object]:
 
 
 def pod_cidr(subnets: str) -> str:
-    """Return the first IPv4 subnet of a comma-separated list, which dual-stack nodes are given.
+    """Return the first IPv4 subnet of a comma-separated list, such as dual-stack nodes get.
 
-    :raise InvalidArgument: there is none, or an item is not a subnet."""
+    :raise InvalidArgument: the list has none, or an item is not a subnet."""
     networks = []
     for part in subnets[:512].split(","):
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that answer with the URL of a stream."""
+"""The CRI's calls that answer with the URL of a stream."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MAX_PORTS = 256
 
 
 def no_url(kind: str, request: object) -> str:
-    """Refuse, where there is no streaming server."""
+    """Refuse the call, where there is no streaming server."""
     raise FailedPrecondition("no streams are served here")
 
 
 class StreamingCalls:
     """Exec, Attach and PortForward.
 
-    A container may be named by the beginning of its id: the URL is for the one that has it now."""
+    A request may name a prefix of an id: the URL is for the container or sandbox that has it now."""
 
     def __init__(self, streams: Streams, url: Url) -> None:
         self._streams = streams

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interceptor that makes every RPC a span, below its caller's: what it is about, not its request."""
+"""A span for every RPC, below its caller's if that sends one. It names the pod and container, and never has
+more of the request."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _MOST = 128  # characters of a client's name for something
 
 
 def traced(tracer: Tracer) -> Interceptor:
-    """Return an interceptor for a service that makes each call a span, but for streams of responses."""
+    """Return an interceptor for a service that makes each call a span, except calls that stream responses."""
 
     def interceptor(method: Method, answer: Answer) -> Answer:
         return answer if method.server_streaming else _traced(tracer, method, answer)
@@ -43,12 +44,12 @@ def _traced(tracer: Tracer, method: Method, answer: Answer) -> Answer:
 def _caller(call: Call) -> TraceContext | None:
     try:
         return TraceContext.of_metadata(call.metadata)
-    except GrpcError:  # other metadata is malformed, and that is no reason to fail the call here
+    except GrpcError:  # the metadata is malformed, which must not fail the call
         return None
 
 
 def subject(message: Message | bytes) -> Attributes:
-    """Return which pod and container a request or response is about."""
+    """Return attributes that name the pod and container of a request or response."""
     if isinstance(message, bytes):
         return {}
     found = {

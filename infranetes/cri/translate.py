@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sandboxes and containers as the CRI's messages.
+"""Translating sandboxes and containers into the CRI's messages.
 
-Items of lists are cached, serialized with their field's tag and length, so that a list of thousands is one
-join instead of thousands of messages built, copied and serialized.
+The items of lists are cached in serialized form, with their field's tag and length. So a list of thousands is
+one join, instead of thousands of messages that are built, copied and serialized.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _TAG = b"\x0a"  # field 1, length-delimited
 
 
 def sandbox_state(sandbox: Sandbox) -> cri.PodSandboxState:
-    """Return READY or NOTREADY."""
+    """Return the CRI's state of a sandbox: READY or NOTREADY."""
     ready = sandbox.state in SHOWN_READY and not sandbox.interrupted
     return cri.SANDBOX_READY if ready else cri.SANDBOX_NOTREADY
 
 
 def sandbox_item(sandbox: Sandbox) -> cri.PodSandbox:
-    """Return a sandbox as lists show it."""
+    """Return a sandbox's item in lists."""
     config = sandbox.config
     return cri.PodSandbox(
         id=sandbox.id,
@@ -44,7 +44,7 @@ def sandbox_item(sandbox: Sandbox) -> cri.PodSandbox:
 
 
 def container_item(container: Container) -> cri.Container:
-    """Return a container as lists show it."""
+    """Return a container's item in lists."""
     config, record = container.config, container.record
     return cri.Container(
         id=container.id,
@@ -93,7 +93,7 @@ def _varint(number: int) -> bytes:
 
 
 def sandbox_status(sandbox: Sandbox) -> cri.PodSandboxStatus:
-    """Return a sandbox's whole status. It has its IP only while it has its VM."""
+    """Return a sandbox's whole status. It has an IP only while the sandbox is READY."""
     config = sandbox.config
     ready = sandbox.state is SandboxState.READY
     return cri.PodSandboxStatus(
@@ -155,7 +155,7 @@ def container_status(container: Container) -> cri.ContainerStatus:
 
 
 def _image(config: cri.ContainerConfig) -> cri.ImageSpec:
-    """As the user gave it: kubelet resolves it to an id first, and says what it was."""
+    """Return the image as the user named it: kubelet resolves that to an id, but sends the name too."""
     spec = cri.ImageSpec()
     spec.CopyFrom(config.image)
     if spec.user_specified_image:
@@ -164,6 +164,6 @@ def _image(config: cri.ContainerConfig) -> cri.ImageSpec:
 
 
 def log_path(container: Container) -> str:
-    """Return the path of the log file on the node, empty if no log is kept."""
+    """Return the path of the log file on the node, or "" if the container has no log."""
     directory, path = container.sandbox.config.log_directory, container.config.log_path
     return f"{directory.rstrip('/')}/{path}" if directory and path else ""

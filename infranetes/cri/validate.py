@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of requests; each error names the field."""
+"""Validation of requests. Each check raises InvalidArgument, which names the field."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sandbox_config(config: cri.PodSandboxConfig) -> None:
 
 
 def namespaces(options: cri.NamespaceOption, field: str) -> None:
-    """Check the namespaces that a pod wants. NODE means the VM's own."""
+    """Check the namespaces that a pod asks for. NODE means the VM's own."""
     if options.network in (cri.CONTAINER, cri.TARGET):
         raise InvalidArgument(
             f"{field}.namespace_options.network: {cri.NamespaceMode.Name(options.network)}: the containers "
@@ -88,7 +88,7 @@ def container_config(config: cri.ContainerConfig) -> None:
 
 
 def log_path(path: str) -> None:
-    """Check a path below the sandbox's log directory; empty: no log is kept."""
+    """Check a log's path, which must be below the sandbox's log directory; "": there is no log."""
     if not path:
         return
     parts = path.split("/")
@@ -113,14 +113,14 @@ def _absolute(path: str, field: str) -> None:
 
 
 def seconds(value: int, field: str, most: int = MAX_GRACE) -> int:
-    """Return a number of seconds that is within bounds."""
+    """Return `value` if it is from 0 to `most`."""
     if not 0 <= value <= most:
         raise InvalidArgument(f"{field} is {value}: 0 to {most} seconds are allowed")
     return value
 
 
 def command(words: Iterable[str]) -> list[str]:
-    """Return a command of at least one word."""
+    """Return a command, of at least one word, as a list."""
     found = list(words)
     if not found or not found[0]:
         raise InvalidArgument("cmd is empty: give the program and its arguments")
