@@ -78,6 +78,7 @@ class Timeline:
         """Add a step that lasts until the end of the block; an exception there becomes its error.
 
         In a traced call it is a span, too.
+
         :param launch: the step of a launch that it is."""
         step = self._begin(what, detail, container)
         step.launch = launch

@@ -70,6 +70,7 @@ def _files(directory: Path) -> list[Path]:
 
 def _text(path: Path) -> str:
     """Return the file's text, or "" if it is not a regular file or is too large.
+
     :raise OSError: the file can't be read."""
     # Without O_NONBLOCK opening a pipe blocks.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -60,6 +60,7 @@ class ContainerCreation:
 
     def _named(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container | None:
         """Return the container of this name, or None.
+
         :raise AlreadyExists: it is not the one that this request asks for."""
         container = self._node.inventory.container_named(sandbox, container_name(config.metadata))
         if container is not None:
@@ -183,6 +184,7 @@ def _check_vm(sandbox: Sandbox) -> None:
 
 def _check_same(container: Container, config: cri.ContainerConfig) -> None:
     """Check that this request may join the container's creation.
+
     :raise AlreadyExists: it may not."""
     joinable = container.state is ContainerState.CREATING or (
         container.state is ContainerState.CREATED and not container.record.claimed

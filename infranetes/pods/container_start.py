@@ -40,6 +40,7 @@ async def start_container(node: NodeContext, container: Container) -> None:
 
     Cancelling does not stop the start. If the answer to an earlier start was lost, the agent is asked again;
     it runs the container only if that has not run yet.
+
     :raise FailedPrecondition: the container runs, is being started, has ended, or is being removed.
     :raise Unavailable: the agent's answer was lost: the container may run.
     :raise InfranetesError: the container can't be run, and has ended."""

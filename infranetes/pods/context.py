@@ -88,6 +88,7 @@ class Images(Protocol):
 
     async def config(self, image_id: str) -> bytes:
         """Return the image's configuration, whose digest is its id.
+
         :raise NotFound: the image is no longer on this node."""
 
     async def disks(self, image_id: str) -> Sequence[LayerDisk]:

@@ -35,6 +35,7 @@ async def check_huge_pages(agent: AgentClient, sizes: Iterable[int]) -> None:
 
 def huge_bytes(sandbox: Sandbox, without: Container | None = None) -> int:
     """Return the bytes of huge pages that the sandbox's containers ask for, not counting ended ones.
+
     :param without: a container that is not counted either."""
     return sum(
         bytes_of(limits_of(container))

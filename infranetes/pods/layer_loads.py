@@ -45,6 +45,7 @@ async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> str:
     """Load the layers that the VM lacks, and make the image from its layers there.
 
     The load survives a lost connection to the agent, if that comes back in time.
+
     :return: how much was missing, as a message.
     :raise InfranetesError: the image can't be loaded."""
     async with node.images.held(image.id):

@@ -81,6 +81,7 @@ class Resizer:
         """Enlarge the VM to hold the huge pages of a container's limits as well. Idempotent.
 
         A VM whose provider can't resize it stays the same: its agent knows whether it has enough memory.
+
         :raise FailedPrecondition: the VM can't grow that much.
         :raise InfranetesError: the VM is not known to have that size.
         """

@@ -26,6 +26,7 @@ class ProviderSide:
     """One provider, with its own start, troubles and orphans: these do not affect other providers' pods.
 
     It is the `MachineContext` of its VMs and the `PoolContext` of its pools; the rest of these is the node's.
+
     :ivar ready: happens once the provider has started.
     :ivar trouble: why no VM can be launched or destroyed; "": they can be.
     :ivar orphans: the ids of its instances that had no record in the last pass.
