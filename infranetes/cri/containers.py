@@ -24,7 +24,7 @@ ANSWER_SECONDS = 1.0
 
 
 class ContainerCalls:
-    """The calls for containers' lives and lists. `pods.Containers` decides; this class translates."""
+    """The calls that change, show and list containers. `pods.Containers` decides; this class translates."""
 
     def __init__(self, node: NodeContext, containers: Containers) -> None:
         self._node = node

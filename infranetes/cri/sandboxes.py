@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SandboxCalls:
-    """The calls for sandboxes' lives and lists. `pods.Sandboxes` decides; this class translates."""
+    """The calls that change, show and list sandboxes. `pods.Sandboxes` decides; this class translates."""
 
     def __init__(self, node: NodeContext, sandboxes: Sandboxes, handlers: tuple[str, ...]) -> None:
         self._node = node

@@ -187,8 +187,7 @@ class StatsCalls:
                 yield page
 
     async def _metrics(self) -> AsyncGenerator[bytes, None]:
-        """Yield the metrics, with the last known ones of VMs that did not answer: metrics have their own
-        times."""
+        """Yield the metrics, including the last known ones of VMs that did not answer: each has its time."""
         found = listing.sandboxes(self._node)
         await self._gatherer.now(found)
         turns = _Turns(self._node.clock)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A span for every RPC, below its caller's if that sends one. It names the pod and container, and never has
-more of the request."""
+"""A span for every RPC, below its caller's if that sends one.
+
+A span names the pod and container, and has nothing else of the request."""
 
 from __future__ import annotations
 

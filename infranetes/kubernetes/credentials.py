@@ -73,9 +73,7 @@ class Credentials:
         return await self._reading.join()
 
     def unreachable(self) -> None:
-        """Record that connecting failed, so that the files are read again: they may have changed.
-
-        Idempotent."""
+        """Note a failed connection: read the files again, and drop a plug-in's certificate. Idempotent."""
         self._access = None
         if self._granted is not None and self._granted.given.key:
             self._granted = None

@@ -44,7 +44,7 @@ def name(item: object) -> Name:
 class Fields:
     """A JSON object whose fields are read with their types.
 
-    Every method raises InvalidArgument for a field of another type.
+    Reading a field of another type raises InvalidArgument.
 
     :ivar what: names the object in errors."""
 

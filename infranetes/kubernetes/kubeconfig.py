@@ -181,9 +181,7 @@ class _Section:
         raise FailedPrecondition(f"{self.where} has no {key} named {name!r}")
 
     def thd_data(self, key: str) -> bytes:
-        """Return the data given as base64 in `KEY-data`, or in a file named by `KEY`; empty: neither.
-
-        Blocks."""
+        """Return the data given as base64 in `KEY-data` or in the file named by `KEY`, or b"". Blocks."""
         if data := self.text(f"{key}-data"):
             try:
                 return base64.b64decode(data, validate=True)

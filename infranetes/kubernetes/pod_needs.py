@@ -9,7 +9,7 @@ The rule is the scheduler's (KEP-753, KEP-2837), applied to each resource separa
 | containers | their sum, and the sidecars' (init containers with `restartPolicy: Always`) |
 | an init container | itself, and the sidecars before it |
 | the pod | the larger of its containers and the largest init container |
-| `spec.resources` | its limit if it has one; else the larger of its request and the pod's sum without it |
+| `spec.resources` | its limit if it has one; else the larger of its request and the pod's need without it |
 
 No other part of a pod is read, and no pod is kept.
 """

@@ -14,7 +14,7 @@ FOLLOWING  changes since the last version       itself, when the answer ends; ST
 
 The caller makes the request that `request` returns. It passes each line of a watch's answer to `line`, or
 each piece of a list's answer to `piece`, and calls `page` at the end of a list, `refused` after a refusal and
-`ended` at the end of every answer. The objects received are kept until a whole list replaces them.
+`ended` at the end of every answer. The objects received stay valid until a whole list replaces them.
 
 Version 0 of a list is the state in the server's memory. Servers that can't split that into pages answer with
 all objects, which are read one by one as they arrive.

@@ -39,8 +39,7 @@ class ClockReading:
 
     @property
     def usable(self) -> bool:
-        """Whether the reading can be used: the node's clock was not set back, and the answer came soon
-        enough."""
+        """Whether it can be used: the node's clock was not set back, and the answer came soon enough."""
         return self.steady > 0 and 0 <= self.latest - self.earliest <= LONGEST_NANOS
 
 

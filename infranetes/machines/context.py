@@ -187,5 +187,4 @@ class MachineContext(Protocol):
         """Let a write finish in the background and log its failure."""
 
     async def release_address(self, id: str) -> None:
-        """Remove host ports and tunnels to the address of the VM with this id, which may become another
-        VM's."""
+        """Remove host ports and tunnels of the VM with this id: its address may become another VM's."""

@@ -84,8 +84,7 @@ class Pace:
 class Member:
     """One VM of the pool.
 
-    :ivar taken: whether a pod is about to claim it. :ivar failures: how many successive checks its agent did
-        not answer.
+    :ivar taken: whether a pod is about to claim it. :ivar failures: successive checks without an answer.
     """
 
     def __init__(self, record: PoolRecord, machine_for: Callable[[Member], PodMachine]) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overlay, which joins VMs elsewhere to the pods' network: addresses of the node's subnet, and tunnels."""
+"""The overlay, which joins distant VMs to the pods' network: addresses of the node's subnet, and tunnels."""

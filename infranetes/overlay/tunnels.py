@@ -107,8 +107,7 @@ class Tunnels:
         self._watch: TablesWatch | None = None
 
     def watched(self, mend: Mend) -> TablesWatch:
-        """Return a watch that calls `mend` when another program changes the table, which must stay in
-        force."""
+        """Return a watch that calls `mend` when another program changes the table."""
         self._watch = TablesWatch(self._reactor, [("ip", self._table)], mend, self._opener)
         return self._watch
 

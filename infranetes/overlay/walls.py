@@ -47,8 +47,7 @@ class Walls:
 
     :param device: the node's end of the tunnels. :param directory: where the firewalls are saved.
     :param enforcing: False: all pods are open, including those that an earlier daemon has closed.
-    :param inside: the prefix of commands that run in the network namespace. :param opener: `open_socket`,
-        there.
+    :param inside: the prefix of commands in the network namespace. :param opener: `open_socket` there.
     """
 
     def __init__(
@@ -103,8 +102,7 @@ class Walls:
     async def set(self, id: str, address: str, firewall: PodFirewall) -> None:
         """Put a sandbox's firewall in force, now and after a restart.
 
-        :raise FailedPrecondition: firewalls are turned off. :raise Unavailable: the former one is in
-            force."""
+        :raise FailedPrecondition: firewalls are turned off. :raise Unavailable: the former one holds."""
         if not self._enforcing:
             raise FailedPrecondition("NetworkPolicies are turned off: kubernetes.network_policies is false")
         try:

@@ -57,8 +57,7 @@ async def asked_for(
     resources: cri.LinuxContainerResources,
     overhead: cri.LinuxContainerResources,
 ) -> tuple[Size, bool]:
-    """Return the size that the pod asks for, and whether it is complete: False if its containers' requests
-    are not known.
+    """Return the size that the pod asks for, and whether its containers' requests are known and in it.
 
     :param resources: the sum of its containers' resources, as kubelet gives it.
     :raise InvalidArgument: an annotation is malformed; the message names it."""

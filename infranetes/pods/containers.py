@@ -39,8 +39,7 @@ class Containers:
         self._stop = ContainerStop(node, sandboxes, self.machine_images)
 
     def lookup(self, id: str) -> Container:
-        """Return the container with this id or prefix of one, if the CRI shows it, and record that it is
-        claimed.
+        """Return the container with this id or prefix of one, if the CRI shows it, and record it as claimed.
 
         :raise NotFound: there is none. :raise InvalidArgument: there are several."""
         container = self._node.inventory.container(id)

@@ -2,8 +2,7 @@
 """Removing images from VMs, once no container has used them for a while.
 
 Nothing is recorded: the agent and the provider are asked what the VM has and is shown, so what an earlier
-daemon left is found too. Removal is never urgent: a failure is logged, and the next removed container leads
-to another try.
+daemon left is found too. Removal is never urgent: failures are logged, and it is tried again later.
 """
 
 from __future__ import annotations

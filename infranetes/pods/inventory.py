@@ -119,8 +119,7 @@ class Sandbox:
     :ivar ending: destroys the VM after a failed launch or boot, or with its container.
     :ivar zone: the zone that its VM has to be in; "": any. None: this process has not looked it up.
     :ivar interrupted: the reason why the cloud will take its VM away; "": none is known. An interrupted
-        sandbox is shown as not ready and gets no more containers. Its agent reports the reason to each
-        daemon.
+        sandbox is shown as not ready and gets no more containers. Its agent reports this to each daemon.
     """
 
     def __init__(self, record: SandboxRecord, machine_for: Callable[[Sandbox], PodMachine]) -> None:
@@ -157,8 +156,7 @@ class Sandbox:
 
     @property
     def timeline(self) -> Timeline:
-        """The events of its life in this process, including those of a VM from the pool before it was
-        claimed."""
+        """The steps of its life in this process, including those of a pool's VM before it was claimed."""
         return self.machine.timeline
 
     def change_machine(self, machine: PodMachine) -> None:

@@ -93,8 +93,7 @@ class Logs:
             container.pump.abort()
 
     async def stop(self, containers: Iterable[Container]) -> None:
-        """Stop writing these containers' logs and save their positions, from which a later daemon
-        continues."""
+        """Stop writing these containers' logs, and save the positions where a later daemon continues."""
         await stop_all(self._reactor, [one.pump.log for one in containers if one.pump is not None])
 
 

@@ -56,8 +56,7 @@ async def _enforce_inside(node: NodeContext, sandbox: Sandbox, firewall: PodFire
 
 
 async def _enforce_at_tunnel(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> int:
-    """Put the firewall in force at the node's end of the tunnel; return the tunnel's port, or 0 without
-    one."""
+    """Put the firewall in force at the node's end of the tunnel; return the tunnel's port; 0: no tunnel."""
     if node.overlay is None or not node.overlay.knows(sandbox.id):
         return 0
     await node.overlay.set_firewall(sandbox.id, firewall)
@@ -105,7 +104,7 @@ class PodFirewalls:
             kept.working.cancel()
 
     def renew(self, sandbox: Sandbox) -> None:
-        """Put the sandbox's firewall in force once more."""
+        """Put the sandbox's firewall in force again."""
         kept = self._kept.get(sandbox.id)
         if kept is not None:
             kept.firewall = None

@@ -27,8 +27,7 @@ _log = Logger()
 
 
 def network_of(node: NodeContext, handler: Handler, config: cri.PodSandboxConfig) -> str:
-    """Return the network from which the pod has its address, as recorded: CNI, or one of NETWORKS; "" where
-    the provider has only one."""
+    """Return the network of the pod's address, as recorded: CNI, one of NETWORKS, or "" without a choice."""
     if handler.network == CNI:
         return CNI
     chosen = network(config.annotations) or handler.network

@@ -158,8 +158,7 @@ class Reconciler:
             await self._node.pod_volumes.sweep(side)
 
     async def orphans(self) -> tuple[list[Orphan], list[str]]:
-        """Return the VMs that are tagged as this node's but have no record, and the errors of providers that
-        could not be asked.
+        """Return the VMs that are tagged as this node's but have no record, and the errors of providers.
 
         :raise InfranetesError: no provider could be asked."""
         sides = list(self._node.sides.values())
@@ -228,8 +227,9 @@ class Reconciler:
                       sandbox=sandbox.id, error=error)  # fmt: skip
 
     async def _finish_removals(self, sandbox: Sandbox) -> None:
-        """Finish removals that an earlier daemon began, once the agent can be asked, or the provider for a
-        container that is the VM."""
+        """Finish removals that an earlier daemon began, once the agent can be asked.
+
+        For a container that is the VM, the provider is asked instead."""
         removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
         if removing and sandbox.watch is not None:
             await (

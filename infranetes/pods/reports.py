@@ -157,8 +157,7 @@ def _rank(report: vmserver.ContainerState) -> int:
 
 
 def collect_output(node: NodeContext, container: Container) -> Deferred[None]:
-    """Bring the writes of an ended container, to volumes and to its log, to the node, as far as time
-    allows."""
+    """Bring an ended container's volumes and log to the node, as far as time allows."""
     if container.collecting is None:
         container.collecting = Flight(_collect_output(node, container))
     return container.collecting.join()

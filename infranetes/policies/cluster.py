@@ -77,8 +77,7 @@ class ClusterPolicies(Cluster):
         self._subscribers.append(changed)
 
     def _renew(self) -> None:
-        """Schedule the settling of what has changed, after a rest, and report the firewalls already
-        settled."""
+        """Schedule the settling of changes, after a rest, and report the firewalls settled so far."""
         if self.complete and self._model.unsettled and not self._settling:
             self._settling = True
             rest = max(0.0, self._rested_at - self._reactor.seconds())

@@ -36,8 +36,7 @@ class PodPolicies(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why the cluster can't be followed now, as a message: mostly because of missing rights; "": it can
-        be."""
+        """Why the cluster can't be followed now, such as for missing rights, as a message; "": it can be."""
 
     def add(self, pod: LocalPod) -> None:
         """Compute a firewall for a pod of this node from now on.

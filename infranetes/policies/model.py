@@ -185,8 +185,9 @@ class Model:
     # Firewalls
 
     def settle(self, changed: set[str]) -> Iterator[None]:
-        """Compute the firewalls that may have changed, in small steps; add the ids of those that have to
-        `changed`."""
+        """Compute the firewalls that may have changed, in small steps.
+
+        :param changed: the ids of the pods whose firewalls have changed are added to it."""
         while self._marked:
             id = next(iter(self._marked))
             del self._marked[id]

@@ -87,7 +87,7 @@ class PortName:
 
 @attrs.frozen
 class Rule:
-    """What a policy allows. :ivar peers: None: all peers. :ivar ports: None: all ports and protocols."""
+    """One rule of a policy. :ivar peers: None: all peers. :ivar ports: None: all ports and protocols."""
 
     peers: tuple[PodPeer | Block, ...] | None
     ports: tuple[Ports | PortName, ...] | None

@@ -25,7 +25,7 @@ def updates(table: Table, since: int | None) -> Iterator[vmserver.ServiceRulesUp
 class Batch:
     """The messages that bring VMs up to date.
 
-    Each is made when first asked for, from the table as it was before.
+    Each is made when first asked for, from the table as it was when the batch was made.
 
     :param since: the number up to which the VMs have the changes; None: not known.
     :ivar number: the number up to which the VMs have the changes afterwards.

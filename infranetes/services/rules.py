@@ -50,8 +50,7 @@ class Rule:
 
     :ivar endpoints: the endpoints among which connections are spread evenly.
     :ivar cluster_ip: whether connections to other ports of this address are refused.
-    :ivar source_ranges: the networks from which connections are accepted; others are dropped. Empty: all are
-        accepted.
+    :ivar source_ranges: connections from other networks are dropped; empty: all are accepted.
     """
 
     endpoints: tuple[Target, ...]

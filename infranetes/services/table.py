@@ -39,14 +39,12 @@ class Table:
     """The rules of all Services.
 
     :param node: this daemon's node, which decides which endpoints are local or near.
-    :ivar id: identifies this table: numbers of another table, such as an earlier daemon's, do not apply to
-        it.
+    :ivar id: identifies this table: numbers of other tables, such as an earlier daemon's, do not apply.
     :ivar number: the number of the last change.
     :ivar news: the times at which changes were received.
     :ivar ranges: the ranges of Services' addresses; connections to an unused address in them are dropped.
     :ivar ranges_number: the number of the change that set `ranges`.
-    :ivar complete: whether all Services and endpoints of the cluster have been received; nothing is sent
-        before.
+    :ivar complete: whether all Services and endpoints have been received; nothing is sent before.
     """
 
     def __init__(self, node: OwnNode) -> None:
@@ -149,8 +147,7 @@ class Table:
             self.ranges, self.ranges_number = now, self.number
 
     def move(self, node: OwnNode) -> Iterator[None]:
-        """Record this node's name and zone, which may change. Iterate over the result to do the work in small
-        steps."""
+        """Record this node's name and zone, which may change, in small steps."""
         if node != self._node:
             self._node = node
             for number, name in enumerate(tuple(self._services), 1):

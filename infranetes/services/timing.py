@@ -19,14 +19,12 @@ class News:
         self._heard: deque[tuple[int, float]] = deque(maxlen=MOST_NEWS)
 
     def note(self, number: int, heard_at: float) -> None:
-        """Record the time at which the changes up to `number`, as far as not recorded before, were
-        received."""
+        """Record when the changes up to `number`, as far as not recorded before, were received."""
         if number > (self._heard[-1][0] if self._heard else 0):
             self._heard.append((number, heard_at))
 
     def after(self, number: int) -> float | None:
-        """Return when the first change after `number` was received, or None if there is none or it is not
-        known."""
+        """Return when the first change after `number` was received; None: no such change is known."""
         found = None
         for last, heard_at in reversed(self._heard):
             if last <= number:

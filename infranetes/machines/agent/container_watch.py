@@ -61,22 +61,22 @@ class IContainerListener(Interface):
     """A listener to the agent's reports, called in their order."""
 
     def snapshot_requested() -> None:
-        """A snapshot is requested. It may lack containers that are made from now on."""
+        """Expect a snapshot, which may lack containers that are made from now on."""
 
     def snapshot(states: dict[str, vmserver.ContainerState]) -> None:
-        """A snapshot arrived: the states of all containers, by id."""
+        """Take a snapshot: the states of all containers, by id."""
 
     def changed(state: vmserver.ContainerState) -> None:
-        """One container has a new state."""
+        """Take the new state of one container."""
 
     def removed(container_id: str) -> None:
-        """One container is gone."""
+        """Learn that one container is gone."""
 
     def interrupted(interruption: vmserver.Interruption) -> None:
-        """The cloud will take the VM away. Called again after each snapshot."""
+        """Learn that the cloud will take the VM away. Called again after each snapshot."""
 
     def reach_changed(reach: Reach) -> None:
-        """The agent's reach has changed."""
+        """Learn that the agent's reach has changed."""
 
 
 class WatchedAgent(Protocol):
