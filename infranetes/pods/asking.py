@@ -57,7 +57,8 @@ async def asked_for(
     resources: cri.LinuxContainerResources,
     overhead: cri.LinuxContainerResources,
 ) -> tuple[Size, bool]:
-    """Return the size that the pod asks for, and whether its containers' requests are known and in it.
+    """Return the size that the pod asks for, and whether that includes its containers' requests: they may be
+    unknown.
 
     :param resources: the sum of its containers' resources, as kubelet gives it.
     :raise InvalidArgument: an annotation is malformed; the message names it."""

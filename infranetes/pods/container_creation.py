@@ -158,8 +158,8 @@ class ContainerCreation:
     async def _undo(self, container: Container, asked: list[AgentClient]) -> None:
         """Remove what exists of the container.
 
-        If its agent can't be reached now, it is removed after the agent's
-        next snapshot, which shows a container without a record."""
+        If its agent can't be reached now, it is removed after the agent's next snapshot, which shows a
+        container without a record."""
         self._node.inventory.discard_container(container)
         for agent in asked:
             try:

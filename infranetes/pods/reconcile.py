@@ -158,7 +158,8 @@ class Reconciler:
             await self._node.pod_volumes.sweep(side)
 
     async def orphans(self) -> tuple[list[Orphan], list[str]]:
-        """Return the VMs that are tagged as this node's but have no record, and the errors of providers.
+        """Return the VMs that are tagged as this node's but have no record, and failed providers' error
+        messages.
 
         :raise InfranetesError: no provider could be asked."""
         sides = list(self._node.sides.values())

@@ -76,8 +76,8 @@ class ContainerRecord:
 
 @attrs.frozen
 class LogPosition:
-    """The position up to which a container's log is written: the agent's cursor, and the file's state
-    then."""
+    """The position up to which a container's log is written: the agent's cursor, and the file's inode and
+    size."""
 
     cursor: str
     inode: int

@@ -52,7 +52,7 @@ class DiskClient(AgentCalls):
         return str(found.device)
 
     async def sync_disk(self, serial: str) -> None:
-        """Flush pending writes to a disk, which stays mounted. Idempotent.
+        """Flush pending writes to a disk, which stays in use. Idempotent.
 
         :raise NotFound: the disk is neither mounted nor a container's.
         :raise Unimplemented: the VM's agent is of an earlier release."""

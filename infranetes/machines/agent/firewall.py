@@ -29,9 +29,10 @@ class FirewallClient(AgentCalls):
         await self._call(self._stub.SetFirewall(request, timeout=SECONDS))
 
     async def _way(self, allowed: tuple[Allowed, ...] | None) -> vmserver.FirewallWay | None:
-        """Return the message of one direction.
+        """Return the message of one direction, made in several turns of the reactor.
 
-        Takes turns of the reactor: it may have ten thousand networks for each of many ports."""
+
+        It may have ten thousand networks for each of many ports."""
         if allowed is None:
             return None
         way = vmserver.FirewallWay()

@@ -37,6 +37,6 @@ class NfsClient(AgentCalls):
 
         :param within: how many seconds the agent waits for servers.
         :raise DeadlineExceeded: a server did not take the pending writes in time.
-        :raise FailedPrecondition: a server refused them."""
+        :raise FailedPrecondition: they could not be flushed for another reason."""
         request = vmserver.UnmountNfsRequest(seconds=within)
         await self._call(self._stub.UnmountNfs(request, timeout=within + _MARGIN_SECONDS))

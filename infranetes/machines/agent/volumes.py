@@ -113,8 +113,7 @@ class VolumeClient(AgentCalls):
         await self._call(self._stub.RemoveVolume(vmserver.RemoveVolumeRequest(id=id), timeout=30.0))
 
     async def measure_volumes(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the bytes that volumes take on the VM's disk, by id, as far as the agent has measured
-        them."""
+        """Return the bytes that volumes take on the VM's disk, by id, without those not measured yet."""
         request = vmserver.MeasureVolumesRequest(ids=ids)
         answer = await self._call(self._stub.MeasureVolumes(request, timeout=MEASURE_SECONDS))
         wanted = set(ids)
