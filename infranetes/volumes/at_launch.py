@@ -37,7 +37,7 @@ _log = Logger()
 
 @attrs.frozen
 class _Launch:
-    """What goes on for a sandbox. :ivar answers: happens once the agent of its VM does."""
+    """The work in progress for one sandbox. :ivar answers: happens once the agent of its VM answers."""
 
     flight: Flight[None]
     answers: Event[None]
@@ -150,7 +150,7 @@ class VolumesAtLaunch:
         await self._attach(sandbox, wanted)
 
     async def _wanted(self, sandbox: Sandbox) -> Sequence[PublishedVolume]:
-        """What is published for the pod, as far as it can be told."""
+        """Return the volumes that are published for the pod; none if they can't be found out."""
         options = sandbox.config.linux.security_context.namespace_options
         if user_namespace(options, "config.linux.security_context.namespace_options") is not None:
             return []  # its containers are refused them

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container may ask of a volume: a mount or a device, as the volume is."""
+"""Checks of a container's request for a volume: a file system as a mount, a raw volume as a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from infranetes_common.wire import cri
 
 
 def describe_device(index: int, device: cri.Device) -> str:
-    """A container's device as messages name it."""
+    """Return a container's device as messages name it."""
     return f"config.devices[{index}] ({device.host_path[:256]} at {device.container_path[:256]})"
 
 

@@ -23,7 +23,7 @@ _PART = re.compile(r"(?P<pods>.*/pods)/(?P<uid>[^/]+)/volume-subpaths/(?P<name>[
 
 @attrs.frozen
 class EmptyDir:
-    """What a mount is of.
+    """The emptyDir, or the part of one, that a mount shows.
 
     :ivar whole: the emptyDir. :ivar below: the path of what is mounted in it; "": all of it."""
 
@@ -32,11 +32,11 @@ class EmptyDir:
 
     @property
     def name(self) -> str:
-        """What the agent is to mount."""
+        """The name of the directory that the agent mounts."""
         return f"{self.whole.id}/{self.below}" if self.below else self.whole.id
 
     def has(self, path: str) -> bool:
-        """Whether a path of the node is in it, or is where kubelet binds parts of it."""
+        """Return whether a path of the node is in the emptyDir or where kubelet binds parts of it."""
         found = _WHOLE.fullmatch(self.whole.path)
         assert found is not None
         parts = f"{found['pods']}/{found['uid']}/volume-subpaths/{found['name']}"
@@ -44,17 +44,17 @@ class EmptyDir:
 
 
 def may_be_empty_dir(path: str, uid: str) -> bool:
-    """Whether `find_empty_dir` has to look."""
+    """Return whether `find_empty_dir` has to look."""
     found = _WHOLE.fullmatch(path) or _PART.fullmatch(path)
     return found is not None and bool(uid) and found["uid"] == uid
 
 
 def find_empty_dir(path: str, uid: str, table: MountTable) -> EmptyDir | None:
-    """What the path, which has no links, is of the emptyDirs of the pod with this UID; None: nothing. Blocks.
+    """Find the emptyDir of the pod with this UID that a path without links is, or lies in. Blocks.
 
-    One that has something mounted in it is None too.
+    None: the path is in none of them, or the emptyDir has something mounted in it.
 
-    :raise InvalidArgument: it is a part of one that can't be in a VM.
+    :raise InvalidArgument: the path is a part of an emptyDir, and that part can't be in a VM.
     :raise FailedPrecondition: it can't be looked at."""
     found = _WHOLE.fullmatch(path) or _PART.fullmatch(path)
     if found is None or not may_be_empty_dir(path, uid):

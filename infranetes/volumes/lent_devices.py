@@ -48,7 +48,7 @@ class LentDevices:
         return changed
 
     async def volume_at(self, path: str, provider: IPodProvider) -> PublishedVolume | None:
-        """What a device of the node is as a volume; None: there is no block device at this path.
+        """Return a device of the node as a volume; None: there is no block device at this path.
 
         :raise FailedPrecondition: pods may not have it."""
         [found] = await self._find([path])

@@ -29,9 +29,9 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 @attrs.frozen
 class Location:
-    """Where a file really is.
+    """The real place of a file: its file system and the path in it.
 
-    :ivar device: major:minor of the file system. :ivar path: in that file system.
+    :ivar device: major:minor of the file system. :ivar path: the path in that file system.
     :ivar writable: whether the mount that leads there is."""
 
     device: str
@@ -63,7 +63,7 @@ class Mount:
     super_options: bytes = b""
 
     def location(self, path: bytes) -> Location:
-        """The location of `path`, which is the mount point or below."""
+        """Return the location of `path`, which is the mount point or below."""
         below = path[len(self.mount_point) :].strip(b"/")
         whole = self.root.rstrip(b"/") + b"/" + below if below else self.root
         return Location(self.device, whole, self.writable)
@@ -130,7 +130,7 @@ def layout(mounts: Iterable[Mount], top: bytes) -> Layout:
 
 
 def mount_of(mounts: Iterable[Mount], path: bytes) -> Mount:
-    """The mount that a file is on, by its absolute path without links."""
+    """Return the mount that a file is on, by its absolute path without links."""
     return _topmost(_children(mounts), path)
 
 
@@ -166,13 +166,13 @@ class MountTable:
             return next((one.fs_type for one in self._mounts if one.device == number), "")
 
     def mounts(self) -> Sequence[Mount]:
-        """What is mounted. Raises as `layout` does."""
+        """Return the node's mounts. Raises as `layout` does."""
         with self._lock:
             self._read()
             return self._mounts
 
     def layout(self, path: str) -> Layout:
-        """The present layout of a directory. :raise OSError: the table can't be read."""
+        """Return the present layout of a directory. :raise OSError: the table can't be read."""
         with self._lock:
             self._read()
             if path not in self._layouts:
@@ -200,12 +200,12 @@ class MountTable:
 
 
 def changed_paths(before: Layout, now: Layout) -> frozenset[bytes]:
-    """The paths in a directory at which something was mounted or unmounted."""
+    """Return the paths in a directory at which something was mounted or unmounted."""
     return frozenset(path for path in {*before, *now} if before.get(path) != now.get(path))
 
 
 def outermost_writable(layout: Layout) -> list[bytes]:
-    """The writable mount points below a directory, without those that are inside one another."""
+    """Return the writable mount points below a directory, without those that are inside one another."""
     found: list[bytes] = []
     for path in sorted(layout):
         if path and layout[path].writable and not any(_inside(path, one) for one in found):

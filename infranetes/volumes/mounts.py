@@ -56,7 +56,7 @@ class Source:
 
 
 def describe(index: int, mount: cri.Mount) -> str:
-    """The mount as messages name it."""
+    """Return the mount as messages name it."""
     source = mount.image.image if mount.HasField("image") else mount.host_path
     return f"config.mounts[{index}] ({source[:256]} at {mount.container_path[:256]})"
 
@@ -105,12 +105,12 @@ def _check_path(named: str, mount: cri.Mount) -> None:
 
 
 def writable_paths(mounts: Iterable[cri.Mount]) -> set[str]:
-    """The node's paths, as the mounts name them, that a container can write to."""
+    """Return the node's paths, as the mounts name them, that a container can write to."""
     return {os.path.normpath(one.host_path) for one in mounts if one.host_path and not one.readonly}
 
 
 def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] = ()) -> Source:
-    """The source of a mount; a missing one is made, as a directory. Blocks.
+    """Return the source of a mount; a missing one is made, as a directory. Blocks.
 
     :param confined: directories that containers may write to: a link in one must not lead out of it.
     :raise InvalidArgument: a socket, device or pipe, or such a link.
@@ -161,7 +161,7 @@ def _file_system(path: str) -> os.statvfs_result:
 
 
 def _is_configuration(path: str, table: MountTable) -> bool:
-    """Whether it is kubelet's, or mounted from there, as kubelet does for a subPath."""
+    """Return whether the path is one of kubelet's, or mounted from one, as kubelet does for a subPath."""
     inner = os.fsdecode(table.layout(path)[b""].path)
     return any(_CONFIGURATION.search(each) for each in (path, inner))
 

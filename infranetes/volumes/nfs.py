@@ -38,9 +38,9 @@ _DEFAULTS = frozenset({"xprtsec=none", "fatal_neterrors=none", "fatal_neterrors=
 
 @attrs.frozen
 class NfsVolume:
-    """What a container is to mount.
+    """The NFS volume, or the part of one, that a container mounts.
 
-    :ivar below: the path in what is mounted; "": all of it. It has no `..`."""
+    :ivar below: the path of the part in the volume, without `..`; "": all of the volume."""
 
     mount: NfsMount
     below: str
@@ -48,15 +48,17 @@ class NfsVolume:
 
 
 def may_be_nfs(path: str, uid: str) -> bool:
-    """Whether `find_nfs` has to look for a pod with this UID."""
+    """Return whether `find_nfs` has to look for a pod with this UID."""
     found = _PATH.fullmatch(path)
     return found is not None and bool(uid) and found["uid"] == uid and os.path.normpath(path) == path
 
 
 def find_nfs(path: str, uid: str, table: MountTable) -> NfsVolume | None:
-    """What a path of the node is of the NFS volumes of the pod with this UID; None: nothing. Blocks.
+    """Find the NFS volume of the pod with this UID that a path of the node is, or lies in. Blocks.
 
-    :raise InvalidArgument: :raise FailedPrecondition: it can't be had in a VM; says why."""
+    None: the path lies in none of them.
+
+    :raise InvalidArgument: :raise FailedPrecondition: it can't be mounted in a VM; the message says why."""
     found = _PATH.fullmatch(path)
     if found is None or not may_be_nfs(path, uid):
         return None
@@ -77,7 +79,7 @@ def find_nfs(path: str, uid: str, table: MountTable) -> NfsVolume | None:
 
 
 def _whole(mounts: Sequence[Mount], part: Mount, directory: str, name: str) -> Mount:
-    """The volume that a subPath is of."""
+    """Return the volume that a subPath is of."""
     point = re.compile(rf"{re.escape(directory)}/[^/]+/{re.escape(name)}(/mount)?")
     for one in mounts:
         above = one.source.rstrip(b"/") + b"/"

@@ -40,7 +40,7 @@ class NfsMounts:
         self._table = MountTable()
 
     async def find(self, path: str, uid: str) -> NfsVolume | None:
-        """As `find_nfs`."""
+        """Call `find_nfs` in a thread."""
         return await run_in_thread(self._reactor, find_nfs, path, uid, self._table)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class NfsVolumes:
         self._find = find
 
     def concern(self, container: Container) -> bool:
-        """Whether the container may have one, by its mounts' paths."""
+        """Return whether the container may have an NFS volume, judging by its mounts' paths."""
         return _may_have_one(container.sandbox, container.config.mounts)
 
     async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:

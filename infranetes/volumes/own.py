@@ -36,9 +36,9 @@ _log = Logger()
 
 @attrs.define(eq=False)
 class OwnVolume:
-    """One of them.
+    """A volume that is the VM's own.
 
-    :ivar vm: what has it, as `_vm` names it; "": nothing yet."""
+    :ivar vm: the VM, or boot of it, that has the volume, as `_vm` names it; "": none yet."""
 
     source: Source
     vm: str = ""
@@ -163,12 +163,12 @@ class OwnVolumes:
 
 
 async def _vm(sandbox: Sandbox, source: Source) -> str:
-    """What has a volume once it is brought: the VM, by its provider's id, or in memory its present boot."""
+    """Name a volume's holder: the VM, by its provider's id, and for a volume in memory also its boot."""
     instance = sandbox.record.instance_id
     return f"{instance} {(await sandbox.agent().info()).boot_id}" if source.in_memory else instance
 
 
 def _on_disk(volumes: Mapping[str, OwnVolume]) -> dict[str, Source]:
-    """The emptyDirs whose use is shown. One in memory can't exceed its size, and a file would take the
+    """Return the emptyDirs whose use is shown. One in memory can't exceed its size, and a file would take the
     node's."""
     return {id: one.source for id, one in volumes.items() if one.vm and not one.source.in_memory}

@@ -58,7 +58,7 @@ _log = Logger()
 
 
 class LooksUp(Protocol):
-    """What of `infranetes.volumes.published_mounts.PublishedMounts` is needed."""
+    """The part of `infranetes.volumes.published_mounts.PublishedMounts` that is used here."""
 
     def find(self, paths: Sequence[str]) -> Awaitable[Sequence[PublishedVolume | InfranetesError | None]]: ...
 
@@ -177,7 +177,7 @@ class PodVolumes:
         return serial
 
     async def _recorded(self, sandbox: Sandbox, wanted: PublishedVolume) -> AttachmentRecord:
-        """The record that the volume is the sandbox's.
+        """Return the record that the volume is the sandbox's.
 
         :raise FailedPrecondition: another pod has it."""
         record = self._records.get(wanted.volume)
@@ -244,7 +244,7 @@ class PodVolumes:
                 )
 
     def _has_at(self, volume: str, target: str) -> Sandbox | None:
-        """The sandbox of the pod that a path of kubelet's is of, if the volume is in its VM."""
+        """Return the sandbox of the pod that a path of kubelet's is of, if the volume is in its VM."""
         record = self._records.get(volume)
         if record is None or not record.serial:
             return None
@@ -268,7 +268,7 @@ class PodVolumes:
             return None
 
     def user_of(self, volume: str) -> str:
-        """The pod whose VM has a volume, for people; "": none."""
+        """Return the pod whose VM has a volume, for people; "": none."""
         record = self._records.get(volume)
         if record is None:
             return ""
@@ -284,7 +284,7 @@ class PodVolumes:
         return (record.sandbox_id, record.instance_id) == (sandbox.id, sandbox.record.instance_id)
 
     def _is_over(self, record: AttachmentRecord) -> bool:
-        """Whether the VM that the volume was recorded for is certainly no sandbox's any more."""
+        """Return whether the VM that the volume was recorded for certainly belongs to no sandbox any more."""
         sandbox = self._node.inventory.sandboxes.get(record.sandbox_id)
         return (
             self._records.get(record.id) is record
@@ -361,7 +361,7 @@ class PodVolumes:
 
 
 def _live_agent(sandbox: Sandbox) -> AgentClient | None:
-    """The agent of a sandbox's VM, if it is heard of now."""
+    """Return the agent of a sandbox's VM, if it is heard of now."""
     return sandbox.client if sandbox.watch is not None and sandbox.watch.live else None
 
 

@@ -71,14 +71,14 @@ class PublishedVolume:
 
     @property
     def raw(self) -> bool:
-        """Whether containers get a block device, rather than what is in a file system."""
+        """Whether containers get the block device itself rather than a file system."""
         return not self.filesystem
 
 
 def read(host_path: str, table: MountTable) -> PublishedVolume | None:
-    """What is published at a path of the node, or of what a path there is a part; None: no volume.
+    """Read the published volume that a path of the node is, or is a part of; None: no volume is.
 
-    :raise FailedPrecondition: a volume is, but what says how can't be read."""
+    :raise FailedPrecondition: a volume is published there, but its description can't be read."""
     try:
         path = resolve(host_path)
         mounts = table.mounts()
@@ -92,7 +92,7 @@ def read(host_path: str, table: MountTable) -> PublishedVolume | None:
 
 
 def targets(volume_id: str, table: MountTable) -> list[str]:
-    """The paths at which a volume is published.
+    """Return the paths at which a volume is published.
 
     :raise Unavailable: the node's mounts can't be read."""
     try:
@@ -105,9 +105,9 @@ def targets(volume_id: str, table: MountTable) -> list[str]:
 
 
 def for_pod(uid: str, table: MountTable) -> list[PublishedVolume]:
-    """What is published for the pod with this UID, by kubelet's paths; in the order of the volumes' ids.
+    """Return the volumes published for the pod with this UID, by kubelet's paths, ordered by volume id.
 
-    A volume of which can't be read how it is to be had is left out.
+    A volume whose description can't be read is left out.
 
     :raise Unavailable: the node's mounts can't be read."""
     whole = re.compile(rb".*/pods/" + re.escape(os.fsencode(uid)) + _VOLUME_OF_POD, re.DOTALL)
@@ -225,8 +225,8 @@ def _is_ours(mount: Mount) -> bool:
 
 
 def _read(mounts: Sequence[Mount], mount: Mount) -> PublishedVolume:
-    """What the file in a file system of ours says. Whoever has bound a part of it sees no such file, so it is
-    read where the whole is mounted."""
+    """Read the volume's description from the file in a file system of ours. A bind mount of a part does not
+    show this file, so it is read where the whole file system is mounted."""
     name = mount.source.removeprefix(PREFIX).decode(errors="replace")
     trouble = "it is mounted nowhere as a whole"
     for one in mounts:
@@ -261,7 +261,7 @@ def _content(mount: Mount) -> bytes | None:
 
 
 def not_seen(target: str) -> FailedPrecondition:
-    """Why nothing is mounted at a path of which the daemon has a mount of its own."""
+    """Return the error for a path where the daemon mounted a volume and kubelet does not see the mount."""
     return FailedPrecondition(
         f"{target}: kubelet does not see what the daemon mounts, which has mounts of its own; give it the "
         "node's by the drop-in systemd-csi.conf (docs/persistent-volumes.md) and restart it"
@@ -269,7 +269,7 @@ def not_seen(target: str) -> FailedPrecondition:
 
 
 def may_not(target: str, what: str) -> FailedPrecondition:
-    """Why a daemon without the right to do something does not do it."""
+    """Return the error for something that the daemon lacks the right to do."""
     return FailedPrecondition(
         f"{target}: the daemon may not {what}: it needs CAP_SYS_ADMIN and the node's loop devices, which its "
         "unit does not give; give them by the drop-in systemd-csi.conf (docs/persistent-volumes.md) and "
@@ -278,7 +278,7 @@ def may_not(target: str, what: str) -> FailedPrecondition:
 
 
 def document(volume: PublishedVolume) -> Mapping[str, object]:
-    """What says how a volume is wanted, for `volume_of`."""
+    """Return the volume's description, which `volume_of` reads."""
     return {
         "volume": volume.volume,
         "filesystem": volume.filesystem,
@@ -289,7 +289,7 @@ def document(volume: PublishedVolume) -> Mapping[str, object]:
 
 
 def volume_of(document: Mapping[str, object]) -> PublishedVolume:
-    """The volume that a document tells of, unchecked.
+    """Return the volume that a document tells of, unchecked.
 
     :raise ValueError: :raise KeyError: :raise TypeError: it is no such document."""
     volume, filesystem, flags = document["volume"], document["filesystem"], document["mount_flags"]

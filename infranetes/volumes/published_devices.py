@@ -77,9 +77,9 @@ class PublishedDevice:
 
 
 def read(path: str) -> PublishedVolume | None:
-    """What raw volume a path of the node stands for, also by a link or a mount of it; None: none.
+    """Read the raw volume that a path of the node leads to, also by a link or a mount; None: there is none.
 
-    :raise FailedPrecondition: it does, but what says how can't be read."""
+    :raise FailedPrecondition: it leads to one whose description can't be read."""
     try:
         path = resolve(path)
         if not is_loop_device(os.stat(path)):
@@ -103,7 +103,7 @@ def targets(volume_id: str) -> list[str]:
 
 
 def for_pod(uid: str) -> list[PublishedVolume]:
-    """What raw volumes are published for the pod with this UID, by kubelet's paths, in the order of ids.
+    """Return the raw volumes published for the pod with this UID, by kubelet's paths, ordered by volume id.
 
     :raise Unavailable: the node's devices can't be read."""
     with _errors(f"pod {uid}"):
@@ -150,12 +150,12 @@ def unpublish(target: str, table: MountTable) -> None:
 
 
 def any_published() -> bool:
-    """Whether there is one on this node. :raise OSError: its devices can't be read."""
+    """Return whether this node has any published raw volume. :raise OSError: its devices can't be read."""
     return bool(loop_devices_of(BACKING_FILE))
 
 
 def _is_published(target: str, path: bytes, volume: PublishedVolume, table: MountTable) -> bool:
-    """Whether a volume is published at a path; what is left there of one that was not quite is taken away.
+    """Return whether a volume is published at a path. Remove the rest of one that was published in part.
 
     :raise AlreadyExists: :raise FailedPrecondition: see `check_same`."""
     if mount_of(table.mounts(), path).mount_point != path:
@@ -195,9 +195,9 @@ def _make(path: bytes, volume: PublishedVolume) -> None:
 
 
 def _told_by(device: LoopDevice) -> PublishedDevice | None:
-    """What a loop device says; None: it is not ours.
+    """Read the volume's description from a loop device; None: the device is not ours.
 
-    :raise FailedPrecondition: it says nothing that could be understood."""
+    :raise FailedPrecondition: the description can't be understood."""
     if device.backing_file() != BACKING_FILE:
         return None
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which volumes are published at paths that containers name, looked up where nothing can hang."""
+"""Look-ups of the volumes published at paths that containers name, done where they can't hang the daemon."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PublishedMounts:
         self._lanes = Lanes(reactor, "published volumes", THREADS)
 
     async def find(self, paths: Sequence[str]) -> list[PublishedVolume | InfranetesError | None]:
-        """What is published at each of these paths, or why that can't be told; None: nothing, or no path."""
+        """Return each path's published volume, or the error of its look-up; None: no volume, or no path."""
         if not await run_in_thread(self._reactor, self._thd_any):
             return [None] * len(paths)
         looks = {path: self._look(path) for path in paths if path}
@@ -40,7 +40,7 @@ class PublishedMounts:
         return [_told(found.get(path)) for path in paths]
 
     async def find_for_pod(self, uid: str) -> list[PublishedVolume]:
-        """What is published for the pod with this UID, in the order of the volumes' ids.
+        """Return the volumes published for the pod with this UID, ordered by volume id.
 
         :raise InfranetesError: it can't be told."""
         if not uid or not await run_in_thread(self._reactor, self._thd_any):
@@ -48,7 +48,7 @@ class PublishedMounts:
         return await self._lanes.run(f"pod {uid}", FIND_SECONDS, self._thd_for_pod, uid)
 
     async def find_block_devices(self, paths: Sequence[str]) -> list[str]:
-        """The block devices of the node at each of these paths, without links; "": none.
+        """Return the block devices of the node at each of these paths, without links; "": none.
 
         :raise InfranetesError: it can't be told."""
         found = await settled(self._lanes.run(path, FIND_SECONDS, _thd_block_device, path) for path in paths)

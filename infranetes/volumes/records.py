@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the next daemon has to know of volumes, below one directory: `SANDBOX/VOLUME.json` of those that are
-carried, `SANDBOX/VOLUME.own` of the VM's own. It all blocks."""
+"""The records of volumes that a restarted daemon needs, in one directory: `SANDBOX/VOLUME.json` for carried
+volumes, `SANDBOX/VOLUME.own` for the VM's own. Everything here blocks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _log = Logger()
 
 @attrs.frozen
 class VolumeRecord:
-    """One volume.
+    """The record of one carried volume.
 
-    :ivar users: with whose ids the pod sees its files; None: they are as on the node.
+    :ivar users: the user namespace in which the pod sees the files' ids; None: ids are as on the node.
     :ivar layout: the locations it is made of; None: whatever is mounted there.
-    :ivar base: what node and VM both had when they last were the same; None: not known, or not needed."""
+    :ivar base: the content of node and VM when they last were equal; None: not known, or not needed."""
 
     source: Source
     writable: bool
@@ -42,7 +42,7 @@ class VolumeRecord:
 
 @attrs.frozen
 class OwnRecord:
-    """One volume that is the VM's own, and is in it.
+    """The record of a volume that is the VM's own and has been made in it.
 
     :ivar vm: which VM. :ivar users: as above."""
 

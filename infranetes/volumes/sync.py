@@ -64,9 +64,9 @@ class VolumeSync:
         await self._put(agent, volume, ordered(node.values()), [])
 
     async def try_sync(self, sandbox: Sandbox, volume: Volume) -> None:
-        """As `sync`, but failures are logged; the volume is compared again in time.
+        """Call `sync`, but log failures; the volume is compared again later.
 
-        One that containers have is made in a VM which lacks it."""
+        A volume that containers use is made anew in a VM that lacks it."""
         try:
             async with volume.lock:
                 await self._sync(sandbox, volume, make=bool(volume.containers))
@@ -121,8 +121,8 @@ class VolumeSync:
             _log.info("{path} is carried again", path=volume.source.path)
 
     async def _list(self, agent: AgentClient, volume: Volume) -> Manifest | None:
-        """What the VM has; None: no such volume. If nothing can have changed there since the last comparison
-        it is not asked."""
+        """Return the VM's content of the volume; None: the VM has no such volume. It is not asked if nothing
+        can have changed there since the last comparison."""
         if volume.base is not None and not volume.writable:
             return volume.base
         try:
@@ -149,7 +149,7 @@ class VolumeSync:
     async def _read(
         self, volume: Volume, entries: list[Entry], removed: list[bytes]
     ) -> AsyncIterator[Change]:
-        """What goes to the VM."""
+        """Yield the changes that are sent to the VM."""
         changes: Iterator[Change] = read(volume.tree, entries)
         while taken := await self.at_source(volume.source, batch, changes):
             for change in taken:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One volume: what node and VM had when they last were the same, and what the node has now."""
+"""A carried volume: the content of node and VM when they last were equal, and the node's present content."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from infranetes_common.user_namespaces import UserNamespace
 
 
 class Volume:
-    """One volume.
+    """One carried volume.
 
-    :ivar lock: held by whoever compares or removes it.
-    :ivar users: with whose ids the pod sees its files; None: they are as on the node.
+    :ivar lock: held while the volume is compared or removed.
+    :ivar users: the user namespace in which the pod sees the files' ids; None: ids are as on the node.
     :ivar layout: the locations it was made of when a container last began; None: whatever is mounted there.
-    :ivar base: what both sides had when they last were the same; None: not known.
-    :ivar last_seen: what the node had at the last comparison.
+    :ivar base: the content of both sides when they last were equal; None: not known.
+    :ivar last_seen: the node's content at the last comparison.
     :ivar hidden: the paths that did not count in it,
         because something was mounted or unmounted there after a container began.
     :ivar due: whether it has to be compared again.
@@ -57,13 +57,13 @@ class Volume:
 
     @property
     def record(self) -> VolumeRecord:
-        """What the next daemon has to know of it."""
+        """Return the record that a restarted daemon needs."""
         base = self.base if self.writable else None
         containers = tuple(sorted(self.containers))
         return VolumeRecord(self.source, self.writable, containers, self.layout, base, self.users)
 
     def scan(self, bounds: Bounds) -> tuple[Manifest, frozenset[bytes]]:
-        """What the node has, and the `hidden` paths, at which that does not count. Blocks.
+        """Return the node's content, and the `hidden` paths, at which the content does not count. Blocks.
 
         :raise Changed: :raise FailedPrecondition: :raise ResourceExhausted: as `stable_scan`."""
         hidden = self._hidden()
@@ -73,7 +73,7 @@ class Volume:
         return found, hidden
 
     def changed(self, bounds: Bounds) -> bool:
-        """Whether the node has anything else than what was `last_seen`. Blocks; raises as `scan`."""
+        """Return whether the node's content differs from `last_seen`. Blocks; raises as `scan` does."""
         hidden = self._hidden()
         if self.last_seen is None or hidden != self.hidden:
             return True

@@ -157,7 +157,7 @@ class Volumes:
         )
 
     def _writable_paths(self) -> set[str]:
-        """The directories that some container may write to."""
+        """Return the directories that some container may write to."""
         return {
             one.source.path
             for of_sandbox in self._volumes.values()
