@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver of Kubernetes' volumes, by the Container Storage Interface: it translates and validates.
+"""The Container Storage Interface (CSI) driver for Kubernetes' volumes: it translates and validates calls.
 
-What a volume is, the provider knows (`infranetes.providers.volumes`); where kubelet has it published, the
-node's mount table (`infranetes.volumes.published`).
+The provider keeps the volumes themselves (`infranetes.providers.volumes`); the node's mount table says where
+kubelet has them published (`infranetes.volumes.published`).
 """

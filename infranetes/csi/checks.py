@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of volumes: checked, and words of CSI translated."""
+"""Checks of CSI requests, and translations from CSI's terms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class IsOfVolume(Protocol):
 
 @attrs.frozen
 class Wanted:
-    """How a pod is to have a volume. :ivar filesystem: "": none, but the disk itself."""
+    """The way a pod wants a volume. :ivar filesystem: "": no file system but the disk itself."""
 
     filesystem: str
     mount_flags: tuple[str, ...]
@@ -44,12 +44,12 @@ class Wanted:
 
 
 def volume_id(request: IsOfVolume) -> str:
-    """The id in a request. :raise InvalidArgument: there is none, or it can't be one."""
+    """Return the id in a request. :raise InvalidArgument: there is none, or it can't be one."""
     return text("volume_id", request.volume_id, MAX_ID)
 
 
 def text(name: str, value: str, most: int) -> str:
-    """A field that has to be given. :raise InvalidArgument: it is empty or too long, or no text."""
+    """Return a field that has to be given. :raise InvalidArgument: it is empty or too long, or no text."""
     if not value:
         raise InvalidArgument(f"{name} is missing")
     if len(value.encode()) > most:
@@ -60,7 +60,7 @@ def text(name: str, value: str, most: int) -> str:
 
 
 def capability(found: csi.VolumeCapability) -> Wanted:
-    """What a capability says. :raise InvalidArgument: that can't be had; says what can."""
+    """Translate a capability. :raise InvalidArgument: it is not supported; the message says what is."""
     mode = found.access_mode.mode
     if mode not in _MODES:
         names = csi.VolumeCapability.AccessMode.Mode
@@ -106,7 +106,7 @@ def parameters(found: Mapping[str, str], kind: str = "StorageClass") -> None:
 
 
 def size(found: csi.CapacityRange, default: int, unit: int) -> int:
-    """The size of a volume that is to be made or enlarged, in whole units.
+    """Return the size of a volume that is to be made or enlarged, in whole units.
 
     :raise InvalidArgument: the range can't be. :raise GrpcError: OUT_OF_RANGE: no whole units are in it."""
     least, most = found.required_bytes, found.limit_bytes
@@ -123,7 +123,7 @@ def size(found: csi.CapacityRange, default: int, unit: int) -> int:
 
 
 def in_range(found: csi.CapacityRange, has: int) -> bool:
-    """Whether a volume that there is has what is asked for."""
+    """Return whether the size of an existing volume is in the range asked for."""
     return found.required_bytes <= has and (not found.limit_bytes or has <= found.limit_bytes)
 
 
@@ -136,14 +136,14 @@ def _group(value: str) -> int | None:
 
 
 class InFlight:
-    """What is being worked on: CSI has a second call for the same volume refused, not queued."""
+    """The calls in progress. By CSI's rules a second call for the same volume is refused, not queued."""
 
     def __init__(self) -> None:
         self._keys: set[str] = set()
 
     @contextmanager
     def only(self, key: str) -> Iterator[None]:
-        """Be the only one for a key. :raise GrpcError: ABORTED: somebody else is."""
+        """Hold a key exclusively. :raise GrpcError: ABORTED: another call holds it."""
         if key in self._keys:
             raise GrpcError(
                 Code.ABORTED, f"another call for volume {key[:80]!r} is under way; try again later"

@@ -40,7 +40,7 @@ _OFFERED = (
 
 
 class Controller:
-    """One method per RPC.
+    """CSI's Controller service: one method per RPC.
 
     :param volumes: the provider's. :param in_flight: shared with the Node service.
     :param grows: whether file systems are made larger with their volumes.
@@ -192,7 +192,7 @@ class Controller:
             raise ResourceExhausted(f"accessibility_requirements: {what} with {where} alone")
 
     def _topology(self, disk: VolumeDisk) -> dict[str, str]:
-        """Where a volume is, which need not be where others are made."""
+        """Return the topology of a volume, which may be in another zone than new volumes."""
         return {ZONE: disk.zone} if disk.zone else dict(self._volumes.topology)
 
     def _shown(self, disk: VolumeDisk) -> csi.Volume:

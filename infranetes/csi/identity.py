@@ -15,8 +15,8 @@ _EXPANSION = csi.PluginCapability.VolumeExpansion
 
 
 class Identity:
-    """One method per RPC. :param ready: whether the provider has started. :param has_places: whether a volume
-    is of some nodes alone; fails with Unavailable as long as that is not known."""
+    """CSI's Identity service: one method per RPC. :param ready: whether the provider has started.
+    :param has_places: whether only some nodes can use a volume; raises Unavailable until that is known."""
 
     def __init__(self, ready: Callable[[], bool], has_places: Callable[[], bool]) -> None:
         self._ready = ready

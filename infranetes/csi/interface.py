@@ -10,7 +10,7 @@ from zope.interface import Interface
 
 @attrs.frozen
 class VolumeUse:
-    """How full a volume's file system is. Bytes, and inodes; 0 inodes in all: it has no such limit."""
+    """The use of a volume's file system, in bytes and inodes; 0 `inodes`: it has no limit of inodes."""
 
     total: int
     used: int

@@ -21,9 +21,9 @@ _OF_PODS = (_RPC.GET_VOLUME_STATS, _RPC.EXPAND_VOLUME)
 
 
 class Node:
-    """One method per RPC.
+    """CSI's Node service: one method per RPC.
 
-    :param name: the node's. :param pods: whom to ask about volumes in VMs; None: nobody."""
+    :param name: the node's. :param pods: answers about volumes in VMs; None: nothing does."""
 
     def __init__(self, name: str, publisher: Publisher, pods: IPodVolumes | None = None) -> None:
         self._name = name
@@ -102,7 +102,7 @@ class Node:
         return self._pods
 
     async def _find(self, volume_id: str, path: str) -> PublishedVolume:
-        """How a volume is published at a path. :raise NotFound: it is not."""
+        """Return a volume as it is published at a path. :raise NotFound: it is not published there."""
         found = None
         if path.startswith("/"):
             found = await self._publisher.find(path)

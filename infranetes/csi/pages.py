@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists in pages, whose tokens hold whatever goes and comes meanwhile."""
+"""Lists in pages. Their tokens stay valid while entries are added and removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AFTER = "after:"  # and an id
 
 
 class HasId(Protocol):
-    """What is listed by its id."""
+    """An entry of a list that is ordered by id."""
 
     @property
     def id(self) -> str: ...
@@ -25,9 +25,9 @@ T = TypeVar("T", bound=HasId)
 
 
 def page(found: Sequence[T], most: int, token: str) -> tuple[Sequence[T], str]:
-    """A page of what is in the order of its ids, and the token for the next page; "": it is the last.
+    """Return a page of entries, which are in the order of their ids, and the next page's token; "": the last.
 
-    :param most: how many; 0: all. :param token: an earlier page's; "": the first page.
+    :param most: how many entries; 0: all. :param token: from an earlier page; "": the first page.
     :raise InvalidArgument: `most` can't be. :raise GrpcError: ABORTED: the token is none of ours."""
     if most < 0:
         raise InvalidArgument(f"max_entries: {most} is less than 0")

@@ -54,9 +54,9 @@ class Publisher:
             await run_in_thread(self._reactor, self._thd_unpublish, target, volume_id)
 
     async def find(self, path: str) -> PublishedVolume | None:
-        """What is published at a path; None: no volume.
+        """Return the volume published at a path; None: none is.
 
-        :raise FailedPrecondition: a volume is, but what says how can't be read."""
+        :raise FailedPrecondition: a volume is published there, but its description can't be read."""
         return await run_in_thread(self._reactor, self._thd_find, path)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How kubelet gets to know the driver: it calls this on a socket in its plugins_registry."""
+"""The registration of the driver with kubelet, which calls it on a socket in its plugins_registry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _log = Logger()
 
 
 class Registration:
-    """One method per RPC. :param endpoint: the path of the driver's own socket."""
+    """kubelet's Registration service: one method per RPC.
+
+    :param endpoint: the path of the driver's own socket."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint

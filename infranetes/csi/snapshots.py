@@ -25,7 +25,7 @@ _RPC = csi.ControllerServiceCapability.RPC
 
 
 class Snapshots:
-    """One method per RPC.
+    """The RPCs of CSI's Controller service for snapshots: one method per RPC.
 
     :param snapshots: the provider's. :param in_flight: shared with the other services."""
 
@@ -82,7 +82,7 @@ class Snapshots:
 
 
 def offered(snapshots: ISnapshots | None) -> tuple[csi.ControllerServiceCapability.RPC.Type, ...]:
-    """What the Controller offers besides for a provider that has these."""
+    """Return the capabilities that the Controller has in addition if the provider has snapshots."""
     if snapshots is None:
         return ()
     found = (_RPC.CREATE_DELETE_SNAPSHOT, _RPC.LIST_SNAPSHOTS, _RPC.GET_SNAPSHOT)
@@ -90,9 +90,9 @@ def offered(snapshots: ISnapshots | None) -> tuple[csi.ControllerServiceCapabili
 
 
 def source_of(request: csi.CreateVolumeRequest, snapshots: ISnapshots | None) -> VolumeSource | None:
-    """What a volume is to begin with; None: with zeros.
+    """Return the source of a new volume's content; None: it begins with zeros.
 
-    :raise InvalidArgument: it is neither a snapshot nor a volume, or the provider can't copy any.
+    :raise InvalidArgument: the source is neither a snapshot nor a volume, or the provider can't copy it.
     :raise NotFound: nothing can have its id."""
     if not request.HasField("volume_content_source"):
         return None
@@ -114,7 +114,7 @@ def source_of(request: csi.CreateVolumeRequest, snapshots: ISnapshots | None) ->
 
 
 def shown_source(source: VolumeSource) -> csi.VolumeContentSource:
-    """What a volume began with, in CSI's words."""
+    """Translate the source of a volume's content to CSI's message."""
     kinds = csi.VolumeContentSource
     if isinstance(source, FromSnapshot):
         return kinds(snapshot=kinds.SnapshotSource(snapshot_id=source.id))
