@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infranetes-flexvolume`, which kubelet runs for pods' FlexVolumes: it has the daemon do what kubelet asks.
+"""`infranetes-flexvolume`, which kubelet runs for pods' FlexVolumes: it passes the requests to the daemon.
 
-kubelet waits for each run, so what a run does not need is not imported.
+kubelet waits for each run, so a run imports only what it needs.
 """

@@ -44,11 +44,11 @@ Answer = dict[str, object]
 
 
 class Refused(Exception):
-    """What can't be done, and why."""
+    """A request that can't be done; the message says why."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Complains as kubelet can read it."""
+    """A parser that raises `Refused` for wrong arguments, so that kubelet can read the error."""
 
     def error(self, message: str) -> NoReturn:
         raise Refused(message)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of the daemon's control socket.
+"""A client that makes one call on the daemon's control socket.
 
-kubelet waits for it, so it is made of h2 alone: `txgrpc` and Twisted take three times the processor time to
-import, which is all that this takes.
+kubelet waits for it, so it uses only h2: importing `txgrpc` and Twisted takes three times the processor time,
+and imports are nearly all of a run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _OK, _DEADLINE_EXCEEDED, _UNIMPLEMENTED = "0", "4", "12"  # grpc-status
 
 
 class Failed(Exception):
-    """What the daemon refused, or that there is none."""
+    """A call that the daemon refused, or no daemon that answers."""
 
 
 def mount(socket: str, directory: str, volume: Volume) -> None:
-    """Have a volume mounted at a path. :raise Failed: it is not."""
+    """Have the daemon mount a volume at a path. :raise Failed: it did not."""
     request = control.MountVolumeRequest(
         target=directory,
         pod_uid=volume.pod_uid,

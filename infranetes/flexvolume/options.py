@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a FlexVolume's options say. They are a cluster's users' words, so they are checked and bounded."""
+"""The options of a FlexVolume. Users of the cluster write them, so they are checked and bounded."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _TRUTH = {
 
 
 class Refused(Exception):
-    """What is asked can't be had; says what can."""
+    """A request that is not supported; the message says what is."""
 
 
 @attrs.frozen
 class Volume:
-    """A volume as a pod is to have it.
+    """A volume as a pod wants it.
 
     :ivar volume: its id, or the name that it is made by. :ivar size: in bytes, of a volume that is to be made
     if there is none; 0: it has to be there. :ivar group: the group that is to own its files."""
@@ -71,7 +71,7 @@ class Volume:
 
 
 def read(text: str) -> Mapping[str, str]:
-    """The options, as kubelet gives them. :raise Refused: they are none."""
+    """Return the options, as kubelet gives them. :raise Refused: they are none."""
     if len(text.encode(errors="surrogateescape")) > MAX_BYTES:
         raise Refused(f"the options have over {MAX_BYTES} bytes")
     try:
@@ -93,7 +93,7 @@ def read(text: str) -> Mapping[str, str]:
 
 
 def volume(options: Mapping[str, str]) -> Volume:
-    """What is to be mounted. :raise Refused: it can't be had."""
+    """Return the volume to mount. :raise Refused: the options ask for something unsupported."""
     if _truth(options, "deviceOnly", False) or not _truth(options, "mount", True):
         raise Refused(
             "volumes are file systems: a disk that is not mounted (deviceOnly, mount: false) is not offered"
@@ -116,7 +116,7 @@ def volume(options: Mapping[str, str]) -> Volume:
 
 
 def name(options: Mapping[str, str]) -> str:
-    """What the cluster is to call the volume. :raise Refused: it has no name."""
+    """Return the volume's name in the cluster. :raise Refused: it has no name."""
     found = options.get("volumeID") or options.get(_NAME, "")
     if not found:
         raise Refused("the volume has no name: neither volumeID nor one of its own")
@@ -130,7 +130,7 @@ def _id(given: str) -> str:
 
 
 def _name(options: Mapping[str, str]) -> str:
-    """The name of a volume that is this pod's alone. A pod that is made anew under its name, such as a
+    """Return the name of a volume that is this pod's alone. A pod that is made anew under its name, such as a
     StatefulSet's, has the same. None of the parts has an underscore."""
     parts = [options.get(key, "") for key in (_NAMESPACE, _POD, _NAME)]
     for part in parts:

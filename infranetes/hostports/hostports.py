@@ -25,7 +25,7 @@ _log = Logger()
 
 
 def table_name(state_dir: Path) -> str:
-    """The nftables table of the daemon that has this state directory."""
+    """Return the nftables table of the daemon that has this state directory."""
     return "infranetes_hostports_" + hashlib.sha256(str(state_dir).encode()).hexdigest()[:8]
 
 

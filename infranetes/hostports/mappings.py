@@ -28,7 +28,7 @@ class HostPort:
     container_port: int
 
     def clashes(self, other: HostPort) -> bool:
-        """Whether the same packet could be meant for both."""
+        """Return whether the same packet could match both mappings."""
         same = (self.protocol, self.host_port) == (other.protocol, other.host_port)
         return same and (not self.host_ip or not other.host_ip or self.host_ip == other.host_ip)
 
@@ -37,7 +37,7 @@ class HostPort:
 
 
 def host_ports_of(config: cri.PodSandboxConfig) -> tuple[HostPort, ...]:
-    """The host ports that a pod asks for. On the node's network every port of the pod is one.
+    """Return the host ports that a pod asks for. On the node's network every port of the pod is one.
 
     :raise InvalidArgument: a port is malformed, or clashes with another; names it."""
     found: list[HostPort] = []

@@ -37,7 +37,7 @@ _log = Logger()
 
 @attrs.frozen
 class Routes:
-    """How the node reaches the pods."""
+    """The ways by which the node reaches the pods."""
 
     interfaces: tuple[str, ...] = ()  # of the node, to pods that it reaches directly
     networks: tuple[str, ...] = ()  # of these interfaces
@@ -103,7 +103,7 @@ class Table:
         return bool(self._localnet)
 
     def loopback_open(self) -> bool:
-        """Whether answers to 127.0.0.1 can come back by all the interfaces that `replace` found."""
+        """Return whether answers to 127.0.0.1 can come back by all the interfaces that `replace` found."""
         return all(self._is_open(interface) for interface in self._localnet or ())
 
     async def _load_localnet(self) -> Mapping[str, bool]:
@@ -119,7 +119,7 @@ class Table:
         return self._localnet
 
     async def current(self) -> set[str] | None:
-        """The elements in the kernel, as `elements` writes them; None: there is no table."""
+        """Return the elements in the kernel, as `elements` writes them; None: there is no table."""
         found = await run(self._reactor, ["nft", "-j", "list", "table", "ip", self._name], _SECONDS)
         if found.code != 0:
             return None
@@ -181,7 +181,7 @@ class Table:
 
 
 def elements(ports: Mapping[HostPort, str]) -> tuple[list[str], list[str]]:
-    """The maps' elements: of ports at all of the node's addresses, and of those at one of them."""
+    """Return the maps' elements: of ports at all of the node's addresses, and of those at one of them."""
     anywhere, somewhere = [], []
     for port, address in ports.items():
         key, value = f"{port.protocol} . {port.host_port}", f"{address} . {port.container_port}"
@@ -195,7 +195,7 @@ def elements(ports: Mapping[HostPort, str]) -> tuple[list[str], list[str]]:
 def script(
     name: str, ports: Mapping[HostPort, str], routes: Routes, localnet: Mapping[str, bool] | None = None
 ) -> str:
-    """The nft script that replaces the whole table.
+    """Return the nft script that replaces the whole table.
 
     :param localnet: interfaces with route_localnet, and whether this daemon has set it."""
     opened = [f'"{interface}" : {ours:d}' for interface, ours in (localnet or {}).items()]

@@ -33,7 +33,7 @@ class Found:
 
 
 class LogFiles:
-    """What a log needs of the file system. Every method may raise OSError."""
+    """The file system operations that a log needs. Every method may raise OSError."""
 
     def find(self, path: Path, inode: int) -> Found:
         """Find the file at `path` or under another name in its directory.

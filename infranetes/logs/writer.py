@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a container's records to the bytes of its log file: each exactly once.
+"""The translation of a container's records to the bytes of its log file, each exactly once.
 
 A checkpoint says: all records up to `cursor` are in files, and the last of them ends at byte `size` of the
 file with `inode`. It is saved now and then, and always before the first byte goes into another file. So
@@ -44,9 +44,9 @@ _log = Logger()
 
 @attrs.frozen
 class Checkpoint:
-    """How far a log is written.
+    """The point up to which a log is written.
 
-    :ivar cursor: the agent's, of the last record; "" before the first one.
+    :ivar cursor: the agent's cursor of the last record; "" before the first one.
     """
 
     cursor: str

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods and containers use: gathered from the agents on demand, and translated to the CRI's messages."""
+"""The resource usage of pods and containers, asked of the agents on demand and translated to CRI messages."""

@@ -40,7 +40,7 @@ class Figures:
     at: float  # seconds, by the reactor's clock
 
     def by_container(self) -> dict[str, vmserver.ContainerUsage]:
-        """The usage of each container by its id."""
+        """Return the usage of each container by its id."""
         return {one.id: one for one in self.stats.containers}
 
 
@@ -80,7 +80,7 @@ class Gatherer:
         return {id: figures for id, figures in found.items() if figures is not None}
 
     def last(self, sandbox_id: str) -> Figures | None:
-        """The last figures of a VM, unless they are older than KEPT_SECONDS."""
+        """Return the last figures of a VM, unless they are older than KEPT_SECONDS."""
         return self._since(sandbox_id, self._node.clock.seconds() - KEPT_SECONDS)
 
     def _since(self, id: str, since: float) -> Figures | None:

@@ -27,7 +27,7 @@ _Of = TypeVar("_Of")
 
 @attrs.frozen
 class _Metric(Generic[_Of]):
-    """One metric, and how it is read from what it describes."""
+    """A metric, and the function that reads its values from the object it describes."""
 
     name: str
     help: str
@@ -38,7 +38,7 @@ class _Metric(Generic[_Of]):
 
 @attrs.frozen
 class _Subject:
-    """What metrics of a VM or of a container are read from. A VM has the `usage` alone."""
+    """The source of a VM's or a container's metrics. A VM has only the `usage`."""
 
     usage: vmserver.Usage
     container: vmserver.ContainerUsage = attrs.field(factory=vmserver.ContainerUsage)
@@ -223,7 +223,7 @@ _OF_CONTAINERS = (
 
 
 def descriptors() -> list[cri.MetricDescriptor]:
-    """All metrics that there can be. `label_keys` are in the order of a metric's `label_values`."""
+    """Return all metrics that there can be. `label_keys` are in the order of a metric's `label_values`."""
     metrics = [(one.name, one.help, one.labels) for one in _OF_CONTAINERS]
     metrics += [(one.name, one.help, one.labels) for one in _NETWORK]
     metrics += [(one.name, one.help, one.labels) for one in _SERVICES]
@@ -236,7 +236,7 @@ def descriptors() -> list[cri.MetricDescriptor]:
 def sandbox_metrics(
     sandbox: Sandbox, answer: vmserver.StatsResponse, progress: Progress | None = None
 ) -> cri.PodSandboxMetrics:
-    """A sandbox's metrics: its VM's, and those of the containers that run.
+    """Return a sandbox's metrics: its VM's, and those of the containers that run.
 
     :param answer: the agent's. :param progress: how far its VM is with the rules of Services; None: it is not
         told of them."""
@@ -266,7 +266,7 @@ def _labels(container: Container) -> tuple[str, ...]:
 
 
 def _resources(container: Container) -> cri.LinuxContainerResources:
-    """The limits in force."""
+    """Return the limits in force."""
     reported = container.reported
     if reported is not None and reported.HasField("resources"):
         return reported.resources

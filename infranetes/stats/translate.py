@@ -10,7 +10,7 @@ from infranetes_common.wire import cri, vmserver
 
 
 def container_stats(container: Container, used: vmserver.ContainerUsage | None) -> cri.ContainerStats:
-    """A container's figures.
+    """Return a container's figures.
 
     The writable layer names no filesystem, for it is in the VM: kubelet drops all figures of a container
     whose filesystem the node does not have.
@@ -44,7 +44,7 @@ def container_stats(container: Container, used: vmserver.ContainerUsage | None) 
 def sandbox_stats(
     sandbox: Sandbox, answer: vmserver.StatsResponse, containers: Iterable[cri.ContainerStats]
 ) -> cri.PodSandboxStats:
-    """A sandbox's figures: those of its whole VM, and its containers'.
+    """Return a sandbox's figures: those of its whole VM, and its containers'.
 
     :param answer: the agent's."""
     config, usage = sandbox.config, answer.machine
