@@ -153,7 +153,7 @@ class ContainerdContent:
 
 
 def _thd_has(path: Path, layer: Layer) -> bool:
-    """Whether the file is the blob, by its size. :raise DataLoss: it has another one."""
+    """Return whether the file is the blob, by its size. :raise DataLoss: it has another one."""
     try:
         found = path.lstat()
     except OSError:  # in a place that this daemon does not see

@@ -354,5 +354,5 @@ def digest_in(told_id: str) -> str:
 
 
 def _digest(wanted: Source) -> str:
-    """The digest of the layer's blob, which stands for the file that it is not yet known to be."""
+    """Return the digest of the layer's blob, which stands for the file that it is not yet known to be."""
     return f"sha256:{wanted.blob.name}"

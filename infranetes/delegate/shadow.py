@@ -78,7 +78,7 @@ class ShadowSandboxes:
         return made
 
     async def namespace(self, id: str) -> str:
-        """The path of a shadow's network namespace.
+        """Return the path of a shadow's network namespace.
 
         :raise NotFound: there is no such shadow, or its process has ended.
         :raise FailedPrecondition: the delegate does not tell it."""
@@ -110,7 +110,7 @@ class ShadowSandboxes:
                 await self._call(rpc, request, _END_SECONDS)
 
     async def list(self, owner: str = "") -> list[Shadow]:
-        """All shadows, also other daemons', or those of one sandbox of ours.
+        """Return all shadows, also other daemons', or those of one sandbox of ours.
 
         :raise Unavailable: the delegate can't be asked."""
         wanted = cri.PodSandboxFilter(label_selector={SHADOW_OF: owner} if owner else {})
@@ -155,7 +155,7 @@ def shadow_config(config: cri.PodSandboxConfig, owner: str, home: str) -> cri.Po
 
 
 def _namespace_in(info: str) -> str:
-    """The path in a verbose status; "": it has none that can be kept."""
+    """Return the path in a verbose status; "": it has none that can be kept."""
     try:
         namespaces = json.loads(info)["runtimeSpec"]["linux"]["namespaces"]
         [path] = [each["path"] for each in namespaces if each.get("type") == "network" and "path" in each]

@@ -27,7 +27,7 @@ class Preloadable(Protocol):
     """Where preloaded images come from: the node's own store, or the other runtime's."""
 
     async def find(self, name_or_id: str) -> Image:
-        """The image of this name. :raise NotFound: it is not on this node."""
+        """Return the image of this name. :raise NotFound: it is not on this node."""
 
     async def pull(self, name: str) -> Image:
         """Bring it to this node."""
@@ -36,7 +36,7 @@ class Preloadable(Protocol):
         """The image as a tar archive."""
 
     async def disks(self, image_id: str) -> Sequence[LayerDisk]:
-        """The image's layers as disks."""
+        """Return the image's layers as disks."""
 
 
 @attrs.frozen

@@ -43,12 +43,12 @@ class Reference:
 
 
 def is_digest(text: object) -> bool:
-    """Whether a value is `sha256:` and 64 lower-case hex digits."""
+    """Return whether a value is `sha256:` and 64 lower-case hex digits."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def is_registry(text: str) -> bool:
-    """Whether a string can be the registry in a reference: HOST or HOST:PORT."""
+    """Return whether a string can be the registry in a reference: HOST or HOST:PORT."""
     return _REGISTRY.fullmatch(text) is not None
 
 

@@ -59,13 +59,13 @@ class SeveralStores:
         return [each for each in self._stores.values() if isinstance(each, CatalogueStore)]
 
     def of_name(self, name: str) -> Store:
-        """The store that images called so are pulled to."""
+        """Return the store that images called so are pulled to."""
         return next(
             (self._stores[each] for each in self._stores if name.startswith(each + DOMAIN)), self._own
         )
 
     def source(self, image_id: str) -> str:
-        """The name of the store that has the image. :raise NotFound: none has."""
+        """Return the name of the store that has the image. :raise NotFound: none has."""
         name, _ = self._found(image_id)
         return name
 
@@ -74,7 +74,7 @@ class SeveralStores:
         return [image for store in self._stores.values() for image in store.list()]
 
     def resolve(self, name_or_id: str) -> Image:
-        """The image that a reference, an id or the beginning of an id means.
+        """Return the image that a reference, an id or the beginning of an id means.
 
         :raise NotFound: not pulled on this node. :raise InvalidArgument: ambiguous."""
         _, image = self._found(name_or_id)
@@ -147,7 +147,7 @@ def as_one(stores: Mapping[str, Store]) -> Store | SeveralStores:
 
 
 def container_images(images: Store | SeveralStores) -> ImageStore | None:
-    """The store of containers' images among a node's; None: it has none."""
+    """Return the store of containers' images among a node's; None: it has none."""
     if isinstance(images, SeveralStores):
         return images.containers
     return images if isinstance(images, ImageStore) else None

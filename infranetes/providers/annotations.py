@@ -216,7 +216,7 @@ def wants_service_proxy(annotations: Mapping[str, str]) -> bool:
 
 
 def wants_spot(annotations: Mapping[str, str]) -> bool:
-    """Whether a pod with these annotations, which `read` accepts, asks for a spot instance."""
+    """Return whether a pod with these annotations, which `read` accepts, asks for a spot instance."""
     return _bool(annotations.get(PREFIX + "spot", "false").strip())
 
 

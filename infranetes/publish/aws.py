@@ -334,7 +334,7 @@ def _cloud_image(shown: ImageShown, used_by: str) -> CloudImage:
 
 
 def _left_over(shown: SnapshotShown) -> CloudImage:
-    """A snapshot of which no image was made, as an image without one."""
+    """Return a snapshot of which no image was made, as an image without one."""
     tags, id = tags_of(shown), shown["SnapshotId"]
     is_pending = shown["State"] == "pending"
     return CloudImage(

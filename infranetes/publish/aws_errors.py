@@ -58,12 +58,12 @@ def explained(what: str) -> Iterator[None]:
 
 
 def is_code(error: Exception, *codes: str) -> bool:
-    """Whether AWS gives one of these codes."""
+    """Return whether AWS gives one of these codes."""
     return _parts(error)[0] in codes
 
 
 def _parts(error: Exception) -> tuple[str, str, str]:
-    """The code and message of an error, and the action that it is about."""
+    """Return the code and message of an error, and the action that it is about."""
     answer = getattr(error, "response", {})
     found = answer.get("Error", {}) if isinstance(answer, dict) else {}
     message = " ".join(str(found.get("Message", "")).split())[:_MAX_MESSAGE]

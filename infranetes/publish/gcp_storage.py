@@ -209,7 +209,7 @@ def _passing(error: requests.RequestException | CloudError) -> str:
 
 
 def md5_of(file: Path) -> str:
-    """The MD5 of a file, as Cloud Storage tells that of objects."""
+    """Return the MD5 of a file, as Cloud Storage tells that of objects."""
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False))
         return base64.b64encode(digest.digest()).decode()

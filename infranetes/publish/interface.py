@@ -106,7 +106,7 @@ class Publisher(Protocol):
         was stopped."""
 
     def images(self) -> list[CloudImage]:
-        """The images that `publish` has made, the newest first."""
+        """Return the images that `publish` has made, the newest first."""
 
     def remove(self, image: CloudImage) -> None:
         """Remove an image with its parts. Idempotent."""

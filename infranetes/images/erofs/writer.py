@@ -179,7 +179,7 @@ class Writer:
 
 
 def _inline(node: Node, size: int) -> bool:
-    """Whether a node's data is behind its inode. :param size: of the inode with its attributes."""
+    """Return whether a node's data is behind its inode. :param size: of the inode with its attributes."""
     return 0 < node.size <= BLOCK - size and (node.children is not None or node.content is not None)
 
 

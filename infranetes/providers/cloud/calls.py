@@ -214,7 +214,7 @@ class Calls(Generic[D]):
         return self._turns[action]
 
     def slowed(self) -> dict[Action, float]:
-        """The calls a second of what the cloud throttles."""
+        """Return the calls a second of what the cloud throttles."""
         limits = {action: turns.limit for action, turns in self._turns.items()}
         return {action: limit.current for action, limit in limits.items() if limit.current < limit.rate}
 

@@ -77,7 +77,7 @@ class DiskCalls(Generic[D]):
         self._by_name = Looks(self._find_all, lambda disk: disk.name, disks.at_once)
 
     def wait(self, what: str) -> Wait:
-        """The pauses of a call that begins now."""
+        """Return the pauses of a call that begins now."""
         return Wait(self._clock, self._settings, f"{self.location}: {what}")
 
     async def call(self, what: str, work: Callable[[D], T], action: Action = Action.LOOK) -> T:
@@ -120,7 +120,7 @@ class DiskCalls(Generic[D]):
             await wait.pause()
 
     async def is_done(self, what: str, operation: str) -> bool:
-        """Whether an operation has succeeded. :raise CloudError: it failed."""
+        """Return whether an operation has succeeded. :raise CloudError: it failed."""
         return await self.call(what, partial(self._disks._thd_is_done, operation=operation))
 
     async def look(self, volume_id: str) -> CloudDisk | None:
@@ -149,5 +149,5 @@ class DiskCalls(Generic[D]):
 
 
 def is_going(disk: CloudDisk) -> bool:
-    """Whether a disk is of no use any more."""
+    """Return whether a disk is of no use any more."""
     return disk.state in (DiskState.DELETING, DiskState.FAILED)

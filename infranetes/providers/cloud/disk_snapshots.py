@@ -58,16 +58,16 @@ class DiskSnapshots(Protocol[D_contra]):
     outlive_volumes: bool  # as `ISnapshots.outlive_volumes`; else `CloudDisks` refuse with INVALID
 
     def is_id(self, text: str) -> bool:
-        """Whether this could be a snapshot's id. Nothing else is ever sent to the cloud as one."""
+        """Return whether this could be a snapshot's id. Nothing else is ever sent to the cloud as one."""
 
     def _thd_find(self, driver: D_contra, name: str) -> list[CloudSnapshot]:
         """Our snapshots of this name, in any state; where the cloud may have several, all of them."""
 
     def _thd_get(self, driver: D_contra, id: str) -> CloudSnapshot | None:
-        """A snapshot, whoever made it; None: there is none."""
+        """Return a snapshot, whoever made it; None: there is none."""
 
     def _thd_list(self, driver: D_contra) -> list[CloudSnapshot]:
-        """All snapshots of ours, in any state."""
+        """Return all snapshots of ours, in any state."""
 
     def _thd_create(self, driver: D_contra, request: SnapshotRequest) -> str:
         """Ask for a snapshot with both tags; return the operation, which `CloudDisks` knows. If there is one

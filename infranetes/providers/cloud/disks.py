@@ -104,7 +104,7 @@ class CloudDisks(Protocol[D_contra]):
         provider's `Cloud._thd_check` has returned."""
 
     def is_id(self, text: str) -> bool:
-        """Whether this could be a disk's id. Nothing else is ever sent to the cloud as one."""
+        """Return whether this could be a disk's id. Nothing else is ever sent to the cloud as one."""
 
     def _thd_find(self, driver: D_contra, names: Sequence[str]) -> list[CloudDisk]:
         """Our disks with these names, in any state. Where the cloud has several of a name, all of them."""
@@ -113,7 +113,7 @@ class CloudDisks(Protocol[D_contra]):
         """Those of these disks that exist, whoever made them. One that does not is no error."""
 
     def _thd_list(self, driver: D_contra) -> list[CloudDisk]:
-        """All disks of ours, in any state."""
+        """Return all disks of ours, in any state."""
 
     def _thd_create(self, driver: D_contra, request: DiskRequest) -> tuple[CloudDisk, str]:
         """Ask for a disk with both tags, in `zone`; return it and the operation. Idempotent by the request,

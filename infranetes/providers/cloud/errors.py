@@ -51,7 +51,7 @@ def _kind_of_status(status: int) -> ErrorKind:
 
 
 def message_of(error: Exception) -> str:
-    """The error's message as one line of bounded length."""
+    """Return the error's message as one line of bounded length."""
     return " ".join(str(error).split())[:_MAX_MESSAGE] or type(error).__name__
 
 

@@ -166,7 +166,7 @@ class Cloud(Protocol[D]):
         """The sizes that the cloud sells where this node makes VMs; complete once it has started."""
 
     def is_id(self, text: str) -> bool:
-        """Whether this could be a VM's id. Nothing else is ever sent to the cloud as one."""
+        """Return whether this could be a VM's id. Nothing else is ever sent to the cloud as one."""
 
     def check_wishes(self, wishes: Wishes) -> None:
         """Check annotations. :raise InvalidArgument: this cloud can't serve one; names it."""
@@ -189,7 +189,7 @@ class Cloud(Protocol[D]):
         """Close the driver's connections."""
 
     def _thd_is_current(self, driver: D) -> bool:
-        """Whether the driver's credentials are still the current ones."""
+        """Return whether the driver's credentials are still the current ones."""
 
     def _thd_check(self, driver: D) -> str:
         """Check that what the configuration names exists. Returns the architecture of its image.
@@ -207,7 +207,7 @@ class Cloud(Protocol[D]):
         """Our VMs with this token, including ended ones that the cloud still shows."""
 
     def _thd_list(self, driver: D) -> list[CloudVM]:
-        """All VMs of ours, including ended ones that the cloud still shows."""
+        """Return all VMs of ours, including ended ones that the cloud still shows."""
 
     def _thd_get(self, driver: D, id: str) -> CloudVM | None:
         """One VM, if it exists and is ours.
@@ -234,12 +234,12 @@ class Cloud(Protocol[D]):
         """Release one address or disk. Idempotent."""
 
     def _thd_console_output(self, driver: D, id: str) -> str:
-        """The end of the VM's console output; "" where there is none."""
+        """Return the end of the VM's console output; "" where there is none."""
 
     def _thd_find_image(self, driver: D, name: str, version: str) -> MachineImage:
-        """The newest image of ours with that name and version.
+        """Return the newest image of ours with that name and version.
 
         :raise CloudError: `ErrorKind.NOT_FOUND`: there is none; says what was looked for."""
 
     def _thd_has_image(self, driver: D, id: str) -> bool:
-        """Whether an image that was found before still exists."""
+        """Return whether an image that was found before still exists."""

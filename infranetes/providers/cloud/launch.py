@@ -109,7 +109,7 @@ class Launcher(Generic[D]):
         )
 
     def _request(self, spec: InstanceSpec) -> tuple[LaunchRequest, Attempts]:
-        """The request, still without size and zone, and what to try.
+        """Return the request, still without size and zone, and what to try.
 
         :raise InvalidArgument: an annotation or the size can't be served.
         :raise FailedPrecondition: no VM is launched in the zone that is asked for."""

@@ -102,11 +102,11 @@ class Ledger:
             self.lasting.add(vm.id)
 
     def is_new(self, entry: LedgerEntry) -> bool:
-        """Whether a VM was launched so recently that the cloud's answers may lack it."""
+        """Return whether a VM was launched so recently that the cloud's answers may lack it."""
         return entry.launched_at is not None and self.now() - entry.launched_at < self.staleness
 
     def for_token(self, token: str) -> CloudVM | None:
-        """The VM of a token, preferably one that has not ended."""
+        """Return the VM of a token, preferably one that has not ended."""
         vms = [entry.vm for entry in self.entries.values() if entry.vm.token == token]
         return min(vms, key=lambda vm: (_STATE_ORDER.index(vm.state), vm.created_at, vm.id), default=None)
 

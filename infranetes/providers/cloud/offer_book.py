@@ -179,7 +179,7 @@ class OfferBook(Generic[D]):
         self._prices = {each.name: each.price for each in self.everything if each.price is not None}
 
     def is_offered(self, offer: Offer) -> bool:
-        """Whether one of the zones in use has this size, as far as is known."""
+        """Return whether one of the zones in use has this size, as far as is known."""
         return not (self._zones and offer.zones) or not self._zones.isdisjoint(offer.zones)
 
     def _priced(self, offer: Offer, bundled: float | None) -> Offer:

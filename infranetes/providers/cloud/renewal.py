@@ -30,10 +30,10 @@ class Lease(Protocol[T_co]):
     def value(self) -> T_co: ...
 
     def is_due(self) -> bool:
-        """Whether it is time to get the next one."""
+        """Return whether it is time to get the next one."""
 
     def has_ended(self) -> bool:
-        """Whether the value serves no more."""
+        """Return whether the value serves no more."""
 
 
 @attrs.frozen

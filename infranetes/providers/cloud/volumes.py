@@ -354,7 +354,7 @@ class CloudVolumes(Generic[D]):
             raise Unavailable(f"VM {vm_id} can't be given volumes: it is {vm.state.value}")
 
     async def _is_gone(self, vm_id: str) -> bool:
-        """Whether a VM certainly runs no more. Of one that is not this node's that is not known."""
+        """Return whether a VM certainly runs no more. Of one that is not this node's that is not known."""
         vm = self._vms.known(vm_id)
         if vm is not None and vm.state is not InstanceState.ENDED:
             return False

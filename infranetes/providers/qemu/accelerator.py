@@ -37,7 +37,7 @@ _log = Logger()
 
 
 def probe_command(qemu: str, accelerator: str, disk: str) -> list[str]:
-    """The command that runs the guest under `accelerator`."""
+    """Return the command that runs the guest under `accelerator`."""
     return [
         *(qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "16M"),
         *("-machine", f"pc,accel={accelerator}"),
@@ -61,7 +61,7 @@ async def probe(reactor: IReactor, qemu: str, accelerator: str, user: QemuUser, 
 
 
 def kernel_command(qemu: str, accelerator: str, kernel: str) -> list[str]:
-    """The command that boots a kernel without a disk, which then says so and ends."""
+    """Return the command that boots a kernel without a disk, which then says so and ends."""
     return [
         *(qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "256M"),
         *("-machine", f"q35,accel={accelerator}", "-cpu", "host" if accelerator == "kvm" else "max"),

@@ -61,7 +61,7 @@ class _State:
     files: Mapping[int, str]  # that no node has opened yet: the serial, by the number of the file set
 
     def rests(self) -> list[str]:
-        """The serials of nodes without a device."""
+        """Return the serials of nodes without a device."""
         return sorted(set(self.nodes) - set(self.luns))
 
 
@@ -94,7 +94,7 @@ class AttachedVolumes:
         return serial
 
     async def attached(self, vm: Vm) -> frozenset[str]:
-        """The serials of the volumes that a VM has; one that does not run has none."""
+        """Return the serials of the volumes that a VM has; one that does not run has none."""
         async with self._vms_in_work.held(vm.record.token):
             if vm.state is not InstanceState.RUNNING:
                 return frozenset()

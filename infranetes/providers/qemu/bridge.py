@@ -72,7 +72,7 @@ class BridgePort:
 
 
 def port_group(bridge: str) -> int:
-    """The interface group of a bridge's ports, which rules know them by."""
+    """Return the interface group of a bridge's ports, which rules know them by."""
     return int.from_bytes(hashlib.sha256(bridge.encode()).digest()[:3], "big") | 1
 
 
@@ -253,7 +253,7 @@ class Bridge:
             ) from error
 
     def _filter_table(self, ports: list[BridgePort]) -> str:
-        """The script that replaces the table of who may send from which address."""
+        """Return the script that replaces the table of who may send from which address."""
         table = self._table
         allowed = "".join(self._element("add", port) for port in ports)
         return f"""table bridge {table} {{}}
@@ -295,7 +295,7 @@ class Bridge:
         await self._batch("bridge", [f"fdb replace {port.mac} dev {tap} master static"])
 
     def _has_ipv6(self) -> bool:
-        """Whether the kernel was started with IPv6."""
+        """Return whether the kernel was started with IPv6."""
         return (self._proc_sys / "net/ipv6").exists()
 
     async def allow(self, port: BridgePort) -> None:

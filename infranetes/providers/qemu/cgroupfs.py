@@ -34,7 +34,7 @@ class Hierarchy:
     name: str  # as /proc/PID/cgroup has it, such as "memory", "cpu,cpuacct", "name=systemd" or UNIFIED
 
     def has(self, controller: str) -> bool:
-        """Whether groups of this tree have `controller`."""
+        """Return whether groups of this tree have `controller`."""
         if self.name != UNIFIED:
             return controller in self.name.split(",")
         with contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ def hierarchies(mounts: Path = MOUNTS) -> list[Hierarchy]:
 
 
 def _unescaped(path: str) -> str:
-    """A path of mountinfo, in which blanks are octal."""
+    """Return a path of mountinfo, in which blanks are octal."""
     return path.encode().decode("unicode_escape") if "\\" in path else path
 
 
@@ -81,7 +81,7 @@ def memberships(pid: int, proc: Path = PROC) -> dict[str, str]:
 
 
 def relative(parent: str) -> PurePosixPath:
-    """A parent as kubelet names it, below each mount. :raise InvalidArgument: it can't be one."""
+    """Return a parent as kubelet names it, below each mount. :raise InvalidArgument: it can't be one."""
     path = PurePosixPath(parent.lstrip("/"))
     if not parent.isprintable() or ".." in path.parts or not path.parts or len(parent) > 4096:
         raise InvalidArgument(f"cgroup_parent {parent[:80]!r} is no path of a control group")
@@ -185,7 +185,7 @@ class Kills:
     parent: int = 0
 
     def more_than(self, before: Kills) -> bool:
-        """Whether there were some since `before`."""
+        """Return whether there were some since `before`."""
         return self.group > before.group or self.parent > before.parent
 
 
@@ -203,7 +203,7 @@ def _kills(directory: Path) -> int:
 
 
 def memory_limit(directory: Path) -> int:
-    """The group's limit in bytes; 0: none, or not known. Blocks, briefly."""
+    """Return the group's limit in bytes; 0: none, or not known. Blocks, briefly."""
     for file in ("memory.max", "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             limit = int((directory / file).read_text())

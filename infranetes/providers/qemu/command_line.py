@@ -176,7 +176,7 @@ def _path(fd: Fd) -> str:
 
 
 def _disk(*layers: Fd) -> list[str]:
-    """A disk of qcow2 layers over the image's raw one, topmost first."""
+    """Return a disk of qcow2 layers over the image's raw one, topmost first."""
     options = ["driver=qcow2", "node-name=disk", "discard=unmap"]
     prefix = ""
     for layer in layers:
@@ -191,6 +191,6 @@ def _disk(*layers: Fd) -> list[str]:
 
 
 def _preloaded_images() -> list[str]:
-    """The disk of images that the template's agent loads; clones have it to have the same devices."""
+    """Return the disk of images that the template's agent loads; clones have it to have the same devices."""
     drive = f"driver=raw,node-name=images,read-only=on,file.driver=file,file.filename={_path(Fd.IMAGES)}"
     return ["-blockdev", drive, "-device", f"virtio-blk-pci,drive=images,serial={SERIAL}"]

@@ -91,7 +91,7 @@ class ConsoleArchive:
             path.unlink(missing_ok=True)
 
     def find(self, sandbox: str) -> list[Console]:
-        """The consoles of sandboxes whose ids begin with `sandbox`, newest first."""
+        """Return the consoles of sandboxes whose ids begin with `sandbox`, newest first."""
         found = []
         for path in self._newest_first():
             with contextlib.suppress(OSError, ValueError, TypeError):

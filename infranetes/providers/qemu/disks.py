@@ -64,7 +64,7 @@ class _State:
     files: Sequence[int]  # that no node has opened yet
 
     def leftovers(self) -> list[str]:
-        """The nodes without a device."""
+        """Return the nodes without a device."""
         return sorted(self.nodes - {_node_id(disk) for disk in self.shown.values()})
 
     def free_places(self, last: int) -> Iterator[tuple[int, int]]:
@@ -285,6 +285,6 @@ def _open(path: Path) -> int:
 
 
 def told(vm: Vm, what: str, error: InfranetesError | Failure) -> Unavailable:
-    """The error for a caller: what QEMU refuses or leaves unanswered may succeed later."""
+    """Return the error for a caller: what QEMU refuses or leaves unanswered may succeed later."""
     words = error.getErrorMessage() if isinstance(error, Failure) else str(error)
     return Unavailable(f"VM {vm.record.id} {what}: {words}")

@@ -25,12 +25,12 @@ class LentDevices:
         self._listed = listed
 
     def id_of(self, path: str) -> str:
-        """The id of a block device as a volume. :raise FailedPrecondition: no pod may have it."""
+        """Return the id of a block device as a volume. :raise FailedPrecondition: no pod may have it."""
         self._check(path)
         return _PREFIX + path
 
     def path_of(self, volume_id: str) -> Path | None:
-        """The path of such a volume; None: it is another kind of volume.
+        """Return the path of such a volume; None: it is another kind of volume.
 
         :raise FailedPrecondition: no pod may have it."""
         if not volume_id.startswith(_PREFIX):
@@ -54,7 +54,7 @@ class LentDevices:
 
 
 def _number(path: str) -> int | None:
-    """The number of a block device; None: there is none at this path."""
+    """Return the number of a block device; None: there is none at this path."""
     try:
         found = os.stat(path)
     except OSError:

@@ -141,7 +141,7 @@ class Namespaces:
         raise self._error(attachment, words)
 
     async def _has_ingress(self, attachment: Attachment, device: str) -> bool:
-        """Whether the device has a place for filters already, perhaps somebody else's (clsact)."""
+        """Return whether the device has a place for filters already, perhaps somebody else's (clsact)."""
         shown = json.loads(await self._inside(attachment, ["tc", "-j", "qdisc", "show", "dev", device]))
         return any(each.get("kind") in ("ingress", "clsact") for each in shown)
 

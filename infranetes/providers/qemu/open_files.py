@@ -56,5 +56,5 @@ class OpenFiles:
             self._descriptors[number] = os.open(output, flags, 0o600)
 
     def by_number(self) -> dict[int, int]:
-        """The descriptors as `spawn` takes them."""
+        """Return the descriptors as `spawn` takes them."""
         return dict(self._descriptors)

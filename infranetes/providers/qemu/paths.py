@@ -38,7 +38,7 @@ class VmPaths:
         return self.directory / OUTPUT
 
     def last_output(self) -> str:
-        """The end of what QEMU wrote itself, or else of the console."""
+        """Return the end of what QEMU wrote itself, or else of the console."""
         return tail(self.output, _LAST_OUTPUT) or tail(self.console, _LAST_OUTPUT)
 
 
@@ -74,11 +74,11 @@ class ProviderPaths:
         return self.templates(configured) / "kvm.json"
 
     def templates(self, configured: Path | None) -> Path:
-        """The directory of templates."""
+        """Return the directory of templates."""
         return configured or self.state / "templates"
 
     def of_vm(self, record: VmRecord, user: QemuUser) -> VmPaths:
-        """The files of one VM.
+        """Return the files of one VM.
 
         :param user: the template's, whose supplementary groups the VM's own user gets too.
         """

@@ -50,7 +50,7 @@ class PodNetwork:
         return str(self._subnet or self._configured)
 
     async def subnet(self) -> IPv4Network:
-        """The subnet in use."""
+        """Return the subnet in use."""
         if self._subnet is None:
             self._subnet = await run_in_thread(self._reactor, load_subnet, self._path, self._configured)
         return self._subnet

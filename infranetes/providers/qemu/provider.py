@@ -266,7 +266,7 @@ class QemuProvider:
             self._command_line = attrs.evolve(command_line, preload=self._preloaded.archive.key)
 
     async def _intact_template(self, progress: Progress) -> Template:
-        """The template, made again if somebody has touched it."""
+        """Return the template, made again if somebody has touched it."""
         if self._template is not None and self._template.intact():
             return self._template
         assert self._maker is not None
@@ -279,7 +279,7 @@ class QemuProvider:
             return self._template
 
     async def _records_in_use(self) -> Sequence[VmRecord]:
-        """The records of VMs on the bridge that run or are being made, also before `start`."""
+        """Return the records of VMs on the bridge that run or are being made, also before `start`."""
         if self._directory_lock >= 0:
             return [vm.record for vm in on_bridge(self._vms.values())]
         saved = [each for each in await run_in_thread(self._reactor, self._records.read) if each.on_bridge]
@@ -385,6 +385,6 @@ class QemuProvider:
         return [vm for vm in self._vms.values() if self._is_own(vm)]
 
     def _is_own(self, vm: Vm) -> bool:
-        """Whether it is this node's, or has a record that can't be read."""
+        """Return whether it is this node's, or has a record that can't be read."""
         owner = (vm.record.cluster, vm.record.node)
         return owner in ((self._context.cluster, self._context.node), ("", ""))

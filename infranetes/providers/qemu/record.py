@@ -87,12 +87,12 @@ class VmRecord:
 
 
 def instance_id(token: str) -> str:
-    """The id of the VM with this token."""
+    """Return the id of the VM with this token."""
     return f"qemu-{token}"
 
 
 def token_of(instance: str) -> str | None:
-    """The token in an instance's id; None: no VM of this provider has such an id."""
+    """Return the token in an instance's id; None: no VM of this provider has such an id."""
     found = _ID.fullmatch(instance)
     return found[1] if found else None
 
@@ -104,7 +104,7 @@ class VmRecords:
         self._directory = directory
 
     def directory_of(self, token: str) -> Path:
-        """The directory of one VM."""
+        """Return the directory of one VM."""
         return self._directory / token
 
     def open(self) -> list[VmRecord]:

@@ -30,7 +30,7 @@ Properties = Mapping[str, tuple[str, object]]
 
 
 def is_slice(parent: str) -> bool:
-    """Whether a pod's parent group is systemd's, as with kubelet's cgroup driver `systemd`."""
+    """Return whether a pod's parent group is systemd's, as with kubelet's cgroup driver `systemd`."""
     return parent.endswith(SLICE)
 
 

@@ -37,7 +37,7 @@ class SnapshotFiles:
         self._directory = volumes / _DIRECTORY
 
     def disk(self, snapshot_id: str) -> Path:
-        """The file with what a snapshot holds. :raise NotFound: there is none."""
+        """Return the file with what a snapshot holds. :raise NotFound: there is none."""
         self.get(snapshot_id)
         return self._path(snapshot_id) / _DISK
 

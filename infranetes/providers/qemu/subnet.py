@@ -37,14 +37,14 @@ def subnet(pod_cidr: str) -> IPv4Network:
 
 
 def gateway(network: IPv4Network) -> IPv4Address:
-    """The node's own address in the pods' subnet."""
+    """Return the node's own address in the pods' subnet."""
     return network[1]
 
 
 def free_address(
     network: IPv4Network, taken: Container[IPv4Address], last: IPv4Address | None
 ) -> IPv4Address:
-    """The next address after `last` that is not taken: one that was given back is used again last.
+    """Return the next address after `last` that is not taken: one that was given back is used again last.
 
     :raise ResourceExhausted: all are taken.
     """
@@ -63,5 +63,5 @@ def free_address(
 
 
 def mac_of(address: IPv4Address) -> str:
-    """The locally administered MAC of an address. It never changes, so ARP caches do not go stale."""
+    """Return the locally administered MAC of an address. It never changes, so ARP caches do not go stale."""
     return ":".join(f"{byte:02x}" for byte in (0x0A, 0x58, *address.packed))

@@ -27,7 +27,7 @@ _MANIFEST, _LAST_USED = "manifest.json", "used"
 
 
 def template_key(command_line: CommandLine, image: GuestImage) -> str:
-    """The name of the directory of the template with this command line and image."""
+    """Return the name of the directory of the template with this command line and image."""
     inputs = "\0".join(command_line.template_inputs(image.key))
     return hashlib.sha256(inputs.encode()).hexdigest()[:24]
 
@@ -73,7 +73,7 @@ class Template:
             files.open(Fd.IMAGES, directory / IMAGES)
 
     def intact(self) -> bool:
-        """Whether all its files are there and unchanged since it was made."""
+        """Return whether all its files are there and unchanged since it was made."""
         try:
             manifest = json.loads((self.directory / _MANIFEST).read_bytes())
             return bool(manifest["parts"] == self._file_states(self.directory))

@@ -150,7 +150,7 @@ class TemplateMaker:
 
 
 def _process_name(work: Path) -> str:
-    """The argument by which the QEMU that makes a template in `work` is found."""
+    """Return the argument by which the QEMU that makes a template in `work` is found."""
     return f"{_PROCESS_NAME}{work.name.removeprefix(_WORK)}"
 
 

@@ -24,7 +24,7 @@ class Uplink(Protocol):
         """Find out whether VMs can be connected. :raise FailedPrecondition: they can't be."""
 
     async def addresses(self, vm: Vm) -> Sequence[str]:
-        """The addresses that a new VM will have, first one of IPv4; nothing is made for them.
+        """Return the addresses that a new VM will have, first one of IPv4; nothing is made for them.
 
         :raise FailedPrecondition: the VM can't be connected; the message says what has to be changed.
         """

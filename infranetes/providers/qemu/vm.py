@@ -73,7 +73,7 @@ class Vm:
         return InstanceState.RUNNING if self.record.phase is Phase.READY else InstanceState.PENDING
 
     def instance(self) -> Instance:
-        """The VM as IPodProvider describes it."""
+        """Return the VM as IPodProvider describes it."""
         record = self.record
         state = self.state
         detail = record.detail
@@ -110,13 +110,13 @@ class Vm:
         return f"{why}; last output: {last}"[:_DETAIL_CHARACTERS] if last else why
 
     def ended_error(self) -> Unavailable:
-        """The error for those who wait for it to run, although it has ended."""
+        """Return the error for those who wait for it to run, although it has ended."""
         output = self.paths.last_output()
         tail = f"; the end of its console:\n{output}" if output else ""
         return Unavailable(f"VM {self.record.id} has ended: {self.instance().detail}{tail}")
 
     async def monitor(self, reactor: IReactor) -> VmConnections:
-        """A connection to its QEMU, anew if an earlier daemon had it or it was lost.
+        """Return a connection to its QEMU, anew if an earlier daemon had it or it was lost.
 
         :raise Unavailable: QEMU does not answer."""
         async with self._connecting:  # QEMU serves one at a time

@@ -49,7 +49,7 @@ _HASHED = "name-"
 
 
 def id_of(name: str) -> str:
-    """The id of the volume, or snapshot, of a name: the name itself, if that can be a file's.
+    """Return the id of the volume, or snapshot, of a name: the name itself, if that can be a file's.
 
     :raise InvalidArgument: nothing can have the name."""
     if not 0 < len(name.encode()) <= MAX_NAME:
@@ -60,7 +60,7 @@ def id_of(name: str) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether a volume, or snapshot, can have this id here."""
+    """Return whether a volume, or snapshot, can have this id here."""
     return _ID.fullmatch(text) is not None
 
 
@@ -72,13 +72,13 @@ class VolumeFiles:
         self._room = Room(directory)
 
     def path(self, volume_id: str) -> Path:
-        """The file of a volume, which need not be there. :raise NotFound: none can have this id."""
+        """Return the file of a volume, which need not be there. :raise NotFound: none can have this id."""
         if not _ID.fullmatch(volume_id):
             raise _no_volume(volume_id)
         return self.directory / f"{volume_id}{_SUFFIX}"
 
     def existing(self, volume_id: str) -> Path:
-        """The file of a volume. :raise NotFound: there is none."""
+        """Return the file of a volume. :raise NotFound: there is none."""
         self.get(volume_id)
         return self.path(volume_id)
 
@@ -165,7 +165,7 @@ class VolumeFiles:
         return found
 
     def to_copy(self, volume_id: str) -> Path:
-        """The file of a volume that is to be copied.
+        """Return the file of a volume that is to be copied.
 
         :raise NotFound: there is none. :raise FailedPrecondition: it is no file of its own."""
         path = self.existing(volume_id)
@@ -309,7 +309,7 @@ def remove_rests(rests: Iterable[Path]) -> None:
 
 
 def _size(path: Path) -> int | None:
-    """The size of a file or block device; None: it is neither."""
+    """Return the size of a file or block device; None: it is neither."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         kind = os.fstat(descriptor).st_mode
@@ -325,7 +325,7 @@ def _no_volume(volume_id: str) -> NotFound:
 
 
 def as_error(error: OSError, what: str) -> ResourceExhausted | OutOfRange | Unavailable | FailedPrecondition:
-    """The error for a caller."""
+    """Return the error for a caller."""
     words = f"{what}: {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceExhausted(words)

@@ -52,7 +52,7 @@ def open_volume(volume: str, path: Path, read_only: bool) -> VolumeFile:
 
 
 def takes_direct(descriptor: int) -> bool:
-    """Whether the file system can do without the page cache: some, such as an older tmpfs, can't."""
+    """Return whether the file system can do without the page cache: some, such as an older tmpfs, can't."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)

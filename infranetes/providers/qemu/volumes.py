@@ -129,5 +129,5 @@ class QemuVolumes:
 
 
 def label(node: str) -> str:
-    """A node's name as a value of one of Kubernetes' labels."""
+    """Return a node's name as a value of one of Kubernetes' labels."""
     return node if _LABEL.fullmatch(node) else "node-" + hashlib.sha256(node.encode()).hexdigest()[:40]

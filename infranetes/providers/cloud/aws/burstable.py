@@ -40,7 +40,7 @@ _FAMILY = re.compile(r"t[0-9]+[a-z]*\.")
 
 
 def is_burstable(name: str) -> bool:
-    """Whether a type is burstable, by its name: all are of a family T."""
+    """Return whether a type is burstable, by its name: all are of a family T."""
     return _FAMILY.match(name) is not None
 
 

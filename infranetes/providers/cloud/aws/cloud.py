@@ -123,7 +123,7 @@ class AwsCloud:
         return found
 
     def first_zone(self) -> str:
-        """The zone of the first configured subnet; "": not known yet, or there is none."""
+        """Return the zone of the first configured subnet; "": not known yet, or there is none."""
         return self._subnet_zones.get(next(iter(self._settings.subnets), ""), "")
 
     def classify(self, error: Exception) -> CloudError | None:

@@ -176,7 +176,7 @@ class Credentials:
         return session
 
     def _wants_code(self, session: _Session) -> bool:
-        """Whether the profile, or one that it stands on, asks for the code of an MFA device."""
+        """Return whether the profile, or one that it stands on, asks for the code of an MFA device."""
         profiles = session.full_config.get("profiles", {})
         name = str(session.get_config_variable("profile") or "default")
         for _ in range(_MOST_PROFILES):
@@ -189,7 +189,7 @@ class Credentials:
         return False
 
     def _is_instance(self) -> bool:
-        """Whether this is an instance of EC2, whose metadata service may be asked."""
+        """Return whether this is an instance of EC2, whose metadata service may be asked."""
         if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
             return False
         try:

@@ -190,7 +190,7 @@ class AwsDisks:
         return ""
 
     def _thd_is_done(self, driver: Driver, operation: str) -> bool:
-        """Whether a volume has grown: while EC2 optimizes it, it has its new size already."""
+        """Return whether a volume has grown: while EC2 optimizes it, it has its new size already."""
         return driver.has_grown(operation)
 
 
@@ -218,7 +218,7 @@ def _kind(error: Exception) -> ErrorKind | None:
 
 
 def literally(value: str) -> str:
-    """A filter's value that matches nothing but this text."""
+    """Return a filter's value that matches nothing but this text."""
     return re.sub(r"([\\*?])", r"\\\1", value)
 
 

@@ -156,24 +156,24 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
             yield page.object
 
     def instance_types(self) -> list[InstanceType]:
-        """The region's instance types, from libcloud's tables, which lack regions that are newer."""
+        """Return the region's instance types, from libcloud's tables, which lack regions that are newer."""
         if self.region_name not in self.list_regions():
             return []
         sizes: list[InstanceType] = self.list_sizes()
         return sizes
 
     def images(self, ids: Sequence[str] = (), filters: Mapping[str, str] | None = None) -> list[Image]:
-        """The images with these ids, or that match these filters."""
+        """Return the images with these ids, or that match these filters."""
         images: list[Image] = self.list_images(ex_image_ids=list(ids) or None, ex_filters=filters)
         return images
 
     def instances(self, ids: Sequence[str] = (), filters: Mapping[str, str] | None = None) -> list[Instance]:
-        """The instances with these ids, or that match these filters."""
+        """Return the instances with these ids, or that match these filters."""
         nodes: list[Instance] = self.list_nodes(ex_node_ids=list(ids) or None, ex_filters=filters)
         return nodes
 
     def zones_of(self, subnets: Sequence[str]) -> dict[str, str]:
-        """The availability zones of subnets by their ids. Fails unless all of them exist."""
+        """Return the availability zones of subnets by their ids. Fails unless all of them exist."""
         found: list[Subnet] = self.ex_list_subnets(subnet_ids=list(subnets))
         return {subnet.id: subnet.extra["zone"] for subnet in found}
 
@@ -218,7 +218,7 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         return text(told.get(id), "currentState/name") in ("shutting-down", "terminated")
 
     def console_output(self, id: str) -> str:
-        """The end of an instance's console output."""
+        """Return the end of an instance's console output."""
         return str(self.ex_get_console_output(self._node(id)).get("output") or "").strip()
 
     def attach(self, volume: str, instance: str, device: str) -> None:
@@ -244,7 +244,7 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         self.ex_modify_volume(self._volume(id), {"Size": gib})
 
     def has_grown(self, id: str) -> bool:
-        """Whether the last modification of a volume has taken effect. :raise CloudError: it failed."""
+        """Return whether the last modification of a volume has taken effect. :raise CloudError: it failed."""
         found: list[VolumeModification] = self.ex_describe_volumes_modifications(volume_ids=[id])
         last = max(found, key=lambda each: _seconds(each.start_time), default=None)
         if last is None or last.modification_state in ("optimizing", "completed"):
@@ -267,11 +267,11 @@ def _seconds(date: datetime | None) -> float:
 
 
 def text(element: Element | None, path: str) -> str:
-    """The text at a path of EC2's names; "" where there is none."""
+    """Return the text at a path of EC2's names; "" where there is none."""
     found = element.find(fixxpath(path, namespace=NAMESPACE)) if element is not None else None
     return (found.text or "") if found is not None else ""
 
 
 def items(element: Element, path: str) -> list[Element]:
-    """The elements at a path of EC2's names."""
+    """Return the elements at a path of EC2's names."""
     return list(element.findall(fixxpath(path, namespace=NAMESPACE)))

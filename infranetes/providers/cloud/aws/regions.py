@@ -37,7 +37,7 @@ class _Resolver(Protocol):
 
 
 def is_region(name: str) -> bool:
-    """Whether this could be a region's name."""
+    """Return whether this could be a region's name."""
     return _REGION.fullmatch(name) is not None
 
 

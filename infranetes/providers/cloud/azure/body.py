@@ -98,7 +98,7 @@ def vm(settings: Settings, group: Group, request: LaunchRequest, name: str) -> M
 
 
 def _disk(settings: Settings, request: LaunchRequest, name: str) -> Mapping[str, object]:
-    """The boot disk. Azure gives it the VM's tags."""
+    """Return the boot disk. Azure gives it the VM's tags."""
     disk: dict[str, object] = {
         "name": name,
         "createOption": "FromImage",

@@ -152,12 +152,12 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         return vm
 
     def vms(self) -> list[Vm]:
-        """The resource group's VMs, without their states."""
+        """Return the resource group's VMs, without their states."""
         vms: list[Vm] = self._in_group(VM)
         return vms
 
     def states(self) -> list[Vm]:
-        """All VMs of the subscription with their states, and with little else."""
+        """Return all VMs of the subscription with their states, and with little else."""
         path = f"/subscriptions/{self._group.subscription}/providers/{VM}"
         return list(self._pages(path, COMPUTE, {"statusOnly": "true"}))
 
@@ -207,12 +207,12 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         return int(answer.status) != 204
 
     def nics(self) -> list[Nic]:
-        """The resource group's network interfaces."""
+        """Return the resource group's network interfaces."""
         nics: list[Nic] = self._in_group(NIC)
         return nics
 
     def public_addresses(self) -> list[PublicAddress]:
-        """The resource group's public addresses."""
+        """Return the resource group's public addresses."""
         addresses: list[PublicAddress] = self._in_group(ADDRESS)
         return addresses
 
@@ -222,12 +222,12 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         return address
 
     def disks(self) -> list[Disk]:
-        """The resource group's disks."""
+        """Return the resource group's disks."""
         disks: list[Disk] = self._in_group(DISK)
         return disks
 
     def console_output(self, name: str) -> str:
-        """The end of a VM's output to its serial port; "": there is none."""
+        """Return the end of a VM's output to its serial port; "": there is none."""
         path = f"{self._group.resource(VM, name)}/retrieveBootDiagnosticsData"
         try:
             found = self._request("POST", path, {"api-version": COMPUTE})
@@ -244,7 +244,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
     # ---- What VMs are made of
 
     def image(self, id: str) -> Image | None:
-        """An image of a gallery, if it exists."""
+        """Return an image of a gallery, if it exists."""
         image: Image | None = self._find(id, GALLERIES)
         return image
 
@@ -254,7 +254,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         yield from self._pages(path, GALLERIES)
 
     def version(self, id: str) -> Version | None:
-        """A version of an image, if it exists."""
+        """Return a version of an image, if it exists."""
         version: Version | None = self._find(id, GALLERIES)
         return version
 
@@ -263,7 +263,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         yield from self._pages(f"{image}/versions", GALLERIES)
 
     def has_subnet(self, id: str) -> bool:
-        """Whether there is a subnet with this id."""
+        """Return whether there is a subnet with this id."""
         return self._find(id, NETWORK) is not None
 
     def skus(self, location: str) -> Iterator[Sku]:

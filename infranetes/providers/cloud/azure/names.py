@@ -36,7 +36,7 @@ def name_of(token: str, number: int) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether `name_of` could have returned this."""
+    """Return whether `name_of` could have returned this."""
     return _ID.fullmatch(text) is not None
 
 
@@ -57,7 +57,7 @@ class Group:
         return f"/subscriptions/{self.subscription}/resourceGroups/{self.name}"
 
     def holds(self, id: str) -> bool:
-        """Whether a resource with this id is in the group."""
+        """Return whether a resource with this id is in the group."""
         return id.lower().startswith(f"{self.path}/".lower())
 
     def resource(self, kind: str, name: str) -> str:

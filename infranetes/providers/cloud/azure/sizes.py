@@ -86,7 +86,7 @@ def _offer(sku: Sku, wanted: Wanted) -> Offer | None:
 
 
 def _is_usable(has: dict[str, str], wanted: Wanted) -> bool:
-    """Whether VMs of a size boot the image as it is, with the disk that they get."""
+    """Return whether VMs of a size boot the image as it is, with the disk that they get."""
     return (
         "vCPUs" in has
         and "MemoryGB" in has
@@ -102,7 +102,7 @@ def _several(value: str) -> Collection[str]:
 
 
 def _baseline(name: str) -> float:
-    """The share of each vCPU that a size may use for good."""
+    """Return the share of each vCPU that a size may use for good."""
     if name in _BASELINES:
         return _BASELINES[name]
     if not name.startswith("Standard_B"):

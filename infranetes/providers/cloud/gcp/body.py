@@ -55,7 +55,7 @@ def _shielded(settings: Settings) -> Mapping[str, object]:
 
 
 def _disk(settings: Settings, request: LaunchRequest, gib: int) -> Mapping[str, object]:
-    """The boot disk, which is deleted with the VM."""
+    """Return the boot disk, which is deleted with the VM."""
     source = image_path(request.image or settings.image, settings.project)
     parameters: dict[str, object] = {
         "sourceImage": source,

@@ -211,7 +211,7 @@ class GcpCloud:
         return attrs.evolve(vm, operation="") if self._thd_done(driver, vm.id, vm.operation) else vm
 
     def _thd_done(self, driver: Driver, id: str, name: str) -> bool:
-        """Whether an operation on a VM has succeeded. If it failed, its error is raised."""
+        """Return whether an operation on a VM has succeeded. If it failed, its error is raised."""
         zone, _ = split_id(id)
         operation = driver.operation(zone, name)
         return operation is not None and operation.get("status") == "DONE"

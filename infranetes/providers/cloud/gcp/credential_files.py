@@ -184,7 +184,7 @@ def _url_headers(source: _Table) -> Mapping[str, str]:
 
 
 def _field(source: _Table) -> str:
-    """The field of JSON that the token is in; "": it is the whole content."""
+    """Return the field of JSON that the token is in; "": it is the whole content."""
     format = source.get("format") or {}
     if not isinstance(format, dict) or format.get("type", "text") not in ("text", "json"):
         raise _Wrong("credential_source.format is neither text nor json")

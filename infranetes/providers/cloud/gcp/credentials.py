@@ -82,7 +82,7 @@ class Credentials:
         )
 
     def _is_instance(self) -> bool:
-        """Whether there is a metadata server to ask; true where this can't be known."""
+        """Return whether there is a metadata server to ask; true where this can't be known."""
         if self._requests.endpoint or os.environ.get("GCE_METADATA_HOST"):
             return True
         try:

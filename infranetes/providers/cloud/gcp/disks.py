@@ -285,7 +285,7 @@ def as_text(place: str, operation: Operation | None) -> str:
 
 
 def _user(link: str) -> tuple[str, str]:
-    """The zone and the name of an instance, by a link to it."""
+    """Return the zone and the name of an instance, by a link to it."""
     found = _USER.search(link)
     if found is None:
         raise CloudError(ErrorKind.UNEXPECTED, f"{link!r} is no instance")

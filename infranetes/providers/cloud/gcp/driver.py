@@ -143,7 +143,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         return operation
 
     def console_output(self, zone: str, name: str) -> str:
-        """The end of an instance's output to its serial port."""
+        """Return the end of an instance's output to its serial port."""
         extra = {"zone": NodeLocation(zone, zone, "", self), "boot_disk": None}
         node = Node(name, name, NodeState.UNKNOWN, [], [], self, extra=extra)
         return str(self.ex_get_serial_output(node) or "").strip()
@@ -154,12 +154,12 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         return disk
 
     def zone_disks(self, zone: str, filter: str) -> list[Disk]:
-        """A zone's disks that match a filter."""
+        """Return a zone's disks that match a filter."""
         disks: list[Disk] = self._in_zone(zone, "disks", filter)
         return disks
 
     def zone_instances(self, zone: str, filter: str) -> list[Instance]:
-        """A zone's instances that match a filter."""
+        """Return a zone's instances that match a filter."""
         instances: list[Instance] = self._in_zone(zone, "instances", filter)
         return instances
 
@@ -200,7 +200,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         return snapshot
 
     def snapshots(self, filter: str) -> list[Snapshot]:
-        """The snapshots that match a filter."""
+        """Return the snapshots that match a filter."""
         return [
             one for page in self._pages("/global/snapshots", filter=filter) for one in page.get("items") or ()
         ]
@@ -226,7 +226,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         return operation
 
     def operations(self, zone: str, filter: str) -> list[Operation]:
-        """The zone's latest operations that match a filter."""
+        """Return the zone's latest operations that match a filter."""
         page = self._request("GET", f"/zones/{zone}/operations", {"filter": filter})
         operations: list[Operation] = page.get("items") or []
         return operations
@@ -234,7 +234,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
     # ---- What VMs are made of
 
     def image(self, path: str) -> Image | None:
-        """An image, or the newest of a family, by its path from `projects` on."""
+        """Return an image, or the newest of a family, by its path from `projects` on."""
         image: Image | None = self._find(path)
         return image
 
@@ -261,12 +261,12 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
             yield from page.get("items") or []
 
     def address(self, region: str, name: str) -> Address | None:
-        """A reserved address."""
+        """Return a reserved address."""
         address: Address | None = self._find(f"/regions/{region}/addresses/{name}")
         return address
 
     def has_subnetwork(self, region: str, name: str) -> bool:
-        """Whether a region has a subnetwork of that name."""
+        """Return whether a region has a subnetwork of that name."""
         return self._find(f"/regions/{region}/subnetworks/{name}") is not None
 
     # ---- Requests

@@ -20,7 +20,7 @@ def architecture_of(image: Image) -> str:
 
 
 def boots_by_uefi(image: Image) -> bool:
-    """Whether an image says that it does."""
+    """Return whether an image says that it does."""
     return any(feature.get("type") == "UEFI_COMPATIBLE" for feature in image.get("guestOsFeatures") or ())
 
 
@@ -49,7 +49,7 @@ def _thd_find(
 
 
 def _thd_has(driver: Driver, project: str, id: str) -> bool:
-    """Whether `id` is the path of an image that exists."""
+    """Return whether `id` is the path of an image that exists."""
     if not re.fullmatch(IMAGE, id):
         return False
     image = driver.image(image_path(id, project))

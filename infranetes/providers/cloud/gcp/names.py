@@ -47,12 +47,12 @@ def id_of(zone: str, name: str) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether `id_of` could have returned this."""
+    """Return whether `id_of` could have returned this."""
     return _ID.fullmatch(text) is not None
 
 
 def is_in_a_zone(id: str) -> bool:
-    """Whether the zone of an id can be one: people write volumes' ids, too."""
+    """Return whether the zone of an id can be one: people write volumes' ids, too."""
     return re.fullmatch(ZONE, split_id(id)[0]) is not None
 
 

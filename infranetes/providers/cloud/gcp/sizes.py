@@ -57,7 +57,7 @@ def offer(machine_type: MachineType) -> Offer:
 
 
 def _quota(name: str) -> str:
-    """The name of the limit that a machine type's CPUs count for."""
+    """Return the name of the limit that a machine type's CPUs count for."""
     family = name.partition("-")[0]
     return "CPUS" if family in _FIRST_FAMILIES else f"{family.upper()}_CPUS"
 

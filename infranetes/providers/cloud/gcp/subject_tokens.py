@@ -113,7 +113,7 @@ def _as_described(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _thd_region() -> str:
-    """The region whose STS is asked: as AWS' tools are told, or else where this instance is."""
+    """Return the region whose STS is asked: as AWS' tools are told, or else where this instance is."""
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
     from botocore.utils import IMDSRegionProvider

@@ -166,7 +166,7 @@ def _refusal(
 
 
 def _said(content: bytes) -> tuple[str, str]:
-    """A refusal's code and words; "": it has none."""
+    """Return a refusal's code and words; "": it has none."""
     try:
         said = json.loads(content)
         error = said["error"]

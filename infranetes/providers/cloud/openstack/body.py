@@ -51,7 +51,7 @@ def metadata(request: LaunchRequest, address: str) -> Mapping[str, str]:
 
 
 def _volume(settings: Settings, image: str) -> Mapping[str, object]:
-    """The root disk as a volume, which is deleted with the server."""
+    """Return the root disk as a volume, which is deleted with the server."""
     return {
         "boot_index": 0,
         "uuid": image,

@@ -371,7 +371,7 @@ class OpenStackCloud:
 
 
 def _address(server: Server, kind: str) -> str:
-    """The server's first IPv4 address of a kind."""
+    """Return the server's first IPv4 address of a kind."""
     for addresses in (server.get("addresses") or {}).values():
         for each in addresses:
             if each.get("version") == 4 and each.get("OS-EXT-IPS:type") == kind:

@@ -182,7 +182,7 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
         return server
 
     def servers(self, **filters: str) -> list[Server]:
-        """The project's servers that match filters of Nova's."""
+        """Return the project's servers that match filters of Nova's."""
         return list(self._pages("/servers/detail", "servers", filters))
 
     def create_server(self, body: Mapping[str, object]) -> str:
@@ -194,16 +194,16 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
         self.connection.request(f"/servers/{id}", method="DELETE")
 
     def console_output(self, id: str) -> str:
-        """The end of a server's output to its serial port."""
+        """Return the end of a server's output to its serial port."""
         node = Node(id, id, NodeState.UNKNOWN, [], [], self)
         return str(self.ex_get_console_output(node, _CONSOLE_LINES).get("output") or "").strip()
 
     def flavors(self) -> list[Flavor]:
-        """The flavors that the project may use."""
+        """Return the flavors that the project may use."""
         return list(self._pages("/flavors/detail", "flavors", {}))
 
     def zones(self) -> list[str]:
-        """The names of the availability zones that take servers."""
+        """Return the names of the availability zones that take servers."""
         found = self.connection.request("/os-availability-zone").object["availabilityZoneInfo"]
         return [each["zoneName"] for each in found if each["zoneState"]["available"]]
 
@@ -225,7 +225,7 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
         return image
 
     def images(self, filters: Mapping[str, str]) -> list[Image]:
-        """The active images that match filters, the newest first."""
+        """Return the active images that match filters, the newest first."""
         query = {**filters, "status": "active", "sort": "created_at:desc"}
         images: list[Image] = self.image_connection.request(_with("/v2/images", query)).object["images"]
         return images
@@ -233,17 +233,17 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
     # ---- Neutron
 
     def networks(self, **filters: str) -> list[Named]:
-        """The networks that match filters of Neutron's."""
+        """Return the networks that match filters of Neutron's."""
         networks: list[Named] = self._neutron("GET", "networks", filters)["networks"]
         return networks
 
     def port_of(self, server: str) -> str:
-        """The id of a server's port; "": it has none yet."""
+        """Return the id of a server's port; "": it has none yet."""
         found = self._neutron("GET", "ports", {"device_id": server, "fields": "id"})["ports"]
         return str(found[0]["id"]) if found else ""
 
     def floating_addresses(self, **filters: str) -> list[FloatingAddress]:
-        """The project's floating addresses that match filters of Neutron's."""
+        """Return the project's floating addresses that match filters of Neutron's."""
         found: list[FloatingAddress] = self._neutron("GET", "floatingips", filters)["floatingips"]
         return found
 

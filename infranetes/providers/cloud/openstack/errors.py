@@ -43,7 +43,7 @@ def classify(error: Exception) -> CloudError | None:
 
 
 def _kind(status: int, message: str) -> ErrorKind | None:
-    """The kind of a refusal; None: as that of any other cloud with this status."""
+    """Return the kind of a refusal; None: as that of any other cloud with this status."""
     if status in (400, 403, 409, 413) and _FULL.search(message):
         return ErrorKind.QUOTA
     if status in (403, 409, 413) and _QUOTA.search(message):

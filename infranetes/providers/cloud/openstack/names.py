@@ -17,12 +17,12 @@ _PLAIN_TAG = re.compile(r"[A-Za-z0-9._:=@+-]*")
 
 
 def is_id(text: str) -> bool:
-    """Whether this could be the id of a server."""
+    """Return whether this could be the id of a server."""
     return _SERVER.fullmatch(text) is not None
 
 
 def is_any_id(text: str) -> bool:
-    """Whether this is an id rather than a name."""
+    """Return whether this is an id rather than a name."""
     return re.fullmatch(ID, text) is not None
 
 
