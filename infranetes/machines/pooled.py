@@ -18,6 +18,7 @@ from infranetes_common.wire import cri
 
 LONGEST_RETRY_SECONDS = 300.0
 MINUTE = 60.0
+RULES_SECONDS = 30.0  # after which a VM without the rules of Services is given to no pod
 # A pod's annotations about its own VM rule out the pool's, which were made without them. These do not: the
 # ContainerProvider is chosen when the pod gets its VM, and the sizes decide whether a VM fits.
 _OF_ANY_VM = frozenset(PREFIX + name for name in (CONTAINERS, CPU.name, MEMORY.name))
