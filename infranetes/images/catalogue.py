@@ -45,7 +45,7 @@ class CatalogueStore:
 
     @property
     def name(self) -> str:
-        """The catalogue's."""
+        """The catalogue's name."""
         return self._catalogue.name
 
     @property
@@ -81,9 +81,9 @@ class CatalogueStore:
         return sorted(images, key=lambda one: ((one.repo_tags + one.repo_digests + (one.id,))[0], one.id))
 
     def owns(self, name_or_id: str) -> bool:
-        """Whether a name has the catalogue's domain, or an id or digest is that of an image that was pulled.
+        """Return whether a name has the catalogue's domain, or an id or digest is a pulled image's.
 
-        Names that are the catalogue's without saying so may be another store's beside this one.
+        A name of the catalogue's without its domain may belong to another store beside this one.
         """
         if name_or_id.startswith(f"{self._catalogue.name}.infranetes.io/"):
             return True

@@ -23,7 +23,7 @@ class CatalogueSet:
             await store.start()
 
     def owns(self, name_or_id: str) -> bool:
-        """Whether a name or id is that of an image, perhaps not pulled yet, of one of these catalogues."""
+        """Return whether a name or id is of an image, pulled or not, in one of these catalogues."""
         return self.store_of(name_or_id) is not None
 
     def list(self) -> list[Image]:

@@ -52,7 +52,7 @@ MAX_PARALLEL = 4
 
 @attrs.frozen
 class Source:
-    """What a layer's disk is made from.
+    """The source of a layer's disk.
 
     :ivar diff_id: sha256: and 64 hex digits of the uncompressed tar.
     :ivar blob: the layer as the registry has it.

@@ -30,7 +30,7 @@ _log = Logger()
 
 @attrs.frozen
 class Image:
-    """One image of the node."""
+    """An image of the node."""
 
     id: str  # sha256:... of its configuration
     repo_tags: tuple[str, ...]  # docker.io/library/busybox:latest, sorted

@@ -63,7 +63,7 @@ class Manifest:
 
 @attrs.frozen
 class Config:
-    """What the node needs of an image's configuration."""
+    """The parts of an image's configuration that the node needs."""
 
     diff_ids: tuple[str, ...]
     user: str

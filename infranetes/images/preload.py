@@ -24,7 +24,7 @@ _log = Logger()
 
 
 class Preloadable(Protocol):
-    """Where preloaded images come from: the node's own store, or the other runtime's."""
+    """The source of preloaded images: the node's own store, or the other runtime's."""
 
     async def find(self, name_or_id: str) -> Image:
         """Return the image of this name. :raise NotFound: it is not on this node."""

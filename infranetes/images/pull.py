@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pull: from a reference to blobs that are checked to be one image."""
+"""The pull of an image: from a reference to blobs that are checked to be one image."""
 
 from __future__ import annotations
 

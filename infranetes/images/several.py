@@ -50,12 +50,12 @@ class SeveralStores:
 
     @property
     def containers(self) -> ImageStore | None:
-        """That of containers' images; None: there is none."""
+        """The store of containers' images; None: there is none."""
         return next((each for each in self._stores.values() if isinstance(each, ImageStore)), None)
 
     @property
     def catalogues(self) -> list[CatalogueStore]:
-        """Those of catalogues."""
+        """The stores of catalogues."""
         return [each for each in self._stores.values() if isinstance(each, CatalogueStore)]
 
     def of_name(self, name: str) -> Store:
@@ -81,11 +81,11 @@ class SeveralStores:
         return image
 
     async def find(self, name_or_id: str) -> Image:
-        """As `resolve`."""
+        """Return what `resolve` does."""
         return self.resolve(name_or_id)
 
     def known(self, image_id: str) -> Image | None:
-        """What is known of the image; None: nothing."""
+        """Return the image with this id, if a store knows it; None: none does."""
         return next((found for store in self._stores.values() if (found := store.known(image_id))), None)
 
     async def remove(self, name_or_id: str) -> None:
@@ -97,28 +97,28 @@ class SeveralStores:
         await self._stores[name].remove(image.id)
 
     async def config(self, image_id: str) -> bytes:
-        """As the store's."""
+        """Call the same method of the image's store."""
         return await self._store(image_id).config(image_id)
 
     def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
-        """As the store's."""
+        """Call the same method of the image's store."""
         return self._store(image_id).archive(image_id, present)
 
     def held(self, image_id: str) -> AbstractAsyncContextManager[None]:
-        """As the store's."""
+        """Call the same method of the image's store."""
         return self._store(image_id).held(image_id)
 
     async def disks(self, image_id: str) -> Sequence[LayerDisk]:
-        """As the store's."""
+        """Call the same method of the image's store."""
         return await self._store(image_id).disks(image_id)
 
     async def check(self, image_id: str) -> None:
-        """As the store's. An image that is on this node no more is forgotten already."""
+        """Call the same method of each store. An image that has left this node is forgotten already."""
         for store in self._stores.values():
             await store.check(image_id)
 
     async def fs_usage(self) -> FsUsage:
-        """That of containers' images, if there are any: all others are a few names."""
+        """Return the usage of containers' images, if there is a store of them: others hold a few names."""
         return await (self.containers or self._own).fs_usage()
 
     def _store(self, image_id: str) -> Store:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a disk the node's images use."""
+"""The disk usage of the node's images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import attrs
 
 @attrs.frozen
 class FsUsage:
-    """How much of its disk the image store uses."""
+    """The disk usage of the image store."""
 
     timestamp_nanos: int  # since 1970 UTC
     path: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One layer's tar made into one erofs image. The same tar gives the same bytes, on every machine."""
+"""The conversion of a layer's tar to an erofs image. The same tar gives the same bytes on every machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a layer may have, and what is raised when it has more or is malformed."""
+"""The limits of a layer, and the errors for one that exceeds them or is malformed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BadLayer(Exception):
 
 @attrs.frozen
 class Limits:
-    """What one layer may have. The defaults are far above what real images need.
+    """The limits of one layer. The defaults are far above what real images need.
 
     :ivar max_bytes: of the uncompressed tar, and of all files' sizes together (`images.max_layer_bytes`).
     :ivar hole_bytes: of the holes of all sparse files together.

@@ -40,7 +40,7 @@ _log = Logger()
 
 @attrs.frozen
 class Ended:
-    """How a child has ended.
+    """The end of a child process.
 
     :ivar code: its exit code, or minus the signal that ended it. :ivar said: why it failed.
     """
@@ -124,9 +124,9 @@ def _started(reactor: IReactor) -> _Process:
 
 
 def _wrapping() -> Sequence[str]:
-    """What takes the rights that are taken before Python starts; each child itself changes its user.
+    """Return the command prefix that drops rights before Python starts; each child changes its user itself.
 
-    So Python need not be readable for others.
+    So Python's files need not be readable for that user.
     """
     drop = ["setpriv", "--no-new-privs", "--pdeathsig=KILL"]
     if os.geteuid() == 0:
@@ -153,7 +153,7 @@ class _Process(ProcessProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a child works."""
+        """Whether a child is working."""
         return bool(self._under_way)
 
     def begin(self) -> tuple[int, Event[Ended]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the child may still do once it reads a layer: read and write its three descriptors, and compute.
+"""The confinement of a child that reads a layer: it may use its three descriptors and compute.
 
 It has no files besides these, and can't get any: no sockets, no other programs, no processes. A filter for
 system calls does this (seccomp), since it needs no privileges: the daemon's unit has none for namespaces.

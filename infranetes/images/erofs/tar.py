@@ -36,10 +36,10 @@ _NANO = 1_000_000_000
 
 @attrs.define
 class Entry:
-    """One entry.
+    """An entry of the tar.
 
     :ivar size: of a regular file.
-    :ivar stored: how many bytes follow in the stream, whatever they mean.
+    :ivar stored: how many bytes follow in the stream, whatever their meaning.
     :ivar extents: where these belong in a sparse file.
     """
 
@@ -66,7 +66,7 @@ class Entry:
 
 @attrs.define
 class _Extra:
-    """What headers before an entry's own say of it."""
+    """The facts about an entry from the headers before its own."""
 
     pax: dict[bytes, bytes] = attrs.field(factory=dict)
     name: bytes = b""

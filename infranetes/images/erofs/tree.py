@@ -55,7 +55,7 @@ class Node:
 
     @property
     def whiteout(self) -> bool:
-        """Whether it removes the file of its name from the layers below."""
+        """Whether the node removes the file of its name in the layers below."""
         return stat.S_ISCHR(self.mode) and self.device == 0
 
 
@@ -64,7 +64,7 @@ def _directory() -> Node:
 
 
 class Tree:
-    """What `add` has made so far."""
+    """The tree that `add` has made so far."""
 
     def __init__(self, limits: Limits) -> None:
         self.root = _directory()

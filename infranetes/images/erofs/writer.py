@@ -67,7 +67,7 @@ class _Output:
 
 
 class Writer:
-    """One image.
+    """The writer of one image.
 
     :param descriptor: an empty file, open for writing.
     """
