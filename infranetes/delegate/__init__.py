@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's own runtime (containerd, CRI-O) behind the same socket: whose a call is, and what both say."""
+"""The node's own runtime (containerd, CRI-O) behind the same socket: each call is routed to its owner, and
+lists are joined."""

@@ -42,7 +42,7 @@ _log = Logger()
 
 
 class DelegateState(enum.Enum):
-    """What is known of the delegate."""
+    """The state of the delegate, as far as it is known."""
 
     UNKNOWN = "unknown"
     UP = "up"
@@ -78,7 +78,7 @@ class Delegate:
 
     @property
     def trouble(self) -> str:
-        """Why it does not answer, and what to do, as a sentence; empty while it does."""
+        """The reason why the delegate does not answer, and what to do, as a sentence; "" while it does."""
         if self.state is DelegateState.UP:
             return ""
         return self._stranger or (
@@ -110,7 +110,7 @@ class Delegate:
 
     @property
     def refusals(self) -> Mapping[str, str]:
-        """Why it is refused, as sentences, by what it is refused for."""
+        """The reasons why the delegate is refused, as sentences, by what it is refused for."""
         return self._refusals
 
     def check(self, needs: Iterable[str]) -> None:
@@ -153,7 +153,7 @@ class Delegate:
 
     @property
     def stub(self) -> RawStub:
-        """For calls of which nothing but the path is known."""
+        """A stub for calls of which only the path is known."""
         return self._stub
 
     def start(self) -> None:
@@ -245,7 +245,7 @@ class Delegate:
 
 
 def refused_name(handler: str) -> str:
-    """What it is refused for that has a runtime handler of the same name."""
+    """Return the key in `Delegate.refusals` for a delegate that has a runtime handler of the same name."""
     return f"runtime handler {handler}"
 
 

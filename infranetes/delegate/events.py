@@ -22,7 +22,7 @@ EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
 
 
 class Listeners(Protocol):
-    """Those who listen to our own events."""
+    """The clients that stream our own events."""
 
     def tell(self, event: bytes) -> None:
         """Tell all of them of a change, a ContainerEventResponse."""

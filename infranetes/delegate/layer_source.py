@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a node's runtime keeps what its images are made of: one interface, implemented for each runtime."""
+"""The interface to the layers that a node's runtime keeps of its images, implemented for each runtime."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class ILayerSource(Interface):
 
 @implementer(ILayerSource)
 class SourceByKind:
-    """That of the runtime which the delegate is, as it says itself.
+    """The layer source of the delegate's runtime, chosen by the name that the delegate gives.
 
-    :param sources: by the runtime's name, as its Version has it.
+    :param sources: by the runtime's name, as in its answer to Version.
     """
 
     def __init__(self, delegate: Delegate, sources: Mapping[str, ILayerSource]) -> None:

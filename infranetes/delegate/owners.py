@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose an id, a handler or an image is: this daemon's or the delegate's."""
+"""The owners of ids, handlers and images: this daemon or the delegate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Owned(enum.Enum):
-    """Who has an id."""
+    """The owner of an id."""
 
     OURS = "ours"
     THEIRS = "theirs"
@@ -18,7 +18,7 @@ class Owned(enum.Enum):
 
 
 class Owners(Protocol):
-    """What is ours; all else is the delegate's. It is asked anew at each call: nothing is remembered."""
+    """Tells what is ours; all else is the delegate's. Each call asks anew: nothing is cached."""
 
     def sandbox(self, id: str) -> Owned:
         """Return who has the sandbox with this id, which may be the beginning of one."""

@@ -40,9 +40,9 @@ _log = Logger()
 
 @attrs.frozen
 class Ours:
-    """What this daemon itself says to an RPC, from bytes to bytes.
+    """This daemon's own handler of an RPC, from bytes to bytes.
 
-    :ivar answer: what answers it; None: nothing does.
+    :ivar answer: the function that answers it; None: the daemon does not offer the RPC.
     """
 
     method: Method
@@ -50,7 +50,7 @@ class Ours:
 
     @property
     def offered(self) -> bool:
-        """Whether anything answers it."""
+        """Whether the daemon offers the RPC."""
         return self.answer is not None
 
     async def call(self, request: bytes, call: Call) -> bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who answers each RPC of the CRI on a node with a delegate."""
+"""The table of who answers each RPC of the CRI on a node with a delegate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 
 class Route(enum.Enum):
-    """How it is found out who answers an RPC."""
+    """The ways to find out who answers an RPC."""
 
     SANDBOX = "whose the sandbox is that field 1 names"
     CONTAINER = "whose the container is that field 1 names"
