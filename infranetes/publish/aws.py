@@ -277,7 +277,7 @@ class AwsPublisher:
         return sorted(found, key=lambda each: (-each.created, each.id))
 
     def _used(self, ids: list[str]) -> Mapping[str, str]:
-        """Why images stay."""
+        """Return the reasons why images are kept, by their ids."""
         used = {self._protected: "the configuration names it"} if self._protected else {}
         if ids:
             states = ["pending", "running", "stopping", "stopped"]

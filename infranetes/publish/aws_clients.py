@@ -24,7 +24,7 @@ class Tag(TypedDict):
 
 
 class Filter(TypedDict):
-    """What is looked for."""
+    """A filter of EC2's Describe calls."""
 
     Name: str
     Values: Sequence[str]
@@ -77,7 +77,7 @@ class InstanceShown(TypedDict):
 
 
 class Reservation(TypedDict):
-    """What was launched at once."""
+    """The instances of one launch."""
 
     Instances: list[InstanceShown]
 

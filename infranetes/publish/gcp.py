@@ -193,7 +193,7 @@ class GcpPublisher:
         return sorted(shown, key=lambda each: (-each.created, each.id))
 
     def _used(self, images: Sequence[Image]) -> dict[str, str]:
-        """Why images stay, by their names."""
+        """Return the reasons why images are kept, by their names."""
         used: dict[str, str] = {}
         for zone in self._zones if images else ():
             for disk in self._driver.zone_disks(zone, ""):

@@ -38,13 +38,13 @@ _MAX_MESSAGE = 400
 
 
 class StoredObject(TypedDict, total=False):
-    """What is used of an object's description."""
+    """The fields of an object's description that are used here."""
 
     md5Hash: str
 
 
 class Storage:
-    """One bucket."""
+    """A client for one bucket."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each cloud implements, and what it is given."""
+"""The interface that each cloud implements for publishing, and the values it is given."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST = 100  # characters of NAME:VERSION
 
 @attrs.frozen
 class ImageLabel:
-    """What an image is for. :ivar name: NAME:VERSION that pods ask for; `""`: it runs pods' containers."""
+    """The purpose of an image. :ivar name: NAME:VERSION that pods ask for; `""`: it runs pods' containers."""
 
     kind: str
     name: str = ""
@@ -50,7 +50,7 @@ def label_of(kind: str, name: str) -> ImageLabel:
 
 @attrs.frozen
 class Publication:
-    """One disk that becomes one image. :ivar key: says which one, of all disks and labels."""
+    """A disk that becomes an image. :ivar key: identifies it among all disks and labels."""
 
     disk: DiskPlan
     label: ImageLabel
@@ -97,7 +97,7 @@ class CloudImage:
 
 
 class Publisher(Protocol):
-    """One account of one cloud. Errors are `InfranetesError`s that say what to do."""
+    """A publisher for one account of one cloud. Errors are `InfranetesError`s that say what to do."""
 
     cloud: str
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an upload has done so far, in a file beside the disk, so that the next run goes on from there.
+"""The progress of an upload, kept in a file beside the disk, so that the next run continues from there.
 
-The first line says what is uploaded and where to; each further line is a part that the cloud has taken. A
-line that is torn by a kill is ignored, and its part is sent again.
+The first line names the upload and its destination; each further line names a part that the cloud has taken.
+A line that a kill cut short is ignored, and its part is sent again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SUFFIX = ".upload"
 
 @attrs.frozen
 class Target:
-    """What is uploaded where.
+    """An upload and its destination.
 
     :ivar key: of the publication. :ivar token: an idempotency key of this attempt.
-    :ivar place: the cloud's id of what takes the parts; `""`: it may have been made, and is not known yet."""
+    :ivar place: the cloud's id of the destination of the parts; `""`: not known yet, but it may exist."""
 
     key: str
     token: str
@@ -49,7 +49,7 @@ class Journal:
         return self.target
 
     def placed(self, place: str) -> None:
-        """Write down where parts go. Those that another place has taken are forgotten."""
+        """Write down the destination of the parts. Parts that another destination has taken are forgotten."""
         target = self.begin()
         if target.place != place:
             self._write(attrs.evolve(target, place=place))
@@ -63,7 +63,7 @@ class Journal:
         self._file.flush()
 
     def forget(self) -> None:
-        """Remove it: the upload is done, or has failed for good. Idempotent."""
+        """Remove the journal: the upload is done, or has failed for good. Idempotent."""
         self._close()
         self._path.unlink(missing_ok=True)
         self.target, self.parts = None, set()

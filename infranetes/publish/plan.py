@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks of a disk hold anything, and their checksums."""
+"""The blocks of a disk that hold data, and their checksums."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DiskPlan:
 
     @property
     def gib(self) -> int:
-        """Its size, rounded up."""
+        """The disk's size in GiB, rounded up."""
         return -(-self.size // GIB)
 
     @property

@@ -21,7 +21,7 @@ def readable(size: float) -> str:
 
 
 class Progress:
-    """How far one upload is.
+    """The progress of one upload.
 
     :param total: bytes. :param done: bytes that an earlier run has sent."""
 

@@ -18,7 +18,7 @@ _RANGE = re.compile(r"bytes=0-([0-9]{1,18})")
 
 
 class Outcome(enum.Enum):
-    """What an answer means for the session."""
+    """The meaning of an answer for the session."""
 
     GO_ON = "go on"
     DONE = "done"
@@ -29,7 +29,7 @@ class Outcome(enum.Enum):
 
 @attrs.define
 class ResumableUpload:
-    """One upload. :param size: of the object. :ivar kept: how much of it the cloud has for sure."""
+    """The state of one upload. :param size: of the object. :ivar kept: the bytes that the cloud has for sure."""
 
     size: int
     kept: int = 0
@@ -39,7 +39,7 @@ class ResumableUpload:
         return {"Content-Range": f"bytes */{self.size}", "Content-Length": "0"}
 
     def next_range(self) -> tuple[int, int]:
-        """Where the next part begins, and how long it is."""
+        """Return the offset and the length of the next part."""
         return self.kept, min(CHUNK, self.size - self.kept)
 
     def headers(self) -> dict[str, str]:
