@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node daemon put together: what is made of what, and in which order it starts and stops."""
+"""The assembly of the node daemon: how its parts are made, and in which order they start and stop."""

@@ -138,26 +138,26 @@ class Daemon(OrderedServices):
         self._add_in_order()
 
     def _make_api_server(self) -> ApiServer | None:
-        """What all that is followed is asked of; None: nothing is."""
+        """Make the client that watches the API server; None: no kubeconfig is configured."""
         given = self._config.kubernetes
         if not given.kubeconfig:
             return None
         return ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
 
     def _make_services(self, server: ApiServer | None) -> ClusterServices | None:
-        """What the VMs are told of Services; None: nothing."""
+        """Make the source of the Services that VMs are told of; None: they are told of none."""
         if server is None or not self._config.kubernetes.service_proxy:
             return None
         return ClusterServices(self._reactor, server, self._config.node)
 
     def _make_policies(self, server: ApiServer | None) -> ClusterPolicies | None:
-        """What pods may receive and send; None: everything."""
+        """Make the source of network policies; None: pods may receive and send everything."""
         if server is None or not self._config.kubernetes.network_policies:
             return None
         return ClusterPolicies(self._reactor, server)
 
     def _make_overlay(self) -> Overlay | None:
-        """What gives pods addresses of the node's own subnet; None: a provider has that."""
+        """Make the overlay that gives pods addresses of the node's own subnet; None: none is needed."""
         providers = self._backends.providers
         if not any(IInVpc.providedBy(each) for each in providers):
             return None
@@ -357,7 +357,7 @@ class Daemon(OrderedServices):
 
     @property
     def serves(self) -> bool:
-        """Whether the service manager knows the daemon as ready: some pods are served."""
+        """Whether some pods are served, so that the service manager counts the daemon as ready."""
         return self._backends.delegate is not None or any(
             side.ready.happened for side in self._pods.node.sides.values()
         )

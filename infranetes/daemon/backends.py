@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where VMs and images come from, as the configuration chooses: the provider and the image store."""
+"""The provider and the image store, the sources of VMs and images, as the configuration chooses them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration has to be for a daemon to be made of it, beside what its keys have to be."""
+"""Checks of a configuration as a whole, in addition to those of its single keys."""
 
 from __future__ import annotations
 

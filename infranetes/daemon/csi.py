@@ -44,13 +44,13 @@ def volumes_of(providers: Sequence[IPodProvider]) -> IVolumes | None:
 
 
 def no_volumes(providers: Sequence[IPodProvider], source: str) -> ConfigError:
-    """Why there is no driver."""
+    """Return the error for a driver that no provider has volumes for."""
     names = " and ".join(each.name for each in providers)
     return ConfigError(f"{source}: csi.kubelet_dir: provider {names} has no volumes; leave it out")
 
 
 class MeasuresVolumes(Protocol):
-    """What of `infranetes.volumes.pod_volumes.PodVolumes` the driver needs."""
+    """The part of `infranetes.volumes.pod_volumes.PodVolumes` that the driver uses."""
 
     def usage(self, volume: str, *, grow: bool = False) -> Awaitable[vmserver.DiskUsageResponse | None]: ...
 

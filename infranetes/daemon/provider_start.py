@@ -91,7 +91,7 @@ class ProviderStart(Service):
         self._manager.ready(self._status())
 
     def _ended(self, side: ProviderSide, failure: Failure) -> None:
-        """One provider will not start."""
+        """Record that one provider will not start."""
         assert isinstance(failure.value, Exception)
         self._failed.append(side)
         stopped = failure.check(CancelledError) is not None
@@ -114,7 +114,7 @@ class ProviderStart(Service):
             self._manager.progress(words)
 
     def _status(self) -> str:
-        """What the daemon does, for people."""
+        """Return the daemon's status for people."""
         lacking = [side for side in self._node.sides.values() if side.trouble]
         words = "; ".join(f"provider {side.name}: {side.trouble}" for side in lacking)
         if len(lacking) == len(self._node.sides) and not self._delegate:

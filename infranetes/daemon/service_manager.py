@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service manager is told: systemd's notifications, sd_notify(3)."""
+"""Notifications to the service manager, systemd's sd_notify(3)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class StreamTransport(ITCPTransport, IPushProducer, IConsumer):
 
 
 class Framing(Protocol):
-    """How a connection's wire format carries channels."""
+    """The wire format by which a connection carries channels."""
 
     def send(self, channel: Channel, data: bytes) -> None:
         """Write `data` on the channel."""
@@ -122,7 +122,7 @@ class Flow:
 
 
 class Channel:
-    """One stream.
+    """One stream of a connection.
 
     :ivar name: ``stdin``, ``error``, ... :ivar key: its number in the framing.
     :ivar headers: what it was opened with.

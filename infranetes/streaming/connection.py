@@ -63,7 +63,7 @@ class Refused(Exception):
 
 
 class Sessions(Protocol):
-    """What a connection is given to; `infranetes.streaming.server.StreamingServer`."""
+    """The owner of connections, `infranetes.streaming.server.StreamingServer`."""
 
     def begin(self, connection: StreamingConnection, http: h11.Request) -> None:
         """Agree on an upgrade, and run the session.

@@ -16,7 +16,7 @@ TUNNEL = "SPDY/3.1+portforward.k8s.io"
 
 @attrs.frozen
 class Dialect:
-    """How an agreed sub-protocol behaves.
+    """The behaviour of an agreed sub-protocol.
 
     `version` 1 to 5: from 3 on a terminal has a resize channel, from 4 on an exit is a JSON Status, 5 has the
     close signal. `base64`: WebSocket messages are base64 text.

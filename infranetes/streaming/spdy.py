@@ -54,7 +54,7 @@ class Kind(enum.IntEnum):
 
 
 class Reset(enum.IntEnum):
-    """Why a stream was reset."""
+    """The reasons for resetting a stream."""
 
     PROTOCOL_ERROR = 1
     INVALID_STREAM = 2
@@ -126,7 +126,7 @@ Event = StreamOpened | StreamAccepted | DataReceived | StreamFinished | StreamRe
 
 
 class Spdy:
-    """One connection. Pass what comes in to `receive`, and write what `take_output` returns.
+    """One connection, without I/O. Pass received bytes to `receive`, and write what `take_output` returns.
 
     :param client: whether we opened the connection: our streams and pings are odd then.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the error channel says at the end of an exec or attach (source: Kubernetes' meta/v1 Status)."""
+"""The message on the error channel at the end of an exec or attach (source: Kubernetes' meta/v1 Status)."""
 
 from __future__ import annotations
 

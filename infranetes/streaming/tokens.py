@@ -19,7 +19,7 @@ MAX_OUTSTANDING = 1000
 
 @attrs.frozen
 class Ticket:
-    """What a token stands for. `kind` is exec, attach or portforward."""
+    """The request that a token stands for. `kind` is exec, attach or portforward."""
 
     kind: str
     request: StreamRequest
