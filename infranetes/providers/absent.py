@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for a provider that can't be made, although there are records of its VMs."""
+"""The stand-in for a provider that can't be made, although there are records of its VMs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AbsentProvider:
 
     @property
     def why(self) -> str:
-        """Why it can't be had, and what to do."""
+        """The reason why the provider can't be made, and what to do."""
         return (
             f"sandboxes on record are its VMs, and it can't be had: {self._why}; put its table of the "
             "configuration back"

@@ -27,7 +27,7 @@ _MAX_VALUE = 4096
 
 @attrs.frozen
 class Wishes:
-    """What a pod's annotations ask for; a field's default means that the pod does not ask."""
+    """The requests in a pod's annotations; a field's default means that the pod does not ask."""
 
     image: str = ""
     instance_type: str = ""
@@ -61,7 +61,7 @@ class Wishes:
 
 @attrs.frozen
 class Annotation:
-    """One row of the table."""
+    """An annotation: one row of the table."""
 
     name: str  # without the prefix
     field: str  # of Wishes; "": checked here and used elsewhere
@@ -210,7 +210,7 @@ def read(annotations: Mapping[str, str]) -> Wishes:
 
 
 def wants_service_proxy(annotations: Mapping[str, str]) -> bool:
-    """Whether a pod with these annotations, which `read` accepts, reaches Services by its VM's own rules."""
+    """Return whether a pod reaches Services by its VM's own rules. `read` has accepted the annotations."""
     names = (PREFIX + SERVICE_PROXY.name, *SERVICE_PROXY.aliases)
     return all(_bool(annotations[name].strip()) for name in names if name in annotations)
 
@@ -221,7 +221,10 @@ def wants_spot(annotations: Mapping[str, str]) -> bool:
 
 
 def requests(annotations: Mapping[str, str]) -> Needs:
-    """What a pod requests for all of its containers together. :raise InvalidArgument: that is malformed."""
+    """Return what a pod requests for all of its containers together.
+
+    :raise InvalidArgument: that is malformed.
+    """
     cpu, memory = (
         _value(row, PREFIX + row.name, annotations[PREFIX + row.name])
         if PREFIX + row.name in annotations
@@ -233,7 +236,7 @@ def requests(annotations: Mapping[str, str]) -> Needs:
 
 
 def network(annotations: Mapping[str, str]) -> str:
-    """Which of NETWORKS a pod asks for; "": none. :raise InvalidArgument: it is neither."""
+    """Return which of NETWORKS a pod asks for; "": none. :raise InvalidArgument: it asks for another."""
     text = annotations.get(PREFIX + NETWORK.name)
     return "" if text is None else str(_value(NETWORK, PREFIX + NETWORK.name, text))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Awaited(Unavailable):
-    """What a provider's start waits for is under way; the message says how far. Worth another look soon."""
+    """The start of a provider waits for work in progress; the message says how far it is. Try again soon."""
 
 
 class InstanceState(enum.Enum):
@@ -41,7 +41,7 @@ class InstanceState(enum.Enum):
 
 @attrs.frozen
 class Size:
-    """What a VM must have at least."""
+    """The least resources that a VM must have."""
 
     cpu_millis: int = 0  # thousandths of a core; 0: the provider's default
     memory_bytes: int = 0  # for the pod, without the guest system's own need; 0: the provider's default
@@ -58,7 +58,7 @@ class Size:
 
 @attrs.frozen
 class Attachment:
-    """A network namespace on the node that a VM is to take the place of; see IJoinsNamespaces."""
+    """A network namespace on the node whose place a VM takes; see IJoinsNamespaces."""
 
     namespace: Path  # such as /run/netns/cni-1
     interface: str = "eth0"  # the link in it whose frames are the VM's
@@ -66,7 +66,7 @@ class Attachment:
 
 @attrs.frozen
 class InstanceSpec:
-    """A VM to be made."""
+    """The specification of a VM to launch."""
 
     token: str  # [0-9a-f]{32}: the idempotency key, which the caller has recorded before the call
     sandbox_id: str  # the sandbox that the VM is for, or that it will be once it is claimed from the pool
@@ -103,7 +103,7 @@ class Instance:
 
 @attrs.frozen
 class Console:
-    """What a VM wrote to its console: printable text without a terminal's control sequences."""
+    """The output of a VM's console: printable text without a terminal's control sequences."""
 
     instance_id: str
     sandbox_id: str
@@ -127,7 +127,7 @@ class ReadOnlyDisk:
 
 @attrs.frozen
 class ProviderContext:
-    """What a provider is told of the daemon when it is made (see `registry.ProviderFactory`)."""
+    """The facts about the daemon that a provider gets when it is made (see `registry.ProviderFactory`)."""
 
     state_dir: Path  # survives reboots; a provider uses the subdirectory of its own name
     run_dir: Path  # emptied by a reboot, for sockets and pid files; likewise its own subdirectory
@@ -150,50 +150,51 @@ class ProviderContext:
 class IInVpc(Interface):
     """Also provided by an IPodProvider whose VMs have addresses of a network that is not the pods' own.
 
-    The node may give their pods addresses of its pods' subnet besides, by tunnels."""
+    The node may also give their pods addresses of its own pod subnet, by tunnels."""
 
 
 class IJoinsNamespaces(Interface):
     """Also provided by an IPodProvider whose VMs can join a network namespace of the node.
 
     Such a VM (`InstanceSpec.attachment`) takes over the addresses, routes and MTU of a link there, and gets
-    and sends that link's frames. The namespace has to be there for as long as the VM."""
+    and sends that link's frames. The namespace must exist for as long as the VM."""
 
 
 @attrs.frozen
 class MemoryRange:
-    """A part of a VM's memory, by the address that its guest has it at, in bytes."""
+    """A part of a VM's memory: its address in the guest and its size, in bytes."""
 
     address: int
     size: int
 
 
 class IGuest(Interface):
-    """What a provider asks of a VM's guest when the VM becomes smaller, or larger again."""
+    """The requests of a provider to a VM's guest when the VM becomes smaller, or larger again."""
 
     def release(ranges: Sequence[MemoryRange], seconds: float) -> Awaitable[None]:
-        """Have the guest take memory out of use, all or none. What is there `seconds` later it uses again.
+        """Have the guest take all of this memory out of use, or none.
 
-        :raise FailedPrecondition: what runs needs it, or the guest can't.
+        `seconds` later it uses again the memory that is still there.
+
+        :raise FailedPrecondition: running processes need it, or the guest can't take it out of use.
         :raise InfranetesError: it is not known to be out of use, and is in use again later.
         """
 
     def restore(ranges: Sequence[MemoryRange]) -> Awaitable[None]:
-        """Have the guest use memory again that is still there. Idempotent. Fails with InfranetesError."""
+        """Have the guest use again memory that is still there. Idempotent. Fails with InfranetesError."""
 
     def use_processors(count: int) -> Awaitable[None]:
-        """Have the guest use so many processors, and let others rest. Idempotent.
+        """Have the guest use `count` processors and leave the others idle. Idempotent.
 
-        :raise InfranetesError: it is not known to.
+        :raise InfranetesError: it is not known whether it does.
         """
 
 
 class IResizesVms(Interface):
     """Also provided by an IPodProvider that can change the size of VMs while they run.
 
-    - Calls for one VM are served one after the other. Cancelling a Deferred ends the wait alone.
-    - The size that a VM has is the hypervisor's knowledge alone, so a restarted daemon finds it. It ends
-      with the VM."""
+    - Calls for one VM are served one after the other. Cancelling a Deferred only ends the wait.
+    - Only the hypervisor keeps a VM's size, so a restarted daemon finds it there. It ends with the VM."""
 
     def resize(instance_id: str, size: Size, guest: IGuest | None = None) -> Deferred[Size]:
         """Make a VM what one that is made anew for `size` is, as far as it can be while it runs. Idempotent.
@@ -220,10 +221,10 @@ class IPlacesVms(Interface):
     limits them."""
 
     def place(instance_id: str, cgroup_parent: str, size: Size) -> Deferred[None]:
-        """Have a VM that was launched without one count in a pod's control group from now on. Idempotent.
+        """Move a VM that was launched outside a pod's control group into one. Idempotent.
 
-        What it has counted before stays where it was. As in `launch`, where the pod's limit has no room for
-        what a VM takes beyond the pod's own (`Size.overhead_bytes`), it stays outside.
+        Resources that it used before stay charged where they were. As in `launch`, the VM stays outside if
+        the pod's limit has no room for what a VM takes beyond the pod's own (`Size.overhead_bytes`).
 
         :param size: what the pod asks for.
 
@@ -241,24 +242,24 @@ class IHasCatalogue(Interface):
 
 
 class IHasGuestImage(Interface):
-    """Also provided by an IPodProvider that knows the image which its VMs boot."""
+    """Also provided by an IPodProvider that knows the image that its VMs boot."""
 
     def container_providers() -> Sequence[str]:
-        """Return the names of what runs containers in a VM, that of pods which choose none first; empty: not
-        known, or not yet."""
+        """Return the names of the container providers in a VM, the default first; empty: not known, or not
+        yet."""
 
 
 class IHasConsoles(Interface):
     """A provider that can show its VMs' consoles."""
 
     def consoles(sandbox: str) -> Deferred[Sequence[Console]]:
-        """The consoles of sandboxes whose ids begin with `sandbox`: of existing VMs, then of those destroyed
-        last; each newest first."""
+        """Return the consoles of sandboxes whose ids begin with `sandbox`: of existing VMs, then of those
+        destroyed last; each newest first."""
 
 
 @attrs.frozen
 class ShownDisk:
-    """Where a VM has a disk: on its virtio-scsi host."""
+    """The place of a disk in a VM, on its virtio-scsi host."""
 
     name: str  # the ReadOnlyDisk's
     target: int
@@ -268,7 +269,7 @@ class ShownDisk:
 class IShowsDisks(Interface):
     """Also provided by an IPodProvider that can show running VMs files of the node as disks.
 
-    - What is shown is kept by the hypervisor alone, so a restarted daemon finds it. It ends with the VM.
+    - Only the hypervisor keeps which disks are shown, so a restarted daemon finds them. They end with the VM.
     - A file that is deleted while it is shown stays readable for the VM.
     - Calls for one VM are served one after the other, those for different VMs side by side. Cancelling a
       Deferred ends the wait alone.
@@ -289,7 +290,7 @@ class IShowsDisks(Interface):
         """
 
     def shown_disks(instance_id: str) -> Deferred[Sequence[ShownDisk]]:
-        """Look up which disks a VM is shown; one that does not run is shown none.
+        """Look up the disks that a VM is shown; a VM that does not run is shown none.
 
         :raise NotFound: there is no such VM.
         :raise Unavailable: the hypervisor does not answer.
@@ -317,19 +318,19 @@ class IFirewallsPods(Interface):
     """
 
     def set_firewall(instance_id: str, firewall: PodFirewall) -> Deferred[None]:
-        """Put a VM's firewall in force in the place of the one before, at one instant. Idempotent.
+        """Replace a VM's firewall by another one atomically. Idempotent.
 
         :raise NotFound: there is no such VM.
-        :raise FailedPrecondition: this node is not to enforce firewalls.
+        :raise FailedPrecondition: this node is not configured to enforce firewalls.
         :raise Unavailable: it is not in force; the one before is.
         """
 
 
 class IPodProvider(Interface):
-    """Makes VMs that become pods.
+    """A maker of the VMs that become pods.
 
     - Methods never block the reactor. Those that return a Deferred fail only with errors of
-      `infranetes_common.errors`; of these, `Unavailable` alone means that the same call may succeed later.
+      `infranetes_common.errors`; of these, only `Unavailable` means that the same call may succeed later.
     - Calls for different tokens run side by side. A provider serializes calls for the same token.
     - Cancelling a Deferred may stop the wait, but leaves no VM half made or half removed.
     - A provider keeps what it has to know of a VM where that survives the daemon, such as tags in the IaaS
@@ -350,7 +351,7 @@ class IPodProvider(Interface):
         """
 
     def stop() -> Deferred[None]:
-        """Release sockets, threads and timers. VMs go on. Idempotent."""
+        """Release sockets, threads and timers. VMs keep running. Idempotent."""
 
     def configure_network(pod_cidr: str) -> Deferred[None]:
         """Set the subnet that pods get addresses from, as UpdateRuntimeConfig does. Idempotent.
@@ -395,7 +396,7 @@ class IPodProvider(Interface):
 
     def destroy(instance_id: str) -> Deferred[None]:
         """End a VM and release its address, disk and interface. Fires when that is done, or when a cloud has
-        taken it and goes on by itself. Idempotent.
+        accepted the request and completes it by itself. Idempotent.
 
         It is no error if there is no such VM.
         """
@@ -407,4 +408,4 @@ class IPodProvider(Interface):
         """
 
     def status() -> Mapping[str, str]:
-        """What `crictl info` shows of this provider, for people."""
+        """Return the status of this provider that `crictl info` shows, for people."""

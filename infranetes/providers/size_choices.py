@@ -11,9 +11,9 @@ from infranetes.providers.interface import Size
 
 @attrs.frozen
 class SizeOnOffer:
-    """One size of VM.
+    """A size of VM on offer.
 
-    :ivar cpu_millis: that last. :ivar shared_cpus: of which these are a share; 0: they are its own CPUs.
+    :ivar cpu_millis: usable for good. :ivar shared_cpus: the CPUs that this is a share of; 0: its own CPUs.
     :ivar price: of an hour; None: not known. :ivar priced_by: who says so.
     :ivar why_not: why it does not do; "": it does.
     """
@@ -31,7 +31,7 @@ class SizeOnOffer:
 
 @attrs.frozen
 class SizeChoice:
-    """What a pod would get.
+    """The sizes of VM that a pod would get.
 
     :ivar needed: what its VM must have, with all that is added to what the pod asks for.
     :ivar guest_memory: what is added for the guest. :ivar min_memory: the least memory of any VM.

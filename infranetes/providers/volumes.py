@@ -17,21 +17,21 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
 def is_volume_id(text: str) -> bool:
-    """Whether it can be a volume's id, of whatever provider: a provider may allow less. None leads out of a
-    directory."""
+    """Return whether a text can be a volume's id with any provider; one provider may allow less. No such id
+    leads out of a directory."""
     return _ID.fullmatch(text) is not None and not {"", ".", ".."} & set(text.split("/"))
 
 
 @attrs.frozen
 class FromSnapshot:
-    """A volume that began with what a snapshot holds."""
+    """The snapshot whose content a volume began with."""
 
     id: str
 
 
 @attrs.frozen
 class FromVolume:
-    """A volume that began with what another one held when it was made: its clone."""
+    """The volume whose content a volume, its clone, began with."""
 
     id: str
 
@@ -46,7 +46,7 @@ class VolumeDisk:
     :ivar id: chosen by the provider; see `is_volume_id`. :ivar size: in bytes.
     :ivar zone: where a VM has to be to be given it, as the label `ZONE` says it; "": anywhere that this
         provider launches.
-    :ivar source: what it began with, also if that is gone by now; None: with zeros."""
+    :ivar source: the source of its first content, even if gone by now; None: it began with zeros."""
 
     id: str
     size: int
@@ -66,18 +66,19 @@ class ILendsDevices(Interface):
     lends: bool = Attribute("Whether there are any that pods may have.")
 
     def lend(path: str) -> Deferred[str]:
-        """Return the id by which `IVolumes.attach` and `detach` know a block device of the node. It is in no
-        list, and can be neither made nor deleted.
+        """Return the id by which `IVolumes.attach` and `detach` know a block device of the node.
+
+        No list has it, and it can be neither made nor deleted.
 
         :param path: without links.
-        :raise FailedPrecondition: no pod may have it; says what has to be done for that."""
+        :raise FailedPrecondition: no pod may have it; the message says what to do."""
 
 
 class IVolumes(Interface):
-    """Makes, finds, attaches and destroys volumes: disks that belong to no VM.
+    """A maker of volumes, which are disks that belong to no VM; it also finds, attaches and destroys them.
 
     - Methods never block the reactor, and fail only with errors of `infranetes_common.errors`; of these,
-      `Unavailable` alone means that the same call may succeed later. Each may be called twice.
+      only `Unavailable` means that the same call may succeed later. Each may be called twice.
     - A new volume is all zeros. Nobody but a VM writes to it.
     - A volume is attached to one VM at most, and is never destroyed with it.
     - What has to be known of a volume is kept by the IaaS, or where it survives the daemon.
@@ -93,23 +94,24 @@ class IVolumes(Interface):
     unit: int = Attribute("Volumes' sizes are multiples of so many bytes.")
 
     def create(name: str, size: int) -> Deferred[VolumeDisk]:
-        """Make a volume. Idempotent by name: if there is one, it is returned as it is, whatever its size.
+        """Make a volume. Idempotent by name: an existing volume is returned as it is, whatever its size.
 
-        :param name: 1 to MAX_NAME bytes of text, chosen by whoever calls; never a path.
+        :param name: 1 to MAX_NAME bytes of text, chosen by the caller; never a path.
         :param size: bytes, a multiple of `unit`.
         :raise ResourceExhausted: there is no room, or a quota is used up.
         :raise OutOfRange: no volume can be so large.
         """
 
     def delete(volume_id: str) -> Deferred[None]:
-        """Destroy a volume and what it holds. It is no error if there is none, or none can have this id.
+        """Destroy a volume and its content. It is no error if there is none, or none can have this id.
 
         :raise FailedPrecondition: it is attached to a VM, or a person has to destroy it.
         """
 
     def expand(volume_id: str, size: int) -> Deferred[VolumeDisk]:
-        """Make a volume at least so large, also while it is attached: then its VM sees the new size. One that
-        is as large already stays as it is.
+        """Enlarge a volume to at least `size` bytes; if it is attached its VM sees the new size.
+
+        A volume that is large enough stays as it is.
 
         :raise NotFound: there is none. :raise ResourceExhausted: as in `create`.
         :raise OutOfRange: no volume can be so large.
@@ -122,7 +124,7 @@ class IVolumes(Interface):
         """List all volumes, in the order of their ids."""
 
     def free() -> Deferred[int]:
-        """Return how many bytes the largest volume could have that can be made now.
+        """Return the size in bytes of the largest volume that can be made now.
 
         :raise Unimplemented: the IaaS does not tell."""
 
@@ -140,7 +142,7 @@ class IVolumes(Interface):
         """
 
     def detach(instance_id: str, volume_id: str) -> Deferred[None]:
-        """Take a volume from a VM, which has unmounted it. Idempotent.
+        """Detach a volume from a VM, which has unmounted it. Idempotent.
 
         It is no error if it is not attached to this VM, or there is no such VM or volume: once this has
         succeeded the VM has no way to the volume.
@@ -167,7 +169,7 @@ class VolumeSnapshot:
 
 
 class ISnapshots(Interface):
-    """Takes and destroys snapshots of volumes, and makes volumes that begin with what others hold.
+    """A maker of snapshots of volumes, and of volumes that begin with the content of a snapshot or volume.
 
     - What `IVolumes` says of its methods holds for these too: errors, calls made twice, cancelling.
     - A snapshot, or clone, holds what its volume held at one instant between call and answer, which is what
@@ -186,8 +188,9 @@ class ISnapshots(Interface):
     outlive_volumes: bool = Attribute("Whether snapshots are kept apart from their volumes.")
 
     def create(name: str, volume_id: str) -> Deferred[VolumeSnapshot]:
-        """Take a snapshot. Once this has succeeded it stays, although it may not be `ready` yet: see `get`.
-        Idempotent by name: if there is one of this volume, it is returned as it is.
+        """Take a snapshot. Idempotent by name: an existing snapshot of this volume is returned as it is.
+
+        Once this has succeeded the snapshot stays, although it may not be `ready` yet: see `get`.
 
         :param name: as in `IVolumes.create`; snapshots' names are apart from volumes'.
         :raise NotFound: there is no such volume.
@@ -209,8 +212,9 @@ class ISnapshots(Interface):
         """List all snapshots, in the order of their ids."""
 
     def restore(name: str, size: int, source: VolumeSource) -> Deferred[VolumeDisk]:
-        """Make a volume that begins with what a snapshot, or another volume, holds. Idempotent by name, as
-        `IVolumes.create` is. What is beyond the source's size is zeros.
+        """Make a volume that begins with the content of a snapshot or of another volume.
+
+        Idempotent by name, as `IVolumes.create` is. Beyond the source's size the volume is zeros.
 
         :param size: bytes, a multiple of `IVolumes.unit`.
         :raise NotFound: there is no such source.

@@ -29,7 +29,10 @@ class Outcome(enum.Enum):
 
 @attrs.define
 class ResumableUpload:
-    """The state of one upload. :param size: of the object. :ivar kept: the bytes that the cloud has for sure."""
+    """The state of one upload.
+
+    :param size: of the object. :ivar kept: how many bytes of it the cloud has for sure.
+    """
 
     size: int
     kept: int = 0

@@ -125,7 +125,7 @@ async def _kvm_fault(
 
 
 def _conditions(version: str, uid: int, kernel: Path) -> dict[str, object] | None:
-    """What a cached result is valid for; None: there is no device."""
+    """Return the conditions under which a cached result is valid; None: there is no device."""
     try:
         status = os.stat(KVM)
     except OSError:

@@ -54,7 +54,7 @@ _log = Logger()
 
 @attrs.frozen
 class _State:
-    """What QEMU says of a VM's volumes. LUNs, and whether a node is read-only, by serial."""
+    """QEMU's state of a VM's volumes: LUNs, and whether a node is read-only, by serial."""
 
     luns: Mapping[str, int]
     nodes: Mapping[str, bool]
@@ -190,7 +190,7 @@ class AttachedVolumes:
         return await self._read(vm)
 
     async def _read(self, vm: Vm) -> _State:
-        """What QEMU says. :raise Unavailable: it does not answer."""
+        """Ask QEMU for its state of the VM's volumes. :raise Unavailable: it does not answer."""
         qmp = (await vm.monitor(self._reactor)).qmp
         asked = (  # all at once: a VM that is emulated keeps QEMU busy, and each answer waiting
             qmp.execute("qom-list", path="/machine/peripheral"),

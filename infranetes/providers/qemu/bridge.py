@@ -50,7 +50,7 @@ _log = Logger()
 
 @attrs.frozen
 class BridgePort:
-    """One VM's port on the bridge: its tap, and the address that it may send from."""
+    """A VM's port on the bridge: its tap, and the address that it may send from."""
 
     tap: str
     address: str
@@ -62,12 +62,12 @@ class BridgePort:
 
     @property
     def name(self) -> str:
-        """What its firewall's chains are called after."""
+        """The name after which the chains of the port's firewall are called."""
         return self.tap
 
     @property
     def element(self) -> str:
-        """Its element of the nftables set `pods`."""
+        """The port's element of the nftables set `pods`."""
         return f'"{self.tap}" . {self.mac} . {self.address}'
 
 
@@ -104,7 +104,7 @@ class _InterfaceAddress(TypedDict):
 
 
 class _Interface(TypedDict, total=False):
-    """One interface as `ip -j address show` describes it."""
+    """An interface as `ip -j address show` describes it."""
 
     ifname: str
     address: str

@@ -68,7 +68,7 @@ def _unescaped(path: str) -> str:
 
 
 def memberships(pid: int, proc: Path = PROC) -> dict[str, str]:
-    """In which group a process is, by its hierarchy's name. :raise ProcessLookupError: it has ended."""
+    """Return the groups of a process, by hierarchies' names. :raise ProcessLookupError: it has ended."""
     found = {}
     try:
         lines = (proc / str(pid) / "cgroup").read_text().splitlines()
@@ -179,13 +179,13 @@ def _make(hierarchy: Hierarchy, directory: Path) -> None:
 
 @attrs.frozen
 class Kills:
-    """How often the kernel has killed for want of memory in a group and those below it."""
+    """The count of the kernel's out-of-memory kills in a group and those below it."""
 
     group: int = 0
     parent: int = 0
 
     def more_than(self, before: Kills) -> bool:
-        """Return whether there were some since `before`."""
+        """Return whether there were any kills since `before`."""
         return self.group > before.group or self.parent > before.parent
 
 
@@ -220,7 +220,7 @@ def _fields(path: Path) -> Mapping[str, str]:
 
 
 def memory_directory(parent: PurePosixPath, name: str, mounts: Path = MOUNTS) -> Path | None:
-    """Where a group's memory is counted. Blocks, briefly."""
+    """Return the directory where a group's memory is counted; None: it is not. Blocks, briefly."""
     for hierarchy in hierarchies(mounts):
         directory = hierarchy.mount / parent
         if hierarchy.has("memory") and directory.is_dir():

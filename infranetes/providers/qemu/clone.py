@@ -39,7 +39,7 @@ from infranetes_common.reactors import IReactor
 
 
 class StepTimer:
-    """How long each step took, for the log."""
+    """A timer of the steps, for the log."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -122,7 +122,7 @@ async def execute(
 
 
 def guest_network(record: VmRecord, network: IPv4Network, mtu: int) -> GuestNetwork:
-    """What the guest is told of its network."""
+    """Return the network configuration that the guest is given."""
     return GuestNetwork(
         mac=mac_of(IPv4Address(record.address)),
         address=f"{record.address}/{network.prefixlen}",

@@ -68,7 +68,7 @@ class CommandLine:
         return self.cpu_model or _CPU_MODELS[self.accelerator]
 
     def kernel_arguments(self) -> str:
-        """What the guest's kernel is booted with."""
+        """The arguments that the guest's kernel is booted with."""
         words = [
             "root=/dev/vda rw console=ttyS0 quiet fsck.mode=skip net.ifnames=0",
             "panic=-1",  # a VM whose kernel panics ends at once
@@ -134,7 +134,8 @@ class CommandLine:
         return self.accelerator
 
     def _boot(self) -> list[str]:
-        """What is booted. Clones have it in their memory; from here QEMU would hold a second copy."""
+        """Return the arguments of direct kernel boot. Clones do without: they have the kernel in memory, and
+        QEMU would hold a second copy."""
         return [
             *("-kernel", _path(Fd.KERNEL), "-initrd", _path(Fd.INITRD)),
             *("-append", self.kernel_arguments()),

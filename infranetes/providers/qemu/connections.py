@@ -59,7 +59,7 @@ class VmConnections:
 
     @property
     def lost(self) -> bool:
-        """Whether QEMU's monitor can't be used, or not any more."""
+        """Whether QEMU's monitor can't be used, or no longer."""
         return self._qmp is None or self._qmp.closed
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ _log = Logger()
 
 @attrs.frozen
 class _State:
-    """What QEMU says of a VM's disks."""
+    """QEMU's state of a VM's disks."""
 
     shown: Mapping[str, ShownDisk]  # by name
     nodes: frozenset[str]
@@ -215,7 +215,7 @@ async def _plug(monitor: VmConnections, disk: ShownDisk, file: int) -> None:
 
 
 async def _read(monitor: VmConnections, vm: Vm) -> _State:
-    """What QEMU says. :raise Unavailable: it does not answer."""
+    """Ask QEMU for its state of the VM's disks. :raise Unavailable: it does not answer."""
     try:
         devices = entries(await monitor.qmp.execute("qom-list", path="/machine/peripheral"))
         nodes = entries(await monitor.qmp.execute("query-named-block-nodes", flat=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the provider needs of its host: root, programs, a user for QEMU, directories, and QEMU itself."""
+"""Checks of the host for what the provider needs: root, programs, QEMU and a user for it, directories."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _find(program: str, package: str) -> str:
 
 
 def without_image(directory: Path, error: NoGuestImage) -> Unavailable:
-    """Return what the start waits for if the directory has no guest image."""
+    """Return the error of a start that waits because there is no guest image in its directory."""
     build = reporting.read(directory)
     if build is None:
         return Unavailable(str(error))

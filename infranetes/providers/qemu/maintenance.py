@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is looked after while VMs run: the sizes of their consoles, and the tables of the bridge."""
+"""The upkeep while VMs run: the sizes of their consoles, and the tables of the bridge."""
 
 from __future__ import annotations
 

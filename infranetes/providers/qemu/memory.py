@@ -40,7 +40,7 @@ class Piece:
 
     @property
     def range(self) -> MemoryRange:
-        """Where it is in the guest, in bytes."""
+        """The piece's address and size in the guest, in bytes."""
         return MemoryRange(self.address, self.mib * MIB)
 
 

@@ -49,7 +49,7 @@ class Namespaces:
         self._reactor = reactor
 
     async def read(self, attachment: Attachment) -> Network:
-        """What the guest is told: the addresses, routes and MTU of the link that it takes the place of.
+        """Read the guest's network configuration: addresses, routes and MTU of the link whose place it takes.
 
         :raise FailedPrecondition: a VM can't take its place; the message says what to change.
         """
@@ -190,7 +190,7 @@ class Namespaces:
 
 
 class _Unfit(Exception):
-    """What a link has that a VM can't take over, in words that follow the link's name."""
+    """A property of a link that a VM can't take over, in words that follow the link's name."""
 
 
 def _has_ipv6() -> bool:

@@ -56,5 +56,5 @@ class OwnSlice:
 
 
 def scope_name(record: VmRecord) -> str:
-    """Return the name of a VM's scope, without `.scope`."""
+    """Return the name of a VM's scope in the slice, without `.scope`."""
     return f"infranetes-vm-{record.token}"

@@ -20,7 +20,7 @@ from infranetes_common.reactors import IReactor
 
 @attrs.frozen
 class Parts:
-    """How VMs are connected and placed."""
+    """The parts that connect VMs to the network and place them in control groups."""
 
     pod_network: PodNetwork  # the bridge's
     uplink: Uplink

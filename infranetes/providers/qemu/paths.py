@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the provider's files are."""
+"""The paths of the provider's files."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class VmPaths:
 
     @property
     def disk(self) -> Path:
-        """Its own layer of the disk."""
+        """The VM's own layer of the disk."""
         return self.directory / DISK
 
     @property
     def console(self) -> Path:
-        """What the guest writes to its console."""
+        """The file that the guest's console is written to."""
         return self.directory / CONSOLE
 
     @property
     def output(self) -> Path:
-        """What QEMU writes itself."""
+        """The file of QEMU's own output."""
         return self.directory / OUTPUT
 
     def last_output(self) -> str:
-        """Return the end of what QEMU wrote itself, or else of the console."""
+        """Return the end of QEMU's own output, or if it is empty the end of the console."""
         return tail(self.output, _LAST_OUTPUT) or tail(self.console, _LAST_OUTPUT)
 
 
@@ -51,7 +51,7 @@ class ProviderPaths:
 
     @property
     def vms(self) -> Path:
-        """One directory for each VM."""
+        """The directory with one directory for each VM."""
         return self.state / "vms"
 
     @property
@@ -70,7 +70,7 @@ class ProviderPaths:
         return self.state / "network.json"
 
     def kvm(self, configured: Path | None) -> Path:
-        """The file that says whether KVM was found to work, beside the templates, which depend on it."""
+        """The file with the last answer whether KVM works, kept beside the templates, which depend on it."""
         return self.templates(configured) / "kvm.json"
 
     def templates(self, configured: Path | None) -> Path:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where on the node a VM's process counts."""
+"""The placement of VMs' processes in the node's control groups."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ class Placement(Protocol):
         """Remove what was made for a VM whose process is gone. Idempotent."""
 
     def why_ended(self, record: VmRecord) -> str:
-        """Why the place ended the VM's process, as a sentence for people; "": it did not, or can't tell."""
+        """Return why the placement ended the VM's process, as a sentence; "": it did not, or can't tell."""

@@ -30,7 +30,8 @@ _log = Logger()
 
 
 class PodCgroups:
-    """By systemd where the pod's group is a slice, else by files. See `placement.Placement`."""
+    """The placement in pods' groups: by systemd where a group is a slice, else by files. See
+    `placement.Placement`."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class PodRoom:
         self._warned = False
 
     def group_of(self, sandbox_id: str, cgroup_parent: str, size: Size) -> str:
-        """Where a pod's VM is to count; "": nowhere special, for the kernel would kill it there."""
+        """Return the control group for a pod's VM; "": none, since the kernel would kill the VM there."""
         limited = size.memory_limited and size.memory_bytes
         if not cgroup_parent or not limited or size.overhead_bytes >= self._needed:
             return cgroup_parent

@@ -116,13 +116,13 @@ class WatchedProcess:
 
     @property
     def end(self) -> str:
-        """How it ended, for people."""
+        """How the process ended, for people."""
         known = self._spawned.end if self._spawned is not None else ""
         return known or "ended; how is not known, for an earlier daemon had started it"
 
     @property
     def alive(self) -> bool:
-        """Whether it is watched and has not ended."""
+        """Whether the process is watched and has not ended."""
         return self._fd >= 0
 
     def kill(self) -> Deferred[None]:

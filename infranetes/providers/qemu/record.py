@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept on disk of each VM, in a directory of its own: enough to find it again and to end it.
+"""The record of each VM, kept in a directory of its own: enough to find the VM again and to end it.
 
 phase      meaning                                       process
 STARTING   a daemon is making it, or was                 may be there
@@ -34,7 +34,7 @@ _log = Logger()
 
 
 class Phase(enum.Enum):
-    """How far the making of a VM has come."""
+    """The stages of making a VM."""
 
     STARTING = "starting"
     READY = "ready"
@@ -43,7 +43,7 @@ class Phase(enum.Enum):
 
 @attrs.frozen
 class VmRecord:
-    """One VM."""
+    """The record of one VM."""
 
     token: str
     sandbox_id: str
@@ -72,17 +72,17 @@ class VmRecord:
 
     @property
     def tap(self) -> str:
-        """Its network interface on the node, which exists as long as its process."""
+        """The VM's network interface on the node, which exists as long as its process."""
         return f"inf{self.token[:12]}"
 
     @property
     def on_bridge(self) -> bool:
-        """Whether it is on the pods' bridge and has an address of its subnet."""
+        """Whether the VM is on the pods' bridge and has an address of its subnet."""
         return not self.namespace
 
     @property
     def bridge_port(self) -> BridgePort:
-        """Its port on the pods' bridge."""
+        """The VM's port on the pods' bridge."""
         return BridgePort(self.tap, self.address)
 
 

@@ -49,13 +49,13 @@ class _Cpu:
 
     @property
     def device(self) -> str:
-        """What the device was called when it was plugged in."""
+        """The name that the device got when it was plugged in."""
         return self.path.rpartition("/")[2]
 
 
 @attrs.frozen
 class _Hardware:
-    """What QEMU says that a VM has."""
+    """The hardware that a VM has, by QEMU's answers."""
 
     cpus: Sequence[_Cpu]  # by core
     base_mib: int
@@ -64,7 +64,7 @@ class _Hardware:
 
     @property
     def more(self) -> Hotplug:
-        """What it has beyond the template."""
+        """The hardware beyond the template's."""
         return Hotplug(sum(cpu.there for cpu in self.cpus) - 1, sum(piece.mib for piece in self.pieces))
 
 
@@ -155,7 +155,7 @@ async def _let_rest(vm: Vm, guest: IGuest, has: Hotplug, wanted: Hotplug) -> Hot
 
 
 def _told(size: Size, own: CommandLine, wanted: Hotplug, has: Hotplug, settings: QemuSettings) -> Size:
-    """What the VM has for its pod."""
+    """Return the size that the VM has for its pod."""
     cpu_millis, memory = size.cpu_millis, size.memory_bytes
     if cpu_millis and (has.cpus != wanted.cpus or (has.cpus + 1) * 1000 < cpu_millis):
         cpu_millis = (has.cpus + 1) * 1000

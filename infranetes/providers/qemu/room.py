@@ -20,15 +20,15 @@ MAX_SIZE = 1 << 46  # 64 TiB
 
 
 class Room:
-    """What is free, and what is kept for files that are being made. Its methods block, but for `release`, and
-    no two of them may run at once."""
+    """The free space, and the space reserved for files that are being made. All methods but `release` block,
+    and no two of them may run at once."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._kept: dict[Path, int] = {}
 
     def free(self, volumes: Iterable[Path]) -> int:
-        """What is free and promised to nothing. :raise OSError: it can't be looked at."""
+        """Return the free bytes promised to nothing. :raise OSError: the directory can't be looked at."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = os.statvfs(self._directory)
         promised = sum(_lacking(path) for path in volumes)
@@ -66,7 +66,7 @@ def check_size(size: int) -> None:
 
 
 def _lacking(path: Path) -> int:
-    """How much more room a volume may come to take."""
+    """Return how many more bytes of space a volume may come to take."""
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
         return 0

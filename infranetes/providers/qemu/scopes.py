@@ -35,7 +35,7 @@ def is_slice(parent: str) -> bool:
 
 
 def slice_path(parent: str) -> PurePosixPath:
-    """Where the slice that is named last in `parent` is below each mount.
+    """Return the path, below each mount, of the slice that is named last in `parent`.
 
     >>> slice_path("kubepods-burstable.slice")
     PurePosixPath('kubepods.slice/kubepods-burstable.slice')

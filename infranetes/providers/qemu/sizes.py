@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a pod's VM gets beyond the template: processors, memory and disk."""
+"""The sizes of pods' VMs beyond the template: processors, memory and disk."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MEMORY = "more"  # how the names of QEMU's objects begin that are such memory
 
 
 def memory_names(number: int) -> tuple[str, str]:
-    """What a piece of memory is called: the device, and the object that is its memory."""
+    """Return the names of a piece of memory: of the device, and of the object that is its memory."""
     return f"dimm{number}", f"{MEMORY}{number}" if number else MEMORY
 
 
 @attrs.frozen
 class Hotplug:
-    """What is plugged into a clone beyond the template's size."""
+    """The hardware that is plugged into a clone beyond the template's size."""
 
     cpus: int  # beside the one that is there from the start
     memory_mib: int
 
     @property
     def pieces(self) -> Sequence[int]:
-        """How the memory is divided, in MiB, smallest first: a running VM can give back a quarter of it."""
+        """The memory's pieces in MiB, smallest first: a running VM can give back a quarter of it."""
         blocks = self.memory_mib // BLOCK_MIB
         half = -(-blocks // 2)
         quarter = -(-(blocks - half) // 2)
@@ -52,7 +52,7 @@ def _beside(template: CommandLine, settings: QemuSettings) -> int:
 
 
 def hotplug_for(template: CommandLine, size: Size, settings: QemuSettings) -> Hotplug:
-    """What a clone of `template` lacks to have `size`. Processors beyond the node's are left out.
+    """Return what hardware a clone of `template` lacks for `size`, without processors beyond the node's.
 
     The guest's own need is on top of the pod's. What is left of a larger overhead is the guest's too.
 

@@ -102,7 +102,7 @@ class SnapshotFiles:
             raise as_error(error, f"snapshot {snapshot_id} can't be deleted") from None
 
     def rests(self) -> list[Path]:
-        """What a killed daemon has left of snapshots that were being taken or removed."""
+        """Return the files that a killed daemon left of snapshots that were being taken or removed."""
         return [self._directory / name for name in self._names(_PARTIAL)]
 
     def _names(self, more: str = "") -> list[str]:

@@ -130,7 +130,10 @@ class QemuSnapshots:
             await run_in_thread(self._reactor, self._volumes.drop, volume_id)
 
     async def _copying(self, size: int, source: VolumeSource) -> Callable[[Path], Awaitable[object]]:
-        """What copies a source to a file. :raise InfranetesError: there is none, or it is larger."""
+        """Return the function that copies a source to a file.
+
+        :raise InfranetesError: there is no such source, or it is larger than `size`.
+        """
         check_size(size)
         if isinstance(source, FromVolume):
             path = await run_in_thread(self._reactor, self._volumes.to_copy, source.id)

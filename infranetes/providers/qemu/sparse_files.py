@@ -62,7 +62,7 @@ def copy(source: int, target: int, cancelled: Event) -> None:
 
 
 def shared(descriptor: int) -> int:
-    """How many bytes of a file are in blocks that another file has too: written to, each takes new room."""
+    """Return how many bytes of a file are in blocks shared with another file, where writes take new space."""
     found = start = 0
     while True:
         extents = _extents(descriptor, start)
@@ -75,7 +75,7 @@ def shared(descriptor: int) -> int:
 
 
 def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where a file has data: from where to where."""
+    """Yield the ranges of a file that have data: the start and the end of each."""
     end = 0
     while end < size:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the provider says of itself, for people."""
+"""The status of the provider, for people."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Template:
 
     @property
     def ram(self) -> Path:
-        """Its memory; clones get it through `ram.SharedRam`."""
+        """The file of the template's memory; clones get it through `ram.SharedRam`."""
         return self.directory / RAM
 
     @property
@@ -109,7 +109,7 @@ class Template:
 
 
 def last_used(directory: Path) -> float:
-    """When the template in `directory` was last used, in seconds since 1970; 0.0: never."""
+    """Return when the template in `directory` was last used, in seconds since 1970; 0.0: never."""
     try:
         return (directory / _LAST_USED).stat().st_mtime
     except OSError:

@@ -36,7 +36,7 @@ _SAVE_SECONDS = 60.0
 
 @attrs.frozen
 class TemplateBoot:
-    """One boot, in the directory `work`.
+    """The boot of a template, in the directory `work`.
 
     :ivar sockets: the directory for QEMU's sockets.
     :ivar process_name: the argument by which its QEMU is found.

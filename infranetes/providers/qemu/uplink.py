@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a VM's tap is connected to: the provider's own bridge, or a link in somebody else's namespace."""
+"""The uplink of a VM's tap: the provider's own bridge, or a link in somebody else's namespace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Uplink(Protocol):
         """Let go of what belongs to a VM that is no more."""
 
     async def guest_network(self, vm: Vm) -> Network:
-        """What the guest is told of its network."""
+        """Return the network configuration that the guest is given."""
 
     async def set_firewall(self, vm: Vm, firewall: PodFirewall) -> None:
         """Put a VM's firewall in force, now and after a restart.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One VM as this daemon knows it.
+"""A VM as this daemon knows it.
 
 record      process        state, as IPodProvider has it
 STARTING    there          PENDING   (also while its process is about to be started)
@@ -62,7 +62,7 @@ class Vm:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Whether the VM's process runs."""
         return self.process is not None and self.process.alive
 
     @property
@@ -93,7 +93,7 @@ class Vm:
         )
 
     def explain_end(self) -> str:
-        """Why it has ended, as far as that is known: QEMU's reason and the console's last line."""
+        """Return why the VM has ended, as far as that is known: QEMU's reason and the console's last line."""
         reason = self.connections.shutdown_reason if self.connections is not None else ""
         if reason:
             return self._with_last_line(_SHUTDOWN_REASONS.get(reason, f"QEMU says {reason}"))
@@ -145,5 +145,5 @@ class Vm:
 
 
 def on_bridge(vms: Iterable[Vm]) -> Sequence[Vm]:
-    """Those that run, or are being made, and have an address on the bridge."""
+    """Return the VMs that run, or are being made, and have an address on the bridge."""
     return [vm for vm in vms if vm.record.on_bridge and (vm.alive or vm.launching)]

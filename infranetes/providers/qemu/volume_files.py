@@ -148,7 +148,7 @@ class VolumeFiles:
         self._room.release(path)
 
     def rests(self) -> list[Path]:
-        """What a killed daemon has left of volumes that were being made."""
+        """Return the files that a killed daemon left of volumes that were being made."""
         try:
             names = sorted(os.listdir(self.directory))
         except FileNotFoundError:
@@ -249,7 +249,7 @@ class VolumeFiles:
         return found
 
     def free(self) -> int:
-        """What is free and promised to no volume: all of them can be filled."""
+        """Return the free bytes that no volume is promised: all volumes can be filled."""
         try:
             return self._room.free(self._paths())
         except OSError as error:
