@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods may ask for by annotation where that costs money, gives rights or opens ways: nothing, unless the
-provider's table allows it.
+"""The limits on annotations that cost money, give rights or open network access: pods may ask for nothing of
+the kind unless the provider's table allows it.
 
-What a handler of the configuration sets is the administrator's own word and is not limited here. Sizes, and
+The settings of a runtime handler are the administrator's own and are not limited here. Sizes, and
 with them GPUs and spot instances, are limited by `sizes`.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch tries, one after the other: sizes in their zones, as spot VMs and on demand.
+"""The attempts of a launch, one after the other: sizes in their zones, as spot VMs and on demand.
 
-What a refusal rules out:
+Each refusal rules out further attempts:
 
 refused for       ruled out
 capacity          the size in this zone

@@ -47,7 +47,7 @@ class _DaemonThreadPool(ThreadPool):
 
 
 class Calls(Generic[D]):
-    """How one provider calls its cloud."""
+    """The caller of one provider's cloud."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Calls(Generic[D]):
         return "not answering" if _SILENT in reasons else "not called, without credentials"
 
     def _open(self) -> set[str]:
-        """Why circuits are open."""
+        """Return the reasons why circuits are open."""
         circuits = [each for name, each in self._circuits.items() if not name.startswith(BY_THE_WAY)]
         return {each.why for each in circuits if each.is_open}
 

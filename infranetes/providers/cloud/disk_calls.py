@@ -43,7 +43,7 @@ class Wait:
 
 
 class MakesCalls(Protocol[D_co]):
-    """What of `calls.Calls` is used here."""
+    """The part of `calls.Calls` that is used here."""
 
     async def call(
         self,
@@ -56,9 +56,9 @@ class MakesCalls(Protocol[D_co]):
 
 
 class DiskCalls(Generic[D]):
-    """How volumes call their cloud. Looks that are asked for at about the same time are one call.
+    """The caller of the cloud for volumes. Look-ups at about the same time share one call.
 
-    :ivar location: the cloud's, for people."""
+    :ivar location: the cloud's location, for people."""
 
     def __init__(
         self,
@@ -149,5 +149,5 @@ class DiskCalls(Generic[D]):
 
 
 def is_going(disk: CloudDisk) -> bool:
-    """Return whether a disk is of no use any more."""
+    """Return whether a disk is no longer usable."""
     return disk.state in (DiskState.DELETING, DiskState.FAILED)

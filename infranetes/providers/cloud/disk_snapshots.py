@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each cloud implements for snapshots; `snapshots.CloudSnapshots` does what all clouds have in common.
+"""The interface that each cloud implements for snapshots; `snapshots.CloudSnapshots` is common to all clouds.
 
-All that `disks` says of its methods, their errors and operations holds here too.
+The rules in `disks` for methods, their errors and operations hold here too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DiskSnapshots(Protocol[D_contra]):
     outlive_volumes: bool  # as `ISnapshots.outlive_volumes`; else `CloudDisks` refuse with INVALID
 
     def is_id(self, text: str) -> bool:
-        """Return whether this could be a snapshot's id. Nothing else is ever sent to the cloud as one."""
+        """Return whether a text could be a snapshot's id. Nothing else is ever sent to the cloud as one."""
 
     def _thd_find(self, driver: D_contra, name: str) -> list[CloudSnapshot]:
         """Our snapshots of this name, in any state; where the cloud may have several, all of them."""

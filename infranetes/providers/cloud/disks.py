@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each cloud implements for volumes; `volumes.CloudVolumes` does what all clouds have in common.
+"""The interface that each cloud implements for volumes; `volumes.CloudVolumes` is common to all clouds.
 
 As with `interface.Cloud`: blocking methods named `_thd_…`, each in one of a bounded number of threads with
 that thread's own driver, retried, limited and broken off by `calls.Calls`. A call whose answer was lost is
@@ -36,7 +36,7 @@ class DiskState(enum.Enum):
 
 
 class HoldState(enum.Enum):
-    """How far a disk is attached to a VM."""
+    """The stages of a disk's attachment to a VM."""
 
     ATTACHING = "attaching"
     ATTACHED = "attached"
@@ -45,7 +45,7 @@ class HoldState(enum.Enum):
 
 @attrs.frozen
 class Hold:
-    """One VM that a disk is attached to, or is on its way there or back."""
+    """A VM that a disk is attached to, or is being attached to or detached from."""
 
     vm_id: str
     state: HoldState = HoldState.ATTACHED
@@ -100,17 +100,17 @@ class CloudDisks(Protocol[D_contra]):
 
     @property
     def zone(self) -> str:
-        """Where disks are made: a zone in which VMs are launched. "": there are none. Known once the
+        """The zone where disks are made, one in which VMs are launched; "": there is none. Known once the
         provider's `Cloud._thd_check` has returned."""
 
     def is_id(self, text: str) -> bool:
-        """Return whether this could be a disk's id. Nothing else is ever sent to the cloud as one."""
+        """Return whether a text could be a disk's id. Nothing else is ever sent to the cloud as one."""
 
     def _thd_find(self, driver: D_contra, names: Sequence[str]) -> list[CloudDisk]:
         """Our disks with these names, in any state. Where the cloud has several of a name, all of them."""
 
     def _thd_get(self, driver: D_contra, ids: Sequence[str]) -> list[CloudDisk]:
-        """Those of these disks that exist, whoever made them. One that does not is no error."""
+        """Return those of these disks that exist, whoever made them. One that does not is no error."""
 
     def _thd_list(self, driver: D_contra) -> list[CloudDisk]:
         """Return all disks of ours, in any state."""
@@ -141,8 +141,8 @@ class CloudDisks(Protocol[D_contra]):
         :param force: the VM certainly does not run any more, so nothing is lost by force."""
 
     def _thd_is_done(self, driver: D_contra, operation: str) -> bool:
-        """Whether an operation has succeeded; False: it goes on. One that failed is raised as if the call
-        that began it had failed; one that is no longer known has succeeded."""
+        """Return whether an operation has succeeded; False: it goes on. One that failed is raised as if the
+        call that began it had failed; one that is no longer known has succeeded."""
 
 
 @runtime_checkable
@@ -150,4 +150,4 @@ class TellsRoom(Protocol[D_contra]):
     """Also provided by `CloudDisks` of a cloud that tells how much room there is."""
 
     def _thd_free(self, driver: D_contra) -> int:
-        """How many bytes the largest disk could have that can be made now."""
+        """Return the size in bytes of the largest disk that can be made now."""

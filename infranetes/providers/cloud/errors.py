@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libcloud's errors mean where they mean the same for every cloud."""
+"""The meanings of libcloud's errors that are the same for every cloud."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each cloud implements; `provider.CloudProvider` does what all clouds have in common.
+"""The interface that each cloud implements; `provider.CloudProvider` is common to all clouds.
 
 A cloud is a small class of blocking methods named `_thd_…`. Each runs in one of a bounded number of threads
 with that thread's own libcloud driver. Retries, deadlines, rate limits and circuit breaking are done by
@@ -65,7 +65,7 @@ class CloudError(Exception):
 
 
 class Action(enum.Enum):
-    """What clouds count calls by, and how often each may be called."""
+    """The kinds of calls that clouds count and limit separately."""
 
     LAUNCH = "launches"
     DESTROY = "ends of VMs"
@@ -75,7 +75,7 @@ class Action(enum.Enum):
 
 @attrs.frozen
 class Rate:
-    """How often a cloud serves calls. :ivar burst: calls at once after a rest."""
+    """The rate at which a cloud serves calls. :ivar burst: the calls that it serves at once after a rest."""
 
     per_second: float
     burst: float
@@ -83,7 +83,7 @@ class Rate:
 
 @attrs.frozen
 class Offer:
-    """One size of VM that the cloud sells."""
+    """A size of VM that the cloud sells."""
 
     name: str
     cpu_millis: int  # that last; see `shared_cpus`
@@ -155,7 +155,7 @@ class MachineImage:
 
 @runtime_checkable
 class Cloud(Protocol[D]):
-    """One cloud, for one cluster and node. Methods named `_thd_…` run in threads and may raise any error."""
+    """A cloud, for one cluster and node. Methods named `_thd_…` run in threads and may raise any error."""
 
     name: str  # the provider's: `aws`, ...
     location: str  # for people: `aws eu-west-1`
@@ -166,7 +166,7 @@ class Cloud(Protocol[D]):
         """The sizes that the cloud sells where this node makes VMs; complete once it has started."""
 
     def is_id(self, text: str) -> bool:
-        """Return whether this could be a VM's id. Nothing else is ever sent to the cloud as one."""
+        """Return whether a text could be a VM's id. Nothing else is ever sent to the cloud as one."""
 
     def check_wishes(self, wishes: Wishes) -> None:
         """Check annotations. :raise InvalidArgument: this cloud can't serve one; names it."""
@@ -178,7 +178,7 @@ class Cloud(Protocol[D]):
         :raise FailedPrecondition: none of them is there; says which are."""
 
     def classify(self, error: Exception) -> CloudError | None:
-        """What an error of this cloud's own means; None: `errors.classify` decides."""
+        """Return the meaning of an error of this cloud's own; None: `errors.classify` decides."""
 
     def _thd_connect(self, timeout: float) -> D:
         """Return a driver for this thread. Called again when credentials changed or the last one failed.
@@ -210,7 +210,7 @@ class Cloud(Protocol[D]):
         """Return all VMs of ours, including ended ones that the cloud still shows."""
 
     def _thd_get(self, driver: D, id: str) -> CloudVM | None:
-        """One VM, if it exists and is ours.
+        """Return a VM, if it exists and is ours.
 
         :raise CloudError: `ErrorKind.STATE`: the cloud can't tell of this VM now, and can of others."""
 

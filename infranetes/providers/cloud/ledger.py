@@ -19,7 +19,7 @@ _STATE_ORDER = list(InstanceState)
 
 @attrs.define(eq=False)
 class LedgerEntry:
-    """One VM."""
+    """The ledger's entry of one VM."""
 
     vm: CloudVM
     launched_at: float | None = None  # when this daemon launched it; None: an earlier one did
@@ -147,5 +147,5 @@ class Ledger:
         self.destroyed_at[id] = self.now()
 
     def count_destroyed(self, token: str) -> int:
-        """How many VMs of a token were destroyed."""
+        """Return how many VMs of a token were destroyed."""
         return sum(each == token for each in self.destroyed.values())

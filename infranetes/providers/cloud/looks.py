@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call to the cloud for all who want to know about one of its things at about the same time."""
+"""Look-ups that share one call to the cloud when they ask about things at about the same time."""
 
 from __future__ import annotations
 

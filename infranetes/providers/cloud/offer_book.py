@@ -43,7 +43,7 @@ S = TypeVar("S", bound=Sized)
 
 @attrs.frozen
 class Sources:
-    """Where sizes and prices are from, for people.
+    """The sources of sizes and prices, for people.
 
     :ivar location: whose they are; a file of another one is not used.
     :ivar offers: who tells sizes. :ivar prices: who tells prices. :ivar bundled: what came with the software.
@@ -57,7 +57,7 @@ class Sources:
 
 
 class OfferSource(Protocol[D_contra]):
-    """What a cloud tells of its sizes and prices."""
+    """A cloud's own source of its sizes and prices."""
 
     sources: Sources
 
@@ -74,7 +74,7 @@ class OfferSource(Protocol[D_contra]):
 
 @attrs.frozen
 class Told:
-    """What a cloud has told, and when, in seconds since 1970; 0: never."""
+    """A cloud's last answer, and its time in seconds since 1970; 0: it has never answered."""
 
     location: str
     offers: tuple[Offer, ...] = ()
@@ -85,7 +85,7 @@ class Told:
 
 
 class OfferBook(Generic[D]):
-    """See the module.
+    """The book of offers that the module describes.
 
     :param path: of the file. :param own: prices of one's own, which win. :param now: seconds since 1970.
     :ivar everything: all sizes, with the best price that is known of each.

@@ -74,7 +74,7 @@ class OwnPrices:
 
 
 def _version(path: str) -> tuple[int, ...]:
-    """What tells a file from its later self; none: it can't be looked at."""
+    """Return values that change whenever a file does; empty: it can't be looked at."""
     try:
         found = Path(path).stat()
     except OSError:

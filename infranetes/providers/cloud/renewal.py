@@ -30,10 +30,10 @@ class Lease(Protocol[T_co]):
     def value(self) -> T_co: ...
 
     def is_due(self) -> bool:
-        """Return whether it is time to get the next one."""
+        """Return whether it is time to get the next value."""
 
     def has_ended(self) -> bool:
-        """Return whether the value serves no more."""
+        """Return whether the value must no longer be used."""
 
 
 @attrs.frozen

@@ -18,7 +18,7 @@ _NO_PRICE = float("inf")
 
 @attrs.frozen
 class Need:
-    """What a pod's VM must have.
+    """The requirements of a pod on its VM.
 
     :ivar allowed: the names that the configuration allows, with * and ?; empty: all.
     :ivar name: that the pod itself has chosen; then nothing else but `allowed` is asked. "": none."""

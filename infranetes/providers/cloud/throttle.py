@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a cloud is called, and when not at all. No I/O: a clock is read, pauses are returned."""
+"""The limits on calls to a cloud, and their suspension. No I/O: a clock is read, pauses are returned."""
 
 from __future__ import annotations
 

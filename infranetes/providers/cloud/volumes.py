@@ -147,7 +147,7 @@ class CloudVolumes(Generic[D]):
         return self.task(list_disks())
 
     def free(self) -> Deferred[int]:
-        """Where the cloud does not tell, as of its quotas, the largest size that it has."""
+        """Return the room for a volume; if the cloud does not tell, as for its quotas, its largest size."""
 
         async def free() -> int:
             disks, most = self._disks, self._disks.max_size
@@ -354,7 +354,7 @@ class CloudVolumes(Generic[D]):
             raise Unavailable(f"VM {vm_id} can't be given volumes: it is {vm.state.value}")
 
     async def _is_gone(self, vm_id: str) -> bool:
-        """Return whether a VM certainly runs no more. Of one that is not this node's that is not known."""
+        """Return whether a VM certainly no longer runs. That is not known for another node's VM."""
         vm = self._vms.known(vm_id)
         if vm is not None and vm.state is not InstanceState.ENDED:
             return False
@@ -383,7 +383,7 @@ class CloudVolumes(Generic[D]):
 
 
 def check_name(name: str) -> None:
-    """:raise InvalidArgument: no volume and no snapshot can have this name."""
+    """Check a name. :raise InvalidArgument: no volume and no snapshot can have this name."""
     if not 0 < len(name.encode()) <= MAX_NAME:
         raise InvalidArgument(f"a name has 1 to {MAX_NAME} bytes")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Polling the list of VMs: for those who wait for one, and to notice VMs that end on their own.
+"""The polling of the list of VMs: for callers that wait for one, and to notice VMs that end on their own.
 
 How long VMs have booted lately tells when it is worth looking at the next one:
 

@@ -45,7 +45,7 @@ class Piece:
 
 
 def read_piece(data: Mapping[str, object]) -> Piece:
-    """:raise LookupError, ValueError, TypeError: not what QEMU says of one."""
+    """Read a piece from QEMU's answer. :raise LookupError, ValueError, TypeError: the answer is malformed."""
     return Piece(
         device=str(data["id"]),
         memory=str(data["memdev"]).removeprefix(f"{_OBJECTS}/"),

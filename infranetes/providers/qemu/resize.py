@@ -169,7 +169,7 @@ def _refused(error: QmpError) -> FailedPrecondition:
 
 
 async def _read(monitor: VmConnections, vm: Vm) -> _Hardware:
-    """:raise Unavailable: QEMU does not say what the VM has."""
+    """Ask QEMU for the VM's hardware. :raise Unavailable: QEMU does not tell."""
     qmp = monitor.qmp
     try:
         places = await qmp.execute("query-hotpluggable-cpus")

@@ -67,7 +67,7 @@ class Vm:
 
     @property
     def state(self) -> InstanceState:
-        """See the table above."""
+        """The state of the VM, by the table above."""
         if self.record.phase is Phase.FAILED or not (self.alive or self.launching):
             return InstanceState.ENDED
         return InstanceState.RUNNING if self.record.phase is Phase.READY else InstanceState.PENDING
@@ -127,7 +127,7 @@ class Vm:
             return self.connections
 
     def check_running(self, what: str) -> None:
-        """:raise Unavailable: it does not run, and so can't be `what`."""
+        """Check that the VM runs. :raise Unavailable: it does not, and so can't be `what`."""
         if self.state is InstanceState.ENDED:
             raise self.ended_error()
         if self.state is not InstanceState.RUNNING:

@@ -27,7 +27,7 @@ from infranetes.providers.cloud.interface import (
 
 @attrs.frozen
 class ElasticAddress:
-    """One elastic address of the account."""
+    """An elastic address of the account."""
 
     id: str
     address: str

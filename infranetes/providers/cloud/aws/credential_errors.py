@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What botocore's errors mean where it finds or renews credentials.
+"""The meanings of botocore's errors when it finds or renews credentials.
 
 Sources: botocore's `exceptions`; the STS API reference, "Common Errors" and "AssumeRoleWithWebIdentity".
 """

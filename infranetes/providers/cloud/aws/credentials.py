@@ -46,7 +46,7 @@ class _FrozenKeys(Protocol):
 
 
 class _BotocoreCredentials(Protocol):
-    """What is used of botocore's credentials, for botocore has no types."""
+    """The part of botocore's credentials that is used here, typed because botocore has no types."""
 
     def get_frozen_credentials(self) -> _FrozenKeys: ...
 
@@ -59,7 +59,7 @@ class _Refreshable(Protocol):
 
 
 class _Session(Protocol):
-    """What is used of botocore's session."""
+    """The part of botocore's session that is used here."""
 
     full_config: Mapping[str, Mapping[str, Mapping[str, str]]]
 

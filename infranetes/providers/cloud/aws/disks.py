@@ -182,7 +182,7 @@ class AwsDisks:
         raise CloudError(ErrorKind.QUOTA, f"VM {vm_id} has a volume at each of {len(_DEVICES)} device names")
 
     def _thd_count(self, driver: Driver, vm_id: str) -> int:
-        """How many volumes an instance has."""
+        """Return how many volumes an instance has."""
         return len(list(self._thd_described(driver, "attachment.instance-id", [vm_id])))
 
     def _thd_detach(self, driver: Driver, disk: CloudDisk, vm_id: str, force: bool) -> str:
@@ -195,7 +195,7 @@ class AwsDisks:
 
 
 def _age(answer: Response) -> float:
-    """How long ago EC2 made a volume, by its own clock; 0.0: it does not tell."""
+    """Return a volume's age in seconds, by EC2's clock; 0.0: EC2 does not tell."""
     try:
         made = datetime.fromisoformat(text(answer.object, "createTime"))
         return max((parsedate_to_datetime(answer.headers["date"]) - made).total_seconds(), 0.0)

@@ -101,7 +101,7 @@ class Connection(EC2Connection):  # type: ignore[misc]
 
 
 class Driver(EC2NodeDriver):  # type: ignore[misc]
-    """One thread's driver. :ivar keys: what it signs requests with."""
+    """The driver of one thread. :ivar keys: the keys that it signs requests with."""
 
     connectionCls = Connection
     connection: Connection

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch asks EC2 for beside libcloud's own parameters (source: EC2 API reference, "RunInstances")."""
+"""The parameters of a launch in addition to libcloud's own (source: EC2 API reference, "RunInstances")."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is used of libcloud's EC2 driver and of its answers, for libcloud has no types."""
+"""Types for the parts of libcloud's EC2 driver and its answers that are used: libcloud has none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Response(Protocol):
 
 
 class InstanceExtra(TypedDict, total=False):
-    """What a `Node` of EC2 has beside libcloud's common attributes."""
+    """The attributes of an EC2 `Node` in addition to libcloud's common ones."""
 
     tags: Mapping[str, str]
     status: str
@@ -51,7 +51,7 @@ class Instance(Protocol):
 
 
 class SubnetExtra(TypedDict):
-    """What an `EC2NetworkSubnet` has beside its id and name."""
+    """The attributes of an `EC2NetworkSubnet` in addition to its id and name."""
 
     zone: str  # its availability zone
 
@@ -64,7 +64,7 @@ class Subnet(Protocol):
 
 
 class ImageExtra(TypedDict, total=False):
-    """What a `NodeImage` of EC2 has beside libcloud's common attributes."""
+    """The attributes of an EC2 `NodeImage` in addition to libcloud's common ones."""
 
     architecture: str
     root_device_name: str  # our driver adds this and all below
@@ -81,7 +81,7 @@ class Image(Protocol):
 
 
 class InstanceTypeExtra(TypedDict, total=False):
-    """What a `NodeSize` of EC2 has beside libcloud's common attributes."""
+    """The attributes of an EC2 `NodeSize` in addition to libcloud's common ones."""
 
     physicalProcessor: str
     vcpu: str | int
@@ -99,7 +99,7 @@ class InstanceType(Protocol):
 
 
 class BlockDevice(TypedDict):
-    """One block device mapping of a launch."""
+    """A block device mapping of a launch."""
 
     DeviceName: str
     Ebs: Mapping[str, str]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What AWS itself tells of its instance types: EC2 what they are and which zones offer them, the price list
-what they cost."""
+"""AWS' own data on instance types: from EC2 their properties and zones, from the price list their cost."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class _Response(JsonResponse):  # type: ignore[misc]
 
 @attrs.frozen
 class _Signer:
-    """What libcloud's connection has of a driver: for its signature, and for its name to AWS."""
+    """The part of a driver that libcloud's connection uses: for its signature, and for its name to AWS."""
 
     region_name: str
     name: str = "AWS Price List"

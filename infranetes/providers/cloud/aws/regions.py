@@ -24,20 +24,20 @@ _NEAREST = {"eu": "eu-central-1", "me": "eu-central-1", "af": "eu-central-1", "i
 
 @attrs.frozen
 class Endpoint:
-    """Where a service is. :ivar region: whose credentials scope requests are signed for."""
+    """The endpoint of a service. :ivar region: the region in the credential scope of signed requests."""
 
     host: str
     region: str
 
 
 class _Resolver(Protocol):
-    """What is used of botocore's resolver, for botocore has no types."""
+    """The part of botocore's resolver that is used here, typed because botocore has no types."""
 
     def construct_endpoint(self, service_name: str, region_name: str) -> dict[str, str] | None: ...
 
 
 def is_region(name: str) -> bool:
-    """Return whether this could be a region's name."""
+    """Return whether a text could be a region's name."""
     return _REGION.fullmatch(name) is not None
 
 
@@ -76,7 +76,7 @@ def _host(service: str, region: str) -> str:
 
 @lru_cache
 def _botocore(region: str, service: str) -> dict[str, str] | None:
-    """What botocore knows of a service in a region; None: nothing, or it is not installed."""
+    """Return botocore's endpoint of a service in a region; None: it knows none, or is not installed."""
     resolver = _resolver()
     return resolver.construct_endpoint(service, region) if resolver is not None else None
 

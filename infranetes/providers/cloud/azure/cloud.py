@@ -201,7 +201,7 @@ class AzureCloud:
         self._with_vm.discard(name)
 
     def _check_size(self, request: LaunchRequest) -> None:
-        """:raise CloudError: the zone lacks the size."""
+        """Check that the zone has the size. :raise CloudError: it does not."""
         zones = next((offer.zones for offer in self.offers if offer.name == request.size), ())
         if zones and request.zone not in zones:
             raise CloudError(ErrorKind.CAPACITY, f"{request.zone} does not offer {request.size}")

@@ -39,7 +39,7 @@ _MAX_FILE = 64 * 1024
 
 
 class _Environment(TypedDict):
-    """What is used of libcloud's table of Azure's clouds."""
+    """The part of libcloud's table of Azure's clouds that is used here."""
 
     resourceManagerEndpointUrl: str
     activeDirectoryEndpointUrl: str

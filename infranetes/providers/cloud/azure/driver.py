@@ -121,7 +121,7 @@ class Connection(AzureResourceManagementConnection):  # type: ignore[misc]
 
 
 class Driver(AzureNodeDriver):  # type: ignore[misc]
-    """One thread's driver."""
+    """The driver of one thread."""
 
     connectionCls = Connection
     connection: Connection
@@ -146,7 +146,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
     # ---- VMs and what belongs to them
 
     def vm(self, name: str) -> Vm | None:
-        """One VM with its state, if it exists."""
+        """Return a VM with its state, if it exists."""
         path = self._group.resource(VM, name)
         vm: Vm | None = self._find(path, COMPUTE, {"$expand": "instanceView"})
         return vm
@@ -180,7 +180,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         return f"{parts.path}?{parts.query}" if link else ""
 
     def operation(self, path: str) -> Operation | None:
-        """One operation; None: nothing is known of it any more. :param path: with its query."""
+        """Return an operation; None: it is no longer known. :param path: with its query."""
         parts = urlsplit(path)
         query = dict(parse_qsl(parts.query))
         operation: Operation | None = self._unless_missing("GET", parts.path, query)
@@ -217,7 +217,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         return addresses
 
     def public_address(self, name: str) -> PublicAddress | None:
-        """One public address of the resource group, if it exists."""
+        """Return a public address of the resource group, if it exists."""
         address: PublicAddress | None = self._find(self._group.resource(ADDRESS, name), NETWORK)
         return address
 
@@ -267,7 +267,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         return self._find(id, NETWORK) is not None
 
     def skus(self, location: str) -> Iterator[Sku]:
-        """What a location offers: sizes of VMs, and much else."""
+        """Return the offers of a location: sizes of VMs, and much else."""
         path = f"/subscriptions/{self._group.subscription}/providers/Microsoft.Compute/skus"
         yield from self._pages(path, SKUS, {"$filter": f"location eq '{location}'"})
 

@@ -71,7 +71,7 @@ def _published(version: Version) -> str:
 
 
 def _thd_has(driver: Driver, group: Group, id: str) -> bool:
-    """Return whether `id` is an image's, or a version's, that can be used."""
+    """Return whether `id` is the id of an image, or of a version, that can be used."""
     if not re.fullmatch(IMAGE, id):
         return False
     path = group.image(id)

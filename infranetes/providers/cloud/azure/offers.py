@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Azure itself tells of its sizes: Resource Manager what they are and which zones have them, the retail
-prices what they cost."""
+"""Azure's own data on its sizes: from Resource Manager their properties and zones, from the retail prices
+their cost."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ class Reference(TypedDict, total=False):
 
 
 class Status(TypedDict, total=False):
-    """One of the states that a VM is in, such as `PowerState/running`."""
+    """One of a VM's states, such as `PowerState/running`."""
 
     code: str
     message: str
 
 
 class InstanceView(TypedDict, total=False):
-    """What a VM does now."""
+    """The present states of a VM."""
 
     statuses: Sequence[Status]
 
@@ -36,7 +36,7 @@ class HardwareProfile(TypedDict, total=False):
 
 
 class VmProperties(TypedDict, total=False):
-    """What a VM is."""
+    """The properties of a VM."""
 
     hardwareProfile: HardwareProfile
     provisioningState: str
@@ -74,7 +74,7 @@ class IpConfiguration(TypedDict, total=False):
 
 
 class NicProperties(TypedDict, total=False):
-    """What a network interface is."""
+    """The properties of a network interface."""
 
     virtualMachine: Reference
     ipConfigurations: Sequence[IpConfiguration]
@@ -87,7 +87,7 @@ class Nic(Tagged, total=False):
 
 
 class PublicAddressProperties(TypedDict, total=False):
-    """What a public address is."""
+    """The properties of a public address."""
 
     ipAddress: str
     ipConfiguration: Reference | None
@@ -106,7 +106,7 @@ class Disk(Tagged, total=False):
 
 
 class ImageProperties(TypedDict, total=False):
-    """What all versions of an image are."""
+    """The properties that all versions of an image share."""
 
     osState: str
     architecture: str
@@ -132,13 +132,13 @@ class StorageProfile(TypedDict, total=False):
 
 
 class PublishingProfile(TypedDict, total=False):
-    """How a version of an image was published."""
+    """The publication of a version of an image."""
 
     publishedDate: str
 
 
 class VersionProperties(TypedDict, total=False):
-    """What a version of an image is."""
+    """The properties of a version of an image."""
 
     provisioningState: str
     publishingProfile: PublishingProfile
@@ -159,13 +159,13 @@ class Capability(TypedDict):
 
 
 class RestrictionInfo(TypedDict, total=False):
-    """Where a restriction holds."""
+    """The zones in which a restriction holds."""
 
     zones: Sequence[str]
 
 
 class Restriction(TypedDict, total=False):
-    """Why a size can't be had. :ivar type: `Location` or `Zone`."""
+    """A restriction on the use of a size. :ivar type: `Location` or `Zone`."""
 
     type: str
     restrictionInfo: RestrictionInfo
@@ -190,14 +190,14 @@ class Sku(TypedDict, total=False):
 
 
 class OperationError(TypedDict, total=False):
-    """Why an operation failed."""
+    """The error of a failed operation."""
 
     code: str
     message: str
 
 
 class Operation(TypedDict, total=False):
-    """What a request has begun."""
+    """The operation that a request has begun."""
 
     status: str
     error: OperationError

@@ -33,9 +33,9 @@ _GIB = 1 << 30
 
 @attrs.frozen
 class Wanted:
-    """What sizes have to be able to do.
+    """The requirements on sizes.
 
-    :ivar generation: of the image's boot: `V1` or `V2`. :ivar zonal: whether VMs are put into zones."""
+    :ivar generation: of the image's boot, `V1` or `V2`. :ivar zonal: whether VMs are put into zones."""
 
     location: str
     generation: str

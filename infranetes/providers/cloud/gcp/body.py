@@ -44,7 +44,7 @@ def instance(
 
 
 def _shielded(settings: Settings) -> Mapping[str, object]:
-    """What a VM is shielded by. Left out where Google's defaults are meant: not each image boots by UEFI."""
+    """Return the Shielded VM options, or nothing for Google's defaults: not every image boots by UEFI."""
     wanted = {
         "enableSecureBoot": settings.secure_boot,
         "enableVtpm": settings.vtpm,

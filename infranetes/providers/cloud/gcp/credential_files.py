@@ -70,7 +70,7 @@ def _thd_read(path: Path, named_by: str) -> Identity:
 
 
 def _check_mode(where: str, mode: int, found: Identity) -> None:
-    """:raise CloudError: others may read a secret, or change what has none."""
+    """Check a file's mode. :raise CloudError: others may read a secret, or change a file without one."""
     if mode & 0o077 and _holds_secret(found):
         raise broken(f"{where} may be read by others (mode {mode:04o}): chmod 600 it")
     if mode & 0o022:
@@ -89,7 +89,7 @@ def _holds_secret(found: Identity) -> bool:
 
 
 class _Wrong(Exception):
-    """What is wrong with a file."""
+    """The fault of a credentials file."""
 
 
 def _identity(table: _Table) -> Identity:

@@ -300,7 +300,7 @@ def _source(disk: Disk) -> VolumeSource | None:
 
 
 def _attached(instance: Instance, zone: str, name: str) -> AttachedDisk:
-    """How an instance has a disk; {}: it does not have it."""
+    """Return an instance's attachment of a disk; {}: the disk is not attached to it."""
     for attached in instance.get("disks") or ():
         if attached.get("source", "").endswith(f"/zones/{zone}/disks/{name}"):
             return attached

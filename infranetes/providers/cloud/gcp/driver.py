@@ -104,7 +104,7 @@ class Connection(GCEConnection):  # type: ignore[misc]
 
 
 class Driver(GCENodeDriver):  # type: ignore[misc]
-    """One thread's driver."""
+    """The driver of one thread."""
 
     connectionCls = Connection
     connection: Connection
@@ -127,7 +127,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
     # ---- Instances and disks
 
     def instance(self, zone: str, name: str) -> Instance | None:
-        """One instance, if it exists."""
+        """Return an instance, if it exists."""
         instance: Instance | None = self._find(f"/zones/{zone}/instances/{name}")
         return instance
 
@@ -149,7 +149,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         return str(self.ex_get_serial_output(node) or "").strip()
 
     def disk(self, zone: str, name: str) -> Disk | None:
-        """One disk, if it exists."""
+        """Return a disk, if it exists."""
         disk: Disk | None = self._find(f"/zones/{zone}/disks/{name}")
         return disk
 
@@ -195,7 +195,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
     # ---- Snapshots
 
     def snapshot(self, name: str) -> Snapshot | None:
-        """One snapshot, if it exists."""
+        """Return a snapshot, if it exists."""
         snapshot: Snapshot | None = self._find(f"/global/snapshots/{name}")
         return snapshot
 
@@ -218,7 +218,7 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
     # ---- Operations
 
     def operation(self, zone: str, name: str) -> Operation | None:
-        """One operation; None: it is not known everywhere yet. :param zone: `""`: it is of no zone.
+        """Return an operation; None: it is not known everywhere yet. :param zone: `""`: it is of no zone.
 
         :raise GoogleBaseError: it failed; the error is as if its request had failed."""
         place = f"zones/{zone}" if zone else "global"

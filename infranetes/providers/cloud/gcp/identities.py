@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who can ask Google for tokens."""
+"""The identities that can ask Google for tokens."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def architecture_of(image: Image) -> str:
 
 
 def boots_by_uefi(image: Image) -> bool:
-    """Return whether an image says that it does."""
+    """Return whether an image says that it boots by UEFI."""
     return any(feature.get("type") == "UEFI_COMPATIBLE" for feature in image.get("guestOsFeatures") or ())
 
 

@@ -11,20 +11,20 @@ from typing import TypedDict
 
 
 class AccessConfig(TypedDict, total=False):
-    """How a network interface is reached from outside."""
+    """The configuration by which a network interface is reached from outside."""
 
     natIP: str
 
 
 class NetworkInterface(TypedDict, total=False):
-    """One of an instance's."""
+    """A network interface of an instance."""
 
     networkIP: str
     accessConfigs: Sequence[AccessConfig]
 
 
 class Scheduling(TypedDict, total=False):
-    """Whether an instance may be preempted."""
+    """The scheduling of an instance: whether it may be preempted."""
 
     provisioningModel: str
 
@@ -71,7 +71,7 @@ class Disk(Labeled, total=False):
 
 
 class Snapshot(TypedDict, total=False):
-    """What a disk held."""
+    """A snapshot of a disk."""
 
     name: str
     status: str
@@ -88,7 +88,7 @@ class Deprecation(TypedDict, total=False):
 
 
 class GuestOsFeature(TypedDict, total=False):
-    """What an image's system can do."""
+    """A feature of an image's operating system."""
 
     type: str
 
@@ -132,7 +132,7 @@ class Address(TypedDict, total=False):
 
 
 class Operation(TypedDict, total=False):
-    """What a request has begun, or Google itself."""
+    """An operation that a request, or Google itself, has begun."""
 
     name: str
     status: str

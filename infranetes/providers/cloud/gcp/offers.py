@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Google itself tells of machine types: Compute Engine what they are and which zones have them, the
-price list what their cores and memory cost."""
+"""Google's own data on machine types: from Compute Engine their properties and zones, from the price list the
+cost of their cores and memory."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _text(content: bytes, field: str, where: str) -> str:
 
 
 class _Session(Protocol):
-    """What is used of botocore's session."""
+    """The part of botocore's session that is used here."""
 
     def get_config_variable(self, name: str) -> str | None: ...
 

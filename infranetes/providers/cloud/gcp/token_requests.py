@@ -53,10 +53,10 @@ def passing(words: str, retry_after: float = 0.0) -> CloudError:
 
 @attrs.frozen
 class Service:
-    """Who is asked for a token.
+    """A service that is asked for tokens.
 
-    :ivar name: for people. :ivar url: where it is asked. :ivar hint: what to do about its refusals.
-    :ivar passes: what its refusals say that pass, as a pattern.
+    :ivar name: for people. :ivar url: its address. :ivar hint: what to do about its refusals.
+    :ivar passes: a pattern of the refusals that are temporary.
     :ivar is_remote: whether it is reached as the internet is, by a proxy where there is one.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each identity gets a token of Google's.
+"""The ways in which each identity gets a token of Google's.
 
 google-auth does this too, from 1.27 on for other issuers' identities; Debian 12 has 1.5.1.
 Sources: RFC 7523 for keys, RFC 6749 (section 6) for people, RFC 8693 and the description of Google's Security

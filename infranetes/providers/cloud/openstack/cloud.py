@@ -81,7 +81,7 @@ _RATES = {
 
 @attrs.define
 class _Found:
-    """What a check has found so far, so that one that is made again after an error goes on from there."""
+    """The findings of a check so far, from which a check that is repeated after an error continues."""
 
     image: Image | None = None
     networks: Mapping[str, str] = attrs.field(factory=dict)  # ids by what the configuration calls them
@@ -89,7 +89,7 @@ class _Found:
 
 
 class OpenStackCloud:
-    """One project in one region. :param prices: one's own, by flavors' names."""
+    """A project in one region. :param prices: the administrator's own, by flavors' names."""
 
     name = "openstack"
     rates: Mapping[Action, Rate] = _RATES
@@ -380,7 +380,7 @@ def _address(server: Server, kind: str) -> str:
 
 
 def _fault(server: Server) -> str:
-    """Why a server has ended, for people."""
+    """Return why a server has ended, for people."""
     message = " ".join((server.get("fault") or {}).get("message", "").split())[:400]
     return message or f"its status is {server.get('status')}"
 

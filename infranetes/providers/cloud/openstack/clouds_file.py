@@ -28,7 +28,7 @@ _NO_TLS = "verify: false would trust any server: name the CA's certificate by ca
 
 @attrs.frozen
 class Access:
-    """What clouds.yaml says of a cloud.
+    """The access to a cloud, as clouds.yaml describes it.
 
     :ivar auth_url: Keystone's, without a version. :ivar request: the body that asks Keystone for a token.
     :ivar interface: one of INTERFACES. :ivar ca_file: of trusted CAs; "": the system's.

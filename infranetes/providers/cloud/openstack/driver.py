@@ -58,7 +58,7 @@ def words_of(body: str) -> str:
 
 
 class Trusting:
-    """Of a connection of libcloud: trusts the CAs of a file. libcloud has one such file for all clouds."""
+    """A mixin for libcloud's connections: trusts the CAs of a file. libcloud has one file for all clouds."""
 
     ca_file = ""
     connection: Any  # libcloud's, of requests
@@ -127,25 +127,25 @@ class Connection(Trusting, OpenStackBaseConnection):  # type: ignore[misc]
 
 
 class ComputeConnection(Connection):
-    """To Nova."""
+    """A connection to Nova."""
 
     service_type = "compute"
 
 
 class NetworkConnection(Connection):
-    """To Neutron."""
+    """A connection to Neutron."""
 
     service_type = "network"
 
 
 class ImageConnection(Connection):
-    """To Glance."""
+    """A connection to Glance."""
 
     service_type = "image"
 
 
 class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
-    """One thread's driver."""
+    """The driver of one thread."""
 
     connectionCls = ComputeConnection
     network_connectionCls = NetworkConnection
@@ -176,7 +176,7 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
     # ---- Nova
 
     def server(self, id: str) -> Server | None:
-        """One server, if it exists."""
+        """Return a server, if it exists."""
         found = _unless_missing(self.connection, f"/servers/{id}")
         server: Server | None = None if found is None else found["server"]
         return server
@@ -220,7 +220,7 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
     # ---- Glance
 
     def image(self, id: str) -> Image | None:
-        """One image, if it exists."""
+        """Return an image, if it exists."""
         image: Image | None = _unless_missing(self.image_connection, f"/v2/images/{id}")
         return image
 

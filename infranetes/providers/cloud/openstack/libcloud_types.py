@@ -13,7 +13,7 @@ ServerAddress = TypedDict("ServerAddress", {"addr": str, "version": int, "OS-EXT
 
 
 class Fault(TypedDict, total=False):
-    """Why a server is in ERROR."""
+    """The fault of a server in ERROR."""
 
     code: int
     message: str
@@ -86,7 +86,7 @@ class FloatingAddress(TypedDict, total=False):
 
 
 class CatalogEndpoint(TypedDict, total=False):
-    """Where a service is."""
+    """The endpoint of a service."""
 
     interface: str
     region: str
@@ -103,7 +103,7 @@ class CatalogEntry(TypedDict, total=False):
 
 
 class Project(TypedDict, total=False):
-    """What a token is for."""
+    """The project that a token is for."""
 
     id: str
     name: str
