@@ -219,7 +219,7 @@ class Delegate:
             self.start()
 
     def _failed(self, error: GrpcError) -> Exception:
-        """Return what the caller is told of an error, and note what it says of the delegate."""
+        """Return the error for the caller, and note what an error says about the delegate."""
         if not isinstance(error, Disconnected):
             if error.code is not Code.UNIMPLEMENTED:
                 return error

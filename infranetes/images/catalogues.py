@@ -60,7 +60,7 @@ class CatalogueSet:
         return next((store for store in self._stores if store.owns(name_or_id)), None)
 
     def _store(self, name_or_id: str) -> CatalogueStore:
-        """:raise NotFound: no catalogue has such names."""
+        """Return the store of a name. :raise NotFound: no catalogue has such names."""
         store = self.store_of(name_or_id)
         if store is None:
             raise NotFound(f"image {name_or_id[:300]!r} is of no catalogue of this node's")

@@ -42,7 +42,7 @@ TURN = 0.01
 
 
 class Phase(enum.Enum):
-    """See the table above."""
+    """The phases of a connection, by the table above."""
 
     HEAD = "head"
     STREAMS = "streams"

@@ -65,7 +65,7 @@ class Reset(enum.IntEnum):
 
 
 class StreamState(enum.Enum):
-    """See the table above; closed streams are forgotten."""
+    """The states of a stream, by the table above; closed streams are forgotten."""
 
     OPEN = "open"
     LOCAL_CLOSED = "local closed"

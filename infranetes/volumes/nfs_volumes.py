@@ -49,7 +49,7 @@ class NfsMounts:
 
 
 class NfsVolumes:
-    """Has VMs mount what their pods' containers are to have."""
+    """Has VMs mount the NFS volumes of their pods' containers."""
 
     def __init__(self, node: NodeContext, find: Find) -> None:
         self._node = node

@@ -24,7 +24,7 @@ _log = Logger()
 
 
 class VolumeWatch:
-    """Has volumes compared when one of their sides has changed.
+    """Starts a comparison of a volume when the node's or the VM's side has changed.
 
     :param volumes: by sandbox and id. :param interval: seconds between two looks at the node's side.
     """
