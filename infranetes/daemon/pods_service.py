@@ -34,7 +34,7 @@ _log = Logger()
 
 
 class PodsService(Service):
-    """Loads all records from the store and takes up what they tell; stops without touching a VM.
+    """Loads all records from the store and resumes what they record; stops without touching a VM.
 
     :param make_provider: makes a provider that records name and no handler does.
     :ivar pod_cidr: the subnet for pods, as kubelet has set it; "" before it has.

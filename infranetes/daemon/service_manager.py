@@ -32,7 +32,7 @@ def send(assignments: str) -> None:
 
 
 class ServiceManager:
-    """Notifies the service manager of how the daemon fares."""
+    """Notifies the service manager of the daemon's state."""
 
     def __init__(self, send: Callable[[str], None] = send) -> None:
         self._send = send

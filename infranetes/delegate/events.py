@@ -32,7 +32,7 @@ class Listeners(Protocol):
 
 
 class DelegateEvents:
-    """Listens at the delegate as long as anybody listens here."""
+    """Streams the delegate's events as long as any client streams ours."""
 
     def __init__(self, reactor: IReactor, delegate: Delegate, listeners: Listeners) -> None:
         self._reactor = reactor

@@ -41,7 +41,7 @@ class Shadow:
 
 
 class ShadowSandboxes:
-    """Makes, finds and ends them.
+    """Makes, finds and ends shadows.
 
     :param home: the daemon's state directory, by which shadows are told from those of another one.
     """

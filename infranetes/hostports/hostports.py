@@ -40,7 +40,7 @@ class PodPorts:
 
 
 class HostPorts:
-    """Leads ports of the node to pods.
+    """Forwards ports of the node to pods.
 
     :param table: where the rules are kept. :param unused: raises if a process of the node has the port.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage figures from the agents: all VMs are asked at once, and none is waited for longer than the others.
+"""Usage figures from the agents: all VMs are asked at once, with the same deadline.
 
 a VM's agent                           its figures
 answered less than FRESH_SECONDS ago   are those

@@ -33,7 +33,7 @@ _log = Logger()
 
 
 class NfsMounts:
-    """Looks at the node's mounts, and never into them."""
+    """A reader of the node's NFS mounts that never accesses their content."""
 
     def __init__(self, reactor: IReactor) -> None:
         self._reactor = reactor

@@ -68,7 +68,7 @@ class LooksUp(Protocol):
 
 
 class PodVolumes:
-    """Attaches, mounts and detaches. What is done about one volume is done in order.
+    """Attaches, mounts and detaches volumes. Operations on one volume are done in order.
 
     :ivar at_launch: does what can be done before there is a container."""
 

@@ -45,7 +45,7 @@ Wanted = Callable[[], Mapping[str, Source]]
 
 
 class ShownSpace:
-    """Keeps the files of sandboxes' volumes as large as what they take in their VMs.
+    """Keeps each file that stands for a sandbox's volume as large as the volume's use in its VM.
 
     :param lanes: threads for work in directories of the node. :param on: false: there are no such files.
     :param free: the share of the node's file system that has to stay free.

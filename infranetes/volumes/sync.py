@@ -35,7 +35,7 @@ _log = Logger()
 
 
 class VolumeSync:
-    """Compares volumes and carries what differs.
+    """Compares volumes on node and VM, and carries the differences.
 
     :param lanes: threads for work in directories of the node, which may hang.
     :param bounds: of one volume.

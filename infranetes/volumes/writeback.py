@@ -27,7 +27,7 @@ _log = Logger()
 
 
 class WriteBack:
-    """Brings to the node what containers wrote. :param sync: makes both sides of a volume the same."""
+    """Brings back to the node what containers wrote. :param sync: makes both sides of a volume the same."""
 
     def __init__(
         self, clock: IReactorTime, sync: Callable[[Sandbox, Volume], Coroutine[object, object, None]]

@@ -21,7 +21,7 @@ _INSERTION_EVENTS = (0, 1, 0x200)  # bus check, device check, insertion processi
 
 
 class VmConnections:
-    """Loads the template's state into a clone, lets it execute, and plugs in what it lacks.
+    """Loads the template's state into a clone, lets it execute, and plugs in the hardware it lacks.
 
     For a VM that executes already, `open_monitor` is enough.
 

@@ -33,7 +33,7 @@ _AT_ONCE = 2  # copies that read all data
 
 
 class Copies:
-    """Makes copies. :param lock: held by whoever gives away room."""
+    """Makes copies. :param lock: held while room is given away."""
 
     def __init__(
         self, reactor: IReactor, files: VolumeFiles, attacher: VolumeAttacher, lock: DeferredLock

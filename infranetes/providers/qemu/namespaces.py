@@ -43,7 +43,7 @@ _IPV6 = Path("/proc/sys/net/ipv6")  # not there: the kernel was started without 
 
 
 class Namespaces:
-    """Reads what a VM is to take over, and connects its tap. See the module."""
+    """Reads the link whose place a VM takes, and connects the VM's tap. See the module."""
 
     def __init__(self, reactor: IReactor) -> None:
         self._reactor = reactor

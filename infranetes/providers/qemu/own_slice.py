@@ -25,7 +25,7 @@ _log = Logger()
 
 
 class OwnSlice:
-    """Puts VMs into the slice. :param booted: a directory that exists only where systemd runs."""
+    """Places VMs in the daemon's slice. :param booted: a directory that systemd has made where it runs."""
 
     def __init__(self, reactor: IReactor, scopes: SystemdScopes, booted: Path = BOOTED) -> None:
         self._reactor = reactor

@@ -9,7 +9,7 @@ from infranetes.providers.qemu.record import VmRecord
 
 
 class Placement(Protocol):
-    """Puts the processes of VMs where the node counts and limits what they use."""
+    """Places the processes of VMs in control groups, where the node measures and limits their use."""
 
     async def place(self, record: VmRecord, pid: int) -> None:
         """Put a VM's process, which has not loaded the template's state yet, in its place. Idempotent.

@@ -53,7 +53,7 @@ class _BotocoreCredentials(Protocol):
 
 @runtime_checkable
 class _Refreshable(Protocol):
-    """Credentials of botocore that end."""
+    """Credentials of botocore that expire."""
 
     def refresh_needed(self, refresh_in: float | None = None) -> bool: ...
 
@@ -71,7 +71,7 @@ class _Session(Protocol):
 
 @attrs.frozen
 class _Lease:
-    """Keys, and what tells when they end."""
+    """Keys, and the source of their expiry."""
 
     value: Keys
     found: _BotocoreCredentials = attrs.field(repr=False)

@@ -68,7 +68,7 @@ _RATES = dict.fromkeys(Action, Rate(20.0, 300.0))
 
 
 class GcpCloud:
-    """Zones of one region of one project."""
+    """The zones of one region of one project."""
 
     name = "gcp"
     rates: Mapping[Action, Rate] = _RATES
