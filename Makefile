@@ -155,16 +155,21 @@ test-page: venv proto ## Have Debian's Chromium, which is installed for that, lo
 	$(call need,$(APT_PAGE))
 	@$(BIN)/python -m tests --jobs 1 tests.infranetes.daemon.test_page
 
-SUITE ?= trixie
-
 .PHONY: test-first-image
 test-first-image: venv proto apt-test ## Install the packages in a booted Debian 12 and wait until it has built its guest image and run a pod in a VM, by autopkgtest's script; a quarter of an hour
 	@$(AS_ROOT) $(BIN)/python -m tests --jobs 1 tests.e2e.first_image
 
+SUITE ?= trixie
+DEMO ?= 0
+# What the demo, and tests, need in a root of another release.
+APT_SUITE_DEMO := $(APT_RUN) $(APT_DEMO)
+APT_SUITE_TESTS = $(APT_TEST) $(APT_RUN) $(APT_IMAGE) $(APT_DISK) $(APT_DEBIAN_LIBS)
+
 .PHONY: test-suite
-test-suite: venv proto ## Build the packages on a release of Debian, SUITE=trixie or bookworm, run their unit tests and install them there
+test-suite: venv proto $(if $(filter-out 0,$(DEMO))$(TESTS),apt-run image) ## Build the packages on a release of Debian, SUITE=trixie or bookworm, run their unit tests and install them there; DEMO=1: the demo there instead, TESTS=: tests
 	$(call need,mmdebstrap debian-archive-keyring)
-	@$(AS_ROOT) $(BIN)/python -m tests.e2e.suites $(SUITE)
+	@$(AS_ROOT) $(BIN)/python -m tests.e2e.suites $(SUITE) --image-dir "$(IMAGE_DIR)" $(if $(filter-out 0,$(DEMO)),\
+		--demo --packages "$(APT_SUITE_DEMO)",$(if $(TESTS),--tests "$(TESTS)" --packages "$(APT_SUITE_TESTS)"))
 
 .PHONY: test-cluster
 test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node, and the workloads of the day; TESTS= picks some, DAY=today leaves out those that have other days

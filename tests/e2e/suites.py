@@ -3,6 +3,9 @@
 
 The build, which runs the unit tests, happens in a clean root of that release, on its own Python and
 libraries. The root is kept in `build/cleanroot`, the packages in `build/suites/SUITE`.
+
+With ``--demo`` the demo runs there instead, with that release's QEMU and this machine's guest image; with
+``--tests`` tests do, those with real VMs too.
 """
 
 from __future__ import annotations
@@ -13,15 +16,21 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from infranetes.guest.image import DEFAULT_DIR
 from tests.e2e import cleanroot
 from tests.e2e.cleanroot import TREE, CleanRoot
+from tests.e2e.uplink import Uplink
 
 SUITES = ("bookworm", "trixie")
 # What debian/control doesn't name: what debian/make-deb runs, and what debhelper has the packages depend on.
 UNNAMED = ("build-essential", "debhelper", "dpkg-dev", "fakeroot", "systemd")
 BUILD_SECONDS = 1800
+RUN_SECONDS = 3600
+DESCRIPTORS = "infranetes_common/wire/descriptors.binpb"
+VERSIONS = "python3 --version && qemu-system-x86_64 --version | head -n 1 && nft --version"
 # No packages of Debian's.
 OTHERS = ("${", "debhelper-compat", "infranetes", "vmserver")
 # Imports all of it, the simulated machines too, and tells what it runs on.
@@ -32,9 +41,9 @@ print("Python", sys.version.split()[0], *(f"{name} {importlib.metadata.version(n
 """
 
 
-def needed() -> list[str]:
-    """The Debian packages that the build, its tests and what is built depend on, as debian/control says."""
-    names = set(UNNAMED)
+def needed(*more: str) -> list[str]:
+    """The Debian packages that the build, its tests and what is built need, by debian/control, and more."""
+    names = {*UNNAMED, *more}
     control = (TREE / "debian/control").read_text()
     for field in re.findall(r"^(?:Build-)?Depends:\n((?: .*\n)+)", control, flags=re.M):
         for entry in field.replace("\n", "").split(","):
@@ -44,17 +53,17 @@ def needed() -> list[str]:
     return sorted(names)
 
 
-def base(suite: str) -> Path:
-    """The tar of a release's root, with what is needed."""
-    return cleanroot.base(needed(), suite, "build")
+def base(suite: str, purpose: str = "build", more: Sequence[str] = ()) -> Path:
+    """The tar of a release's root, with what is needed for a purpose."""
+    return cleanroot.base(needed(*more), suite, purpose)
 
 
 class Suite:
     """A root of a release of Debian with this tree in it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, root: CleanRoot) -> None:
         self._name = name
-        self._root = CleanRoot(base(name))
+        self._root = root
         self._begun = time.monotonic()
 
     def remove(self) -> None:
@@ -70,15 +79,31 @@ class Suite:
             raise SystemExit(f"{' '.join(command)} failed on {self._name}:\n{done.stdout[-6000:]}")
         return done.stdout
 
-    def copy_tree(self) -> None:
-        """Copy what the packages are made of."""
-        listed = subprocess.run(
-            [TREE / "debian/make-deb", "--files"], check=True, capture_output=True, text=True
-        ).stdout
-        for file in listed.splitlines():
+    def _copy(self, files: Iterable[str]) -> None:
+        for file in files:
             target = self._root.path / "tree" / file
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TREE / file, target)
+
+    def copy_tree(self) -> None:
+        """Copy what the packages are made of."""
+        self._copy(_listed(str(TREE / "debian/make-deb"), "--files"))
+
+    def copy_checkout(self) -> None:
+        """Copy all of the tree, and make of it what runs from there."""
+        self._copy([*_listed("git", "ls-files", "--cached", "--others", "--exclude-standard"), DESCRIPTORS])
+        self._run("sh", "-c", "cd /tree && python3 setup.py --quiet egg_info")  # by which plug-ins are found
+        self._run("useradd", "--system", "--no-create-home", "infranetes-qemu")
+
+    def run_there(self, *command: str) -> int:
+        """Run a program of the tree by the release's Python, show what it says, and return its exit code."""
+        self._say(self._run("sh", "-c", VERSIONS).strip().replace("\n", "; "))
+        self._say(f"running {' '.join(command)}")
+        inside = ("sh", "-c", 'cd /tree && exec python3 -m "$@"', "sh", *command)
+        done = self._root.run(*inside, timeout=RUN_SECONDS)
+        print(done.stdout, flush=True)
+        self._say(f"ended with exit code {done.returncode}")
+        return done.returncode
 
     def build(self, kept: Path) -> None:
         """Build the packages, which runs the unit tests, and copy them to `kept`."""
@@ -103,19 +128,53 @@ class Suite:
         self._say(f"installed: {self._run('/usr/bin/python3', '-c', _SHOW).strip()}")
 
 
+def _listed(*command: str) -> list[str]:
+    return subprocess.run(command, cwd=TREE, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def build(suite: str) -> int:
+    """Build and install the packages."""
+    one = Suite(suite, CleanRoot(base(suite)))
+    try:
+        one.copy_tree()
+        one.build(TREE / "build/suites" / suite)
+        one.install()
+    finally:
+        one.remove()
+    return 0
+
+
+def run(suite: str, purpose: str, packages: Sequence[str], images: Path, command: Sequence[str]) -> int:
+    """Run a program of the tree there, in a network of its own, with this machine's guest images."""
+    tar = base(suite, purpose, packages)
+    uplink = Uplink()
+    try:
+        one = Suite(suite, CleanRoot(tar, uplink.path, [images]))
+        try:
+            one.copy_checkout()
+            return one.run_there(*command)
+        finally:
+            one.remove()
+    finally:
+        uplink.end()
+
+
 def main() -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.suites", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--demo", action="store_true", help="run the demo there, and build nothing")
+    parser.add_argument("--tests", default="", help="run these tests there, and build nothing")
+    parser.add_argument("--packages", default="", help="Debian's, that the demo or the tests need there")
+    parser.add_argument("--image-dir", type=Path, default=DEFAULT_DIR, help="of guest images (%(default)s)")
     options = parser.parse_args()
-    suite = Suite(options.suite)
-    try:
-        suite.copy_tree()
-        suite.build(TREE / "build/suites" / options.suite)
-        suite.install()
-    finally:
-        suite.remove()
-    return 0
+    packages, images = options.packages.split(), options.image_dir
+    if options.demo:
+        return run(options.suite, "demo", packages, images, ["demo"])
+    if options.tests:
+        command = ["tests", "--jobs", "1", *options.tests.split()]
+        return run(options.suite, "tests", packages, images, command)
+    return build(options.suite)
 
 
 if __name__ == "__main__":
