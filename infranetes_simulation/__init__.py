@@ -8,12 +8,12 @@ Its parts run in two processes, and both daemons find them by entry point, as th
 `farm`
     A process of its own: holds the VMs, each a whole agent (`vmserver`) with its own directory.
 `machine`
-    Where VMs are to be like a cloud's: the processes of one, in namespaces of its own.
+    For VMs that resemble a cloud's: the processes of one VM, in namespaces of its own.
 `containers`
-    In the agents of all others: the ContainerProvider called "fake". Containers are plain processes of this
-    machine.
+    In the agents of all other VMs: the ContainerProvider called "fake". Containers are plain processes of
+    this machine.
 `protocol`
-    What provider and farm say to each other.
+    The messages between provider and farm.
 """
 
 from __future__ import annotations

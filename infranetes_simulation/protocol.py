@@ -72,7 +72,7 @@ IMAGES_TAG, LAYERS, ARCHIVES = "images", "layers", "archives"
 
 
 class Hardware(TypedDict):
-    """What a VM in namespaces of its own has."""
+    """The hardware of a VM in namespaces of its own."""
 
     address: str  # its own, with the length of the prefix
     gateway: str  # likewise: the machine's address on the VMs' network

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated VM runs on."""
+"""The machine that a simulated VM runs on."""
 
 from __future__ import annotations
 

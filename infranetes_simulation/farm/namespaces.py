@@ -167,9 +167,9 @@ class NamespaceMachine:
 
 
 def _thd_link(source: Path, target: Path) -> None:
-    """Have the layers of one directory, as `vmserver.layers` names their files, in another one too.
+    """Link the layers of one directory, whose files `vmserver.layers` names, into another.
 
-    Who uses one verifies it first."""
+    Users of a layer verify it first."""
     for file in source.glob("*/*"):
         if not file.suffix:  # else it has not arrived yet
             with contextlib.suppress(FileExistsError, FileNotFoundError):

@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 
 
 class AgentFactory(Protocol):
-    """What this needs of `vmserver.identity.tls.BoundedTLSFactory`."""
+    """The part of `vmserver.identity.tls.BoundedTLSFactory` that this module needs."""
 
     def buildProtocol(self, addr: IAddress) -> IProtocol | None: ...
 
@@ -114,7 +114,7 @@ class VmPort:
             self._port = await endpoint.listen(self.factory)
 
     def startListening(self) -> None:
-        """Nothing: it has been listening since it was made."""
+        """Do nothing: the port has been listening since it was made."""
 
     @deferred
     async def stopListening(self) -> None:

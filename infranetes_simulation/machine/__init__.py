@@ -11,12 +11,12 @@
     The VM's cgroup, in which containers have theirs.
 
 A VM shares the machine's kernel and clock, and sees the machine's files, which it can't change; its /etc and
-/run are its own. What it holds ends with its last process.
+/run are its own. Its namespaces end with its last process.
 
-They need nothing but the standard library, so that a VM starts fast.
+These modules need nothing but the standard library, so that a VM starts fast.
 """
 
 from __future__ import annotations
 
 AGENT_PORT = 2475  # as in `infranetes_common.identity`
-"""Where a VM's agent listens."""
+"""The port that a VM's agent listens on."""

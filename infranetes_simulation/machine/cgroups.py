@@ -49,7 +49,7 @@ def _let_processes_in(directory: Path) -> None:
 
 
 def give_controllers(directory: Path) -> None:
-    """Have cgroups of version 2 below `directory` all its controllers that can be had."""
+    """Enable all available controllers for the cgroups (v2) below `directory`."""
     for name in (directory / "cgroup.controllers").read_text().split():
         with contextlib.suppress(OSError):
             (directory / "cgroup.subtree_control").write_text(f"+{name}")

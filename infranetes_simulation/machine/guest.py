@@ -24,7 +24,7 @@ from infranetes_simulation.machine import AGENT_PORT, cgroups, network
 
 DISK = Path("/run/machine")  # where the VM's own directory is
 AGENT, NO_AGENT, SILENT = "agent", "no-agent", "silent"
-"""How the agent behaves: it runs; nothing listens; connections are accepted and nothing is said."""
+"""The agent's behaviours: it runs; nothing listens; connections are accepted and get no answer."""
 
 _RESTART_SECONDS = 0.2  # as debian/vmserver.service has it
 _LOOK_SECONDS = 0.25
@@ -176,7 +176,7 @@ class _Agent:
         (DISK / "tmp").mkdir(exist_ok=True)
 
     def keep(self) -> None:
-        """Until the input ends."""
+        """Keep the VM running until the input ends."""
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)

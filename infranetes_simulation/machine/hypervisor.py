@@ -31,7 +31,7 @@ _NOT_GIVEN = "-sys_time,-sys_module,-sys_boot"
 
 
 class Hardware(TypedDict):
-    """What a VM is to be."""
+    """The description of a VM to start."""
 
     id: str
     address: str  # with the length of its prefix; "": its agent sets one

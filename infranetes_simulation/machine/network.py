@@ -67,7 +67,7 @@ def unplug(lock: Path, bridge: str, cable: str) -> None:
 
 
 def _exists(link: str) -> bool:
-    """Whether this process's network namespace has it; /sys may be another one's."""
+    """Return whether this process's network namespace has the link; /sys may show another namespace."""
     return any(name == link for _, name in socket.if_nameindex())
 
 
