@@ -71,12 +71,12 @@ _log = Logger()
 class Vmserver(Service):
     """The agent.
 
-    :param provider: in place of the configured one.
-    :param listen: how to listen on a host and port with a factory, in place of TCP.
-    :param sources: whether to look for an identity; without, `accept` is how one comes.
+    :param provider: replaces the configured one.
+    :param listen: listens on a host and port with a factory; replaces TCP.
+    :param sources: whether to look for an identity; if not, one only comes by `accept`.
     :param hangups: when to read the configuration again, with `read_again`.
-    :param source: the configuration's file, which errors name.
-    :param applier: in place of what applies identities to the machine, and whatever `identity.apply` says.
+    :param source: the configuration file, for error messages.
+    :param applier: applies identities to the machine, regardless of `identity.apply`; replaces the usual one.
     """
 
     name = "vmserver"
@@ -145,7 +145,7 @@ class Vmserver(Service):
         return await self._identity.accept(document)
 
     def startService(self) -> None:
-        """Begin; nothing is waited for here."""
+        """Start everything in the background."""
         super().startService()  # type: ignore[no-untyped-call]
         self._starting = start(self._start())
         self._starting.addErrback(self._could_not_start)
@@ -153,7 +153,7 @@ class Vmserver(Service):
             self._hangups.serve(self._reload)
 
     def stopService(self) -> Deferred[None]:
-        """Stop listening, let calls in flight end for a moment, and let go of the provider."""
+        """Stop listening, give calls in flight a moment to end, and stop the provider."""
         super().stopService()  # type: ignore[no-untyped-call]
         self._agent.stop()
         if self._hangups is not None:
@@ -193,7 +193,7 @@ class Vmserver(Service):
     # What the configuration says
 
     def _make_choice(self, provider: IContainerProvider | None, config: Config) -> ProviderChoice:
-        """Make what has the providers in charge. :raise ConfigError: one of them can't be had."""
+        """Make the choice of providers. :raise ConfigError: one of them can't be created."""
 
         def make(name: str) -> IContainerProvider:
             context = ProviderContext(config.run_dir, config.etc_dir, self._config_source)
@@ -220,7 +220,7 @@ class Vmserver(Service):
         return VirtioSerial(self._reactor, config.path, partial(accept, live=True), waiting)
 
     def _make_find_notice(self) -> FindNotice | None:
-        """What looks whether the machine's cloud will take it away; None: it is in none that says so."""
+        """Return the check for the cloud's notice that it takes the VM away; None if no cloud gives one."""
         config = self._config.identity
         if config.source not in configuration.CLOUDS:
             return None

@@ -66,7 +66,7 @@ def check_size(size: int, sizes: Sequence[int]) -> None:
 
 @attrs.frozen
 class _Number:
-    """Of one size. :ivar own: the guest's own; None: it is not written down."""
+    """The number of pages of one size. :ivar own: the guest's own pages; None if they aren't recorded."""
 
     own: int | None
     reserved: int
@@ -102,11 +102,11 @@ class HugePages:
 
     @asynccontextmanager
     async def reserved(self, id: str, limits: cri.LinuxContainerResources) -> AsyncIterator[None]:
-        """Have the pages that `limits` ask for while a container is given these limits.
+        """Reserve the pages that `limits` ask for while a container is given these limits.
 
-        :raise FailedPrecondition: there are none of that size.
-        :raise ResourceExhausted: there is no memory for as many.
-        :raise InfranetesError: as many can't be had."""
+        :raise FailedPrecondition: the kernel has no pages of that size.
+        :raise ResourceExhausted: there is not enough memory for them.
+        :raise InfranetesError: the kernel does not reserve that many."""
         coming = (id, pages_of(limits))
         self._coming.append(coming)
         try:
@@ -139,7 +139,7 @@ class HugePages:
                 await self._set(size, needed.get(size, 0))
 
     async def _needed(self) -> Mapping[int, int]:
-        """How many pages of which size the present and the coming containers ask for."""
+        """Return the number of pages that present and coming containers ask for, by page size."""
         of_container: dict[str, dict[int, int]] = {}
         live = [
             (state.id, pages_of(state.resources))
@@ -157,7 +157,7 @@ class HugePages:
         return needed
 
     async def _set(self, size: int, pages: int) -> None:
-        """Have the kernel reserve `pages` beside the guest's own."""
+        """Make the kernel reserve `pages` in addition to the guest's own."""
         check_size(size, huge_page_sizes(self._sizes))
         before = await run_in_thread(self._reactor, self._thd_read, size)
         own = before.reserved if before.own is None else before.own

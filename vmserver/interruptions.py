@@ -122,7 +122,7 @@ def _log_unless_cancelled(failure: Failure) -> None:
 
 
 def find_by(source: str, service: MetadataService, clock: IReactorTime) -> FindNotice | None:
-    """What looks for the notice of a cloud, by its name among `metadata.SOURCES`; None: nothing does."""
+    """Return the check for a cloud's notice, by the name in `metadata.SOURCES`; None if it sends none."""
 
     async def aws() -> Interruption | None:
         try:
@@ -140,7 +140,7 @@ def find_by(source: str, service: MetadataService, clock: IReactorTime) -> FindN
 
 
 def read_aws(document: bytes) -> Interruption:
-    """What EC2's `spot/instance-action` says. :raise InvalidArgument: it says nothing of the kind."""
+    """Parse EC2's `spot/instance-action`. :raise InvalidArgument: it is no such document."""
     try:
         found = json.loads(document)
         action, time = found["action"], found["time"]
@@ -154,9 +154,9 @@ def read_aws(document: bytes) -> Interruption:
 
 
 def read_azure(document: bytes, now: float) -> Interruption | None:
-    """What Azure's `scheduledevents` says. :param now: seconds since 1970 UTC.
+    """Parse Azure's `scheduledevents`; None if no eviction is due. :param now: seconds since 1970 UTC.
 
-    :raise InvalidArgument: it says nothing of the kind."""
+    :raise InvalidArgument: it is no such document."""
     try:
         events = json.loads(document)["Events"]
         times = [str(each.get("NotBefore") or "") for each in events if each["EventType"] == "Preempt"]
@@ -172,7 +172,7 @@ def read_azure(document: bytes, now: float) -> Interruption | None:
 
 
 def read_gcp(document: bytes, now: float) -> Interruption | None:
-    """What Compute Engine's `instance/preempted` says. :param now: seconds since 1970 UTC."""
+    """Parse Compute Engine's `instance/preempted`; None unless TRUE. :param now: seconds since 1970 UTC."""
     if document.strip() != b"TRUE":
         return None
     return Interruption(now + GCP_SECONDS, f"Compute Engine preempts the spot VM within {GCP_SECONDS:.0f} s")

@@ -65,17 +65,17 @@ class MachineMemory:
         self._return: IDelayedCall | None = None
 
     def begin(self) -> None:
-        """Have in use again what an agent before this one has left out of use."""
+        """Bring memory online again that an earlier agent left offline."""
         self._released |= {block for block in self._blocks.glob("memory[0-9]*") if _state(block) == OFFLINE}
         if self._released:
             self._take_back()
 
     async def release(self, ranges: Sequence[Range], seconds: float) -> None:
-        """Take memory out of use, all or none. What is there `seconds` later is in use again. Idempotent.
+        """Take all of this memory offline, or none; bring back what remains after `seconds`. Idempotent.
 
-        :raise InvalidArgument: that is no memory which can be taken out.
-        :raise FailedPrecondition: what runs needs it, or the kernel can't move what is in it.
-        :raise DeadlineExceeded: that takes longer than `seconds`.
+        :raise InvalidArgument: these ranges are no memory that can be taken offline.
+        :raise FailedPrecondition: processes need it, or the kernel can't move its content.
+        :raise DeadlineExceeded: it takes longer than `seconds`.
         """
         async with self._lock:
             blocks = self._found(ranges)
@@ -90,7 +90,7 @@ class MachineMemory:
                 self._return = self._reactor.callLater(seconds, self._take_back)
 
     async def restore(self, ranges: Sequence[Range]) -> None:
-        """Have memory in use again. What was removed meanwhile is no error. Idempotent.
+        """Bring memory online again. Memory that was removed meanwhile is no error. Idempotent.
 
         :raise InvalidArgument: as for `release`. :raise InfranetesError: the kernel refuses.
         """
@@ -98,7 +98,7 @@ class MachineMemory:
             await self._restore(self._found(ranges, missing=True))
 
     def stop(self) -> None:
-        """Bring nothing back by itself any more. Idempotent."""
+        """Cancel the return of memory after `release`. Idempotent."""
         self._forget_return()
 
     def _forget_return(self) -> None:
@@ -107,7 +107,7 @@ class MachineMemory:
             waiting.cancel()
 
     def _take_back(self) -> None:
-        """Have in use again what the hypervisor has not removed: who asked for it may be gone."""
+        """Bring memory online that the hypervisor has not removed: the caller of `release` may be gone."""
         self._return = None
         start(self._restore_all()).addErrback(
             lambda failure: _log.failure("memory that nobody has removed stays out of use", failure)

@@ -37,7 +37,7 @@ _log = Logger()
 
 @attrs.frozen
 class PodNetwork:
-    """What the node tells; see JoinPodNetwork in ``proto/vmserver.proto``."""
+    """The node's description of the pod network; see JoinPodNetwork in ``proto/vmserver.proto``."""
 
     address: IPv4Address
     gateway: IPv4Address
@@ -91,9 +91,9 @@ class PodTunnel:
         self._lock = DeferredLock()
 
     async def join(self, network: PodNetwork) -> int:
-        """Have exactly this address and these ways. Return the MTU. Idempotent.
+        """Give the pod exactly this address and these routes; return the MTU. Idempotent.
 
-        :raise InfranetesError: it can't be had, or not completely; call again."""
+        :raise InfranetesError: that failed, at least in part; call again."""
         async with self._lock:
             own, mtu = await self._way_to(network)
             await self._guard(network)

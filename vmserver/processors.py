@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many of the machine's processors are used: the others rest, until they are used again."""
+"""The number of the machine's processors in use: the others are offline until they are needed again."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class MachineProcessors:
 
 
 def _online(processor: Path) -> bool:
-    """Whether it is used. The first of a machine can't rest, and has no such file."""
+    """Return whether a processor is online. A machine's first can't go offline and has no such file."""
     try:
         return (processor / "online").read_text().strip() == "1"
     except FileNotFoundError:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ContainerProvider runs the pod's containers: the configuration's, or one that the pod chooses.
+"""The choice of the ContainerProvider that runs the pod's containers: the configured one, or the pod's.
 
-The node names its choice when it makes the VM the pod's. The provider that was in charge until then is let go
-of, the chosen one is started, and only once it answers is its name on the disk: an agent that is started
-again, or a VM, has the same. An agent that is killed before that has chosen nothing, and the node asks again.
-A choice is made before the first container; then it stays.
+The node names its choice when it gives the VM to the pod. The agent stops the provider that was in charge,
+starts the chosen one, and writes its name to the disk only once that one answers: after a restart of the
+agent or the VM, the choice is the same. If the agent is killed earlier, nothing is chosen, and the node asks
+again. The choice is made before the first container, and is final from then on.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class ProviderChoice:
         await self._start.start()
 
     async def choose(self, name: str) -> None:
-        """Have the provider called `name` run the pod's containers; "": the configured one. Idempotent.
+        """Let the provider called `name` run the pod's containers; "" for the configured one. Idempotent.
 
-        It goes on when the caller leaves, and the next one waits for it.
+        The change goes on if the caller cancels, and the next caller waits for it.
 
-        :raise FailedPrecondition: it is not offered in this VM, or the pod has containers of another one.
-        :raise InfranetesError: it does not start; the one before is still in charge."""
+        :raise FailedPrecondition: this VM doesn't offer it, or the pod has containers of another provider.
+        :raise InfranetesError: it does not start; the previous one is still in charge."""
         name = name or self._offered[0]
         self._check_offered(name)
         while self._choosing is not None and not self._choosing.done:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting the ContainerProvider, which may have to wait for the engine below it."""
+"""The start of the ContainerProvider, which may have to wait for its engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = Logger()
 
 
 class ProviderStart:
-    """Starts a provider; one that fails is started again and again in the background."""
+    """Starts a provider, and retries in the background if that fails."""
 
     def __init__(self, reactor: IReactorTime, provider: IContainerProvider) -> None:
         self._reactor = reactor
@@ -36,7 +36,7 @@ class ProviderStart:
             self._retrying.addErrback(lambda failure: None)
 
     def cancel(self) -> None:
-        """Try no more."""
+        """Stop retrying."""
         if self._retrying is not None:
             self._retrying.cancel()
 

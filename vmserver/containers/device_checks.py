@@ -17,7 +17,7 @@ def permissions(device: cri.Device) -> str:
 
 
 def missing(device: cri.Device) -> InvalidArgument:
-    """Why a device that the VM lacks can't be had."""
+    """Return the error for a device that the VM lacks."""
     return InvalidArgument(
         f"config.devices: the VM has no device {device.host_path[:200]!r}. Containers can have the VM's own "
         "devices, such as /dev/fuse, and disks (volumeMode: Block), but no device of the node's, nor one of "

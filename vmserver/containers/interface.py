@@ -26,7 +26,7 @@ Removed = Callable[[str], None]
 
 @attrs.frozen
 class ExecResult:
-    """What a finished command wrote, and its exit code."""
+    """The output and exit code of a finished command."""
 
     stdout: bytes
     stderr: bytes
@@ -35,7 +35,7 @@ class ExecResult:
 
 @attrs.frozen
 class Streams:
-    """Which streams a session has. With `tty`, stderr is part of stdout."""
+    """The streams of a session. With `tty`, stderr is part of stdout."""
 
     tty: bool = False
     stdin: bool = False

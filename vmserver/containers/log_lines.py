@@ -93,7 +93,7 @@ class LineReader(abc.ABC):
         return records
 
     def _grown(self) -> bool:
-        """Whether the file has more than was read."""
+        """Return whether the file has grown since it was read."""
         return os.fstat(self._fd).st_size > self._offset + len(self._buffer)
 
 

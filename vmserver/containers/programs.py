@@ -26,7 +26,7 @@ _KILLED_SECONDS = 2.0  # how long the end of a killed program is waited for
 
 @attrs.frozen
 class Ended:
-    """How a program ended, and what it wrote on both streams."""
+    """The exit code of a program that has ended, and its output on both streams."""
 
     code: int
     output: str

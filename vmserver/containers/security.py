@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a CRI LinuxContainerSecurityContext means the same to all providers."""
+"""The parts of a CRI LinuxContainerSecurityContext that mean the same to all providers."""
 
 from __future__ import annotations
 

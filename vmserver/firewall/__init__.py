@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pod's firewall in its own VM, for VMs whose packets nobody else can judge.
+"""The pod's firewall inside its own VM, for VMs whose packets nothing outside can filter.
 
-message    what the node says  →  a PodFirewall, checked
-firewall   the PodFirewall  →  the kernel's table, and kept there
+message    the node's message  →  a validated PodFirewall
+firewall   the PodFirewall  →  the kernel's table, which it keeps in place
 """

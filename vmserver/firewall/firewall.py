@@ -70,12 +70,12 @@ class Firewall:
         self.watch = TablesWatch(reactor, tables, lambda _sure: self.mend(), opener)
 
     async def prepare(self) -> None:
-        """Have the kernel follow connections from now on. What is in force stays so; else all is open.
+        """Make the kernel track connections from now on. A firewall in force stays; without one, all is open.
 
-        The rules do that. A connection that is not followed when a firewall is put in force seems to be begun
-        by who sends its next packet: for that of the node's call, the agent with its answer.
+        The rules turn tracking on. A connection that is not tracked when a firewall takes effect seems to be
+        opened by the sender of its next packet: for the node's own call, that is the agent with its answer.
 
-        :raise InfranetesError: it does not yet.
+        :raise InfranetesError: the kernel does not track connections yet.
         """
         async with self._lock:
             if not self._script and not await self._listed():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node says of a pod's firewall."""
+"""The node's message about a pod's firewall."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every way has in common in which an identity document reaches the agent.
+"""The contract of the sources of identity documents.
 
 A source (virtio-serial, a file, a cloud's metadata) finds documents and hands each to an `Accept`, until the
-agent stops: a renewed document comes the same way.
+agent stops: a renewed document arrives the same way.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _log = Logger()
 
 
 class IdentitySource(Protocol):
-    """Where identity documents come from."""
+    """A source of identity documents."""
 
     def start(self) -> None:
-        """Look for a document from now on."""
+        """Start to look for documents."""
 
     def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop looking. Idempotent."""
 
 
 async def answer(document: bytes | None, accept: Accept) -> bytes:

@@ -227,7 +227,7 @@ class MetadataService:
 
 
 def _is_late(error: Exception) -> bool:
-    """Whether a request failed because its time was over."""
+    """Return whether a request failed because it timed out."""
     reasons = error.reasons if isinstance(error, ResponseFailed) else []
     return isinstance(error, TimeoutError) or any(each.check(CancelledError) for each in reasons)
 

@@ -46,9 +46,9 @@ def apply(network: Network, card: str, proc_sys: Path = _PROC_SYS) -> None:
 
 
 def lines(network: Network, card: str) -> Iterator[str]:
-    """What `ip` is told, in an order in which every step can be taken.
+    """Yield the lines for `ip -batch`, in an order in which every step can be taken.
 
-    The kernel makes no routes of the addresses: all that there are to be are said.
+    The kernel derives no routes from the addresses, so the lines name every route.
     """
     for address in (network.address, *network.more):
         tentative = " nodad" if ":" in address else ""

@@ -199,7 +199,7 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many connections are authenticated, and how many are not (yet)."""
+        """Return the number of authenticated connections, and of those that are not (yet)."""
         return len(self._open), len(self._pending)
 
     def renew(self, context: SSL.Context) -> None:

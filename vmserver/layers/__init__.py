@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of images in this VM: shown by the hypervisor as disks, or brought by the node."""
+"""The image layers in this VM: the hypervisor attaches them as disks, or the node uploads them."""

@@ -59,7 +59,7 @@ class Stop:
         self._told = False
 
     def tell(self) -> None:
-        """Have the work raise Stopped."""
+        """Make the work raise Stopped."""
         self._told = True
 
     def check(self) -> None:

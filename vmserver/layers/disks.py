@@ -81,7 +81,7 @@ class ScsiDisks:
         return None
 
     def forget_unmounted(self, target: int, serial: str) -> None:
-        """Have the kernel forget the disk with this serial number, unless it is mounted."""
+        """Remove QEMU's disk with this serial number from the kernel, unless it is mounted."""
         host = self.host()
         for known in self._at(host, target) if host is not None else ():
             if _serial(known) == serial and _is_qemus(known) and not self._mounted(known):
@@ -91,7 +91,7 @@ class ScsiDisks:
         return sorted((self._sys / "bus/scsi/devices").glob(f"{host}:0:{target}:*"))
 
     def look_at_size(self, number: int) -> None:
-        """Have the kernel ask for the size of a disk, by `st_rdev`, which may have grown."""
+        """Make the kernel read a disk's size again; it may have grown. :param number: its `st_rdev`."""
         self._write_to(number, "device/rescan")
 
     def _device(self, disk: Path) -> str | None:
@@ -103,7 +103,7 @@ class ScsiDisks:
         return None
 
     def _mounted(self, disk: Path) -> bool:
-        """Whether something is mounted from a SCSI disk."""
+        """Return whether something is mounted from a SCSI disk."""
         numbers = set()
         with contextlib.suppress(OSError):
             numbers = {
@@ -112,13 +112,13 @@ class ScsiDisks:
         return bool(numbers) and any(one.device in numbers for one in mounts())
 
     def attached(self, number: int) -> bool:
-        """Whether a block device, by `st_dev`, is there still."""
+        """Return whether a block device still exists. :param number: its `st_dev`."""
         return self._block(number).exists()
 
     def forget(self, number: int) -> None:
-        """Have the kernel forget a disk that is not mounted any more, so that it can be taken away.
+        """Remove a disk that is no longer mounted from the kernel, so that it can be detached.
 
-        Does nothing with any other block device, or with one that the kernel is told of when it goes."""
+        Does nothing for other block devices, whose removal the kernel learns of by itself."""
         if _is_qemus(self._block(number) / "device"):
             self._write_to(number, "device/delete")
 
@@ -141,7 +141,7 @@ def _write(attribute: Path, text: str) -> None:
 
 
 def _is_qemus(disk: Path) -> bool:
-    """Whether a SCSI disk is one of QEMU's, of whose coming and going the kernel is not told."""
+    """Return whether a SCSI disk is QEMU's: the kernel is not told when these are plugged or unplugged."""
     try:
         return (disk / "vendor").read_text().strip() == _QEMU
     except OSError:

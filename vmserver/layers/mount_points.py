@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where layers are mounted: `l/NUMBER`, with a link of the layer's name to each.
+"""The mount points of layers: `l/NUMBER`, with a link from the layer's name to each.
 
-The names are short because an overlay names up to 127 of them in a page of options. The links outlive the
-agent, and are gone after a boot as the mounts are.
+The names are short because an overlay lists up to 127 of them in one page of options. The links outlive the
+agent, and disappear with the mounts when the VM reboots.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from infranetes_common.errors import FailedPrecondition
 from vmserver.mounts import NO_FLAGS, Flag, in_directory, mount, unmount
 
 MAX_LAYERS = 127
-"""That one overlay may have. The kernel takes 500, but a page of options holds no more names."""
+"""The most layers of one overlay. The kernel takes 500, but a page of options holds no more names."""
 
 _KIND = "overlay"
 _OPAQUE = "trusted.overlay.opaque"

@@ -38,11 +38,11 @@ class LayerOnDisk:
 
 @attrs.frozen
 class Arrived:
-    """How much of a layer is here.
+    """The part of a layer that has arrived in this VM.
 
-    :ivar whole: images can be made from it.
-    :ivar size: bytes that the node has brought; 0 if it is a disk.
-    :ivar digest: of the file that they are of.
+    :ivar whole: True if images can be made from it.
+    :ivar size: bytes that the node has uploaded; 0 if the layer is a disk.
+    :ivar digest: that of the file being uploaded.
     """
 
     diff_id: str
@@ -98,7 +98,7 @@ class LayerStore:
         return await self._in_thread(lambda: [self._arrived(diff_id) for diff_id in diff_ids])
 
     def whole(self, diff_id: str) -> bool:
-        """Whether a layer is mounted, or can be without the node. Blocks."""
+        """Return whether a layer is mounted, or can be without the node. Blocks."""
         return self._usable(diff_id) is not None or self._files.whole(diff_id) is not None
 
     async def need(self, diff_ids: Iterable[str]) -> list[Path]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a template does once before it is frozen, so that no clone of it has to.
+"""Work that a template does once before it is frozen, so that its clones need not repeat it.
 
-`first_call` loads what an agent's first RPC needs, `images` puts images into the engine, `first_file_system`
-makes one, as a blank volume gets, and `first_container` runs a container; these two also in a clone that
-waits for a pod. Each logs its failures and harms nothing. At last `heap` has the clones share what is in the
-agent's memory by then.
+`first_call` loads the code that an agent's first RPC needs, `images` puts images into the engine,
+`first_file_system` makes a file system, as for a blank volume, and `first_container` runs a container; a
+clone that waits for a pod also does these last two. Each logs its failures and harms nothing. Finally, `heap`
+lets the clones share the memory that the agent has filled by then.
 """
 
 from __future__ import annotations

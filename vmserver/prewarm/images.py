@@ -22,7 +22,7 @@ _log = Logger()
 
 
 class ImageLoader(Protocol):
-    """What this needs of an `IContainerProvider`."""
+    """The part of `IContainerProvider` that this module needs."""
 
     def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> Awaitable[None]: ...
 

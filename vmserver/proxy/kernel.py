@@ -82,11 +82,11 @@ class Kernel:
             return None
 
     async def forget_flows(self, changed: Mapping[Key, Collection[Target]]) -> None:
-        """Have the kernel forget flows of UDP that don't go to an endpoint of today: they would go on there.
+        """Remove UDP flows to endpoints that are gone from the kernel, which would keep sending there.
 
-        Without the program conntrack they do so until they are silent for half a minute.
+        Without the program conntrack, such a flow ends only after half a minute of silence.
 
-        :param changed: the endpoints of each key that others have changed of.
+        :param changed: the present endpoints of each key whose endpoints have changed.
         """
         wanted = {
             key: {each.address for each in its} for key, its in changed.items() if key.protocol == "udp"

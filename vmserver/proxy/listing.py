@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel's tables hold, read from what `nft list table` writes.
+"""The content of the kernel's tables, parsed from the output of `nft list table`.
 
-nft's JSON takes twenty times the memory of its text. Only what `script` writes is understood; whatever else
-somebody has put into the table makes it one that has to be made anew.
+nft's JSON takes twenty times the memory of its text. The parser understands only what `script` writes; a
+table that contains anything else has to be made anew.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Unreadable(Exception):
 
 @attrs.frozen
 class Listing:
-    """What is in a table.
+    """The content of a table.
 
-    :ivar placements: by key; what is left of a broken one counts as it is. :ivar chains: their names.
-    :ivar cluster_ips: the addresses in that set. :ivar ranges: of addresses, in that chain's order.
+    :ivar placements: by key; the remains of a broken one are listed as they are. :ivar chains: their names.
+    :ivar cluster_ips: the addresses in that set. :ivar ranges: address ranges, in that chain's order.
     """
 
     placements: dict[Key, Placement]
@@ -84,7 +84,7 @@ def read(version: int, text: str) -> Listing:
 
 
 def _in_order(placement: Placement, row: dict[int, int]) -> bool:
-    """Whether a connection draws the numbers of all endpoints and no others. :param row: of `numbers`."""
+    """Return whether connections draw exactly the numbers of all endpoints. :param row: that of `numbers`."""
     numbers = list(placement.numbered)
     if placement.affinity_seconds:
         return row == dict(enumerate(numbers))

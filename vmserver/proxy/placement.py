@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel has to have for a rule.
+"""The kernel's state for a rule.
 
-A rule's endpoints are numbered, and a connection draws one of the numbers. Where clients stay with a number,
-so that they stay with the endpoint, an endpoint keeps its number as long as it is there; that of one that is
-gone is free until another comes. Else the numbers are those from 0 on.
+A rule's endpoints are numbered, and a connection draws one of the numbers. With client affinity, where the
+kernel remembers a client's number, an endpoint keeps its number as long as it exists, and a new endpoint
+takes a free one. Without affinity the numbers count from 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Placement:
 
     @property
     def affinity_seconds(self) -> int:
-        """For which a client stays with an endpoint; 0: it does not."""
+        """The time in seconds that a client stays with an endpoint; 0 without affinity."""
         return int(self.chain.rpartition("-")[2]) if self.chain.startswith("keep-") else 0
 
 

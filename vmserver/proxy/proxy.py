@@ -36,7 +36,7 @@ _log = Logger()
 
 @attrs.frozen
 class Version:
-    """What is in force: the rules of a table up to a number. No table: nobody knows."""
+    """The version of the rules: the node's table, and a number in it. Unknown if `table` is empty."""
 
     table: str = ""
     number: int = 0
@@ -44,7 +44,7 @@ class Version:
 
 @attrs.frozen
 class Update:
-    """A part of what leads to a version. Fields as in `ServiceRulesUpdate`."""
+    """One part of an update to a version. Fields as in `ServiceRulesUpdate`."""
 
     version: Version
     changed: Mapping[Key, Rule]
@@ -56,7 +56,7 @@ class Update:
 
 @attrs.frozen
 class Report:
-    """What the service proxy does. Fields as in `ServiceReportResponse`."""
+    """A report on the service proxy's state. Fields as in `ServiceReportResponse`."""
 
     version: Version
     rules: int
@@ -69,8 +69,8 @@ class Report:
 class ServiceProxy:
     """The service proxy of this VM.
 
-    :ivar version: what is in force.
-    :ivar watch: while it has begun, tables that somebody else changes are mended soon.
+    :ivar version: the version in force.
+    :ivar watch: once begun, it soon restores tables that another program has changed.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -203,7 +203,7 @@ class ServiceProxy:
                 await self._change_batch(version, batch)
 
     async def _drop(self, wanted: Mapping[int, tuple[str, ...]]) -> None:
-        """Have what goes to these ranges of addresses, and to no Service, dropped."""
+        """Drop packets to these address ranges that go to no Service. :param wanted: by IP version."""
         for version, networks in wanted.items():
             if networks != self._ranges[version]:
                 await self._kernel.change(script.ranges(version, networks))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node says of each address, protocol and port of Kubernetes' Services."""
+"""The node's rule for each address, protocol and port of Kubernetes' Services."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 
 
 class Key(NamedTuple):
-    """What a connection is made to. The address and protocol are written as nft writes them."""
+    """The destination of a connection. The address and protocol are written as nft writes them."""
 
     version: int
     address: str
@@ -37,12 +37,12 @@ class Target(NamedTuple):
 
 @attrs.frozen
 class Rule:
-    """What becomes of connections to a key.
+    """The treatment of connections to a key.
 
-    :ivar endpoints: among which they are spread evenly. :ivar dropped: without endpoints; else refused.
-    :ivar cluster_ip: connections to this address' other ports are refused.
-    :ivar affinity_seconds: for which all go to the same endpoint; 0: no.
-    :ivar source_ranges: they are dropped unless the pod has an address in these. None: never.
+    :ivar endpoints: the targets, chosen evenly. :ivar dropped: without endpoints, drop; else refuse.
+    :ivar cluster_ip: True to refuse connections to other ports of this address.
+    :ivar affinity_seconds: how long a client keeps its endpoint; 0 for no affinity.
+    :ivar source_ranges: drop connections unless the pod has an address in these ranges. None: never drop.
     """
 
     endpoints: tuple[Target, ...] = ()

@@ -40,7 +40,7 @@ CHAINS = frozenset((REFUSED, DROPPED, RANGES, "before", "translate", "after"))  
 CHAIN = re.compile(r"spread-([1-9][0-9]*)|keep-([1-9][0-9]*)-([1-9][0-9]*)")
 
 Change = tuple[Placement | None, Placement | None]
-"""What a key had and what it has to have."""
+"""A key's old placement and its new one."""
 
 
 def table(version: int) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service proxy needs over the VM's life: room for its connections, and tables that stay whole."""
+"""Upkeep of the service proxy over the VM's life: room for its connections, and tables that stay whole."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _log = Logger()
 
 
 class Mended(Protocol):
-    """Has something in the kernel."""
+    """An owner of state in the kernel."""
 
     @property
     def watch(self) -> TablesWatch:
-        """Has it mended when somebody is seen to change it."""
+        """The watch that restores the state when another program changes it."""
 
     async def prepare(self) -> None:
         """Do what can be done before the VM is a pod's."""
 
     async def mend(self) -> object:
-        """Put it there again if somebody has changed it."""
+        """Restore the state if another program has changed it."""
 
 
 class Upkeep:
-    """Begins with the VM's identity, and goes on until the agent ends.
+    """The upkeep, which begins once the VM has its identity and goes on until the agent ends.
 
-    :param others: what is looked at beside the proxy's tables.
+    :param others: owners of other state to look after, in addition to the proxy.
     """
 
     def __init__(self, reactor: IReactor, kernel: Kernel, proxy: ServiceProxy, *others: Mended) -> None:
@@ -49,7 +49,7 @@ class Upkeep:
         self._looking.clock = reactor
 
     async def prepare(self) -> None:
-        """Make the tables, as a template does for all its clones."""
+        """Make the tables early, as a template does for all its clones. Failures are only logged."""
         for each in self._mended:
             try:
                 await each.prepare()

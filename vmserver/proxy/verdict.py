@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of connections to an address, by what is in the kernel's tables."""
+"""The outcome of connections to an address, judged by the kernel's tables."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Outcome(enum.Enum):
 
 @attrs.frozen
 class Verdict:
-    """What becomes of them.
+    """The outcome of connections to an address.
 
-    :ivar endpoints: among which they are spread.
-    :ivar affinity_seconds: for which they stay with one; 0: they don't.
+    :ivar endpoints: the targets that they are spread over.
+    :ivar affinity_seconds: how long a client keeps its endpoint; 0 for no affinity.
     """
 
     outcome: Outcome

@@ -16,7 +16,7 @@ from vmserver.stats.written import WrittenLayers
 
 @attrs.frozen
 class UsageSource:
-    """Where a container's usage is measured."""
+    """The places to measure a container's usage."""
 
     group: str = ""  # a part of its control group's name that no other has
     layer: str = ""  # the directory of what it wrote over its image; "" if not known

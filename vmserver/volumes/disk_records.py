@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent has to know of mounted disks once its VM has booted again: `BASE/SERIAL/mount.json`."""
+"""Records of mounted disks, which the agent needs after its VM has rebooted: `BASE/SERIAL/mount.json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = Logger()
 
 @attrs.frozen
 class DiskMount:
-    """How a disk is to be mounted. :ivar options: checked. :ivar group: whose its files are to be."""
+    """The mount of a disk. :ivar options: validated. :ivar group: the group to own its files; None: as is."""
 
     serial: str
     filesystem: str
@@ -46,11 +46,11 @@ class DiskRecords:
             raise FailedPrecondition(f"{path} can't be written: {error.strerror}") from error
 
     def remove(self, serial: str) -> None:
-        """Forget a disk. Idempotent."""
+        """Remove the record of a disk. Idempotent."""
         self._path(serial).unlink(missing_ok=True)
 
     def load(self) -> list[DiskMount]:
-        """The recorded disks; one that can't be read is left out."""
+        """Return the recorded disks. A record that can't be read is logged and left out."""
         found = []
         for path in sorted(self._base.glob(f"*/{_RECORD}")):
             try:

@@ -49,7 +49,7 @@ _log = Logger()
 
 @attrs.frozen
 class DiskSpace:
-    """What is left on a disk: nothing is known of one that is not mounted. :ivar disk: its own size in
+    """The space left on a mounted disk; an unmounted one has no known space. :ivar disk: its own size in
     bytes."""
 
     space: filesystems.Space
@@ -108,7 +108,7 @@ class PodDisks:
                 _log.info("disk {serial} is mounted again", serial=wanted.serial)
 
     def _thd_records(self) -> list[DiskMount]:
-        """What has to be mounted again."""
+        """Return the records of disks to mount again, after removing their stale mount points."""
         found = [one for one in self._records.load() if not os.path.ismount(self._point(one.serial))]
         for one in found:
             _remove_mount_point(self._point(one.serial))
@@ -268,7 +268,7 @@ class PodDisks:
         mark.touch(mode=0o600)
 
     def _thd_give_up(self, serial: str) -> None:
-        """Have what containers wrote to a disk be on it, and the kernel forget it."""
+        """Flush a disk that containers wrote to, and remove it from the kernel."""
         device = self._thd_device(serial)
         if device is not None:
             filesystems.flush(device)
@@ -313,7 +313,7 @@ def _is_half_made(wanted: DiskMount, device: str) -> bool:
 
 
 def _thd_set_owner(device: str) -> None:
-    """Have a disk be its group's, as udev does some time after it has appeared."""
+    """Give a disk to its group, as udev does some time after the disk has appeared."""
     with contextlib.suppress(KeyError):
         os.chown(device, 0, grp.getgrnam(_GROUP).gr_gid)
         os.chmod(device, _MODE)

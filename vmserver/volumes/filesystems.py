@@ -47,7 +47,7 @@ _DATA = {"ext4": "errors=remount-ro", "xfs": "nouuid"}
 
 @attrs.frozen
 class Space:
-    """What is left in a file system. Bytes, and inodes; `available`: for users other than root."""
+    """The space in a file system: bytes, and inodes. `available` is the part for users other than root."""
 
     total: int
     available: int
@@ -74,7 +74,7 @@ def size_of(device: str) -> int:
 
 
 def flush(device: str) -> None:
-    """Have all that was written to a disk be on it. Blocks. :raise DataLoss: it can't be written."""
+    """Flush everything written to a disk. Blocks. :raise DataLoss: it can't be written."""
     try:
         descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -86,7 +86,7 @@ def flush(device: str) -> None:
 
 
 def is_blank(device: str) -> bool:
-    """Whether a disk's beginning and end are all zeros. Blocks. :raise DataLoss: it can't be read."""
+    """Return whether a disk begins and ends with zeros only. Blocks. :raise DataLoss: it can't be read."""
     try:
         descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -105,7 +105,7 @@ def _pieces(descriptor: int, size: int) -> Iterator[bytes]:
 
 
 def begins_as(device: str, filesystem: str) -> bool:
-    """Whether a disk begins as this file system does. Blocks. :raise DataLoss: it can't be read."""
+    """Return whether a disk has this file system's magic. Blocks. :raise DataLoss: it can't be read."""
     offset, magic = _MAGIC[filesystem]
     try:
         descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
@@ -118,9 +118,9 @@ def begins_as(device: str, filesystem: str) -> bool:
 
 
 def is_unused(device: str, filesystem: str) -> bool:
-    """Whether a disk that begins as this file system does was certainly never mounted for writing. Blocks.
+    """Return whether a disk with this file system was certainly never mounted for writing. Blocks.
 
-    :raise DataLoss: it can't be read."""
+    :param filesystem: the one whose magic it has. :raise DataLoss: it can't be read."""
     try:
         descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -135,7 +135,7 @@ def is_unused(device: str, filesystem: str) -> bool:
 
 
 async def found_on(reactor: IReactor, device: str) -> str:
-    """What a disk holds, as blkid calls it; "": nothing that it knows.
+    """Return blkid's name for the content of a disk; "" if blkid recognizes nothing.
 
     :raise FailedPrecondition: it holds signatures of several things."""
     command = ["blkid", "-p", "-o", "value", "-s", "TYPE", "-s", "PTTYPE", device]
@@ -170,7 +170,7 @@ async def grow(reactor: IReactor, device: str, filesystem: str, point: str) -> N
 
 
 def is_smaller(device: str, filesystem: str) -> bool:
-    """Whether a file system has room to grow on its disk. Blocks. :raise DataLoss: it can't be read."""
+    """Return whether a file system can grow on its disk. Blocks. :raise DataLoss: it can't be read."""
     try:
         descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -193,7 +193,7 @@ def _extent(filesystem: str, head: bytes) -> int:
 
 
 def space(point: str) -> Space:
-    """What is left in a mounted file system. Blocks. :raise Unavailable: it does not tell."""
+    """Return the space in a mounted file system. Blocks. :raise Unavailable: it can't be measured."""
     try:
         found = os.statvfs(point)
     except OSError as error:
@@ -209,8 +209,10 @@ def space(point: str) -> Space:
 
 
 def give_to_group(top: str, group: int) -> None:
-    """Have a group read and write all files, as kubelet does for an fsGroup: unless the top is the group's
-    already, which is given last. Blocks. :raise FailedPrecondition: it can't be changed."""
+    """Give all files to a group that may read and write them, as kubelet does for an fsGroup. The top is
+    changed last; if it is the group's already, nothing happens. Blocks.
+
+    :raise FailedPrecondition: the files can't be changed."""
     try:
         found = os.stat(top)
         if found.st_gid == group and found.st_mode & 0o2070 == 0o2070:

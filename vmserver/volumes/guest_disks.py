@@ -40,7 +40,7 @@ _COMMAND = struct.Struct("=BBHIIIQQIIIIIIIIII")  # struct nvme_passthru_cmd
 
 
 def identify_namespace(device: str, namespace: int) -> bytes:
-    """What an NVMe namespace says of itself. :raise OSError: it does not answer."""
+    """Return an NVMe namespace's identification data. :raise OSError: it does not answer."""
     answer = ctypes.create_string_buffer(_IDENTIFY_SIZE)
     address, rest = ctypes.addressof(answer), (0,) * 8
     command = _COMMAND.pack(_IDENTIFY, 0, 0, namespace, 0, 0, 0, address, 0, _IDENTIFY_SIZE, *rest)
@@ -67,7 +67,7 @@ class GuestDisks(ScsiDisks):
         self._identify = identify
 
     def with_serial(self, target: int, serial: str, used: Collection[str] = ()) -> str | None:
-        """As in `ScsiDisks`, wherever the disk is. :raise FailedPrecondition: several disks say that."""
+        """As in `ScsiDisks`, for all SCSI and NVMe disks. :raise FailedPrecondition: several report it."""
         found = super().with_serial(target, serial, used)
         if found is not None:
             return found
@@ -88,7 +88,7 @@ class GuestDisks(ScsiDisks):
         return []
 
     def _said_by(self, name: str) -> frozenset[str]:
-        """All that a disk says it is."""
+        """Return all identifiers that a disk reports."""
         device = self._sys / "block" / name / "device"
         if name.startswith("sd"):
             return frozenset(_scsi_ids(device))

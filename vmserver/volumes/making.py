@@ -38,7 +38,7 @@ def mark(device: str, serial: str) -> None:
 
 
 def is_marked(device: str, serial: str) -> bool:
-    """Whether a disk is marked. :raise DataLoss: it can't be read."""
+    """Return whether a disk is marked. :raise DataLoss: it can't be read."""
     with _opened(device, os.O_RDONLY) as (descriptor, place):
         return place is not None and os.pread(descriptor, _BLOCK, place) == _block(serial)
 

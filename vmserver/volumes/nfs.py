@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NFS servers export, mounted as `BASE/ID/directory` for as long as a file in `BASE/ID/users` names a
-container that has it.
+"""Mounts of NFS exports: `BASE/ID/directory`, for as long as a file in `BASE/ID/users` names a container
+that uses it.
 
-A server may be gone, and whoever then looks at what it exports waits for it. So nothing is looked at but in
-a lane of the mount's own, and no caller waits longer than a deadline. A thread that is left behind ends when
-the kernel gives up, or the server is back.
+A server may be gone, and any access to its export then hangs. So each mount is only accessed in a lane of its
+own, and no caller waits longer than a deadline. A thread that is left behind ends when the kernel gives up,
+or the server is back.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class NfsMounts:
         self._names: dict[str, str] = {}  # for people, by id
 
     async def restore(self) -> None:
-        """Have nothing taken for what a server exports that a VM which has rebooted no longer has mounted.
+        """Remove mount points that a reboot has left unmounted, so that nothing takes them for the export.
 
-        The node has it mounted again. Idempotent."""
+        The node has the exports mounted again. Idempotent."""
         await run_in_thread(self._reactor, self._thd_remove_mount_points)
 
     async def mount(self, container: str, wanted: NfsMount) -> str:
@@ -123,9 +123,9 @@ class NfsMounts:
                 _log.warn("what no container has stays mounted: {error}", error=outcome.value)
 
     async def unmount_all(self, seconds: float) -> None:
-        """Write what is pending and unmount everything, whoever has it: containers have ended. Idempotent.
+        """Flush and unmount everything, even if in use: the containers have ended. Idempotent.
 
-        :raise DeadlineExceeded: :raise FailedPrecondition: something may be pending still; says where."""
+        :raise DeadlineExceeded: :raise FailedPrecondition: writes may still be pending; says where."""
         there = await run_in_thread(self._reactor, self._thd_mounted)
         ends = [start(self._unmount(id, seconds, used=True)) for id in there]
         errors = [one.value for one in await settled(ends) if isinstance(one, Failure)]
@@ -134,7 +134,7 @@ class NfsMounts:
             raise (DeadlineExceeded if late else FailedPrecondition)("; ".join(map(str, errors)))
 
     def stop(self) -> None:
-        """Begin nothing any more. Idempotent."""
+        """Start no further work, and fail what is being waited for. Idempotent."""
         self._lanes.close()
 
     async def _unmount(self, id: str, seconds: float, *, used: bool = False) -> None:
@@ -208,7 +208,7 @@ class NfsMounts:
         return work()
 
     def _thd_ask(self, id: str) -> None:
-        """Have the server answer. What was said before may be remembered, but for how much room there is."""
+        """Make the server answer, by asking for its free space: other answers may come from a cache."""
         try:
             os.statvfs(self._point(id))
         except OSError as error:

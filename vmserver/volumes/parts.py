@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What containers mount of a volume: all of it, or a part that other containers may change.
+"""The parts of volumes that containers mount: a whole volume, or a part that other containers may change.
 
-An engine mounts a path some time after it was looked at, and follows the links in it. A container that can
-write to the volume could put one there meanwhile, and have another container see the VM's own files. So a
-part is opened here, component by component and without links, and bound where no container reaches.
+An engine mounts a path some time after the path was checked, and follows its links. A container that can
+write to the volume could add a link meanwhile, and so show the VM's own files to another container. So this
+module opens a part component by component, without following links, and binds it where no container reaches.
 """
 
 from __future__ import annotations

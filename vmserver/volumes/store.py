@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where volumes are in the VM: `BASE/ID/directory` or `BASE/ID/file`, on the disk or in memory."""
+"""The place of volumes in the VM: `BASE/ID/directory` or `BASE/ID/file`, on the disk or in memory."""
 
 from __future__ import annotations
 

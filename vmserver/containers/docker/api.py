@@ -18,7 +18,7 @@ class GraphDriverData(TypedDict, total=False):
 
 
 class GraphDriver(TypedDict):
-    """How an image or container is stored."""
+    """The storage of an image or container."""
 
     Name: str
     Data: GraphDriverData | None

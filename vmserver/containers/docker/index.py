@@ -51,7 +51,7 @@ class Container:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has run, or failed to start, and does not run any more."""
+        """True if the container has exited, or failed to start."""
         return self.state.state == cri.CONTAINER_EXITED
 
 

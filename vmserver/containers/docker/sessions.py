@@ -33,7 +33,7 @@ _log = Logger()
 
 
 class _Session:
-    """What exec and attach have in common."""
+    """The part that exec and attach sessions have in common."""
 
     def __init__(self, clock: IReactorTime, engine: Engine, connection: HijackedConnection) -> None:
         self._clock = clock

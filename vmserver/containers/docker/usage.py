@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the resource usage of Docker's containers is measured, without asking Docker."""
+"""The places to measure the resource usage of Docker's containers, without asking Docker."""
 
 from __future__ import annotations
 

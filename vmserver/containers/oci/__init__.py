@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ContainerProvider that runs containers by conmon and crun, from images made of mounted layers.
+"""The ContainerProvider that runs containers with conmon and crun, from images made of mounted layers.
 
-No engine runs in the VM: each container has a conmon beside it, and what the agent knows of it is in files.
+No engine runs in the VM: each container has its own conmon, and the agent keeps its records in files.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _libc.personality.argtypes = (ctypes.c_ulong,)
 
 @contextlib.contextmanager
 def fixed_addresses() -> Iterator[None]:
-    """Have a program that this thread starts meanwhile loaded where it always is, if that saves time."""
+    """Start this thread's programs without address randomization meanwhile, if that saves time."""
     before = _libc.personality(_ASK) if emulated() else -1
     if before >= 0:
         _libc.personality(before | _NO_RANDOM_ADDRESSES)
@@ -39,7 +39,7 @@ def fixed_addresses() -> Iterator[None]:
 
 @functools.cache
 def emulated() -> bool:
-    """Whether QEMU emulates this machine's processor. It is looked up once."""
+    """Return whether QEMU emulates this machine's processor. Looks it up once."""
     try:
         return _EMULATED in _CPUINFO.read_text(errors="replace")
     except OSError:

@@ -107,7 +107,7 @@ async def _accepted(clock: IReactorTime, conmon: int) -> None:
 
 
 def _connecting(conmon: int) -> bool:
-    """Whether somebody has connected to a conmon's sockets and is not accepted. Source: Linux af_unix.c."""
+    """Return whether a connection to a conmon's sockets is not accepted yet. Source: Linux af_unix.c."""
     own = set()
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{conmon}/fd").iterdir():

@@ -103,9 +103,9 @@ class Bundles:
         await self._write(container, spec)
 
     async def prepare(self, container: OciContainer) -> None:
-        """Have ready what a start needs, which a boot of the VM or time may have changed.
+        """Make everything ready that a start needs and that time or a reboot of the VM may have changed.
 
-        :raise FailedPrecondition: an image is not here any more, or the container whose processes it is to
+        :raise FailedPrecondition: an image is no longer here, or the container whose processes this one is to
             see does not run."""
         config = container.record.config
         await self._files.make(container)

@@ -40,7 +40,7 @@ class Cgroup:
 
     @property
     def exists(self) -> bool:
-        """Whether it is there."""
+        """True if the cgroup exists in any hierarchy."""
         return any(directory.exists() for directory in _everywhere(self._relative, self._root))
 
     def _directory(self, controller: str) -> Path:

@@ -43,7 +43,7 @@ from vmserver.processes import ProcessEnd, start_ticks
 CREATE_SECONDS = 60.0  # within which crun has created a container; under emulation it takes 0.4
 LAST_SECONDS = 30.0  # within which conmon has read and logged the rest, after its container's end
 CGROUP = "infranetes.conmon"
-"""Where every conmon has a cgroup of its own: outside of the agent's and of the containers'."""
+"""The parent of every conmon's own cgroup, apart from the agent's and the containers' cgroups."""
 
 LOST_CODE = 137  # of a container whose exit code nobody has learned
 _DECORATION = re.compile(r"\A\x1b\[[0-9;]*m[-0-9T:.]*Z: ")  # on a terminal crun writes in red
@@ -101,10 +101,10 @@ class Process:
 
 @attrs.frozen
 class Exit:
-    """How a container has ended.
+    """The end of a container.
 
-    :ivar finished_at: nanoseconds since 1970. :ivar oom_killed: whether the kernel killed one of its
-        processes because memory ran out. :ivar message: of a container whose conmon has failed; else empty.
+    :ivar finished_at: nanoseconds since 1970. :ivar oom_killed: True if the kernel killed one of its
+        processes because memory ran out. :ivar message: the error if its conmon failed; else empty.
     """
 
     code: int
@@ -136,11 +136,11 @@ class Conmon:
         self._seconds = seconds
 
     async def create(self, container: Monitored) -> Process:
-        """Have a container created, under a conmon of its own. It waits to be started: see `Crun.start`.
+        """Create a container under a conmon of its own, without starting it: see `Crun.start`.
 
         :raise CannotRun: crun refuses it.
         :raise FailedPrecondition: a program is not installed. :raise Unavailable: one of them failed.
-        After an error nothing is left but the bundle and the log.
+        After an error nothing but the bundle and the log remains.
         """
         command = self._command(container)
         await run_in_thread(self._reactor, _unlink, container)

@@ -46,12 +46,12 @@ class OciContainer:
 
     @property
     def root(self) -> Path:
-        """Where its root file system is mounted."""
+        """The mount point of its root file system."""
         return self.bundle / "rootfs"
 
     @property
     def written(self) -> Path:
-        """What it wrote over its image: the upper directory of its root file system."""
+        """The upper directory of its root file system: the files it wrote over its image."""
         return self.directory / "upper"
 
     @property
@@ -67,12 +67,12 @@ class OciContainer:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended or is removed."""
+        """True if it has ended or been removed."""
         return self.removed or self.record.state.state == cri.CONTAINER_EXITED
 
     @property
     def running(self) -> bool:
-        """Whether its first process runs, as far as is known."""
+        """True if its first process runs, as far as the agent knows."""
         return self.record.phase is Phase.RUNNING
 
     def state(self) -> messages.ContainerState:

@@ -52,11 +52,11 @@ class Control:
                 await self._tell(f"1 {size[1]} {size[0]}\n")
 
     async def reopen_log(self, log: Path) -> None:
-        """Have a new log file made, where it is missing. Does nothing after the container's end.
+        """Tell conmon to make a new log file, unless there is one. Does nothing after the container's end.
 
-        conmon would replace a file that is there, with what is in it.
+        conmon would replace an existing file and lose its content.
 
-        :raise Unavailable: conmon does not take it."""
+        :raise Unavailable: conmon does not accept the message."""
         async with self._lock:
             await self._tell("2 0 0\n", unless=log)
 

@@ -218,7 +218,7 @@ class FirstProcess:
 
 
 def _same_processes(pid: int) -> bool:
-    """Whether a process is in the agent's process namespace."""
+    """Return whether a process is in the agent's PID namespace. False if the process is gone."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image's configuration says of its containers.
+"""The settings that an image's configuration gives to its containers.
 
-Source: OCI image-spec, config.md. An image is anybody's, so nothing of it is taken unchecked.
+Source: OCI image-spec, config.md. Anybody may have made the image, so every value is checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIGNAL = re.compile(r"(?:SIG)?([A-Z0-9]+)(?:([+-])([0-9]{1,2}))?")
 
 @attrs.frozen
 class ImageDefaults:
-    """What a container has of its image unless its own configuration says something else."""
+    """The settings that a container takes from its image unless its own configuration overrides them."""
 
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def _string(parent: Mapping[str, object], name: str) -> str:
 
 
 def _is_text(value: object) -> bool:
-    """Whether `value` is a string that a process or a path can have: no NUL, no half of a character."""
+    """Return whether `value` is a string that can be an argument or a path: no NUL, no lone surrogate."""
     return isinstance(value, str) and "\0" not in value and _is_encodable(value)
 
 

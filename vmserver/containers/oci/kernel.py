@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What containers can have of the VM's kernel."""
+"""The features of the VM's kernel that containers can use."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Lifecycle:
         await self._let_go(container, process)
 
     async def _make(self, container: OciContainer) -> Process:
-        """Have conmon and crun make it."""
+        """Create the container with conmon and crun, which leave it waiting for its start."""
         record = container.record
         record.phase = Phase.CREATING
         try:

@@ -105,7 +105,7 @@ class CriLog(LineReader):
         return True
 
     def _fits(self, offset: int) -> bool:
-        """Whether a line may begin at this offset."""
+        """Return whether a line may begin at this offset."""
         return offset == 0 or os.pread(self._fd, 1, offset - 1) == b"\n"
 
     def _open(self, number: int) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be looked up in the VM and in the container's root before its specification can be made."""
+"""Lookups in the VM and in the container's root that its OCI specification depends on."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _IN_PROC = frozenset(
 
 @attrs.frozen
 class Source:
-    """What is mounted.
+    """The source of a mount.
 
-    :ivar closed: what its file system is mounted without, as options of mount(8): crun would allow it."""
+    :ivar closed: the restrictions of its file system, as options of mount(8), which crun would lift."""
 
     path: str
     directory: bool = True
@@ -44,7 +44,7 @@ class Source:
 
 @attrs.frozen
 class Lookup:
-    """What was looked up. `mounts` are the sources of the configuration's mounts, in their order."""
+    """The results of the lookups. `mounts` are the sources of the configuration's mounts, in their order."""
 
     user: ProcessUser = attrs.field(factory=ProcessUser)
     hostname: str = ""

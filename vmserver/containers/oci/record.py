@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written down of a container: each step's record is on the disk before the step is taken.
+"""The record of a container on the disk: it is written before each step is taken.
 
-phase      listed as  what there may be                                 written
+phase      listed as  what may exist                                    written
 (none)     -          its directory, its root file system mounted       -
 CREATED    CREATED    the same                                          when all of that is there
 CREATING   CREATED    conmon, crun's container, which waits             before conmon is started
@@ -11,7 +11,7 @@ ENDED      EXITED     the same, without its first process               once it 
 EXITED     EXITED     its directory: log, and what it wrote             once all else is cleaned up
 REMOVING   as before  some of all that                                  before anything is deleted
 
-phase      on what                               next
+phase      event                                 next
 (none)     create                                CREATED
 CREATED    start_container                       CREATING
 CREATING   crun has made the container           STARTING
@@ -52,7 +52,7 @@ _VERSION = 1
 
 
 class Phase(enum.Enum):
-    """How far a container has come: see the tables above."""
+    """The phase of a container's life: see the tables above."""
 
     CREATED = "created"
     CREATING = "creating"

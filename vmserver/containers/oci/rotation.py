@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the containers' logs is kept on the VM's disk. The files: see `vmserver.containers.oci.log`.
+"""The rotation of containers' logs on the VM's disk. For the files see `vmserver.containers.oci.log`.
 
-A full log is renamed, and conmon, which goes on writing to it, is told to make a new one: no line is lost.
-An agent that ends between the two leaves no newest file, which the next agent notices.
+A full log is renamed, and conmon, which keeps writing to it, is told to make a new one: no line is lost.
+If the agent ends between the two, the newest file is missing, and the next agent notices that.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Rotation:
         return grown > self._max_bytes // _FAST
 
     async def _missing(self, watched: _Watched) -> None:
-        """Have the newest file made, if it should be there. An earlier message may be on its way."""
+        """Ask for the newest file again if it stays missing. An earlier message may still be on its way."""
         now = self._clock.seconds()
         if not watched.missing:
             watched.missing = now

@@ -35,10 +35,10 @@ _MAX_STATUS_BYTES = 64 * 1024
 
 @attrs.frozen
 class Status:
-    """What crun has written down of a container.
+    """The state of a container as crun has recorded it.
 
-    :ivar ticks: when its first process started: see `start_ticks`.
-    :ivar waiting: whether it is created, and not started yet.
+    :ivar ticks: the start time of its first process: see `start_ticks`.
+    :ivar waiting: True if it is created and not started yet.
     """
 
     pid: int
@@ -48,7 +48,7 @@ class Status:
 
     @property
     def alive(self) -> bool:
-        """Whether its first process exists. One that has ended exists until its parent has been told."""
+        """True if its first process exists. A process that has ended exists until its parent reaps it."""
         return start_ticks(self.pid) == self.ticks
 
     def signal(self, number: int) -> bool:

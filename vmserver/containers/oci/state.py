@@ -14,7 +14,7 @@ LOST = "nothing is left of it: was the VM restarted?"
 
 
 def starting(record: Record, now: int) -> None:
-    """It is about to be started: from now on it may have run."""
+    """Record that the container is about to be started: from now on it may have run."""
     record.phase = Phase.STARTING
     record.state.started_at = now
 
@@ -33,7 +33,7 @@ def running(record: Record, pid: int) -> None:
 
 
 def cannot_start(record: Record, code: int, message: str, now: int) -> None:
-    """It could not be started, and is not to be tried again. :param code: 126, 127, or `START_ERROR`."""
+    """Record that the container can't be started, for good. :param code: 126, 127, or `START_ERROR`."""
     state = record.state
     state.started_at = state.started_at or now
     state.reason = CANNOT_RUN if code in (126, 127) else "StartError"

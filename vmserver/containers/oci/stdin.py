@@ -111,7 +111,7 @@ def _pipe_of(conmon: int) -> tuple[Path, int] | None:
 
 
 def _written(entry: Path) -> bool:
-    """Whether a process has a file open for writing alone. :param entry: of its /proc/PID/fd."""
+    """Return whether a process has a file open for writing only. :param entry: the file in /proc/PID/fd."""
     for line in (entry.parents[1] / "fdinfo" / entry.name).read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "flags":

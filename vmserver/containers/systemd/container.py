@@ -22,7 +22,7 @@ class UnitContainer:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended or is removed."""
+        """True if it has ended or been removed."""
         return self.removed or self.record.state.state == cri.CONTAINER_EXITED
 
     def state(self) -> messages.ContainerState:

@@ -17,7 +17,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 @attrs.frozen
 class CannotRun:
-    """Why a command can't be executed, with the exit code that a shell would give."""
+    """The reason why a command can't be executed, with the exit code that a shell would give."""
 
     code: int
     message: str

@@ -22,9 +22,9 @@ JOURNAL_SOCKET = "/run/systemd/journal/socket"
 async def start_units(
     manager: Manager, directory: Path, record: Record, located: Located, tasks_max: int
 ) -> None:
-    """Have systemd start both units. Units that exist are left as they are.
+    """Start both units by systemd. Existing units are left as they are.
 
-    :param directory: of the records. :param located: the program.
+    :param directory: that of the records. :param located: the program to run.
     :raise InvalidArgument: systemd refuses a property."""
     with contextlib.ExitStack() as opened:
         await _start_units(manager, directory, record, located, tasks_max, opened)
