@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both daemons' command lines have in common."""
+"""The parts that both daemons' command lines have in common."""
 
 from __future__ import annotations
 

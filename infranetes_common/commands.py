@@ -31,7 +31,7 @@ class Output:
     stderr: bytes
 
     def message(self) -> str:
-        """What the command said of its failure."""
+        """The command's own words about its failure: the last 1000 characters of stderr, else of stdout."""
         return (self.stderr or self.stdout).decode(errors="replace").strip()[-1000:] or "no output"
 
 
@@ -81,10 +81,10 @@ async def run(
     max_output: int = MAX_OUTPUT,
     environment: Mapping[str, str] | None = None,
 ) -> Output:
-    """Run `command` to its end. After `timeout` seconds it is killed, and its end is not waited for.
+    """Run `command` to its end. After `timeout` seconds, kill it and return without waiting for its end.
 
-    :param max_output: bytes of each of its streams after which the rest is left out.
-    :param environment: variables beside `ENVIRONMENT`.
+    :param max_output: bytes to keep of each output stream; the rest is dropped.
+    :param environment: variables in addition to `ENVIRONMENT`.
     :raise FailedPrecondition: no such program.
     :raise DeadlineExceeded: out of time.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration: a TOML file and its drop-ins, flags over them, and the attrs class of what may be there.
+"""Configuration: a TOML file, its drop-ins and the flags that override them, read into an attrs class.
 
-Every error is a `ConfigError` that names the file (or the command line), the key and what is expected there,
-all of them at once. Nothing is converted silently: "5" is no integer and 1 is not true. Values are never
-quoted if their attribute has ``repr=False``, which marks secrets.
+Every fault is reported, all in one `ConfigError`, with the file (or the command line), the key and the
+expected value. Nothing is converted silently: "5" is no integer and 1 is not true. Values are never quoted if
+their attribute has ``repr=False``, which marks secrets.
 
 A configuration class is a frozen attrs class whose attributes are annotated with bool, int, float, str,
 `Path`, `Bytes`, `Seconds`, enums, `Literal`, the classes of `ipaddress`, ``X | None``, tuples and lists,
@@ -43,9 +43,9 @@ def load(
 
 
 def of_document(document: Document, cls: type[T], overrides: Mapping[str, object] | None = None) -> T:
-    """Make a `cls` of what its files say, as `load` does.
+    """Make a `cls` from a document that was read already, as `load` does.
 
-    :raise ConfigError: one of them is wrong."""
+    :raise ConfigError: a key or value is wrong."""
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     table = copy.deepcopy(document.table)
     for key, value in given.items():

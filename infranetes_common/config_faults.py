@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults of a configuration, each with the line that has it."""
+"""The faults of a configuration, each with the line it is in."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration's files: the one that is given, and the drop-ins in the directory beside it.
+"""A configuration's files: the given file, and the drop-ins in the directory beside it.
 
-The drop-ins of FILE are FILE.d/*.toml, in the order of their names. A key of a later one wins; tables are
-merged, and anything else, lists too, is replaced.
+The drop-ins of FILE are FILE.d/*.toml, in the order of their names. A later file's key wins; tables are
+merged, and anything else, including lists, is replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUFFIX = ".d"  # of the drop-ins' directory
 
 @attrs.frozen
 class Place:
-    """Where a key got its value."""
+    """The file and line that gave a key its value."""
 
     file: str
     line: int
@@ -36,8 +36,8 @@ class Place:
 class Sources:
     """The files of a configuration, and the place of each of their keys.
 
-    :ivar main: the file that was given, or what stands for it in errors. :ivar drop_ins: the others.
-    :ivar places: by dotted key; a table's is that of its first header.
+    :ivar main: the given file, or the words for it in errors. :ivar drop_ins: the other files.
+    :ivar places: by dotted key; a table's place is that of its first header.
     """
 
     main: str
@@ -72,7 +72,7 @@ class Sources:
 
 @attrs.frozen
 class Document:
-    """What a configuration's files say together."""
+    """The content of a configuration's files, merged."""
 
     table: dict[str, object]
     sources: Sources

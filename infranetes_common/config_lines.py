@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a TOML file each key is, which tomllib doesn't tell.
+"""The line of each key in a TOML file, which tomllib doesn't report.
 
-tomllib reads all that is written; only where a statement ends is found out here. It ends with the first line
-up to which tomllib takes it for a whole document.
+tomllib does all the parsing; this module only finds where each statement ends: at the first line up to which
+tomllib accepts it as a whole document.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _header(table: Mapping[str, object]) -> Iterator[str]:
 
 
 def _paths(value: object, above: Path) -> Iterator[Path]:
-    """Yield the paths of what is in a table, at any depth."""
+    """Yield the paths of a table's contents, at any depth."""
     items: Iterator[tuple[str, object]] = iter(())
     if isinstance(value, Mapping):
         items = iter(value.items())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All keys of a configuration file with their defaults and what they mean.
+"""A reference of all keys of a configuration file, with their defaults and meanings.
 
-Keys and defaults come from the configuration classes, the words from the tables of docs/configuration.md.
+Keys and defaults come from the configuration classes, the words from the tables in docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDTH = 98
 
 @attrs.frozen
 class Row:
-    """What the page says of a key. :ivar default: "": it depends on the machine, or there is none."""
+    """The page's entry for a key. :ivar default: "" where it depends on the machine, or there is none."""
 
     default: str
     words: str
@@ -53,7 +53,7 @@ def rows(page: str, heading: str) -> Mapping[str, Row]:
 
 
 def section(page: str, heading: str) -> str:
-    """Return what is below a `## heading` of the page.
+    """Return the text below a `## heading` of the page.
 
     :raise LookupError: there is no such heading."""
     found = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", page, flags=re.M | re.S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values that a configuration may have, and what is said of wrong ones.
+"""The values that a configuration may have, and the error messages for wrong ones.
 
 See `infranetes_common.config`.
 """
@@ -55,7 +55,7 @@ Fault: TypeAlias = tuple[tuple[str, ...], str]
 class Invalid(Exception):
     """A value that a configuration may not have.
 
-    :ivar faults: what is wrong, each with the keys that lead to it; never the value itself.
+    :ivar faults: the faults, each with the keys that lead to it; never the value itself.
     """
 
     def __init__(self, *faults: Fault) -> None:
@@ -232,7 +232,7 @@ def _mapping(value: object, annotation: Annotation) -> object:
 
 
 def _each(items: Iterable[tuple[K, object]], annotation: Callable[[K], Annotation]) -> dict[K, object]:
-    """Read all values, and raise what is wrong with any of them."""
+    """Read all values. :raise Invalid: some are wrong; has the faults of all."""
     found: dict[K, object] = {}
     faults: list[Fault] = []
     for key, value in items:

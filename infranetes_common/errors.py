@@ -43,13 +43,13 @@ class FailedPrecondition(InfranetesError):
 
 
 class OutOfRange(InfranetesError):
-    """The request begins after the end of what is there: begin earlier."""
+    """The request begins after the end of the existing data; begin earlier."""
 
     code = Code.OUT_OF_RANGE
 
 
 class DataLoss(InfranetesError):
-    """What is kept is not what it was when it was written: it has to be brought again."""
+    """Stored data is no longer what was written, and has to be transferred again."""
 
     code = Code.DATA_LOSS
 

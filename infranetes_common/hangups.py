@@ -37,7 +37,7 @@ class Hangups:
         self._installed = True
 
     def serve(self, reload: Callable[[], Awaitable[None]]) -> None:
-        """Call `reload` for the requests so far and those to come."""
+        """Call `reload` for past and future requests."""
         self._reload = reload
         if self._requested:
             self.request()
@@ -87,7 +87,7 @@ def differences(old: object, new: object, prefix: str = "") -> list[str]:
 
 
 def report(log: Logger, origin: str, taken: list[str], waiting: list[str]) -> None:
-    """Log what a reload did: one line, and one for each key that needs a restart."""
+    """Log the result of a reload: one line, and one for each key that needs a restart."""
     for key in waiting:
         log.warn(
             "{origin}: {key} has changed: it takes effect when the daemon is restarted",

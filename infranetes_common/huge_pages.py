@@ -21,17 +21,17 @@ def page_bytes(name: str) -> int:
 
 
 def limit_name(size: int) -> str:
-    """Return what limits, and a cgroup's files, call a size: 2MB."""
+    """Return a size's name in limits and in a cgroup's files, such as 2MB."""
     return f"{_short(size)}B"
 
 
 def resource_name(size: int) -> str:
-    """Return what a pod's specification calls a size: hugepages-2Mi."""
+    """Return a size's name in a pod's specification, such as hugepages-2Mi."""
     return f"hugepages-{_short(size)}i"
 
 
 def pages_of(limits: cri.LinuxContainerResources) -> dict[int, int]:
-    """Return how many pages of which size, in bytes, limits ask for. Sizes without a page are left out.
+    """Return the number of pages that limits ask for, by size in bytes. Sizes without a page are left out.
 
     :raise InvalidArgument: a size is malformed."""
     found: dict[int, int] = {}

@@ -26,7 +26,7 @@ _LISTS = ("routes", "more", "neighbours")
 
 @attrs.frozen
 class Route:
-    """One of the VM's ways, which goes by its first network card."""
+    """A route of the VM, through its first network card."""
 
     to: str  # a subnet: 10.88.0.0/16, 0.0.0.0/0, 2001:db8::/64
     via: str = ""  # a router's address of the same family; "": the subnet is on the link

@@ -37,7 +37,7 @@ class LoopDevice:
     descriptor: int
 
     def read(self, most: int) -> bytes:
-        """Return what it holds, from its beginning on."""
+        """Return the device's first `most` bytes."""
         return os.pread(self.descriptor, most, 0)
 
     def backing_file(self, sys: Path = Path("/sys")) -> str:
@@ -50,7 +50,7 @@ class LoopDevice:
         return ""
 
     def keep(self) -> None:
-        """Have it stay when nobody has it open any more, until `end`. Idempotent."""
+        """Keep the device after its last user has closed it, until `end`. Idempotent."""
         info = bytearray(_INFO.size)
         fcntl.ioctl(self.descriptor, _GET_STATUS, info)
         (flags,) = _INFO.unpack(info)
@@ -58,7 +58,7 @@ class LoopDevice:
         fcntl.ioctl(self.descriptor, _SET_STATUS, bytes(info))
 
     def end(self) -> None:
-        """Have it end once nobody has it open any more. Idempotent."""
+        """Detach the device once its last user has closed it. Idempotent."""
         try:
             fcntl.ioctl(self.descriptor, _CLEAR)
         except OSError as error:
@@ -68,8 +68,8 @@ class LoopDevice:
 
 @contextlib.contextmanager
 def new_loop_device(backing: int, dev: Path = Path("/dev")) -> Iterator[LoopDevice]:
-    """Make an open file a block device. Unless it is kept, it ends with its last user: with the context, or
-    when what was mounted of it meanwhile is unmounted, and if this process is killed as well."""
+    """Attach an open file as a block device. Unless it is kept, it ends with its last user: with the context,
+    or when a file system mounted from it is unmounted, and also if this process is killed."""
     with contextlib.ExitStack() as opened:
         control = _opened(opened, dev / "loop-control", os.O_RDWR)
         for attempt in range(_ATTEMPTS):
@@ -111,7 +111,7 @@ def loop_devices_of(backing_file: str, sys: Path = Path("/sys"), dev: Path = Pat
 
 
 def is_loop_device(about: os.stat_result) -> bool:
-    """Whether what `stat` tells of is a loop device."""
+    """Return whether this `stat` result is that of a loop device."""
     return stat.S_ISBLK(about.st_mode) and os.major(about.st_rdev) == MAJOR
 
 

@@ -15,9 +15,9 @@ _CLONE_NEWNET = 0x40000000
 
 
 def thd_in_namespace(name: str, work: Callable[[], T]) -> T:
-    """Call `work` in a thread of its own that has joined a network namespace; return, or raise, what it does.
+    """Call `work` in a new thread that has joined a network namespace; return its result or raise its error.
 
-    :param name: as `ip netns` has it. :raise OSError: it can't be joined."""
+    :param name: as in `ip netns`. :raise OSError: it can't be joined."""
     results: list[T] = []
     errors: list[BaseException] = []
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a VM mounts what an NFS server exports: what node and agent have to agree on.
+"""The mounting of NFS exports in a VM: the conventions that node and agent share.
 
-The words are those of Linux's mount table, nfs(5) and fs/nfs/fs_context.c. The VM's kernel mounts by itself:
-there is no mount.nfs that asks servers which version they have, no rpcbind, and no rpc.statd, without which
-NFSv3 has no locks that other clients see.
+The terms are those of Linux's mount table, nfs(5) and fs/nfs/fs_context.c. The VM's kernel mounts by itself:
+there is no mount.nfs to ask servers for their version, no rpcbind, and no rpc.statd, so locks of NFSv3 are
+not visible to other clients.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _VALUES: Mapping[str, re.Pattern[str]] = {
 
 @attrs.frozen
 class NfsMount:
-    """What is to be mounted, and how; `checked` makes them.
+    """An NFS export to mount, with its options; `checked` makes one.
 
     :ivar source: SERVER:/EXPORT. :ivar options: in the order of the alphabet."""
 

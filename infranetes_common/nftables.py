@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts of nftables, run by its library where there is one.
+"""Execution of nftables scripts, by the nftables library where it is installed.
 
-A program that is started for each change takes the longest where processors are slow: in a VM without KVM the
-library takes a thirtieth of its time. The program has what is large, since it gives its memory back.
+Starting a program for each change takes longest on slow processors: in a VM without KVM, the library needs a
+thirtieth of the program's time. Large scripts go to the program, because it returns its memory.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Word from the kernel when somebody else changes nftables tables, so that they are mended soon.
+"""A watch on nftables tables: the kernel reports other programs' changes, so that they are mended soon.
 
-The kernel tells each listener of a netlink group of all changes, whoever makes them. What is changed while
-`ours` is entered counts as ours; what others do meanwhile is found by whoever looks at the tables from time
-to time, as is all where there is no such socket. Changes of the elements of sets are not looked at: they are
-many.
+The kernel reports every change to each listener of a netlink group. Changes made while `ours` is entered
+count as our own; if another program changes tables meanwhile, or there is no such socket, only a periodic
+check of the tables finds out. Changes to the elements of sets are ignored, because there are many.
 
-Neither a flood of changes nor somebody who takes the tables away again and again costs more than a little:
-after READS datagrams in a second nothing is read for PAUSE seconds, the kernel drops what there is no room
-for, and says so; and mending rests longer each time, up to MAX_REST seconds.
+Neither a flood of changes nor a program that keeps deleting the tables costs much: after READS datagrams in a
+second nothing is read for PAUSE seconds, and the kernel drops, and reports, what the socket has no room for;
+and mending pauses longer each time, up to MAX_REST seconds.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _log = Logger()
 
 
 def open_socket() -> socket.socket:
-    """A socket that is told of all changes in this network namespace. :raise OSError: it can't be had."""
+    """Return a socket that receives all changes in this network namespace. :raise OSError: that failed."""
     made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
                          _NETFILTER)  # fmt: skip
     try:
@@ -64,7 +63,7 @@ def open_socket() -> socket.socket:
 
 
 def changed_tables(datagram: bytes) -> Iterator[Table]:
-    """Yield the tables of which a datagram of the kernel's tells."""
+    """Yield the tables that a datagram from the kernel reports as changed."""
     offset = 0
     while offset + _HEADER.size + 4 <= len(datagram):
         length, kind, _, _, _ = _HEADER.unpack_from(datagram, offset)
@@ -96,9 +95,9 @@ Mend = Callable[[bool], Awaitable[object]]
 
 @implementer(IReadDescriptor)
 class TablesWatch:
-    """Has tables mended when somebody else has changed them.
+    """Watches nftables tables, and calls for their repair when another program has changed them.
 
-    :param opener: `open_socket`, in whichever network namespace.
+    :param opener: opens the socket in the tables' network namespace, by `open_socket`.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class TablesWatch:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """What is changed within is ours."""
+        """Count the changes made within this context as our own."""
         self._read(READS_AT_ONCE)
         self._ours += 1
         try:
@@ -162,11 +161,11 @@ class TablesWatch:
     # IReadDescriptor
 
     def fileno(self) -> int:
-        """The socket's."""
+        """Return the socket's file descriptor, or -1 if there is none."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def logPrefix(self) -> str:
-        """What Twisted calls it in its log."""
+        """Return the prefix that Twisted uses in its log."""
         return "nftables"
 
     def connectionLost(self, reason: Failure) -> None:
@@ -174,7 +173,7 @@ class TablesWatch:
         self.end()
 
     def doRead(self) -> None:
-        """Read some of what there is."""
+        """Read some of the pending datagrams."""
         now = self._reactor.seconds()
         if now - self._second >= 1:
             self._reads, self._second = 0, now

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both ends of a tunnel between a VM and its node know of it."""
+"""The parameters of the tunnel between a VM and its node that both ends share."""
 
 from __future__ import annotations
 

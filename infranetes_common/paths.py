@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening paths without following a link in any component.
 
-`O_NOFOLLOW` alone covers a path's last component only: whoever can write to a directory above it may put a
-link there, and a process that runs as root then writes wherever that leads. openat2(2) would do as well, but
+`O_NOFOLLOW` only covers a path's last component: a user who can write to a directory above it may put a link
+there, and a process that runs as root then writes to the link's target. openat2(2) would also do, but
 systemd's filters and older kernels refuse it.
 """
 
@@ -76,7 +76,7 @@ def _step(directory: int, name: bytes) -> int:
 
 
 def resolve(path: str, confined: Collection[str] = ()) -> str:
-    """Follow the links in an absolute path. Components that are missing stay as they are.
+    """Follow the links in an absolute path. Missing components stay as they are.
 
     Opening the result with `open_path` opens what was found here, or fails.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod's NetworkPolicies come to: which packets it may receive and send.
+"""The effect of a pod's NetworkPolicies: which packets the pod may receive and send.
 
-A packet of a connection is judged once Services' addresses have been translated. The direction is that of the
-connection: replies are allowed.
+A packet is judged after Services' addresses have been translated. The direction is that of the connection:
+replies are allowed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Allowed:
 
 @attrs.frozen
 class PodFirewall:
-    """What a pod may receive and send.
+    """The connections that a pod may accept and open.
 
-    :ivar ingress: who may connect to it; None: everyone. Its own node may, whatever this says.
-    :ivar egress: to whom it may connect; None: to everyone.
+    :ivar ingress: who may connect to the pod; None for everyone. Its own node always may.
+    :ivar egress: to whom the pod may connect; None for everyone.
     """
 
     ingress: tuple[Allowed, ...] | None = None
@@ -59,7 +59,7 @@ def encode(firewall: PodFirewall) -> str:
 
 
 def decode(text: str | bytes) -> PodFirewall:
-    """Read what `encode` has written. :raise ValueError: it has not."""
+    """Parse the result of `encode`. :raise ValueError: it is something else."""
     try:
         found = json.loads(text)
         return PodFirewall(_decoded(found["ingress"]), _decoded(found["egress"]))

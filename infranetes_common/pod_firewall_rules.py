@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's firewall as nftables rules, for who enforces it.
+"""A pod's firewall as nftables rules, for the node and the VM to enforce.
 
-Every packet is judged by the connection that it belongs to, as the kernel follows it: who began it (the
-source of its original direction) and whom it reaches (the source of its reply direction). So a rule is true
-of both directions, whatever Services' addresses were translated, and of ICMP errors about the connection; and
-as nothing is let through for being part of a known connection, a change is one for those too.
+Every packet is judged by the connection that it belongs to, as the kernel tracks it: by who opened it (the
+source of its original direction) and whom it reaches (the source of its reply direction). So a rule applies
+to both directions, whichever Services' addresses were translated, and to ICMP errors about the connection.
+No packet passes just because its connection is known, so a change also applies to existing connections.
 
-The rules accept what is allowed and drop the rest. Where both directions are judged, each does so in a base
-chain of its own: accepting ends just that one.
+The rules accept allowed packets and drop the rest. If both directions of connections are judged, each has a
+base chain of its own, because accepting a packet ends only that chain.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from infranetes_common.pod_firewall import Allowed, Network, PodFirewall, Ports
 
 FAMILIES = {4: "ip", 6: "ip6"}
 Chains = Mapping[str, Sequence[str]]
-"""Rules by the name of their chain; those that others jump to come first."""
+"""Rules by the name of their chain; chains that others jump to come first."""
 
 
 class Way(enum.Enum):
-    """Which connections are judged; the value tells whose address names the other side."""
+    """A direction of connections to judge; its value tells nft which tuple has the other side as source."""
 
     INGRESS = "original"
     EGRESS = "reply"
 
     def of(self, firewall: PodFirewall) -> tuple[Allowed, ...] | None:
-        """What a firewall says of it."""
+        """Return the firewall's allowed peers in this direction; None for everyone."""
         return firewall.ingress if self is Way.INGRESS else firewall.egress
 
 
 def chains(
     name: str, firewall: PodFirewall, way: Way, own: Iterable[str] = (), versions: Iterable[int] = (4,)
 ) -> dict[str, list[str]]:
-    """Return the chain `name`, and those that it jumps to, which others may share.
+    """Return the chain `name`, and the chains it jumps to, which other chains may share.
 
     :param own: the pod's addresses; it may always connect to itself.
-    :param versions: of IP. There is nothing about networks of others.
+    :param versions: of IP. Networks of other versions are left out.
     """
     allowed = way.of(firewall)
     if allowed is None:
@@ -60,7 +60,7 @@ def chains(
 
 
 def replacing(family: str, table: str, new: Chains) -> str:
-    """Return the part of a script that gives a table these chains, or those that it has these rules."""
+    """Return the part of a script that adds these chains to a table; existing ones get the new rules."""
     emptied = "".join(
         f"add chain {family} {table} {name}\nflush chain {family} {table} {name}\n" for name in new
     )
@@ -68,7 +68,7 @@ def replacing(family: str, table: str, new: Chains) -> str:
 
 
 def listed(new: Chains) -> str:
-    """Return chains as they stand in a table."""
+    """Return the chains in nft's syntax, as a table's definition contains them."""
     return "".join(
         f"chain {name} {{\n{''.join(f'{rule}{chr(10)}' for rule in rules)}}}\n" for name, rules in new.items()
     )

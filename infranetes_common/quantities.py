@@ -18,7 +18,7 @@ _MOST = 1 << 62
 
 @attrs.frozen
 class Needs:
-    """How much a pod needs. 0: it does not say."""
+    """The resources that a pod requests. 0 where it does not say."""
 
     cpu_millis: int = 0  # thousandths of a core
     memory_bytes: int = 0

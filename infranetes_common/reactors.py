@@ -34,7 +34,7 @@ class IReactor(
     IReactorFDSet,
     IReactorSocket,
 ):
-    """What Twisted's reactors on Linux provide, as far as Infranetes uses it."""
+    """The interfaces of Twisted's reactors on Linux that Infranetes uses."""
 
 
 def installed() -> IReactor:

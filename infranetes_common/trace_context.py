@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace that a call belongs to, as its metadata says (source: W3C Trace Context).
+"""The trace that a call belongs to, read from its metadata (source: W3C Trace Context).
 
 Malformed values are ignored, as the standard demands: a caller's tracing never fails its call.
 """
@@ -26,11 +26,11 @@ _SAMPLED = 0x01
 
 @attrs.frozen
 class TraceContext:
-    """What those who are called on behalf of a span are told of it.
+    """A span, in the form that is passed to the servers that are called on its behalf.
 
-    :ivar trace_id: 32 hexadecimal digits. :ivar span_id: 16 of them.
-    :ivar sampled: whether the trace is recorded.
-    :ivar state: what tracing systems tell each other; "": nothing.
+    :ivar trace_id: 32 hexadecimal digits. :ivar span_id: 16 hexadecimal digits.
+    :ivar sampled: True if the trace is recorded.
+    :ivar state: data that tracing systems add for each other; "" for none.
     """
 
     trace_id: str

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's user namespace, as the CRI asks for it: which ids outside stand for those inside.
+"""A pod's user namespace, as the CRI asks for it: the mapping of ids inside to ids outside.
 
-Outside is the node, and as a pod has the VM to itself, the VM too.
+Outside is the node, and also the VM, since a pod has the VM to itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _END = 2**32 - 1  # the number that is no id
 
 @attrs.frozen
 class IdRange:
-    """The ids from 0 on inside, which are those from `first` on outside."""
+    """A range of ids: those from 0 on inside are those from `first` on outside."""
 
     first: int
     length: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a VM knows the disks of its pod's volumes: what node and agent have to agree on."""
+"""The identification of a pod's volume disks in its VM: the conventions that node and agent share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DEFAULTS = frozenset({"defaults", "rw", "suid", "dev", "exec", "async", "atime"
 
 
 def checked_options(options: Iterable[str]) -> list[str]:
-    """The options, each once, without those that say nothing. :raise InvalidArgument: one is not allowed."""
+    """Return the options, each once, without mere defaults. :raise InvalidArgument: one is not allowed."""
     found = []
     for option in options:
         if option not in OPTIONS and option not in _DEFAULTS:
@@ -44,5 +44,5 @@ def checked_options(options: Iterable[str]) -> list[str]:
 
 
 def serial_of(volume: str) -> str:
-    """The serial number of a volume's disk where we choose it: as many characters as every kind can have."""
+    """Return the serial number for a volume's disk, where we choose it: 20 characters fit every kind."""
     return hashlib.sha256(volume.encode()).hexdigest()[:20]

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toolbox: what Deferreds, threads and files need that Twisted does not bring.
+"""The toolbox: helpers for Deferreds, threads and files that Twisted does not have.
 
-Twisted's own come first: `DeferredLock` for one lock, `DeferredSemaphore` for at most N at once,
+Use Twisted's own where they fit: `DeferredLock` for one lock, `DeferredSemaphore` for at most N at once,
 `DeferredQueue`, `DeferredList`, `task.LoopingCall`, `ClientService` and its retry policies.
 
 =================  ==================================================================
 `start`            start a coroutine
 `deferred`         decorator: an `async def` method that returns a Deferred
 `sleep`            wait some seconds
-`within`           a deadline that says what took too long
+`within`           a deadline whose error says what took too long
 `shielded`         wait for work that goes on when the waiter is cancelled
-`settled`          wait for all of several, whether they fail or not
-`until_ended`      wait for an end, whatever cancels the wait
+`settled`          wait until all of several have ended, even if some fail
+`until_ended`      wait for an end, even if the wait is cancelled
 `Flight`           work that several callers share and that outlives them
 `Event`            something that happens once
-`Notifier`         wakes all who wait, again and again
+`Notifier`         wakes all waiters, any number of times
 `KeyedLock`        a lock per key
 `backoff`          growing pauses between attempts
 `run_in_thread`    blocking work in bounded pools, by purpose
-`Lanes`            blocking work that may hang for ever
-`replace_file`     a file that is replaced whole or not at all
-`sync_directory`   make renames and removals outlive a loss of power
-`lock_file`        a file that one descriptor holds
+`Lanes`            blocking work that may hang forever
+`replace_file`     replace a file's content as a whole or not at all
+`sync_directory`   make renames and removals survive a loss of power
+`lock_file`        lock a file that only one descriptor can hold
 =================  ==================================================================
 """
 

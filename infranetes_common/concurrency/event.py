@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 class Event(Generic[T]):
-    """A value, or an error, that any number may wait for, before and after it is there.
+    """A value, or an error, that any number of callers may wait for, before and after it is set.
 
     Only the first `succeed` or `fail` counts. An error that nobody waits for is not reported. An
     `Event[None]` is a flag that is raised once.
 
-    :ivar happened: whether the value or the error is there.
+    :ivar happened: True once the value or the error is set.
     """
 
     def __init__(self) -> None:

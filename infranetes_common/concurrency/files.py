@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 SUFFIX = ".new"
-"""Added to a file's name for what is to replace it. What a killed process leaves is overwritten next time."""
+"""The suffix of a file that is about to replace another. A leftover is overwritten the next time."""
 
 
 def replace_file(path: Path, content: bytes | str, mode: int = 0o600, *, durable: bool = True) -> None:
@@ -25,7 +25,7 @@ def replace_file(path: Path, content: bytes | str, mode: int = 0o600, *, durable
     :param content: text is written as UTF-8.
     :param durable: False for files that need not outlive a loss of power, such as those below /run: nothing
         is synced, and writing does not wait for a disk.
-    :raise OSError: it can't be written; the file is as it was, and nothing is left beside it. If only the
+    :raise OSError: it can't be written; the file is unchanged, and no temporary file is left. If only the
         directory can't be synced, the file is replaced.
     """
     beside = path.with_name(path.name + SUFFIX)

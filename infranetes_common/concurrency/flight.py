@@ -19,13 +19,13 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Work: TypeAlias = Deferred[T] | Coroutine[Any, Any, T]  # Any: what a coroutine awaits
-"""What the functions below take: a Deferred, or a coroutine, which is then started."""
+"""The argument of the functions below: a Deferred, or a coroutine, which they start."""
 
 
 def start(work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: what it awaits
     """Start a coroutine: `Deferred.fromCoroutine`, with its type kept.
 
-    Cancelling the Deferred raises `CancelledError` in the coroutine, at what it awaits.
+    Cancelling the Deferred raises `CancelledError` in the coroutine, at its present `await`.
     """
     return Deferred.fromCoroutine(work)
 
@@ -53,7 +53,7 @@ def sleep(clock: IReactorTime, seconds: float) -> Deferred[None]:
 
 
 async def within(clock: IReactorTime, seconds: float, work: Work[T], what: str) -> T:
-    """Return the result of `work`, which is cancelled when it takes longer than `seconds`.
+    """Return the result of `work`; cancel it if it takes longer than `seconds`.
 
     :param what: names the work in the error's message, as in "destroying the VM of sandbox 1f2e".
     :raise DeadlineExceeded: `what` took longer than `seconds`.
@@ -67,11 +67,11 @@ async def within(clock: IReactorTime, seconds: float, work: Work[T], what: str) 
 class Flight(Generic[T]):
     """Work that any number of callers wait for and that outlives them.
 
-    Every `join` gets the result, also when it comes after the end. An error that nobody has joined is not
-    reported as unhandled.
+    Every `join` gets the result, even after the end. An error that nobody has joined is not reported as
+    unhandled.
 
-    :ivar waiters: how many callers wait now.
-    :ivar done: whether the work has ended.
+    :ivar waiters: the number of callers waiting now.
+    :ivar done: True once the work has ended.
     :param deserted: called whenever the last waiting caller cancels while the work goes on.
     """
 
@@ -95,7 +95,7 @@ class Flight(Generic[T]):
         return joined
 
     def cancel(self) -> None:
-        """Cancel the work itself. Those who wait get what it then ends with."""
+        """Cancel the work itself. Waiting callers get the result that it then ends with."""
         self._work.cancel()
 
     def _leave(self, joined: Deferred[T]) -> None:
@@ -125,7 +125,7 @@ async def shielded(work: Work[T]) -> T:
 async def settled(works: Iterable[Work[T]]) -> list[T | Failure]:
     """Wait until every one of `works` has ended; return each one's result, or its Failure, in order.
 
-    Cancelling this cancels those that have not ended, and does not wait for them.
+    Cancelling this cancels the works that have not ended, and does not wait for their end.
     """
     results: list[T | Failure] = []
     flights = [Flight(work) for work in works]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking calls that may hang for ever, such as on a directory of a file server that is gone.
+"""Blocking calls that may hang forever, such as on a directory of a file server that is gone.
 
-A thread that hangs can't be ended, so it must not be one that other work needs. Each call here belongs to a
-lane, which stands for what may hang. The calls of a lane are made one after the other, so a lane occupies at
-most one thread. If it does so for too long, it no longer counts as busy, and another thread is started.
+A hanging thread can't be ended, so other work must not depend on it. Each call here belongs to a lane, which
+stands for the thing that may hang. The calls of a lane are made one after the other, so a lane occupies at
+most one thread. If it does so for too long, that thread no longer counts as busy, and another is started.
 Callers wait no longer than their deadline; once one has passed, further calls in that lane fail at once until
 the thread is back.
 
-The threads are daemon threads: a process with some that hang still ends.
+The threads are daemon threads, so hanging ones don't keep the process from ending.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class Lanes:
         self._closed = False
 
     def run(self, lane: str, seconds: float, work: Callable[[*Ts], T], *args: *Ts) -> Deferred[T]:
-        """Return or raise what `work(*args)` does in a thread.
+        """Call `work(*args)` in a thread; return its result or raise its error.
 
         If the result is cancelled or the deadline passes, a call that has begun is left to its thread, and
-        one that has not is never made.
+        one that has not begun is never made.
 
         :raise DeadlineExceeded: it has not ended after `seconds`, which `still_alive` restarts; or an earlier
-            call of this lane has not, and still hangs.
+            call of this lane still hangs.
         """
         result: Deferred[T] = Deferred(lambda _: self._give_up(call))
         call = _Call(lane, lambda: work(*args), result, seconds, time.monotonic() + seconds)
@@ -123,7 +123,7 @@ class Lanes:
         self._tick_later()
 
     def close(self) -> None:
-        """Make no more calls, and fail those that are waited for.
+        """Make no further calls, and fail the pending ones.
 
         Calls that have begun are left to their threads.
         """

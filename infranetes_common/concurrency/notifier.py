@@ -7,9 +7,9 @@ from twisted.internet.defer import Deferred
 
 
 class Notifier:
-    """Wakes all who wait now; who waits afterwards waits for the next time.
+    """Wakes all present waiters; later ones wait for the next notification.
 
-    A notification that nobody waits for is lost, so check what you wait for before and after::
+    A notification that nobody waits for is lost, so check your condition before and after the wait::
 
         while not self.queue:
             await self._changed.wait()
@@ -22,7 +22,7 @@ class Notifier:
 
     @property
     def waiters(self) -> int:
-        """How many wait now."""
+        """The number of callers that are waiting now."""
         return len(self._waiting)
 
     def wait(self) -> Deferred[None]:
@@ -32,7 +32,7 @@ class Notifier:
         return waiting
 
     def notify(self) -> None:
-        """Wake all who wait, in the order in which they came, before this returns."""
+        """Wake all waiters, in the order of their arrival, before this returns."""
         waiting, self._waiting = self._waiting, {}
         for each in waiting:
             if not each.called:  # one that was woken before may have cancelled it

@@ -45,13 +45,12 @@ async def run_in_thread(
     on_cancel: Callable[[], None] | None = None,
     purpose: str = "",
 ) -> T:
-    """Return or raise what `work(*args)` does, run in a thread.
+    """Call `work(*args)` in a thread; return its result or raise its error.
 
-    A thread can't be cancelled: when the caller is, `on_cancel` is called (so that the work may end sooner),
-    the thread is waited for all the same, so that files it uses may be closed, and only then is
-    `CancelledError` raised.
+    A thread can't be cancelled. If the caller is, `on_cancel` is called, so that the work may end sooner, and
+    `CancelledError` is raised only after the thread has ended, so that files it uses may be closed.
 
-    :param purpose: whose threads, see `threads_for`.
+    :param purpose: selects the pool of threads, see `threads_for`.
     """
     outcome: list[T | Failure] = []
     waiting: Deferred[None] = Deferred()

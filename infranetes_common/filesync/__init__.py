@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory tree, or a single file, that is kept equal on the node and in a VM.
+"""Synchronization of a directory tree, or a single file, between the node and a VM.
 
-Each side scans its own (`scan`), the node compares both with what they last had in common (`plan`), and each
-side writes what it lacks (`apply`); `wire` is the form in which manifests and changes are sent. Everything
-here blocks and belongs in a thread.
+Each side scans its own copy (`scan`), the node compares both with the state they last had in common (`plan`),
+and each side writes what it lacks (`apply`); `wire` encodes manifests and changes for sending. Everything
+here blocks, so call it in a thread.
 """

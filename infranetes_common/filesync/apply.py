@@ -32,11 +32,11 @@ _NAMED = 3  # paths that failed, in a message
 class Applier:
     """Applies changes in their order. A file's content follows its entry.
 
-    An entry that can't be written stays as it is, and the others are written. What is visible never leads to
-    what is missing: after a failure no link is turned to what failed, and once a link was not turned,
+    An entry that can't be written stays as it is, and the others are written. A visible link never leads to a
+    missing target: after a failure no link is turned to the failed entry, and once a link was not turned,
     nothing is removed.
 
-    :ivar failed: why, by path; None: it was being written at that moment.
+    :ivar failed: the reason, by path; None if the file was being written at that moment.
     """
 
     def __init__(self, tree: Tree, bounds: Bounds) -> None:
@@ -77,7 +77,7 @@ class Applier:
         self._drop()
 
     def check_whole(self) -> None:
-        """Raise what `error` returns, if anything failed."""
+        """Raise the error that `error` returns, if anything failed."""
         error = self.error()
         if error is not None:
             raise error

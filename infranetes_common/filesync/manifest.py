@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tree consists of: values that are checked before use, since they come from the other side."""
+"""The content of a tree as values, which are checked before use because they come from the other side."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SETID = stat.S_ISUID | stat.S_ISGID
 
 
 class Changed(Unavailable):
-    """It is being written at this moment: scan again."""
+    """The tree is being written to at this moment; scan it again."""
 
 
 @attrs.frozen
 class Bounds:
-    """How large a tree may be."""
+    """The limits on a tree's size."""
 
     entries: int
     bytes: int
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """What two entries have in common that need no syncing. Bits that no VM may set are left out."""
+        """The attributes to compare: entries with equal ones need no syncing. Omits bits no VM may set."""
         if self.kind == FILE:
             return (FILE, self.mode & ~SETID, self.uid, self.gid, self.size, self.mtime)
         if self.kind == DIRECTORY:
@@ -70,7 +70,7 @@ Manifest: TypeAlias = dict[bytes, Entry]
 
 @attrs.frozen
 class Removed:
-    """What was at `path` is gone."""
+    """The removal of whatever was at `path`."""
 
     path: bytes
 
@@ -129,7 +129,7 @@ def check_entry(entry: Entry) -> Entry:
 
 
 def ordered(entries: Iterable[Entry]) -> list[Entry]:
-    """Sort entries as they are to be written: directories and files by path, then symbolic links.
+    """Sort entries in the order to write them: directories and files by path, then symbolic links.
 
     Links come last because turning one is how a writer such as kubelet makes a new state visible.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be sent each way so that two sides of a tree become the same."""
+"""The plan of what to send each way so that the two sides of a tree become equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from infranetes_common.filesync.manifest import SYMLINK, Entry, Key, Manifest, o
 
 @attrs.frozen
 class Plan:
-    """What goes to the VM (push) and what comes from it (pull), in the order in which it is applied."""
+    """The changes to send to the VM (push) and to fetch from it (pull), in the order to apply them."""
 
     push: list[Entry]
     push_removed: list[bytes]
@@ -21,22 +21,22 @@ class Plan:
 
     @property
     def pushes(self) -> bool:
-        """Whether anything goes to the VM."""
+        """True if anything goes to the VM."""
         return bool(self.push or self.push_removed)
 
     @property
     def pulls(self) -> bool:
-        """Whether anything comes from the VM."""
+        """True if anything comes from the VM."""
         return bool(self.pull or self.pull_removed)
 
 
 def plan(base: Mapping[bytes, Entry], node: Manifest, vm: Manifest, *, writable: bool) -> Plan:
-    """Return what makes both sides the same.
+    """Return the changes that make both sides equal.
 
-    A side that differs from `base` has changed. Where both have, what exists wins over what was removed, and
-    the later of two files wins.
+    A side that differs from `base` has changed. Where both have changed, an existing entry wins over a
+    removal, and the later of two files wins.
 
-    :param base: what both sides had when they last were the same.
+    :param base: the entries of both sides when they were last equal.
     :param writable: whether anything may come from the VM at all.
     """
     to_vm = _directions(base, node, vm, writable)
@@ -51,7 +51,7 @@ def plan(base: Mapping[bytes, Entry], node: Manifest, vm: Manifest, *, writable:
 def agreed(
     node: Manifest, done: Plan, base: Mapping[bytes, Entry] | None = None, failed: Iterable[bytes] = ()
 ) -> Manifest:
-    """Return what both sides have once `done` is applied.
+    """Return the manifest that both sides have once `done` is applied.
 
     :param failed: paths from the VM that could not be written on the node. They stay as in `base`, so that
         the next plan has them again.
@@ -74,7 +74,7 @@ def put_off(done: Plan, theirs: Manifest, before: Collection[bytes]) -> tuple[Pl
     A program that followed the link a moment ago still finds the old tree, until the next sync.
 
     :param before: paths that were put off the last time, which are removed now.
-    :return: `done` without what is put off, and what the VM keeps for it.
+    :return: `done` without the postponed removals, and the entries that the VM keeps for now.
     """
     turned = any(entry.kind == SYMLINK and entry.path in theirs for entry in done.push)
     late = [path for path in done.push_removed if path not in before] if turned else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a tree, and the content of its files."""
+"""Reading of a tree: its entries, and the content of its files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def stable_scan(tree: Tree, bounds: Bounds) -> Manifest:
 
 
 def _shape(found: Manifest) -> dict[bytes, tuple[str, bytes]]:
-    """Return what is where, whatever the files contain."""
+    """Return each entry's kind and target by path, without the files' content."""
     return {path: (entry.kind, entry.target) for path, entry in found.items()}
 
 
@@ -131,7 +131,7 @@ class _Walk:
 def read(tree: Tree, entries: Iterable[Entry]) -> Iterator[Change]:
     """Yield these entries, each file followed by its content in chunks.
 
-    A file that is no longer what its entry says, or that can't be read, ends with `Unread`.
+    A file that no longer matches its entry, or that can't be read, ends with `Unread`.
     """
     for entry in entries:
         yield entry

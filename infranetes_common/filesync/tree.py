@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a synced tree lies, and how its files are opened.
+"""The place of a synced tree, and safe access to its files.
 
-Nothing here leaves the tree, whatever the other side says or whoever writes in it at the same moment: paths
-are relative and without "..", and every component is opened without following links. So is every component
-of the tree's own path, which may lie in a directory that others write to.
+Nothing here leaves the tree, whatever the other side sends and whoever writes to the tree meanwhile: paths
+are relative and without "..", and every component is opened without following links. The same holds for the
+components of the tree's own path, because others may write to the directories it lies in.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ SPOOL_BYTES = 1024 * 1024  # of a file that is written in place, held in memory 
 
 
 class FileWriter(Protocol):
-    """A file whose content is coming."""
+    """A file whose content is arriving."""
 
     def write(self, data: bytes) -> None:
         """Take the next part."""
@@ -29,7 +29,7 @@ class FileWriter(Protocol):
         """Make the file visible, now that all of it is here."""
 
     def abort(self) -> None:
-        """Drop what is here; the file stays as it was."""
+        """Drop the content so far; the file stays as it was."""
 
 
 def make_directory(tree: Tree, entry: Entry) -> None:
@@ -102,7 +102,7 @@ def link_target(tree: Tree, path: bytes) -> bytes | None:
 
 
 class _RenamedFile(FileWriter):
-    """Written under a temporary name beside its own, and renamed."""
+    """A file that is written under a temporary name in the same directory, and then renamed."""
 
     def __init__(self, tree: Tree, entry: Entry) -> None:
         self._tree = tree

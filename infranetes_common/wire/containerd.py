@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node daemon says to containerd's own services, as ``proto/containerd.proto`` describes it."""
+"""The messages between the node daemon and containerd's own services, from ``proto/containerd.proto``."""
 
 from infranetes_common.wire.descriptors import namespace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What infranetes-ctl and the node daemon say to each other, as ``proto/control.proto`` describes it."""
+"""The messages between infranetes-ctl and the node daemon, from ``proto/control.proto``."""
 
 from infranetes_common.wire.descriptors import namespace
 

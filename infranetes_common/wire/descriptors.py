@@ -70,7 +70,7 @@ def namespace(name: str) -> dict[str, object]:
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
-    """Whether a field is repeated, as maps are too."""
+    """Return whether a field is repeated; map fields are too."""
     either: Any = field  # Any: the releases' stubs differ
     if hasattr(either, "is_repeated"):
         return bool(either.is_repeated)
