@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's channel: a connection to one endpoint, made when it is needed and again when it is lost.
+"""The client's channel: a connection to one endpoint, made on demand and made again after it is lost.
 
-A channel has at most one connection for new calls; those that drain keep their calls until they end.
+A channel has at most one connection for new calls; draining connections keep their calls until these end.
 
 ===========  ==============================================================
 state        a new call
@@ -74,10 +74,10 @@ class Channel:
     :param endpoint: an ``IStreamClientEndpoint``; under TLS, ``h2`` is negotiated.
     :param keepalive: seconds of silence during a call after which the server is asked with a PING
         whether it is there (``Limits.keepalive_timeout``: how long it has to answer); None: never.
-    :param authority: the ``:authority`` that the server is told.
+    :param authority: the ``:authority`` that is sent to the server.
     :param connect_timeout: seconds for the endpoint to connect.
     :param screen: bounds the responses of a server that is not trusted; None: only `limits` bound them.
-    :param observer: follows the calls; None: nobody does.
+    :param observer: follows the calls, if not None.
     :ivar turns: shares the reactor between the handling of messages and everything else.
     """
 
@@ -120,7 +120,7 @@ class Channel:
         return Stub(self, descriptor)
 
     def close(self) -> Deferred[None]:
-        """Cancel what runs, close the connection, and fail every later call.
+        """Cancel the calls in progress, close the connection, and fail every later call.
 
         :return: fires when the connection is gone.
         """
@@ -235,7 +235,7 @@ class Channel:
             self._connect()
 
     def made(self, connection: ClientConnection) -> None:
-        """Take in a connection whose transport is connected; the peer has not spoken HTTP/2 yet."""
+        """Adopt a connection whose transport is connected, though the peer has not spoken HTTP/2 yet."""
         self._live.add(connection)
         if self.closed:
             connection.abort("the channel was closed")
@@ -248,7 +248,7 @@ class Channel:
         self.begin_waiting()
 
     def retire(self, connection: ClientConnection) -> None:
-        """Begin no more calls on a connection."""
+        """Stop beginning calls on a connection."""
         if self._connection is connection:
             self._connection = None
             self.begin_waiting()
@@ -291,7 +291,7 @@ class ClientConnection(Connection):
 
     @property
     def has_room(self) -> bool:
-        """Whether the server's limit allows one more call."""
+        """True if the server's limit on concurrent streams allows one more call."""
         return self.phase is Phase.OPEN and len(self.streams) < self.h2.remote_settings.max_concurrent_streams
 
     def connectionMade(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client calls: the stub of a service, and the handle of a streaming call."""
+"""The client's side of a call: the stub of a service, and the handle of a streaming call."""
 
 from __future__ import annotations
 
@@ -152,15 +152,15 @@ class UploadCall(_Result):
 
 
 class StreamCall(Exchange, Generic[RequestT, ResponseT]):
-    """A call whose responses are a stream: iterate with ``async for``; its failure is raised there.
+    """A call whose responses are a stream: iterate with ``async for``, which raises the call's failure.
 
     The type parameters are the request's class, for a bidirectional call, and the response's.
 
     A call that is not read to its end goes on until it is cancelled: leave early with :meth:`cancel`,
     or use it as ``async with stub.Watch(request) as call``.
 
-    :ivar initial_metadata: what came with the response's headers. :ivar trailing_metadata: what came
-        with the status.
+    :ivar initial_metadata: from the response's headers. :ivar trailing_metadata: sent with the
+        status.
     """
 
     def __init__(self, payload: bytes | None, options: CallOptions) -> None:
@@ -172,7 +172,7 @@ class StreamCall(Exchange, Generic[RequestT, ResponseT]):
         self._ahead = 0
 
     def receive_ahead(self, size: int) -> None:
-        """Take up to `size` bytes of responses before they are asked for, if that is more than it was.
+        """Accept up to `size` bytes of responses ahead of the reader. Never lowers the previous size.
 
         For bulk data: a server may send no more than this in one round trip, and this side keeps that much in
         memory for the call.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP/2 connection over a Twisted transport: what the server's and the client's side have in common.
+"""An HTTP/2 connection over a Twisted transport: the part that the server's and client's sides share.
 
 ======================  ====================================================================
 phase                   what may happen
@@ -10,7 +10,7 @@ DRAINING                GOAWAY was sent or received: calls end, none begins; the
 CLOSED                  nothing is read; the transport is closing or gone
 ======================  ====================================================================
 
-HANDSHAKE -> OPEN -> DRAINING -> CLOSED; any of them may be skipped, none is gone back to.
+HANDSHAKE -> OPEN -> DRAINING -> CLOSED; a connection may skip a phase, but never goes back.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = Logger()
 
 
 class Phase(enum.IntEnum):
-    """Where a connection is; see the module's table."""
+    """The phase of a connection's life; see the module's table."""
 
     HANDSHAKE = 0
     OPEN = 1
@@ -57,7 +57,7 @@ class ITransport(ITCPTransport, IPushProducer, IConsumer):
 
 
 class _LostTransport:
-    """Stands for a transport that is lost, while what it brought is still handled."""
+    """A stand-in for a lost transport while the data that it delivered is still being handled."""
 
     def __init__(self, lost: ITransport) -> None:
         self.getPeer = lost.getPeer
@@ -73,7 +73,7 @@ class _LostTransport:
 
 @implementer(IPushProducer)
 class Connection(Protocol):
-    """Moves bytes between the transport, h2 and the streams; bounds what the peer may cost."""
+    """Moves bytes between the transport, h2 and the streams; bounds the resources that the peer may use."""
 
     client_side: ClassVar[bool]
     transport: ITransport
@@ -112,7 +112,7 @@ class Connection(Protocol):
     def handle(self, received: list[events.Event]) -> None:
         """Handle h2's events, in order.
 
-        :raise Misbehaviour: the peer is to be cut off."""
+        :raise Misbehaviour: the peer must be disconnected."""
         handlers = self._handlers
         for event in received:
             handler = handlers.get(event.__class__)
@@ -250,7 +250,7 @@ class Connection(Protocol):
             self.flush()
 
     def send_data(self, stream: Stream, data: bytes, end: bool) -> Deferred[None] | None:
-        """Send what the window and the transport take; a Deferred when some of it has to wait."""
+        """Send as much as the window and the transport take; return a Deferred if the rest has to wait."""
         return self.sender.send(stream, data, end)
 
     def sent(self, stream: Stream, end: bool) -> None:
@@ -281,7 +281,7 @@ class Connection(Protocol):
         self.sender.pump()
 
     def opened(self) -> None:
-        """Called when the peer speaks HTTP/2 and has said what it allows."""
+        """Called when the peer has begun HTTP/2 and sent its settings."""
 
     def _window(self, event: events.WindowUpdated) -> None:
         self._tolerate(self._chatter, "WINDOW_UPDATE")

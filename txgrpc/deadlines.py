@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the peer has to do in time: begin HTTP/2, show that it is there, let the connection close."""
+"""Deadlines for the peer: to begin HTTP/2, to show that it is alive, and to let the connection close."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PING = b"txgrpc\0\0"
 
 
 class Deadlines:
-    """One timer of a connection: for the handshake first, then for keepalive, for the close in the end.
+    """A connection's one timer: first for the handshake, then for keepalive, finally for the close.
 
     :param keepalive: seconds of silence after which the peer is asked with a PING whether it is there; None:
         never.
@@ -46,7 +46,7 @@ class Deadlines:
         self._timer = self._connection.reactor.callLater(limits.close_timeout, self._close_late)
 
     def stop(self) -> None:
-        """Expect nothing any more."""
+        """Cancel all deadlines."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

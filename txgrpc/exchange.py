@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CallOptions(NamedTuple):
-    """What is called, and how; see :class:`~txgrpc.client.Stub`."""
+    """The method to call and the options of the call; see :class:`~txgrpc.client.Stub`."""
 
     channel: Channel
     method: Method
@@ -35,7 +35,7 @@ class CallOptions(NamedTuple):
 class Exchange:
     """A call from its request to its status, on whichever connection the channel has for it.
 
-    Subclasses say what is sent once a stream is open (``opened``) and what the end means (``closed``).
+    Subclasses define what to send once a stream is open (``opened``) and what the end means (``closed``).
     """
 
     #: Whether all that was sent can be sent again if the server has not processed it.
@@ -116,9 +116,9 @@ class Exchange:
         self.finish(GrpcError(Code.DEADLINE_EXCEEDED, f"no answer to {self.method.path} in the time given"))
 
     def parse(self, payload: bytes) -> Message | bytes:
-        """Return the response in `payload`; of a raw method: `payload` itself.
+        """Return the response in `payload`; for a raw method, `payload` itself.
 
-        :raise GrpcError: INTERNAL, it is not one; or what the channel's screen says.
+        :raise GrpcError: INTERNAL if it is no such message, or the error of the channel's screen.
         """
         if self.channel.screen is not None:
             self.channel.screen.check(self.method, payload)

@@ -90,10 +90,10 @@ class RepeatingEncoder(Encoder):
 
 
 class HeaderValidator:
-    """h2's validation of received headers, remembering which lists were valid.
+    """h2's validation of received headers, with a memory of lists that were valid.
 
-    It takes a seventh of what a unary call costs, and a peer's calls of one method differ in their
-    ``grpc-timeout`` alone.
+    Validation takes a seventh of a unary call's time, and a peer's calls of one method only differ in their
+    ``grpc-timeout``.
     """
 
     __slots__ = ("_client_side", "_valid")
@@ -122,12 +122,12 @@ class HeaderValidator:
 
 
 def _without_value(pair: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-    """Drop a well-formed timeout, any of which is as valid as another."""
+    """Return the pair without the value of a well-formed timeout: any such value is valid."""
     return (_TIMEOUT, b"") if _TIMEOUT_VALUE.fullmatch(pair[1]) else pair
 
 
 class _ReceivedData(DataFrame):
-    """A DATA frame that h2 does not write out, byte by byte, for a log that nobody reads."""
+    """A DATA frame that h2 does not format, byte by byte, for a log that nobody reads."""
 
     def __repr__(self) -> str:
         return "DATA"
@@ -171,13 +171,13 @@ class OversizedFrame(Exception):
 
 
 class FrameGuard:
-    """Finds the boundaries of the frames that arrive, ahead of h2.
+    """Finds the boundaries of arriving frames, ahead of h2.
 
-    h2 checks a frame's length when all of it is here, so a peer could have us buffer 16 MiB for each
-    connection. Here the frame's header is enough.
+    h2 checks a frame's length only once the whole frame has arrived, so a peer could make us buffer 16 MiB
+    for each connection. This class needs only the frame's header.
 
-    :param largest: bytes of a frame that is not too large.
-    :ivar partial: whether what was checked last ends within a frame, and has no other.
+    :param largest: the greatest size of a frame, in bytes.
+    :ivar partial: True if the data checked last is a part of one frame, without its end.
     """
 
     __slots__ = ("_header", "_largest", "_skip", "partial")
@@ -189,10 +189,10 @@ class FrameGuard:
         self.partial = False
 
     def check(self, data: bytes, start: int = 0) -> int:
-        """Check what arrived next: `data` from `start` on.
+        """Check the next received bytes: `data` from `start` on.
 
-        Returns where the next few frames end: the boundary after the last of them. If the first one is not
-        complete, it is the end of `data`.
+        Returns the position where the next few frames end: the boundary after the last of them. If the first
+        one is not complete, it is the end of `data`.
 
         :raise OversizedFrame: one of these frames is too large.
         """

@@ -11,11 +11,11 @@ from txgrpc.limits import Budget
 
 
 class Inbox:
-    """Keeps messages until they are taken; only then the sender gets its window back.
+    """Keeps messages until the application takes them, and only then returns the window to the sender.
 
-    So the sender may be one window ahead. The exception is a message larger than the window: while somebody
-    waits for it (`wanted`), its bytes are credited as they arrive, once the connection's budget has room for
-    all of it.
+    So the sender may be one window ahead. The exception is a message larger than the window: while the
+    application waits for it (`wanted`), its bytes are credited as they arrive, once the connection's budget
+    has room for all of it.
     """
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Inbox:
 
     @property
     def partial(self) -> bool:
-        """Whether a message has begun and is not complete."""
+        """True if a message has begun to arrive and is not yet complete."""
         return self._reader.partial > 0
 
     def receive(self, data: bytes, flow_length: int) -> None:
@@ -100,7 +100,7 @@ class Inbox:
         self.stop()
 
     def stop(self) -> None:
-        """Reserve no more room: nothing more will arrive. The messages that are here can still be taken."""
+        """Stop reserving room, as nothing more will arrive. Received messages can still be taken."""
         self.wanted = False
         if self._waiting is not None:
             self._budget.withdraw(self._waiting)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bounds on what one peer may cost, and the meters that enforce them."""
+"""The bounds on the resources that one peer may use, and the meters that enforce them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Limits:
 
 
 class Allowance:
-    """A token bucket for what costs a peer less than it costs us."""
+    """A token bucket for events that cost the peer less than they cost us."""
 
     __slots__ = ("_at", "_burst", "_per_second", "_tokens")
 
@@ -71,7 +71,7 @@ class Allowance:
 
 
 class Budget:
-    """Bytes shared by a connection's large messages. Those that find it spent wait in a queue.
+    """Bytes shared by a connection's large messages. When it is spent, further messages wait in a queue.
 
     A reservation larger than the whole budget is granted when nothing else is reserved, so that every message
     within the size limit arrives in the end.
@@ -96,7 +96,7 @@ class Budget:
         return False
 
     def release(self, size: int) -> None:
-        """Give back what was granted."""
+        """Return a granted reservation of `size` bytes."""
         self._reserved -= size
         self._serve()
 

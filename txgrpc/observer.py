@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observers that follow a channel's calls, such as for traces."""
+"""The interface of an observer that follows a channel's calls, for instance to trace them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from txgrpc.status import GrpcError
 
 
 class Observed(Protocol):
-    """What follows one call."""
+    """The observer of one call."""
 
     @property
     def metadata(self) -> Iterable[tuple[str, str | bytes]]:
-        """Metadata that is sent besides the call's own."""
+        """Return the metadata to send in addition to the call's own."""
 
     def ended(self, error: GrpcError | None, trailing: Metadata) -> None:
-        """Be told, once, how the call ended. It must not fail.
+        """Called once when the call has ended, with `error`, or None for OK. It must not fail.
 
-        :param error: None: it ended with OK.
-        :param trailing: what the server sent with the status."""
+        :param trailing: the metadata that the server sent with the status."""
 
 
 Observer = Callable[[Method], Observed | None]

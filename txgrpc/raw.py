@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls whose messages nobody here parses: what a proxy between a client and another server is made of.
+"""Calls whose messages are not parsed: the parts of a proxy between a client and another server.
 
 A raw method's requests and responses are bytes. A proxy offers raw methods (`raw_method`, or a descriptor's
 with ``raw=True``) by ``Service.of``, and calls the other server by a `RawStub`. `relay` serves a method
-of which nothing but its path is known, for ``Server(unknown=...)``.
+that is known only by its path, for ``Server(unknown=...)``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def metadata_of(call: Call) -> Pairs:
 class RawStub:
     """Calls methods of a remote server by their paths, with bytes.
 
-    :param channel: the channel to it. A call ends with what the server says, unchanged.
+    :param channel: the channel to it. A call ends with the server's own status, unchanged.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -70,7 +70,7 @@ class RawStub:
     def open(
         self, path: str, *, timeout: float | None = None, metadata: Pairs = ()
     ) -> StreamCall[bytes, bytes]:
-        """Call a method whose kind is not known: send requests, then say that none follows."""
+        """Call a method of unknown kind: send any number of requests, then end them."""
         method = raw_method(path, client_streaming=True, server_streaming=True)
         return self._submit(StreamCall(None, CallOptions(self._channel, method, timeout, metadata, False)))
 
@@ -80,10 +80,10 @@ class RawStub:
 
 
 async def relay(stub: RawStub, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-    """Answer a call of whichever kind by the same call of the server behind `stub`.
+    """Answer a call of any kind by making the same call to the server behind `stub`.
 
-    Messages are passed on one by one, both ways, as they come; so are the deadline, the caller's metadata,
-    the cancellation, and the status. On the wire a unary call is one that streams one message each way.
+    Messages are passed on one by one, both ways, as they arrive; so are the deadline, the caller's metadata,
+    the cancellation, and the status. On the wire, a unary call streams one message each way.
     """
     onward = stub.open(call.method, timeout=call.time_remaining(), metadata=metadata_of(call))
 
@@ -105,5 +105,5 @@ async def relay(stub: RawStub, requests: AsyncIterator[bytes], call: Call) -> As
 
 
 def relayed(stub: RawStub, path: str) -> tuple[Method, Answer]:
-    """Return the method at `path` as it is relayed, and what answers it; for ``Server(unknown=...)``."""
+    """Return the relayed method at `path`, and the function that answers it, for ``Server(unknown=...)``."""
     return raw_method(path, client_streaming=True, server_streaming=True), partial(relay, stub)

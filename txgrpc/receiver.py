@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the peer sends, handled a few frames at a time so that others have the reactor too."""
+"""Handling of the peer's frames, a few at a time so that other work gets its turn of the reactor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TURN = 0.005  # seconds after which the rest of what arrived waits for another 
 
 
 class Misbehaviour(Exception):
-    """The peer does what no honest one does: it is cut off."""
+    """The peer did something that no honest peer does, and is disconnected."""
 
 
 class Receiver:
@@ -59,7 +59,7 @@ class Receiver:
         self.heard = connection.reactor.seconds()
 
     def receive(self, data: bytes) -> None:
-        """Handle what has arrived, or add it to the backlog."""
+        """Handle received data, or add it to the backlog."""
         self.heard = self._connection.reactor.seconds()
         if self._backlog:
             self._backlog += data
@@ -67,13 +67,13 @@ class Receiver:
             self._take(data)
 
     def lost(self, reason: Failure) -> bool:
-        """Note that the transport is lost. Returns whether the backlog has to be handled before."""
+        """Note that the transport is lost. Return whether the backlog has to be handled first."""
         if self._backlog:
             self._lost = reason
         return self._lost is not None
 
     def resume(self) -> None:
-        """Have the transport read again, as far as only the backlog kept it from that."""
+        """Let the transport read again, if it was only the backlog that had paused it."""
         if self._halted:
             self._halted = False
             self._connection.transport.resumeProducing()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the streams of one connection send, in turns."""
+"""Sending for all streams of one connection, which take turns."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Sender:
             turn.cancel()
 
     def pump(self) -> None:
-        """Send what can be sent now."""
+        """Send as much as possible now."""
         if self._pumping or self._turn is not None or not self._blocked:
             return  # if pumping: a caller up the stack does, and will see what is new
         self._pumping = True

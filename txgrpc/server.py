@@ -36,7 +36,7 @@ __all__ = ["Call", "Server"]
 log = Logger()
 
 Unknown = Callable[[str], tuple[Method, Answer] | None]
-"""``unknown(path)`` returns a method and what answers it; None: nothing does."""
+"""``unknown(path)`` returns a method and the function that answers it, or None if there is none."""
 
 _DRAIN_PING = b"drain\0\0\0"
 
@@ -54,8 +54,8 @@ class Server:
     :param reactor: for the clock. :param translate_error: the status for an exception of a method.
     :param keepalive: seconds of silence after which a client is asked with a PING whether it is
         there; None: never.
-    :param unknown: says what answers a path that no service has.
-    :ivar factory: what an endpoint listens with. Under TLS it negotiates ``h2``.
+    :param unknown: returns the method for a path that no service has.
+    :ivar factory: the factory for an endpoint to listen with. Under TLS it negotiates ``h2``.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class Server:
             self._methods.update((entry[0].path.encode(), entry) for entry in service.answers.items())
 
     def find(self, path: bytes) -> tuple[Method, Answer]:
-        """Return the method at `path` and what answers it.
+        """Return the method at `path` and the function that answers it.
 
-        :raise GrpcError: UNIMPLEMENTED, saying whether the service or the method is not offered.
+        :raise GrpcError: UNIMPLEMENTED; says whether the service or the method is not offered.
         """
         entry = self._methods.get(path)
         if entry is not None:
@@ -115,11 +115,11 @@ class Server:
         return status
 
     def drain(self, timeout: float) -> Deferred[None]:
-        """Take no more calls, let those that run end within `timeout` seconds, and close.
+        """Refuse new calls, give running calls `timeout` seconds to end, and close.
 
-        Clients are told at once with GOAWAY. What still runs after `timeout` is cancelled, its caller
-        sees UNAVAILABLE. The Deferred fires when no connection is left. The listening port is the
-        caller's to close, before this; a connection that is made meanwhile is closed.
+        Clients get a GOAWAY at once. A call that still runs after `timeout` is cancelled, and its client
+        sees UNAVAILABLE. The Deferred fires when no connection is left. Close the listening port before
+        you call this; a connection that is made meanwhile is closed.
         """
         self.draining = True
         if not self.connections:
@@ -206,7 +206,7 @@ class ServerConnection(Connection):
     # before it knew is here, and a second GOAWAY names the last one (RFC 9113, 6.8).
 
     def drain(self) -> None:
-        """Tell the client to begin no more calls, and close after the last."""
+        """Tell the client to stop beginning calls, and close after the last one."""
         if self.phase is Phase.HANDSHAKE:
             self.close(ErrorCodes.NO_ERROR, "the server is shutting down")
         elif self.phase is Phase.OPEN:
@@ -233,7 +233,7 @@ class ServerConnection(Connection):
             self.reactor.callLater(0, self.close, ErrorCodes.NO_ERROR, "the server is shutting down")
 
     def shut_down(self) -> None:
-        """Cancel what still runs, and close: the time for draining is over."""
+        """Cancel the calls that still run, and close: the time for draining is over."""
         for stream in list(self.streams.values()):
             if isinstance(stream, ServerStream):
                 stream.stop(GrpcError(Code.UNAVAILABLE, "the server is shutting down"))

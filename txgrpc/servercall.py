@@ -47,8 +47,8 @@ class Call:
 
     :ivar method: the path, ``/package.Service/Method``.
     :ivar deadline: when the caller gives up, in the reactor's seconds; None: never.
-    :ivar cancelled: whether nobody waits for the answer any more: the caller has cancelled, its deadline has
-        passed or its connection is lost. The method's coroutine is cancelled too.
+    :ivar cancelled: True if nobody waits for the answer: the caller has cancelled, its deadline has passed
+        or its connection is lost. The method's coroutine is cancelled too.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class Call:
         return max(0.0, self.deadline - float(self._connection.reactor.seconds()))
 
     def receive_ahead(self, size: int) -> None:
-        """Take up to `size` bytes of requests before the method asks for them, if that is more than it was.
+        """Accept up to `size` bytes of requests ahead of the method. Never lowers the previous size.
 
         For bulk data: a caller may send no more than this in one round trip. The server keeps that much in
         memory for the call while the method is busy. The connection's own window is the limit of all calls.
@@ -248,7 +248,7 @@ class ServerStream(Stream):
                 await close()
 
     async def _send(self, response: Message | bytes | list[Message | bytes]) -> None:
-        """Send one response, or those of a list: as many messages, in as few frames as possible."""
+        """Send one response, or a list of them as separate messages in as few frames as possible."""
         if self.call.cancelled:
             raise CancelledError
         if not isinstance(response, list):

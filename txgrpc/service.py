@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 # Any: the request's class, and whether the answer is awaited or iterated, are the descriptor's to say.
 Answer = Callable[[Any, "Call"], Any]  # Any: a request or their iterator; an answer or theirs
-"""What answers one RPC; see :class:`Service`."""
+"""A callable that answers one RPC; see :class:`Service`."""
 
 Interceptor = Callable[["Method", Answer], Answer]
-"""``interceptor(method, answer)`` returns what answers `method` instead of `answer`."""
+"""``interceptor(method, answer)`` returns a replacement for `answer`, which answers `method`."""
 
 
 @attrs.frozen
@@ -72,7 +72,7 @@ class Service:
     with UNIMPLEMENTED.
 
     :ivar name: the full name, ``package.Service``.
-    :ivar answers: what answers each method that is offered.
+    :ivar answers: the function that answers each offered method.
     :raise ValueError: two implementations offer the same RPC.
     """
 

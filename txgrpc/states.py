@@ -22,7 +22,7 @@ import enum
 
 
 class State(enum.IntEnum):
-    """Where one half of a call is."""
+    """The state of one half of a call."""
 
     IDLE = 0
     OPEN = 1
@@ -31,7 +31,7 @@ class State(enum.IntEnum):
 
 
 class Step(enum.IntEnum):
-    """What happens to one half of a call."""
+    """An event in one half of a call."""
 
     HEADERS = 0
     MESSAGE = 1

@@ -7,7 +7,7 @@ import enum
 
 
 class Code(enum.IntEnum):
-    """How a call ended."""
+    """The gRPC status code with which a call ended."""
 
     OK = 0
     CANCELLED = 1
@@ -31,7 +31,7 @@ class Code(enum.IntEnum):
 class GrpcError(Exception):
     """A call ended with a status other than OK.
 
-    :ivar code: the status. :ivar message: what the other side said, for people.
+    :ivar code: the status. :ivar message: an explanation for people.
     :ivar metadata: the trailing metadata, pairs of name and value (bytes where the name ends in -bin).
     """
 
@@ -48,7 +48,7 @@ class GrpcError(Exception):
 
 
 class Disconnected(GrpcError):
-    """There was no connection for the call, or it was lost: the other side has said nothing of the call."""
+    """The call got no connection, or lost it, so the peer never reported the call's outcome."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.UNAVAILABLE, message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call on an HTTP/2 stream: what the server's and the client's side have in common."""
+"""One call on an HTTP/2 stream: the part that the server's and client's sides share."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Chunk:
 
 
 def _ignore(_: object) -> None:
-    """Drop a failure that those who waited for it have had."""
+    """Drop a failure that its waiters have already received."""
 
 
 class Stream:
-    """A call's two halves, its received messages and what waits to be sent.
+    """A call's two halves, its received messages and its queue of data to send.
 
     The connection calls the methods named ``..._received``, ``was_reset`` and ``abandon``.
     """
@@ -129,14 +129,14 @@ class Stream:
             reader.callback(None)
 
     def give_credit(self) -> None:
-        """Give window back to the other side for what was taken."""
+        """Return window to the other side for the messages that were taken."""
         if self.receiving is State.OPEN:
             credit = self.inbox.credit(self.give_credit)
             if credit:
                 self.connection.open_window(self.id, credit)
 
     def widen(self, window: int) -> None:
-        """Let the other side be `window` bytes ahead of what is taken, if that is more than it is now."""
+        """Let the other side be `window` bytes ahead of the reader. Never lowers the present window."""
         if self.receiving <= State.OPEN:
             more = self.inbox.widen(window)
             if more:
@@ -158,19 +158,19 @@ class Stream:
         return self.connection.send_data(self, data, end)
 
     def send_end(self) -> Deferred[None] | None:
-        """Half-close without trailers, after what waits to be sent."""
+        """Half-close without trailers, after the queued data is sent."""
         self.sending = advance(self.sending, Step.END)
         return self.connection.send_data(self, b"", end=True)
 
     def send_trailers(self, headers: Headers) -> None:
-        """End our half with `headers`, dropping what waits to be sent."""
+        """End our half with `headers`, and drop the queued data."""
         self.sending = advance(self.sending, Step.END)
         self.drop_unsent()
         self.connection.send_headers(self.id, headers, end=True)
         self.connection.release(self)
 
     def drop_unsent(self) -> None:
-        """Drop what waits to be sent, and cancel those who wait for that."""
+        """Drop the queued data, and cancel those who wait for it to be sent."""
         outbox, self.outbox = self.outbox, deque()
         for chunk in outbox:
             chunk.sent.addErrback(_ignore)
@@ -186,7 +186,7 @@ class Stream:
         self.connection.release(self)
 
     def over(self, failure: GrpcError | None = None) -> None:
-        """End both halves, and wake those who wait for either."""
+        """End both halves, and wake all who wait for either."""
         self.sending = advance(self.sending, Step.RESET)
         self.receiving = advance(self.receiving, Step.RESET)
         if self.failure is None:
@@ -197,5 +197,5 @@ class Stream:
 
     @property
     def finished(self) -> bool:
-        """Whether both halves are over."""
+        """True once both halves are over and everything queued has been sent."""
         return self.sending >= State.ENDED and self.receiving >= State.ENDED and not self.outbox

@@ -12,11 +12,11 @@ TURN_SECONDS = 0.003
 
 
 class Turns:
-    """Shares the reactor between the streams of one channel, and between the channel and everybody else.
+    """Shares the reactor between the streams of one channel, and between the channel and all other work.
 
     A server that sends faster than its messages are handled would otherwise hold the reactor for as long as
-    it goes on. All streams of a channel share a turn, however often the transport brings something in it. The
-    streams for which nothing is left of a turn wait in a queue, and one of them goes on in each next turn.
+    it continues. All streams of a channel share a turn, however often the transport delivers data in it.
+    Streams that get nothing of a turn wait in a queue, and one of them continues in each following turn.
     """
 
     __slots__ = ("_next_turn", "_over", "_queue", "_reactor", "_seconds")
