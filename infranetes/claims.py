@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon claims before it starts: its state directory, and the paths of its sockets."""
+"""The claims of a daemon before it starts: on its state directory, and on the paths of its sockets."""
 
 from __future__ import annotations
 

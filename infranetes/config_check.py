@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that is wrong with a configuration file and would keep a daemon from starting."""
+"""A check that reports every fault in a configuration file that would keep the daemon from starting."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon's configuration has to be as a whole, beside what each key has to be.
+"""Checks of the daemon's configuration as a whole, in addition to the checks of each key.
 
-A fault is the dotted key, a colon, and words.
+A fault reads as the dotted key, a colon, and an explanation.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ HIDDEN = "(secret)"
 
 @attrs.frozen
 class Origin:
-    """Where a value is from; neither flag nor place: it is the default.
+    """The origin of a value. With neither field set, the value is the default.
 
-    :ivar flag: whether it is from the command line. :ivar place: the file and the line that have it."""
+    :ivar flag: it is from the command line. :ivar place: the file and line that it is from."""
 
     flag: bool = False
     place: Place | None = None
@@ -34,7 +34,7 @@ class Origin:
 
 @attrs.frozen
 class Waiting:
-    """What a key becomes when the daemon is restarted. :ivar setting: None: the key is gone."""
+    """A key's value after the next restart of the daemon. :ivar setting: None if the key will be gone."""
 
     setting: Setting | None
     origin: Origin
@@ -42,10 +42,10 @@ class Waiting:
 
 @attrs.frozen
 class InForce:
-    """A key that is in force. :ivar setting: None: it is not there before a restart.
+    """A key as it is in force. :ivar setting: None if the key only appears after a restart.
 
-    :ivar reloaded: the daemon was started with another value.
-    :ivar waiting: None: this is what was read last."""
+    :ivar reloaded: True if the daemon was started with another value.
+    :ivar waiting: None if the value in force is the one that was read last."""
 
     key: str
     setting: Setting | None
@@ -56,11 +56,11 @@ class InForce:
 
 @attrs.frozen
 class Snapshot:
-    """The configuration at one moment.
+    """The state of the configuration at one moment.
 
-    :ivar started: what the daemon was started with. :ivar read: what was read last.
-    :ivar running: what is in force. :ivar read_at: when it was read again, seconds since 1970; 0: never.
-    :ivar trouble: why the last reload did nothing; "": it didn't fail."""
+    :ivar started: as the daemon was started. :ivar read: as it was last read.
+    :ivar running: as it is in force. :ivar read_at: time of the last reload, seconds since 1970; 0 if none.
+    :ivar trouble: why the last reload changed nothing; "" if it didn't fail."""
 
     started: Reading
     read: Reading

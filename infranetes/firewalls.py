@@ -43,11 +43,11 @@ class Guarded(Protocol):
 
     @property
     def address(self) -> str:
-        """By which its packets are known."""
+        """The address that identifies the pod's packets."""
 
     @property
     def name(self) -> str:
-        """What its chains are called after."""
+        """The name that its chains' names are made from."""
 
 
 G = TypeVar("G", bound=Guarded)
@@ -55,30 +55,30 @@ G_contra = TypeVar("G_contra", bound=Guarded, contravariant=True)
 
 
 class Beside(Protocol[G_contra]):
-    """What one kind of device needs beside the table `ip`: a table of another family, and rules.
+    """The additions that one kind of device needs to the table `ip`: a table of another family, and rules.
 
-    :ivar family: of nftables. :ivar needs: of the kernel's configuration.
+    :ivar family: nftables' name of that family. :ivar needs: the kernel's configuration that it requires.
     """
 
     family: str
     needs: str
 
     def table(self) -> str:
-        """What the table consists of."""
+        """Return the content of the table."""
 
     def elements(self, table: str, pod: G_contra, firewall: PodFirewall | None) -> Sequence[str]:
-        """Lines that make a pod known to it, or forgotten (None)."""
+        """Return the lines that add a pod to the table, or remove it if `firewall` is None."""
 
     def unjudged(self) -> str:
-        """A rule about what `ip forward` lets pass."""
+        """Return a rule that accepts the packets that `ip forward` is to let pass unjudged."""
 
 
 class Firewalls(Generic[G]):
-    """The tables of one device. Each call is one transaction of the kernel's.
+    """The firewall tables of one device. Each call is one transaction in the kernel.
 
-    :ivar watch: while it has begun, tables that somebody else changes are made again soon.
-    :param table: their name. :param beside: None: the table `ip` is all.
-    :param inside: the command that runs others in the network namespace. :param opener: `open_socket` there.
+    :ivar watch: once begun, it soon restores tables that another program has changed.
+    :param table: the tables' name. :param beside: None if the table `ip` is the only one.
+    :param inside: the prefix of commands in the network namespace. :param opener: `open_socket` there.
     """
 
     def __init__(
