@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine's huge pages: as many as containers may use by their limits, from before they are created until
-they have ended.
+"""The machine's huge pages: as many as containers' limits allow them, from before their creation until they
+have ended.
 
-Containers and their limits are the provider's to know, so an agent that is started again counts the same. A
-guest system may have reserved some by itself. How many is written down before the first is added, in run_dir:
-a boot empties that as it does the kernel's numbers.
+The provider knows the containers and their limits, so a restarted agent counts the same. A guest system may
+have reserved pages of its own. Their number is recorded in run_dir before the first page is added: a reboot
+empties that directory and resets the kernel's numbers.
 
 file in `base`    the kernel reserves                     next
 none              the guest's own                         a container asks for some: the file is written
@@ -12,7 +12,7 @@ there             between the guest's own and more        the number is set: the
                                                           containers that have not ended ask for
 there             the guest's own; nobody asks for more   the file is removed
 
-Pages that files of an ended container take stay taken: the kernel keeps them beyond its number.
+Pages that are used by files of an ended container stay in use: the kernel keeps them beyond its number.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class _Number:
 
 
 class HugePages:
-    """Reserves pages. What it does is done one after the other.
+    """Reserves pages, one operation at a time.
 
-    :param containers: lists the provider's.
-    :param base: a directory for its files, which is made.
-    :param sizes: the kernel's directory of sizes. :param meminfo: what the kernel says of the memory.
-    :param set_number: a command that sets a number, given it and the size's directory.
+    :param containers: lists the provider's containers.
+    :param base: a directory for its files, which it creates.
+    :param sizes: the kernel's directory of sizes. :param meminfo: the kernel's file about memory.
+    :param set_number: a command that sets a number, given the number and the size's directory.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class HugePages:
             await shielded(self.settle())
 
     async def settle(self, *, first: bool = False) -> None:
-        """Reserve what the present containers ask for, and no more. What fails is logged.
+        """Reserve exactly what the present containers ask for. Failures are only logged.
 
-        :param first: the machine may have been booted since there were containers."""
+        :param first: True if the machine may have rebooted since it had containers."""
         try:
             await self._fit(first)
         except (InfranetesError, OSError) as error:
             _log.warn("the number of huge pages is not what containers ask for: {error}", error=error)
 
     def begin(self) -> None:
-        """Settle what an agent before this one may have left."""
+        """Settle the reservations that an earlier agent may have left."""
         start(self.settle(first=True))
 
     async def _fit(self, first: bool = False) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounts in which the ids of files are those of a user namespace, and what keeps a user namespace.
+"""Mounts that map the ids of files to those of a user namespace, and the files that keep such a namespace.
 
-A file of uid 0 belongs, seen through such a mount, to the id outside that stands for 0; nothing is changed on
-the disk. Every function blocks: call it in a thread. Source: the kernel's filesystems/idmappings.rst.
+Through such a mount, a file of uid 0 belongs to the id outside that stands for 0; nothing is changed on the
+disk. Every function blocks: call it in a thread. Source: the kernel's filesystems/idmappings.rst.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def _write_map(pid: int, kind: str, ids: IdRange) -> None:
 def id_mapped(sources: Sequence[Path], namespace: Path, below: Path) -> Iterator[list[Path]]:
     """Mount directories once more, with the ids of a user namespace, while the context is open.
 
-    What is mounted over them meanwhile keeps what it needs of them.
+    Mounts made on top of them meanwhile keep working afterwards.
 
-    :param below: a directory that is made for it, and removed afterwards.
+    :param below: a directory that is created for this, and removed afterwards.
     :raise FailedPrecondition: the kernel can't map the ids of such a file system."""
     places = [below / str(index) for index in range(len(sources))]
     try:

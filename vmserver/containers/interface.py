@@ -143,16 +143,16 @@ class IContainerProvider(Interface):
         """Return the state of every container."""
 
     def usage() -> Deferred[list[messages.ContainerUsage]]:
-        """Measure what every container uses, from the kernel's own files.
+        """Measure every container's resource usage from the kernel's own files.
 
-        Answers within a second or so, however much was written, without asking the engine. A container that
-        does not run has no `usage`. Rates are left to the caller. The size of what a container wrote over its
-        image is counted in the background, so it may be a little old, or missing at first."""
+        Answers within about a second, however much was written, without asking the engine. A container that
+        does not run has no `usage`. The caller computes rates. The size of the files that a container wrote
+        over its image is counted in the background, so it may be a little old, or missing at first."""
 
     def exec_sync(id: str, command: Sequence[str], timeout: float, max_output: int) -> Deferred[ExecResult]:
         """Run a command in a container and wait for its end.
 
-        For a command that can't be executed the result is what the engine says of it.
+        If the command can't be executed, the result is the engine's message and exit code.
 
         :param timeout: seconds; 0 for no limit.
         :param max_output: how many bytes of each stream are returned; the rest is dropped.
@@ -163,7 +163,7 @@ class IContainerProvider(Interface):
     def exec_session(id: str, command: Sequence[str], streams: Streams) -> Deferred[ISession]:
         """Run a command in a container with live streams.
 
-        For a command that can't be executed, output and exit code are what the engine says of it. If the
+        If the command can't be executed, output and exit code are the engine's message and code. If the
         Deferred is cancelled, the command is killed.
 
         :raise NotFound: no such container.
@@ -241,4 +241,4 @@ class ITakesLayers(Interface):
         :param configuration: whose digest is `image_id`; JSON (OCI image-spec, config.md).
         :raise InvalidArgument: not the configuration of that image.
         :raise FailedPrecondition: a layer is not mounted.
-        :raise DataLoss: a layer that was brought before a boot is damaged, and was deleted."""
+        :raise DataLoss: a layer that was uploaded before a reboot is damaged, and was deleted."""

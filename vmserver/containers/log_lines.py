@@ -27,10 +27,10 @@ class LogReader(Protocol):
 
 
 class LineReader(abc.ABC):
-    """A `LogReader` of files of lines. A subclass knows the files, and what a line says.
+    """A `LogReader` of files of lines. A subclass knows the files, and parses a line.
 
-    :cvar chunk_bytes: how much is read at a time. :cvar max_line_bytes: longer lines are skipped: no honest
-        writer makes such.
+    :cvar chunk_bytes: bytes to read at a time. :cvar max_line_bytes: longer lines are skipped: no honest
+        writer produces them.
     """
 
     chunk_bytes: int
@@ -52,7 +52,7 @@ class LineReader(abc.ABC):
 
     @abc.abstractmethod
     def _records(self, line: bytes, offset: int) -> Iterable[messages.LogRecord]:
-        """Return what a line says, which ends with a newline and is at `offset`."""
+        """Return the records in a line, which ends with a newline and begins at `offset`."""
 
     def _use(self, descriptor: int) -> None:
         """Read another file, from its beginning."""

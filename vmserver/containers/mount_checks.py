@@ -11,7 +11,7 @@ from infranetes_common.wire import cri
 
 
 def field(mount: cri.Mount) -> str:
-    """Return what errors call a mount."""
+    """Return the name of a mount for error messages."""
     return f"config.mounts {mount.container_path[:200]!r}"
 
 

@@ -61,7 +61,7 @@ def overlay(limits: cri.LinuxContainerResources, changes: cri.LinuxContainerReso
 
 
 def merge(limits: cri.LinuxContainerResources, changes: cri.LinuxContainerResources) -> None:
-    """As `overlay`, for whom limits only are what they are told to be: none follows from another."""
+    """As `overlay`, for a runtime where every limit is only what was set: none follows from another."""
     others = cri.LinuxContainerResources()
     others.CopyFrom(changes)
     others.ClearField("hugepage_limits")

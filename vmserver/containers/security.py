@@ -16,7 +16,7 @@ _PROFILE = cri.SecurityProfile
 
 @attrs.frozen
 class Profile:
-    """The kind of a seccomp or AppArmor profile and, for one of the node's, what the node sent of it."""
+    """The kind of a seccomp or AppArmor profile and, for one from the node, the text that the node sent."""
 
     kind: int
     reference: str = ""
@@ -29,9 +29,9 @@ def refuse(present: bool, field: str, what: str) -> None:
 
 
 def capabilities(wanted: cri.Capability) -> tuple[list[str], list[str]]:
-    """Return which to add and to drop.
+    """Return the capabilities to add and to drop.
 
-    What is in both lists is dropped; dropping ALL leaves what is added.
+    A name in both lists is dropped; dropping ALL keeps the added ones.
 
     :raise InvalidArgument: a name can't be a capability's."""
     drop = [capability(name) for name in wanted.drop_capabilities]

@@ -18,9 +18,9 @@ READ_BYTES = 128 * 1024  # in one turn
 class SessionConnection(Protocol):
     """A connection whose two directions end independently.
 
-    A subclass puts what it receives into `output`.
+    A subclass puts received data into `output`.
 
-    :ivar output: what the other side writes, until it writes no more.
+    :ivar output: the other side's data, until it ends its direction.
     """
 
     transport: Connection
@@ -61,7 +61,7 @@ class SessionConnection(Protocol):
             await self._gate.wait()
 
     def finish(self) -> None:
-        """Write no more; output still arrives. Idempotent."""
+        """End our direction; output still arrives. Idempotent."""
         if not self._finished and not self._lost:
             self._finished = True
             self.transport.unregisterProducer()

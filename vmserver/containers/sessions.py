@@ -44,12 +44,12 @@ class Output:
         self._changed.notify()
 
     def end(self) -> None:
-        """End the iteration after what is unread. Idempotent."""
+        """End the iteration after the unread data. Idempotent."""
         self._over = True
         self._changed.notify()
 
     def fail(self, error: Exception) -> None:
-        """Raise `error` in the reader, before what is unread."""
+        """Raise `error` in the reader, ahead of the unread data."""
         if self._failure is None:
             self._failure = error
         self.end()

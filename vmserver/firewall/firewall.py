@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pod's firewall in the kernel: tables of its own, replaced as a whole.
 
-What the VM sends is judged once the service proxy has translated it, and what it receives before anything
-else. Of what comes and goes by its interfaces these pass: connections of the node's, the agent's own to the
-cloud's metadata service, neighbour discovery, and DHCP, without which the VM has no address. Nothing on the
-loopback interface is judged. Where the pod has its address by a tunnel to the node, the node judges what goes
-by it, and the tunnel's own packets pass.
+Outgoing packets are judged after the service proxy has translated them, incoming packets before anything
+else. Some traffic always passes: the node's connections, the agent's own to the cloud's metadata service,
+neighbour discovery, and DHCP, without which the VM has no address. The loopback interface is not filtered. If
+the pod has its address by a tunnel to the node, the node judges the traffic inside, and the tunnel's own
+packets pass.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _log = Logger()
 class Firewall:
     """The firewall of a network namespace.
 
-    :ivar watch: while it has begun, tables that somebody else changes are mended soon.
-    :param namespace: its name; none: the process's own. :param opener: `open_socket` there.
+    :ivar watch: once begun, it soon restores tables that another program has changed.
+    :param namespace: its name; by default the process's own. :param opener: `open_socket` there.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Firewall:
                 raise Unavailable(f"the firewall is not in force: {error}") from error
 
     async def mend(self) -> None:
-        """Put what is in force there again if somebody has changed it."""
+        """Restore the firewall in force if another program has changed the tables."""
         async with self._lock:
             if self._script and await self._listed() != self._listing:
                 _log.warn("the pod's firewall was changed by somebody, and is put there again")

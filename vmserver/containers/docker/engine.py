@@ -147,7 +147,7 @@ class Engine:
     # Typed calls
 
     async def inspect_container(self, name: str) -> ContainerInspect:
-        """Return what the engine says of a container."""
+        """Return the engine's description of a container."""
         return cast(ContainerInspect, await self.call("GET", f"/containers/{name}/json"))
 
     async def list_containers(self, label: str) -> list[ContainerSummary]:
@@ -156,7 +156,7 @@ class Engine:
         return cast(list[ContainerSummary], await self.call("GET", "/containers/json", query))
 
     async def inspect_image(self, image_id: str) -> ImageInspect:
-        """Return what the engine says of an image."""
+        """Return the engine's description of an image."""
         return cast(ImageInspect, await self.call("GET", f"/images/{image_id}/json"))
 
     async def list_images(self) -> list[ImageSummary]:
@@ -168,7 +168,7 @@ class Engine:
         return str((await self.call("POST", f"/containers/{container}/exec", body=body))["Id"])
 
     async def inspect_exec(self, exec_id: str) -> ExecInspect:
-        """Return what the engine says of an exec."""
+        """Return the engine's description of an exec."""
         return cast(ExecInspect, await self.call("GET", f"/exec/{exec_id}/json"))
 
     # HTTP
@@ -184,7 +184,7 @@ class Engine:
         """Send a request and return the answer's JSON; None if it is empty.
 
         :param query: values that are not strings are sent as JSON.
-        :param within: seconds until the whole answer has to be there; 0 for no limit."""
+        :param within: seconds to wait for the whole answer; 0 for no limit."""
 
         async def exchange() -> tuple[int, bytes]:
             response = await self._send(method, path, query, None if body is None else JsonBody(body))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting the engine of a VM in which it does not run until a pod wants it."""
+"""The start of the engine in a VM where it does not run until a pod needs it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vmserver.containers.programs import run
 async def start_engine(reactor: IReactor, command: Sequence[str], seconds: float) -> None:
     """Run a command that starts Docker, such as `systemctl start docker`, and wait for its end.
 
-    Where Docker runs already it does nothing. What systemd has begun goes on when this is cancelled.
+    Does nothing if Docker runs already. If this is cancelled, systemd still finishes the start.
 
-    :raise Unavailable: it failed, or did not end within `seconds`; the message has what it wrote."""
+    :raise Unavailable: it failed, or did not end within `seconds`; the message has its output."""
     words = " ".join(command)
     if not os.access(command[0], os.X_OK):
         raise Unavailable(

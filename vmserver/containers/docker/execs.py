@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands in a container that run to their end, and whose output is captured.
+"""Commands in a container that run to their end with their output captured.
 
-Docker can't end an exec. One that has run out of time is killed as a process of this VM: Docker starts each
-as the leader of a session of its own, so its descendants are found.
+Docker can't end an exec. One that runs out of time is killed as a process of this VM: Docker starts each exec
+as the leader of a session of its own, so its descendants can be found.
 """
 
 from __future__ import annotations

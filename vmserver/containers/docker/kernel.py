@@ -73,7 +73,7 @@ class KernelLog:
                 self._lock.release()
 
     def _read(self) -> None:
-        """Read what was logged since the last time."""
+        """Read the messages that were logged since the last call."""
         if self._file is None:
             self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         while True:

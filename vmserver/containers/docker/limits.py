@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limits that were changed after a container's creation.
 
-Docker knows only those that were changed through it; limits that were written to cgroups are stored here for
-a restarted agent.
+Docker only knows limits that were changed through Docker. Limits that were written to cgroups are stored here
+for a restarted agent.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protobuf messages on disk, one per container: what Docker does not know and a restarted agent needs."""
+"""Protobuf messages on disk, one per container: facts that a restarted agent needs and Docker lacks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MessageStore(Generic[M]):
         self._messages: dict[str, M] = {}
 
     def load(self) -> None:
-        """Read what earlier agents have written."""
+        """Read the messages of earlier agents."""
         for path in self._directory.glob("*"):
             if path.suffix == SUFFIX:
                 continue

@@ -8,7 +8,7 @@ from vmserver.stats.reader import UsageSource
 
 
 def usage_source(found: ContainerInspect) -> UsageSource:
-    """Pick it. Only overlay2 has a directory with nothing but what the container wrote."""
+    """Return a container's usage source. Only overlay2 has a directory of just the container's own files."""
     driver = found.get("GraphDriver")
     data = (driver.get("Data") if driver else None) or {}
     return UsageSource(group=str(found.get("Id", "")), layer=str(data.get("UpperDir", "")))

@@ -37,7 +37,7 @@ def validated(config: cri.ContainerConfig) -> list[Mount]:
 
 
 async def mount(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
-    """Mount those that are not mounted yet.
+    """Make the mounts that do not exist yet.
 
     :raise FailedPrecondition: mounting fails. :raise Unavailable: a source is not in the VM."""
     for source, target, read_only in mounts:
@@ -63,7 +63,7 @@ def _make_mount_point(source: str, target: str) -> None:
 
 
 async def mount_each(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
-    """As `mount`, with every other mount made before the first failure is raised."""
+    """As `mount`, but try every mount before raising the first failure."""
     failures = []
     for one in mounts:
         try:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs loaded at the same addresses each time, where the processor is emulated.
 
-QEMU translates a VM's code as it is first executed, and finds the translation again only at the same address.
-Without random addresses the second run of conmon or crun is spared that, as is what both use of the C
-library. Containers have random addresses in any case: `PERSONALITY` in their config.json gives them back.
+QEMU translates a VM's code when it is first executed, and only finds the translation again at the same
+address. Without random addresses, the second run of conmon or crun needs no translation, nor does the code of
+the C library that both use. Containers always have random addresses: `PERSONALITY` in their config.json
+turns them on again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attaching to a running container, over the socket of its conmon.
 
-The socket keeps packets apart. In each that conmon sends, the first byte is the stream: 2 stdout, 3 stderr;
-what it receives is stdin, which only terminals get in this way: see `ContainerStdin`. It writes to each
-client in turn and waits for each: a client who does not read holds up the container and its log, until the
-container ends. Where a container has `stdin_once`, conmon ends its stdin with the first client who leaves,
-even one who did not want stdin. Source: containers/conmon src/conn_sock.c.
+The socket preserves packets. In each packet from conmon, the first byte is the stream: 2 stdout, 3 stderr;
+packets to conmon are stdin, which only terminals get in this way: see `ContainerStdin`. conmon writes to each
+client in turn and waits for each: a client that does not read holds up the container and its log, until the
+container ends. If a container has `stdin_once`, conmon ends its stdin with the first client that leaves,
+even if that client did not want stdin. Source: containers/conmon src/conn_sock.c.
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ async def _connect(clock: IReactorTime, bundle: Path) -> socket.socket:
 
 
 async def _accepted(clock: IReactorTime, conmon: int) -> None:
-    """Wait until conmon has accepted who is connected: the container's answers go to none but those.
+    """Wait until conmon has accepted pending connections; only accepted clients get the output.
 
-    In vain for one that waits for a client, and sometimes for another conmon, whose socket has the same name.
+    Gives up after `ACCEPT_SECONDS`, as when conmon is waiting for a client. Sometimes waits for another
+    conmon's client, because all these sockets have the same name.
     """
     waited = 0.0
     for pause in backoff(0.005, 0.1):
@@ -183,7 +184,7 @@ class AttachSession:
         self.output.end()
 
     def _drain(self) -> None:
-        """Read what is left, whether the client does or not: conmon ends only then."""
+        """Read the remaining output, even if the client does not: conmon only ends once it is read."""
         self._draining = True
         self._connection.resumeProducing()
 
@@ -264,7 +265,7 @@ class _Packets(FileDescriptor):
             self._received(packet)
 
     def pauseProducing(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._paused = True
         if self.connected:
             self.stopReading()  # type: ignore[no-untyped-call]
@@ -284,7 +285,7 @@ class _Packets(FileDescriptor):
             return len(data)  # conmon takes no more; what it has sent is still to be read
 
     def finish(self) -> None:
-        """Send no more, after what is written."""
+        """Send nothing further after the data already written."""
         self.unregisterProducer()
         self.loseWriteConnection()  # type: ignore[no-untyped-call]
 

@@ -58,7 +58,7 @@ class Bundles:
         self._kernel: Kernel | None = None
 
     def new(self, id: str, image_id: str, config: cri.ContainerConfig) -> OciContainer:
-        """Return a container of which there is nothing yet."""
+        """Return a container that has no files yet."""
         state = messages.ContainerState(
             id=id, state=cri.CONTAINER_CREATED, created_at=time.time_ns(), image_id=image_id
         )
@@ -136,13 +136,13 @@ class Bundles:
         return await run_in_thread(self._reactor, _thd_read, container.bundle)
 
     async def kernel(self) -> Kernel:
-        """Return what this VM's kernel has."""
+        """Return the features of this VM's kernel."""
         if self._kernel is None:
             self._kernel = await run_in_thread(self._reactor, find_kernel)
         return self._kernel
 
     def _target(self, config: cri.ContainerConfig) -> int:
-        """Return the first process of the container whose processes it is to see; 0: none."""
+        """Return the first process of the container whose PID namespace it shares; 0 if that does not run."""
         options = config.linux.security_context.namespace_options
         target = self._index.get(options.target_id) if options.pid == cri.TARGET else None
         return target.record.state.pid if target is not None and target.running else 0

@@ -29,7 +29,7 @@ DEFAULT = frozenset(f"CAP_{name}" for name in _DEFAULT.split())
 
 @attrs.frozen
 class Capabilities:
-    """The sets: those that a process may ever have, and those that it keeps whoever its user is."""
+    """The sets of capabilities: all that a process can gain, and those that it keeps as any user."""
 
     bounding: tuple[str, ...]
     ambient: tuple[str, ...]
@@ -52,10 +52,10 @@ def in_mask(mask: int) -> frozenset[str]:
 
 
 def container_capabilities(context: cri.LinuxContainerSecurityContext, known: frozenset[str]) -> Capabilities:
-    """Return what a container's processes may have.
+    """Return the capabilities of a container's processes.
 
-    :param known: those that this machine can give.
-    :raise InvalidArgument: a name is no capability's, or the machine can't give it.
+    :param known: the capabilities that this machine can grant.
+    :raise InvalidArgument: a name is no capability, or the machine can't grant it.
     """
     wanted = context.capabilities
     add, drop = security.capabilities(wanted)

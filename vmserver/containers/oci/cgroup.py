@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container's cgroup: kill what is in it, and what the kernel says of memory that ran out.
+"""A container's cgroup: kills its processes, and reports the kernel's out-of-memory kills.
 
 Of version 2, or of version 1 with a hierarchy for each controller. Source: Linux
 Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.

@@ -19,8 +19,8 @@ _TEMPLATE = Path(__file__).parent / "apparmor-default.in"
 def profile_reference(context: cri.LinuxContainerSecurityContext, kernel: Kernel) -> str:
     """Return the reference of the container's profile, for `apparmor.ProfileLoader`; "": not confined.
 
-    Without a word about it a container has the default profile if the VM has AppArmor, and what is privileged
-    has none.
+    If the context names no profile, a container has the default one if the VM has AppArmor, and a privileged
+    container has none.
 
     :raise InvalidArgument: the profile is malformed.
     """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """conmon: a small process beside each container, which holds its streams and outlives the agent.
 
-It has crun create the container, writes its log, serves those who attach, and in the end writes the exit
-code to the file `exit` and ends. So the end of conmon is what the agent waits for. In a container's bundle:
+conmon calls crun to create the container, writes its log, serves attached clients, and in the end writes the
+exit code to the file `exit` and ends. So the agent waits for the end of conmon. In a container's bundle:
 
-config.json   what crun makes of it
+config.json   the specification for crun
 conmon.pid    conmon's pid
 first.pid     the pid of the container's first process
 attach        a socket: see `vmserver.containers.oci.attach`
@@ -64,7 +64,7 @@ class CannotRun(InvalidArgument):
 
 
 def exit_code_of(message: str) -> int:
-    """Return 127, 126 or 128 for what crun says of a container or command that it can't run."""
+    """Return 127, 126 or 128 for crun's message about a container or command that it can't run."""
     message = _DECORATION.sub("", message)
     if message.startswith("executable file ") and "not found" in message:
         return 127
@@ -73,12 +73,12 @@ def exit_code_of(message: str) -> int:
 
 @attrs.frozen
 class Monitored:
-    """A container as conmon is told of it.
+    """The description of a container for conmon.
 
     :ivar bundle: a directory with config.json, of this container alone.
-    :ivar log: the file that its output is written to, in the CRI's format.
-    :ivar stdin: whether it has a stdin, without a terminal. :ivar stdin_once: whether that ends with the
-        first client who attached.
+    :ivar log: the file for its output, in the CRI's format.
+    :ivar stdin: True if it has a stdin, without a terminal. :ivar stdin_once: True if its stdin ends with
+        the first attached client.
     """
 
     id: str
@@ -116,8 +116,8 @@ class Exit:
 class Conmon:
     """Starts, watches and finds conmons.
 
-    :param program: name or path. :param group: the cgroup of all conmons. :param seconds: within which crun
-        has created a container.
+    :param program: name or path. :param group: the cgroup of all conmons. :param seconds: the time that
+        crun gets to create a container.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Conmon:
         return process
 
     def find(self, container: Monitored) -> Process | Exit | None:
-        """Return what there is of a container that an earlier agent had created; None: nothing.
+        """Return the process or exit of a container that an earlier agent created; None if there is neither.
 
         A container whose conmon is gone is killed."""
         status = self._crun.status(container.id)
@@ -183,9 +183,9 @@ class Conmon:
         return Watch(self._reactor, process, lambda: self._outcome(container), ended)
 
     async def discard(self, container: Monitored) -> None:
-        """Kill a container and its conmon, and delete what they have made in the bundle. Idempotent.
+        """Kill a container and its conmon, and delete their files in the bundle. Idempotent.
 
-        Whoever watches is told: close the watch first.
+        A watch reports this as the container's end: close it first.
 
         :raise Unavailable: crun can't delete it."""
         await self._clear(self._cgroup(container))  # a crun that still creates is in it
@@ -262,7 +262,7 @@ class Conmon:
 
 
 class Watch:
-    """Waits for the end of a container. Close it to wait no more."""
+    """Waits for the end of a container, until closed."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class Watch:
             self._ended(self._outcome())
 
     def close(self) -> None:
-        """Wait no more. Idempotent."""
+        """Stop waiting. Idempotent."""
         self._open = False
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
@@ -316,7 +316,7 @@ class Watch:
 
 
 def _conmon_pid(container: Monitored) -> int:
-    """Return the pid of a container's conmon; 0 if it is not there (any more)."""
+    """Return the pid of a container's conmon; 0 if it does not run."""
     try:
         pid = int((container.bundle / "conmon.pid").read_text())
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -341,7 +341,7 @@ def _unlink(container: Monitored) -> None:
 
 
 def _thd_clear(path: str) -> bool:
-    """Kill what is in a cgroup, and remove it; return whether it is gone."""
+    """Kill the processes in a cgroup, and remove it; return whether it is gone."""
     group = cgroup.Cgroup(path)
     group.kill()
     cgroup.remove(path)

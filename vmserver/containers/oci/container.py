@@ -56,7 +56,7 @@ class OciContainer:
 
     @property
     def monitored(self) -> Monitored:
-        """The container as conmon is told of it."""
+        """The container's description for conmon."""
         config = self.record.config
         return Monitored(self.id, self.bundle, self.log, config.tty, config.stdin, config.stdin_once)
 
@@ -92,6 +92,6 @@ class OciContainer:
         return self.record.state.exit_code
 
     def notify(self) -> None:
-        """Wake those who wait for the end, if it has come. Called after each change of state."""
+        """Wake the waiters for the container's end if it has ended. Called after each change of state."""
         if self.over:
             self._over.succeed(None)

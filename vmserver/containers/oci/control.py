@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FIFO by which a running conmon is told something: a terminal's size, or that its log was renamed.
+"""The FIFO for messages to a running conmon: a terminal's new size, or that its log was renamed.
 
-Of several messages that conmon 2.1 reads together it follows the first one only, as many times as there are
-messages. So each is written once the one before is read, also by the FIFO `winsz`, through which conmon
+If conmon 2.1 reads several messages together, it follows only the first, once for each message. So each
+message is written only once the previous one has been read, also from the FIFO `winsz`, through which conmon
 passes sizes on to itself. Source: containers/conmon src/ctrl.c.
 """
 
@@ -40,9 +40,9 @@ class Control:
     async def resize(self, width: int, height: int) -> None:
         """Set the size of the container's terminal, in characters. Does nothing after its end.
 
-        Of several that wait, only the last is told.
+        If several sizes are pending, only the last is sent.
 
-        :raise Unavailable: conmon does not take it."""
+        :raise Unavailable: conmon does not accept the message."""
         if not (0 <= width <= _MAX_SIZE and 0 <= height <= _MAX_SIZE):
             return
         self._size = (width, height)
@@ -77,7 +77,7 @@ class Control:
                 os.close(fifo)
 
     async def _empty(self, fifos: list[int]) -> None:
-        """Wait until conmon has read what is in these."""
+        """Wait until conmon has read everything in these FIFOs."""
         waited = 0.0
         pauses = backoff(0.002, 0.05)
         while any(_unread(fifo) for fifo in fifos):

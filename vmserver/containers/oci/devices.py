@@ -24,7 +24,7 @@ _OWN = frozenset(f"/dev/{name}" for name in ("pts", "shm", "fd", "mqueue", "cons
 
 @attrs.frozen
 class Node:
-    """A device's file in a container, and what may be done with it (of r, w and m).
+    """A device's file in a container, and the permitted access to it (of r, w and m).
 
     :ivar source: its file in the VM."""
 
@@ -88,7 +88,7 @@ def _wanted(device: cri.Device, files: Iterator[int]) -> list[Node]:
 
 
 def _below(path: str, inside: str, access: str, files: Iterator[int]) -> Iterator[Node]:
-    """Yield the device at `path`, or those below it. Symbolic links are followed at the top only."""
+    """Yield the device at `path`, or the devices below it. Only a link at `path` itself is followed."""
     try:
         found = os.stat(path)
         names = sorted(os.listdir(path)) if stat.S_ISDIR(found.st_mode) else None

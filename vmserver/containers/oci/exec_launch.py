@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A command in a running container: `crun exec` as a child of the agent.
 
-crun reads what to execute from a pipe, so that arguments and variables, which may be secret, are neither in a
+crun reads the command from a pipe, so that arguments and variables, which may be secret, are neither in a
 file nor in a list of processes. It begins only once the agent has given it the container's oom_score_adj,
 which the command inherits. With cgroup v2 each command is in a cgroup of its own below the container's and is
-killed together with everything that it has started.
+killed together with all its descendants.
 
-A command may take as long as it likes, but not crun: one that has no child after some time hangs, and is
-killed.
+A command may take as long as it likes, but crun may not: a crun that has no child after some time hangs, and
+is killed.
 
-crun ends once it has no child any more. In a container with the VM's own process namespace it also gets what
-a command leaves behind as its children: there that is killed, or the command would never end. Source:
+crun ends once it has no children left. In a container with the VM's own PID namespace it also inherits the
+processes that a command leaves behind: these are killed, or else the command would never end. Source:
 containers/crun src/exec.c, src/libcrun/container.c.
 """
 
@@ -55,7 +55,7 @@ class CommandGroups:
         self._left: dict[Path, None] = {}  # in the order in which they are tried
 
     def remove(self, group: Path) -> None:
-        """Remove a cgroup, and some that could not be removed before. One in which processes go on stays."""
+        """Remove a cgroup, and retry some earlier failures. A cgroup with running processes stays."""
         for each in [group, *itertools.islice(self._left, self.AT_ONCE)]:
             self._left.pop(each, None)
             try:
@@ -160,7 +160,7 @@ class Launch:
         kill_family(self._pid)
 
     def heard(self, data: bytes) -> None:
-        """Take what crun or the command has written, to learn whether it was crun."""
+        """Look at output of crun or the command, to learn whether it is crun's."""
         self._message += data[: max(0, _MAX_MESSAGE_BYTES - len(self._message))]
 
     def exit_code(self, code: int) -> int:
@@ -171,7 +171,7 @@ class Launch:
         return code
 
     def over(self) -> None:
-        """Remove the command's cgroup, once it has ended. One in which processes go on is the container's."""
+        """Remove the ended command's cgroup. One that still has processes is left to the container."""
         if self._hanging is not None and self._hanging.active():
             self._hanging.cancel()
         if self._first is not None:
@@ -181,7 +181,7 @@ class Launch:
 
 
 class FirstProcess:
-    """Sees that a command has ended whose crun waits for what it has left behind, and kills that.
+    """Notices the end of a command whose crun waits for processes left behind, and kills these.
 
     :param path: the file that crun writes the command's pid to.
     """

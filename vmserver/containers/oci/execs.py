@@ -47,7 +47,7 @@ class Execs:
     ) -> ExecResult:
         """Run a command to its end: see `IContainerProvider.exec_sync`.
 
-        :param process: what to execute: OCI runtime-spec, `process`. :param oom_score_adj: the container's.
+        :param process: the OCI runtime-spec's `process` to execute. :param oom_score_adj: the container's.
         """
         launch = self._launch(id, {**process, "terminal": False}, oom_score_adj)
         command = _SyncCommand(self._reactor, max_output, launch)
@@ -214,7 +214,7 @@ class TerminalSession(ProcessProtocol):
         self._finish()
 
     def _leave(self) -> None:
-        """Stop reading what descendants write, once what is there is read."""
+        """Stop reading the output of surviving descendants, after reading what is already there."""
         if self.output.paused:
             self._timer = self._reactor.callLater(DRAIN_SECONDS, self._leave)
         else:

@@ -45,10 +45,10 @@ class _Mapped:
 
 
 class FileSystems:
-    """Mounts and unmounts them.
+    """Mounts and unmounts the file systems of containers and of images that are volumes.
 
-    :param volumes: the directory of the images that are volumes; created when it is first needed.
-    :param namespaces: with whose ids containers see their images.
+    :param volumes: the directory for images that are volumes; created when it is first needed.
+    :param namespaces: the user namespaces whose ids containers see in their images.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class FileSystems:
         return at
 
     async def release(self, image_id: str) -> None:
-        """Unmount an image that is no volume of a container any more."""
+        """Unmount an image that is no longer a volume of any container."""
         async with self._lock:
             await run_in_thread(self._reactor, _thd_release, self._volumes, self._at(image_id).name)
 

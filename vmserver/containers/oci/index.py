@@ -77,7 +77,7 @@ class ContainerIndex:
         return list(self._containers.values())
 
     def new(self, record: Record) -> OciContainer:
-        """Return a new container, whose directory is to be made, and which is not listed: see `add`."""
+        """Return a new container, without a directory yet and not yet listed: see `add`."""
         return OciContainer(record, self._directory / record.state.id)
 
     async def add(self, container: OciContainer) -> None:
@@ -100,9 +100,9 @@ class ContainerIndex:
             raise unwritable(container.directory, error) from error
 
     async def note(self, container: OciContainer) -> bool:
-        """Write a record of what has happened already; return whether that has worked.
+        """Record an event that has happened already; return whether that has worked.
 
-        Where it has not, the next agent finds the same out from what there is of the container."""
+        If it has not, the next agent derives the same from the container's processes and files."""
         try:
             await self.save(container)
         except InfranetesError as error:
@@ -118,7 +118,7 @@ class ContainerIndex:
         container.notify()
 
     def remove(self, container: OciContainer) -> None:
-        """Forget a container whose files are deleted, and notify the watchers."""
+        """Remove a container from the list after its files are deleted, and notify the watchers."""
         container.removed = True
         if self._containers.pop(container.id, None) is not None:
             for _, removed in self._watchers:

@@ -31,9 +31,9 @@ _RAISES_LIMITS = "CAP_SYS_RESOURCE"
 class Kernel:
     """The kernel and its settings.
 
-    `mqueue`: it shows its message queues at /dev/mqueue.
-    `hugepages` are the page sizes that can be limited, as a cgroup's files name them. `rlimits` are those of
-    every container, soft and hard. `capabilities` are those that can be given."""
+    `mqueue`: True if it can mount its message queues at /dev/mqueue.
+    `hugepages` are the page sizes that can be limited, as a cgroup's files name them. `rlimits` apply to
+    every container, soft and hard. `capabilities` are those that can be granted."""
 
     cgroup2: bool = True
     apparmor: bool = False
@@ -46,7 +46,7 @@ class Kernel:
 
 
 def find_kernel(root: Path = Path("/")) -> Kernel:
-    """Read what the kernel says of itself in /proc and /sys. Blocks for some milliseconds."""
+    """Read the kernel's features from /proc and /sys. Blocks for some milliseconds."""
     system = os.uname()
     release = _RELEASE.match(system.release)
     cgroup2 = (root / "sys/fs/cgroup/cgroup.controllers").exists()

@@ -24,7 +24,7 @@ from vmserver.containers.oci.addresses import fixed_addresses
 from vmserver.containers.programs import ENVIRONMENT
 
 TOLD = 3
-"""conmon's descriptor of the pipe by which it tells the agent of the creation; it keeps it open."""
+"""conmon's descriptor of the pipe that reports the creation to the agent; conmon keeps it open."""
 
 _GO = 4
 _MAX_MESSAGE_BYTES = 64 * 1024
@@ -99,11 +99,11 @@ class Launch(ProcessProtocol):
             self.told.callback((pid, message))
 
     def kill(self) -> None:
-        """SIGKILL what was started, if it is still there; not the conmon that it has become."""
+        """SIGKILL the started process if it still runs, but not the conmon that it has forked."""
         with contextlib.suppress(Exception):
             self.transport.signalProcess("KILL")
 
     def close(self) -> None:
-        """Listen no more. conmon keeps its ends of the pipes."""
+        """Stop listening. conmon keeps its ends of the pipes."""
         for descriptor in list(self.transport.pipes):
             self.transport.closeChildFD(descriptor)

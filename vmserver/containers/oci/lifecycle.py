@@ -57,7 +57,7 @@ class Lifecycle:
         self._ending: set[Deferred[None]] = set()
 
     async def stop(self) -> None:
-        """Watch no container any more, and finish what was begun. Idempotent."""
+        """Stop watching containers, and finish the work in progress. Idempotent."""
         for id in list(self._watches):
             self._watch_no_more(id)
         self._rotation.close()
@@ -164,7 +164,7 @@ class Lifecycle:
                 await self._ended(container, exit)
 
     async def _ended(self, container: OciContainer, exit: Exit | None) -> None:
-        """Tell how it has ended. :param exit: None: nobody knows."""
+        """Record and report the container's end. :param exit: None if nobody knows how it ended."""
         if exit is None:
             states.lost(container.record, time.time_ns())
         else:
@@ -179,7 +179,7 @@ class Lifecycle:
             await self._finish(container)
 
     async def _finish(self, container: OciContainer) -> None:
-        """Clean up what a container had that has ended. What fails is tried again when it is removed."""
+        """Clean up after a container that has ended. A failure is retried when the container is removed."""
         try:
             await self._clean(container)
         except InfranetesError as error:

@@ -23,7 +23,7 @@ async def change_limits(
     container: OciContainer,
     changes: cri.LinuxContainerResources,
 ) -> None:
-    """Change limits, of which those that are 0 or empty stay, for a caller that holds the container's lock.
+    """Change the limits that are not 0 or empty. The caller holds the container's lock.
 
     :raise InvalidArgument: a limit is invalid, or can't be set; names the field."""
     state = container.record.state

@@ -51,11 +51,11 @@ def check(limits: cri.LinuxContainerResources, kernel: Kernel) -> None:
 
 
 def linux_resources(limits: cri.LinuxContainerResources, kernel: Kernel) -> Spec:
-    """Return limits, without those that are 0 or empty.
+    """Return limits in the OCI runtime-spec's form, without those that are 0 or empty.
 
     A page size that the VM does not have is left out: there is nothing to limit.
 
-    :raise InvalidArgument: one can't be set; names the field.
+    :raise InvalidArgument: a limit can't be set; names the field.
     """
     check(limits, kernel)
     found: Spec = {}
@@ -81,9 +81,9 @@ def update_resources(
     kernel: Kernel,
     memory_in_use: int = 0,
 ) -> Spec:
-    """Return what `crun update --resources` takes.
+    """Return the input of `crun update --resources`.
 
-    It has all limits, for crun resets some that are left out beside a changed one.
+    It contains all limits, because crun resets some that are missing when others change.
 
     :param before: the limits so far; `vmserver.containers.resources.overlay` keeps them.
     :param memory_in_use: bytes; the kernel would end processes rather than refuse a limit below it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container's log as conmon writes it, and how much of it is kept.
+"""A container's log: the format that conmon writes, and the files that are kept.
 
 Each line is in the CRI's format: a time (RFC 3339), the stream, F or P, and text. P is a part of a longer
 line, or the last that the container wrote, if it did not end in a newline. Lines that conmon has read

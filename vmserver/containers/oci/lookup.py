@@ -62,12 +62,12 @@ def look_up(
     image_paths: Mapping[int, str] = MappingProxyType({}),
     mountinfo: Path = _MOUNTS,
 ) -> Lookup:
-    """Look up what `config` names. Blocks: reads files and directories.
+    """Look up everything that `config` names. Blocks: reads files and directories.
 
     :param rootfs: the container's root, which nobody changes meanwhile.
-    :param files: the sandbox's own files by their path in a container; those that are missing are left out.
+    :param files: the sandbox's own files by their path in a container; missing ones are left out.
     :param image_paths: the paths of image volumes by their index among the mounts.
-    :raise InvalidArgument: something is not there, or malformed; names the field.
+    :raise InvalidArgument: something is missing or malformed; names the field.
     """
     refuse(bool(config.CDI_devices), "config.CDI_devices", "a CDI device")
     context = config.linux.security_context
@@ -90,7 +90,7 @@ def _user(context: cri.LinuxContainerSecurityContext, image: ImageDefaults, root
 
 
 def _targets(rootfs: Path, paths: Iterable[str]) -> dict[str, str]:
-    """Return where mount points are that crun can't make, as a link of the image leads to nothing.
+    """Return the real places of mount points that crun can't make because a link of the image is dangling.
 
     :raise InvalidArgument: one is in /proc, whose files are the kernel's."""
     found = {}
@@ -126,7 +126,7 @@ def _exists(path: str) -> bool:
 
 
 def _check_propagation(mount: cri.Mount, mountinfo: str) -> None:
-    """Check that mounts can reach the container. :raise InvalidArgument: those of the source go nowhere."""
+    """Check that mounts can propagate to the container. :raise InvalidArgument: the source's do not."""
     marks = _propagation(os.path.realpath(mount.host_path), mountinfo)
     both_ways = mount.propagation == cri.PROPAGATION_BIDIRECTIONAL
     if not any(mark.startswith(_SHARED if both_ways else (_SHARED, _SLAVE)) for mark in marks):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mounts of a container: what every one has, the configuration's, the sandbox's files.
+"""The mounts of a container: those of every container, the configuration's, the sandbox's files.
 
-crun makes them in their order, follows symbolic links of the container within its root only, and makes what
-a mount point needs. Source: crun(1), "mount options"; OCI runtime-spec, config.md.
+crun makes them in their order, follows the container's symbolic links only within its root, and creates
+missing mount points. Source: crun(1), "mount options"; OCI runtime-spec, config.md.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def _given_in_user_namespace(
     users: UserNamespace,
     mqueue: bool,
 ) -> Iterator[Spec]:
-    """Yield the mounts that a container of a user namespace has in place of `given`.
+    """Yield the mounts that replace `given` in a container with a user namespace.
 
-    A file system that shows a namespace of the VM can't be mounted there: it has the VM's."""
+    Such a container can't mount a file system that shows a namespace of the VM, so it gets the VM's own."""
     options = context.namespace_options
     of_vm = {"/sys"}
     if options.pid == cri.POD:

@@ -71,7 +71,7 @@ class OciProvider:
     """An `IContainerProvider` whose containers are run by conmon and crun.
 
     :param etc_dir: has the sandbox's hosts and resolv.conf, which every container sees.
-    :param run_dir: the agent's; what a boot ends is below it.
+    :param run_dir: the agent's, for everything that ends with a reboot.
     """
 
     name = "oci"
@@ -289,7 +289,7 @@ class OciProvider:
         return await self._execs.exec_session(id, process, score, streams)
 
     async def _process(self, id: str, command: Sequence[str], tty: bool) -> tuple[Spec, int]:
-        """Return what is to be executed in a running container, and its oom_score_adj."""
+        """Return the process to execute in a running container, and the container's oom_score_adj."""
         container = self._index.running(id)
         process = process_spec(await self._bundles.read(container), command, tty)
         return process, container.record.state.resources.oom_score_adj

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""crun on a read-only mount of its own file, so that it starts once.
+"""crun on a read-only mount of its own file, so that each run executes it only once.
 
-So that no container can write to the program that it sees as /proc/PID/exe (CVE-2019-5736), crun copies
-itself to memory and executes the copy, each time that it is run. It does not where its file is on a read-only
-file system, which protects it as well. In an emulated VM that spares more than a start: a copy is new code,
-whose every instruction would be translated again. Source: containers/crun src/libcrun/cloned_binary.c.
+To keep containers from writing to the program that they see as /proc/PID/exe (CVE-2019-5736), crun copies
+itself to memory and executes the copy, in each run. It omits that if its file is on a read-only file system,
+which protects it as well. In an emulated VM this saves more than one start: a copy is new code, and all of
+its instructions would be translated again. Source: containers/crun src/libcrun/cloned_binary.c.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _log = Logger()
 
 
 def thd_read_only(program: str, at: Path) -> str:
-    """Return where a program can be run from: `at`, a read-only mount, or where it is if there can be none.
+    """Return the path to run a program from: `at`, a read-only mount, or its own path if mounting fails.
 
-    The mount outlives the agent, and what runs from it. Idempotent. Blocks."""
+    The mount outlives the agent and the programs that run from it. Idempotent. Blocks."""
     try:
         if not _is_mounted(program, at):
             at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -25,13 +25,13 @@ any        remove                                REMOVING, then nothing
 
 An agent that starts finds for each record:
 
-(none)     the directory is deleted: nobody was told of the container
+(none)     the directory is deleted: the container was never reported
 CREATED    nothing to do
 CREATING   it has never run: conmon and crun's container are ended, and it is CREATED again
-STARTING   where it waits still, it is let go, and else as RUNNING
-RUNNING    conmon is watched; where it is gone, what it has written is read
-ENDED      the cleaning up is done again
-REMOVING   the removal is done again
+STARTING   if it still waits, it is started; then as RUNNING
+RUNNING    conmon is watched; if it is gone, its files are read
+ENDED      the cleanup is repeated
+REMOVING   the removal is repeated
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Record:
 
     @property
     def images(self) -> set[str]:
-        """The ids of the images that it needs: its own, and those that are its volumes."""
+        """The ids of the images that the container needs: its own, and its image volumes."""
         volumes = {mount.image.image for mount in self.config.mounts if mount.HasField("image")}
         return {self.state.image_id, *volumes}
 
@@ -101,7 +101,7 @@ def load(directory: Path) -> Record | None:
 
 
 def serialized(record: Record) -> str:
-    """Return what `save` writes."""
+    """Return the text that `save` writes."""
     fields = {
         "version": _VERSION,
         "state": base64.b64encode(record.state.SerializeToString()).decode(),

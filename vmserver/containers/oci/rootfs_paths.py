@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a container's root, whose symbolic links are followed within it."""
+"""Access to files in a container's root: symbolic links are followed only within it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Rotation:
         self._watched.pop(id, None)
 
     def close(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop looking. Idempotent."""
         self._watched.clear()
         looking, self._looking = self._looking, None
         if looking is not None:

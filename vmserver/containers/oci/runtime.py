@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""crun: start, signal, update and delete containers that conmon has had it create.
+"""crun: start, signal, update and delete the containers that it has created for conmon.
 
-In a VM without KVM each start of a program takes 0.1 to 0.3 s, so crun is run only where there is no other
-way. It keeps a directory for each container: `status` says which process is its first one and which cgroup
-it is in; `exec.fifo` exists until the container is started, which is done by writing a byte to it. Sources:
+In a VM without KVM each start of a program takes 0.1 to 0.3 s, so crun is run only if there is no other way.
+It keeps a directory for each container: `status` names its first process and its cgroup; `exec.fifo` exists
+until the container is started, and a byte written to it starts the container. Sources:
 containers/crun src/libcrun/status.c, container.c.
 """
 
@@ -77,8 +77,8 @@ class Status:
 class Crun:
     """crun, with its directory of containers.
 
-    :param root: the directory, below /run: nothing in it outlives a boot. :param program: name or path.
-    :param seconds: within which any call ends.
+    :param root: the directory, below /run, which a reboot empties. :param program: name or path.
+    :param seconds: the time limit of each call.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Crun:
         return [located(self._program), f"--root={self.root}", *words]
 
     def status(self, id: str) -> Status | None:
-        """Return what is known of a container; None if there is none."""
+        """Return crun's record of a container; None if there is none."""
         directory = self.root / id
         try:
             with open(directory / "status", "rb") as file:

@@ -50,9 +50,9 @@ _MACHINES = {
 def container_seccomp(
     context: cri.LinuxContainerSecurityContext, capabilities: Collection[str], kernel: Kernel
 ) -> Spec | None:
-    """Return a container's `linux.seccomp`; None: it is not confined, as what is privileged never is.
+    """Return a container's `linux.seccomp`; None: not confined. Privileged containers never are.
 
-    :param capabilities: those that its processes may have.
+    :param capabilities: the capabilities of its processes.
     :raise InvalidArgument: the node's profile is malformed or not supported.
     """
     profile = security.seccomp_profile(context)
@@ -109,7 +109,7 @@ def _parsed(text: str) -> Mapping[str, object]:
 
 
 def _architectures(profile: Mapping[str, object], native: str) -> list[str]:
-    """Return the architectures beside the kernel's own that the rules are for."""
+    """Return the architectures that the rules apply to in addition to the kernel's own."""
     found = [str(name) for name in _list(profile.get("architectures"), "architectures")]
     for each in map(_object, _list(profile.get("archMap"), "archMap")):
         if native and each.get("architecture") == native:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The specification of a container: a CRI ContainerConfig as the config.json of the OCI runtime-spec.
 
-All of it is a function of what is wanted and of what was found before; nothing here reads a file. What is not
-supported is refused, naming the field. Annotations are not passed on: crun obeys some.
+The result depends only on the configuration and the earlier lookups; nothing here reads a file. Unsupported
+fields are refused by name. Annotations are not passed on, because crun obeys some.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 
 @attrs.frozen
 class Wanted:
-    """A container to be.
+    """The description of a container to create.
 
     :param found: what `look_up` returned for `config`.
     :param cgroup: its path below the root of the cgroups, as /infranetes/ID.
     :param target_pid: with a pid namespace TARGET, the first process of that container; 0: it does not run.
     :param volumes: directories for `mounts.image_volumes`, by their path in the container.
-    :param user_namespace: the file of the pod's, if `config` wants it.
+    :param user_namespace: the file of the pod's user namespace, if `config` asks for it.
     """
 
     id: str
@@ -90,9 +90,9 @@ def container_spec(wanted: Wanted) -> Spec:
 
 
 def process_spec(spec: Mapping[str, object], command: Sequence[str], tty: bool) -> Spec:
-    """Return what `crun exec --process` takes for a command in a container.
+    """Return the input of `crun exec --process` for a command in a container.
 
-    :param spec: the container's config.json, whose user, environment and confinement the command has.
+    :param spec: the container's config.json; the command gets its user, environment and confinement.
     """
     own = spec["process"]
     assert isinstance(own, dict)
@@ -202,7 +202,7 @@ def _linux(wanted: Wanted, capabilities: Capabilities, propagation: str) -> Spec
 
 
 def _device_rules(wanted: Wanted) -> list[Spec]:
-    """Return who may use which devices. crun adds those that every container has."""
+    """Return the rules for access to devices. crun adds rules for the devices of every container."""
     if wanted.config.linux.security_context.privileged:
         return [{"allow": True, "access": "rwm"}]
     return [{"allow": False, "access": "rwm"}, *(node.rule() for node in wanted.found.devices)]

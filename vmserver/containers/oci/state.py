@@ -47,7 +47,7 @@ def ended(record: Record, exit: Exit) -> None:
 
 
 def lost(record: Record, now: int) -> None:
-    """Nobody has seen how its first process ended."""
+    """Record that the first process has ended in an unknown way."""
     record.state.reason = "Error"
     _over(record, LOST_CODE, now, LOST)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container's stdin without a terminal: a pipe, of which conmon has the writing end.
+"""A container's stdin without a terminal: a pipe whose writing end conmon holds.
 
-Once nobody can read that pipe any more, conmon 2.1 uses a whole processor until the container ends if it is
-given more: it takes what failed for what has to wait. So the agent writes into the pipe itself. That it ends
-is up to conmon, as is a terminal. Source: containers/conmon src/conn_sock.c, sock_try_write_to_local_sock.
+If conmon 2.1 gets data for a pipe that nobody can read any longer, it uses a whole processor until the
+container ends: it mistakes the failed write for one that has to wait. So the agent writes into the pipe
+itself. conmon still ends the pipe, and serves terminals. Source: containers/conmon src/conn_sock.c,
+sock_try_write_to_local_sock.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from vmserver.containers.sessions import WriteGate
 class ContainerStdin(FileDescriptor):
     """Writes to a container's stdin, with flow control.
 
-    The pipe is open only while something is to be written. What nobody can read any more is dropped.
+    The pipe is open only while there is data to write. Data that nobody can read any longer is dropped.
 
-    :param conmon: its pid. :ivar gate: is to be waited for after each write.
-    :raise Unavailable: it can't be told which pipe it is.
+    :param conmon: its pid. :ivar gate: wait for it after each write.
+    :raise Unavailable: the pipe can't be identified.
     """
 
     def __init__(self, reactor: IReactorFDSet, conmon: int) -> None:
@@ -62,7 +63,7 @@ class ContainerStdin(FileDescriptor):
             self._then = then
 
     def close(self) -> None:
-        """Drop what is not written. Idempotent."""
+        """Drop the data that is not written yet. Idempotent."""
         self.connectionLost(Failure(ConnectionDone()))
 
     def _open(self) -> None:
@@ -96,7 +97,7 @@ class ContainerStdin(FileDescriptor):
 def _pipe_of(conmon: int) -> tuple[Path, int] | None:
     """Return the writing end of the container's stdin, and its inode; None: conmon has closed it.
 
-    conmon has one other writing end of a pipe: that by which it has told the agent of the creation."""
+    conmon has one other writing end of a pipe: that of the pipe that reported the creation to the agent."""
     found = []
     try:
         for entry in Path(f"/proc/{conmon}/fd").iterdir():

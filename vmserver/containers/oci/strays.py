@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conmon of an agent that was killed in the moment in which it started it.
+"""Stray conmons, whose agent was killed at the moment that it started them.
 
-It is not in its cgroup yet and has written down nothing, and it goes on by itself.
+Such a conmon is not in its cgroup yet, has recorded nothing, and continues by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAUSE_SECONDS = 0.02
 
 
 def kill_strays(id: str) -> None:
-    """SIGKILL every conmon of a container, and what crun they have. Blocks: reads what all processes are."""
+    """SIGKILL every conmon of a container, and its crun. Blocks: reads all processes' command lines."""
     quiet = 0
     for _ in range(_ROUNDS):
         found = _strays(id)

@@ -30,8 +30,8 @@ _MAX_PATH_BYTES = 107  # unix(7)
 class Terminal(FileDescriptor):
     """The controlling end of a pseudo-terminal.
 
-    :param received: called with what is written to the terminal. :param over: called once no process has it
-        open any more. The terminal is hung up by `connectionLost` alone.
+    :param received: called with the data written to the terminal. :param over: called once no process has it
+        open any longer. Only `connectionLost` hangs the terminal up.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Terminal(FileDescriptor):
             self._over()
 
     def pauseProducing(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self.connected:
             self.stopReading()  # type: ignore[no-untyped-call]
 
@@ -124,7 +124,7 @@ class ConsoleSocket:
             self.close()
 
     def close(self) -> None:
-        """Listen no more. Idempotent."""
+        """Stop listening. Idempotent."""
         port, self._port = self._port, None
         if port is not None:
             port.stopListening()

@@ -68,9 +68,9 @@ def check_user(user: ProcessUser, users: UserNamespace) -> None:
 
 
 def check_capabilities(wanted: cri.Capability) -> None:
-    """Check that none is asked for which only the owner of a network has.
+    """Check that `wanted` has no capability that requires ownership of the network namespace.
 
-    :raise InvalidArgument: one is; names it."""
+    :raise InvalidArgument: it has one; names it."""
     for field in ("add_capabilities", "add_ambient_capabilities"):
         for name in getattr(wanted, field):
             if security.capability(name) in _OF_NETWORK:

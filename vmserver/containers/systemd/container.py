@@ -36,6 +36,6 @@ class UnitContainer:
         return succeed(None) if self.over else self._ended.wait()
 
     def notify(self) -> None:
-        """Wake those who wait for the end, if it has come. Called after each change of state."""
+        """Wake the waiters for the container's end if it has ended. Called after each change of state."""
         if self.over:
             self._ended.succeed(None)

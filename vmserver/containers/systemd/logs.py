@@ -47,7 +47,7 @@ async def records(
     """Iterate over the LogRecords of `log` after `cursor`; with `follow`, until it has ended.
 
     :param finished: fires when the container has ended; cancelled in the end. Entries reach the journal a
-        little later: if `finished` has fired already, they are waited for even without `follow`.
+        little later: if `finished` has fired already, this waits for them even without `follow`.
     """
     last, position = parse(cursor)
     waits = follow or finished.called

@@ -60,7 +60,7 @@ _log = Logger()
 class SystemdProvider:
     """An `IContainerProvider` whose containers are units of systemd.
 
-    :param directory: of the records; created when it is first needed.
+    :param directory: for the records; created when it is first needed.
     :param endpoint: how to reach systemd; by default the configured socket.
     :param own_pid: translates a pid as systemd numbers it to that in the agent's own PID namespace.
     """
