@@ -61,9 +61,9 @@ FindNotice = Callable[[], Awaitable[Interruption | None]]
 
 
 class Interruptions:
-    """Looks for the notice until there is one.
+    """Looks for the notice until it arrives.
 
-    :param tell: told once of it. :param provider: gives that of the containers.
+    :param tell: called once with it. :param provider: returns the containers' provider.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Interruptions:
             self._looking.addErrback(_log_unless_cancelled)
 
     def stop(self) -> None:
-        """Look no more, and stop nothing. Idempotent."""
+        """Stop looking, and stop no containers. Idempotent."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -108,7 +108,7 @@ class Interruptions:
             return None
 
     async def _stop_all(self, grace: int) -> None:
-        """Stop what still runs, with so many seconds before it is killed."""
+        """Stop the containers that still run. :param grace: seconds before they are killed."""
         provider = self._provider()
         running = [one for one in await provider.containers() if one.state == cri.CONTAINER_RUNNING]
         if running:

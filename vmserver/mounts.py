@@ -81,7 +81,7 @@ def mount(source: str, at: str, kind: str, flags: Flag = NO_FLAGS, options: str 
 
 
 def unmount(at: str | Path) -> None:
-    """Unmount what is mounted at a path: at once if it is not used, or else once it no longer is.
+    """Unmount the file system at a path: at once if it is unused, or else as soon as it is.
 
     Does nothing if nothing is mounted there.
 
@@ -113,7 +113,7 @@ def sync(at: str | Path) -> None:
 
 
 def unmount_unused(at: str | Path) -> bool:
-    """Unmount what is mounted at a path; return whether it could be, or is used.
+    """Unmount the file system at a path; return False if it is in use.
 
     Does nothing if nothing is mounted there.
 
@@ -145,9 +145,9 @@ def mounts_below(top: str | Path) -> list[Mount]:
 
 
 def in_directory(directory: Path, work: Callable[[], T]) -> T:
-    """Return or raise what `work()` does, run with a working directory of its own.
+    """Call `work()` with this working directory; return its result or raise its error.
 
-    It is that of a thread which is made for it, so that this process keeps its own.
+    Only a thread made for the call changes directory, so this process keeps its own.
     """
     results: list[T] = []
     errors: list[BaseException] = []

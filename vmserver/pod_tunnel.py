@@ -50,7 +50,7 @@ class PodNetwork:
 def pod_network(
     address: str, gateway: str, node_host: str, port: int, mtu: int, networks: Sequence[str]
 ) -> PodNetwork:
-    """Check what the node tells. :raise InvalidArgument: it can't be."""
+    """Validate the node's description. :raise InvalidArgument: it is malformed."""
     try:
         found = PodNetwork(
             _host(address),

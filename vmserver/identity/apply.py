@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give this machine what its identity says: clock, entropy, names, addresses. Every step is idempotent.
+"""Application of an identity to this machine: clock, entropy, names, addresses. Every step is idempotent.
 
 Clones of one template share all of these until this is done, so it comes before anything that a peer can
 see. Every sandbox's start waits for it, so it starts no child process.

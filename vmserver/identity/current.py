@@ -28,7 +28,7 @@ _log = Logger()
 
 
 class CurrentIdentity:
-    """Takes identity documents on, and serves with what they say.
+    """Takes identity documents on, and serves with the identity in them.
 
     :param directory: of `IDENTITY_FILE`, gone after a reboot.
     :param applier: applies the identity to the machine; None: it is only the agent's.

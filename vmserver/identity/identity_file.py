@@ -40,7 +40,7 @@ class IdentityFile:
         self._loop.start(POLL_SECONDS)
 
     def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop looking. Idempotent."""
         if self._loop.running:
             self._loop.stop()
 

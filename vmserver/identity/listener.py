@@ -30,8 +30,8 @@ class Listener:
     """Serves `inner` over mutual TLS.
 
     :param inner: set before `open`; protocols of it are served.
-    :param address: HOST:PORT in place of the identity's; "": the identity's.
-    :param listen: in place of TCP.
+    :param address: HOST:PORT; "": the identity's.
+    :param listen: replaces TCP.
     :ivar factory: None until `open`.
     """
 
@@ -85,13 +85,13 @@ class Listener:
             self.factory.renew(context)
 
     def limit(self, limits: LimitsConfig) -> None:
-        """Set other bounds for new connections; those that are open stay."""
+        """Change the bounds for new connections; open connections stay."""
         self._limits = limits
         if self.factory is not None:
             self.factory.limit(limits.connections, limits.handshakes, limits.handshake_seconds)
 
     async def stop_listening(self) -> None:
-        """Take no more connections; those that are open stay. Idempotent."""
+        """Stop accepting connections; open connections stay. Idempotent."""
         port, self._port = self._port, None
         if port is not None:
             await maybeDeferred(port.stopListening)

@@ -151,8 +151,8 @@ class _Body(Protocol):
 class MetadataService:
     """A client of the cloud's metadata service.
 
-    :param endpoint: in place of the service's own address.
-    :param marked: also while the service is closed to everybody else.
+    :param endpoint: replaces the service's own address.
+    :param marked: True to reach the service even while it is closed to everybody else.
     """
 
     def __init__(self, reactor: IReactor, endpoint: str = "", *, marked: bool = False) -> None:
@@ -182,19 +182,19 @@ class MetadataService:
         return await self.read_gcp("attributes/infranetes-identity", MAX_DOCUMENT_BYTES)
 
     async def read_aws(self, path: str, limit: int) -> bytes:
-        """Read what EC2 has below `latest/`. :raise NotFound: nothing.
+        """Read a path below EC2's `latest/`. :raise NotFound: it does not exist.
 
-        :raise InfranetesError: it can't be had now, or is more than `limit` bytes."""
+        :raise InfranetesError: the service doesn't answer now, or with more than `limit` bytes."""
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": _TOKEN_SECONDS}
         token = await self._request(b"PUT", "/latest/api/token", headers, _MAX_TOKEN)
         return await self._request(b"GET", f"/latest/{path}", {"X-aws-ec2-metadata-token": token}, limit)
 
     async def read_azure(self, path: str, limit: int) -> bytes:
-        """Read what Azure has below `metadata/`. Raises as `read_aws` does. :param path: with its query."""
+        """Read a path below Azure's `metadata/`. Raises as `read_aws` does. :param path: with its query."""
         return await self._request(b"GET", f"/metadata/{path}", {"Metadata": b"true"}, limit)
 
     async def read_gcp(self, path: str, limit: int) -> bytes:
-        """Read what Compute Engine has of the instance. Raises as `read_aws` does."""
+        """Read one of Compute Engine's values for the instance. Raises as `read_aws` does."""
         headers = {"Metadata-Flavor": b"Google"}
         return await self._request(b"GET", f"/computeMetadata/v1/instance/{path}", headers, limit)
 
@@ -272,7 +272,7 @@ class CloudIdentity:
         self._loop.start(POLL_SECONDS)
 
     def stop(self) -> None:
-        """Poll no more. Idempotent."""
+        """Stop polling. Idempotent."""
         if self._loop.running:
             self._loop.stop()
 

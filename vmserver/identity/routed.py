@@ -21,7 +21,7 @@ _PROC_SYS = Path("/proc/sys")
 
 
 def apply(network: Network, card: str, proc_sys: Path = _PROC_SYS) -> None:
-    """Give a card that is up exactly what a checked `network` says, and no router's advertisements.
+    """Give a card that is up exactly the settings of a checked `network`; ignore router advertisements.
 
     Idempotent. :raise FailedPrecondition: the machine refuses; the message says which line.
     """

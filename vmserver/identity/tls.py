@@ -207,7 +207,7 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
         self._creator.context = context
 
     def limit(self, connections: int, handshakes: int, handshake_seconds: float) -> None:
-        """Set other bounds for new connections; those that are open stay."""
+        """Change the bounds for new connections; open connections stay."""
         self._connections = connections
         self._handshakes = handshakes
         self._handshake_seconds = handshake_seconds

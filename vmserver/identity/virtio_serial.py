@@ -45,7 +45,7 @@ class LineBuffer:
         self._dropping = False
 
     def clear(self) -> None:
-        """Forget the beginning of a line whose rest will not come."""
+        """Forget the beginning of a line whose rest will never arrive."""
         self._buffer = b""
         self._dropping = False
 
@@ -126,7 +126,7 @@ class VirtioSerial:
     # The channel
 
     def _poll(self) -> None:
-        """Open the device if it is there, and read if somebody is on its other side."""
+        """Open the device if it exists, and read from it if its other side is connected."""
         self._timer = None
         if self._fd < 0:
             try:
@@ -146,7 +146,7 @@ class VirtioSerial:
             self._timer = self._reactor.callLater(pause, self._poll)
 
     def _read(self) -> bool:
-        """Read what is there. Return whether somebody is on the other side."""
+        """Read the available data. Return whether the other side is connected."""
         try:
             data = os.read(self._fd, MAX_DOCUMENT_BYTES)
         except BlockingIOError:

@@ -53,7 +53,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Tells work in a thread that nobody wants it any more."""
+    """Tells work in a thread that its result is no longer wanted."""
 
     def __init__(self) -> None:
         self._told = False
@@ -79,7 +79,7 @@ class LayerFiles:
         return next((path for path in self._files(diff_id) if path.suffix != _PART), None)
 
     def arrived(self, diff_id: str) -> tuple[int, str]:
-        """Return how many bytes of a layer have arrived, and of which file (its digest); 0: none of any."""
+        """Return the number of bytes that have arrived of a layer, and their file's digest; 0, "": none."""
         for path in self._files(diff_id):
             with contextlib.suppress(FileNotFoundError):
                 return path.stat().st_size, f"sha256:{path.stem}"
@@ -102,9 +102,9 @@ class LayerFiles:
             raise _as_error(layer, path, error) from None
 
     def verify(self, diff_id: str, stop: Stop) -> None:
-        """Check that a file which arrived in an earlier boot is what it was.
+        """Check that a file that arrived before a reboot is unchanged.
 
-        :raise DataLoss: it is not, and is deleted.
+        :raise DataLoss: it has changed, and was deleted.
         """
         path = self.whole(diff_id)
         if path is None:
@@ -120,11 +120,11 @@ class LayerFiles:
         raise DataLoss(f"layer {diff_id} is damaged on the VM's disk ({words}), and deleted: bring it again")
 
     def remove(self, diff_id: str) -> None:
-        """Delete what there is of a layer, if anything."""
+        """Delete everything that has arrived of a layer. Idempotent."""
         shutil.rmtree(self._of(diff_id), ignore_errors=True)
 
     def all(self) -> list[str]:
-        """List the layers of which anything has arrived, by diff id."""
+        """List the diff ids of all layers that have arrived, at least in part."""
         try:
             return [f"sha256:{name}" for name in os.listdir(self._directory) if _NAME.fullmatch(name)]
         except FileNotFoundError:
@@ -204,10 +204,10 @@ class Arrival:
             self._size += len(piece)
 
     def finish(self) -> None:
-        """Check that all is there, and make it outlive a loss of power.
+        """Check that the layer is complete, and make it outlive a loss of power.
 
         :raise InvalidArgument: bytes are missing; the others stay.
-        :raise DataLoss: it is not what was announced, and is deleted.
+        :raise DataLoss: the layer is not the announced one, and was deleted.
         """
         layer = self._layer
         if self._size < layer.size:
@@ -237,7 +237,7 @@ class Arrival:
 
 
 def _hashed(descriptor: int, size: int, stop: Stop) -> hashlib._Hash:
-    """Hash the first `size` bytes of a file, whose position is then after them."""
+    """Hash the first `size` bytes of a file, and leave its position after them."""
     found = hashlib.sha256()
     os.lseek(descriptor, 0, os.SEEK_SET)
     while size:

@@ -52,14 +52,14 @@ class Arrived:
 
 
 class LayerStore:
-    """The VM's layers. All that is known is in files and in the kernel, where a restarted agent finds it.
+    """The VM's layers. The state is in files and in the kernel, where a restarted agent finds it.
 
-    Layers that the hypervisor shows have to be mounted again after a boot of the VM (`mount_disks`). Those
-    that were brought are verified and mounted again when they are needed (`need`).
+    Layers that the hypervisor attaches as disks must be mounted again after a reboot of the VM
+    (`mount_disks`). Uploaded layers are verified and mounted again when they are needed (`need`).
 
-    :param files: the directory of what is brought; on a disk.
-    :param points: the directory of mount points; emptied by a boot.
-    :param mount: false where simulated VMs share a machine: layers are brought and verified, not mounted.
+    :param files: the directory of uploaded layers; on a disk.
+    :param points: the directory of mount points; emptied by a reboot.
+    :param mount: false where simulated VMs share a machine: layers are uploaded and verified, not mounted.
     :ivar changing: held while images come to need layers, and while layers are removed.
     :ivar needed: returns the diff ids of layers that must not be removed. Blocks, and is called in a thread.
     """
@@ -102,7 +102,7 @@ class LayerStore:
         return self._usable(diff_id) is not None or self._files.whole(diff_id) is not None
 
     async def need(self, diff_ids: Iterable[str]) -> list[Path]:
-        """Return each layer's directory, in the same order; mount those that were brought before a boot.
+        """Return each layer's directory, in the same order; mount layers that were uploaded before a reboot.
 
         :raise FailedPrecondition: a layer is not here. :raise DataLoss: one is damaged, and was deleted.
         """
@@ -125,7 +125,7 @@ class LayerStore:
     async def mount_disks(self, disks: Sequence[LayerOnDisk]) -> None:
         """Mount layers, once their disks have appeared. Idempotent.
 
-        :raise Unavailable: a disk does not appear. :raise FailedPrecondition: what is on one is no layer.
+        :raise Unavailable: a disk does not appear. :raise FailedPrecondition: a disk holds no layer.
         """
         if disks and not self._mount:
             raise FailedPrecondition("this agent mounts nothing: bring layers by PutLayer")
@@ -212,7 +212,7 @@ class LayerStore:
             await self._mount_file(layer.diff_id, verified=True)
 
     async def _mount_file(self, diff_id: str, verified: bool = False) -> Path | None:
-        """Mount what the node has brought; return where, or None if it has not brought the layer."""
+        """Mount a layer that the node has uploaded; return its directory, or None if it has not."""
         stop = Stop()
         async with self._locks.held(diff_id):
             work = partial(self._thd_mount_file, diff_id, verified, stop)
@@ -221,9 +221,9 @@ class LayerStore:
     # The end
 
     async def remove(self, diff_ids: Sequence[str], *, unneeded: bool = False) -> None:
-        """Unmount layers and delete what was brought of them, but for those that an image needs. Idempotent.
+        """Unmount layers and delete their files, except those that an image needs. Idempotent.
 
-        :param unneeded: all others that no image needs go, too, also what loads that failed have left.
+        :param unneeded: also remove all other layers that no image needs, and remains of failed loads.
         :raise Unavailable: one can't be unmounted.
         """
         async with self.changing:
@@ -257,7 +257,7 @@ class LayerStore:
         return None
 
     def _thd_all(self) -> Sequence[str]:
-        """The diff ids of which anything is here."""
+        """Return the diff ids of all layers that are here, at least in part."""
         return sorted({*self._points.all(), *self._files.all()})
 
     def _thd_begin(self, layer: BroughtLayer, stop: Stop) -> Arrival:

@@ -36,7 +36,7 @@ async def prewarm(reactor: IReactor, factory: IProtocolFactory, provider: IConta
 
 
 async def warm_up(reactor: IReactor, provider: IContainerProvider) -> None:
-    """Do for the first time what pods of containers would wait for."""
+    """Do the first-time work that pods of containers would otherwise wait for."""
     if provider.name in WARMED:
         await make_first_file_system(reactor)
         await run_first_container(reactor, provider)

@@ -14,7 +14,7 @@ import gc
 
 
 def keep_heap_shared() -> None:
-    """Free what can be freed, and have collections leave alone what there is. Blocks."""
+    """Collect garbage, and exclude the remaining objects from later collections. Blocks."""
     gc.collect()
     gc.freeze()
     # What was needed until now goes back to the system; glibc alone has this.

@@ -49,7 +49,7 @@ class Kernel:
         self._unread = 0  # listings of tables that are there, which failed one after the other
 
     def watch(self, mend: Mend) -> TablesWatch:
-        """Return what can have the tables mended when somebody else changes them."""
+        """Return a watch that calls `mend` when another program changes the tables."""
         tables = [(family, script.NAME) for family in script.FAMILIES.values()]
         return TablesWatch(self._reactor, tables, mend, self._opener)
 
@@ -58,7 +58,7 @@ class Kernel:
         await self._scripts.run(text)
 
     async def read(self, version: int) -> listing.Listing | None:
-        """Return what is in a family's table. None: there is none, or none that can be read.
+        """Return the content of a family's table. None: there is no table, or it can't be parsed.
 
         :raise Unavailable: nft fails, as when memory is short: the table is there, and may be in force.
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the kernel's tables as the node says.
+"""The service proxy itself, which keeps the kernel's tables equal to the node's rules.
 
-What is in the kernel is known by what was put there, and read from it where that is not sure: when the agent
-starts, and after a change that failed. So an agent that is started again changes only what differs.
+The proxy remembers what it put into the kernel, and reads the tables only when that is unsure: when the agent
+starts, and after a change that failed. So a restarted agent changes only the differences.
 
 state     the tables                      what follows
 UNSURE    may be anything                 they are read; those that can't be are made anew
@@ -135,9 +135,9 @@ class ServiceProxy:
             return True
 
     async def report(self, key: Key | None) -> Report:
-        """Say what is in force. :param key: also what becomes of connections to this.
+        """Report the state in force. :param key: also report the outcome of connections to this.
 
-        :raise InfranetesError: somebody has changed the tables, and they can't be mended.
+        :raise InfranetesError: another program has changed the tables, and they can't be mended.
         """
         placed = None if key is None else self._placed.get(key)
         if key is not None and await self._kernel.chain(key) != (placed.chain if placed else None):
@@ -154,7 +154,7 @@ class ServiceProxy:
     # With the lock held
 
     async def _learn(self) -> None:
-        """Read what is in the kernel, and make the tables that are not there or not whole."""
+        """Read the kernel's tables, and make those that are missing or broken."""
         self._placed, self._chains = {}, set()
         self._ranges = dict.fromkeys(script.FAMILIES, ())
         for version in script.FAMILIES:

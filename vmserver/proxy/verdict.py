@@ -41,7 +41,7 @@ def judge(
     cluster_ips: Mapping[tuple[int, str], int],
     ranges: Iterable[str],
 ) -> Verdict:
-    """Return what becomes of connections to `key`.
+    """Return the outcome of connections to `key`.
 
     :param cluster_ips: family and address, and how many keys have them. :param ranges: of the key's family.
     """

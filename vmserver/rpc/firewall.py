@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SetFirewall: the node says what the pod may receive and send."""
+"""SetFirewall: the node sets the connections that the pod may accept and open."""
 
 from __future__ import annotations
 

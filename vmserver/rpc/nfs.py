@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about what NFS servers export."""
+"""The calls about mounts of NFS exports."""
 
 from __future__ import annotations
 

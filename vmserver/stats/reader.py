@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resource usage of containers, measured in the kernel's files without asking what runs them."""
+"""Resource usage of containers, measured in the kernel's files without asking their engine."""
 
 from __future__ import annotations
 

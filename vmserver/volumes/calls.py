@@ -159,7 +159,7 @@ class VolumeCalls:
         return found
 
     def stop(self) -> None:
-        """Measure nothing any more. Idempotent."""
+        """Stop measuring. Idempotent."""
         self._measured.stop()
 
 

@@ -71,7 +71,7 @@ class PodDisks:
         self._restoring: Deferred[None] | None = None
 
     async def restore(self) -> None:
-        """Mount what was mounted before the VM rebooted. What fails is tried again in the background."""
+        """Mount the disks that were mounted before a reboot of the VM; retry failures in the background."""
         wanted = await run_in_thread(self._reactor, self._thd_records)
         left = await self._restored(wanted)
         if left:
@@ -79,7 +79,7 @@ class PodDisks:
             self._restoring.addErrback(lambda failure: None)
 
     def stop(self) -> None:
-        """Try no more to mount what `restore` could not. Idempotent."""
+        """Stop retrying the mounts that `restore` could not make. Idempotent."""
         if self._restoring is not None:
             self._restoring.cancel()
 
@@ -91,7 +91,7 @@ class PodDisks:
                 return
 
     async def _restored(self, wanted: list[DiskMount]) -> list[DiskMount]:
-        """Mount disks; return those that can't be."""
+        """Mount disks; return those that could not be mounted."""
         left = []
         for one in wanted:
             try:
@@ -159,15 +159,15 @@ class PodDisks:
         return device
 
     async def sync(self, serial: str) -> None:
-        """Write what is pending of a disk, which stays as it is. Idempotent.
+        """Flush pending writes to a disk, which stays mounted. Idempotent.
 
         :raise NotFound: it is neither mounted nor a container's. :raise Unavailable: it can't be written."""
         await run_in_thread(self._reactor, self._thd_sync, serial)
 
     async def unmount(self, serial: str) -> None:
-        """Write what is pending, unmount a disk, and have the kernel forget it. Idempotent.
+        """Flush and unmount a disk, and remove it from the kernel. Idempotent.
 
-        :raise FailedPrecondition: something uses it; what was pending is written."""
+        :raise FailedPrecondition: something uses it; pending writes were flushed."""
         await shielded(self._unmount(serial))
 
     async def _unmount(self, serial: str) -> None:

@@ -58,7 +58,7 @@ class _Attempt:
 
 
 class NfsMounts:
-    """Mounts for containers what NFS servers export.
+    """Mounts NFS exports for containers.
 
     :param base: a directory of mount points. :param owner: says whose machine this is, as no other's.
     :param mount: mounts; :raise OSError:."""
@@ -115,7 +115,7 @@ class NfsMounts:
             raise self._no_answer(id) from None
 
     async def release(self, container: str) -> None:
-        """Unmount what this container had and no other has. Idempotent. What can't be is logged."""
+        """Unmount the exports that only this container used. Idempotent. Failures are logged."""
         unused = await run_in_thread(self._reactor, self._thd_give_up, container)
         ends = [start(self._unmount(id, UNMOUNT_SECONDS)) for id in unused]
         for outcome in await settled(ends):
@@ -165,7 +165,7 @@ class NfsMounts:
         return self._base / id / DIRECTORY
 
     def _thd_mounted(self) -> list[str]:
-        """The ids of what is mounted. It is read from the mount table: a server is asked nothing."""
+        """Return the ids of the mounts, from the mount table alone: no server is asked."""
         points = {one.point for one in mounts()}
         return [one.name for one in self._base.glob("nfs-*") if str(one / DIRECTORY) in points]
 
@@ -216,7 +216,7 @@ class NfsMounts:
             raise FailedPrecondition(f"{name} answers with an error: {error.strerror}") from None
 
     def _thd_give_up(self, container: str) -> list[str]:
-        """Note that a container has gone; return the ids of what nobody has."""
+        """Note that a container has gone; return the ids of mounts that no container uses."""
         unused = []
         for users in self._base.glob(f"nfs-*/{USERS}"):
             (users / container).unlink(missing_ok=True)
