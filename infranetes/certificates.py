@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""X.509 certificates of the node and its VMs: what is in them, and how they are made and named."""
+"""X.509 certificates of the node and its VMs: their content, creation and names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration in force: each key, where its value is from, and what waits for a restart."""
+"""The configuration in force in a running daemon: each key, its value's origin, and pending changes."""
 
 from __future__ import annotations
 

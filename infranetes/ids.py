@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of sandboxes, containers and VMs, and the tokens by which VMs are asked for."""
+"""Ids of sandboxes, containers and VMs, and the idempotency tokens of requests for VMs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration, read again while the daemon runs: what takes effect, and what needs a restart."""
+"""Reload of the configuration while the daemon runs: some keys take effect, others need a restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = Logger()
 
 
 def in_force(running: Config, read: Config) -> Config:
-    """Return what is in force once a daemon that runs with `running` has taken what it can of `read`."""
+    """Return the configuration in force after a daemon that runs with `running` has reloaded `read`."""
     images = attrs.evolve(
         read.images,
         preload=running.images.preload,  # the template of the VMs has them
