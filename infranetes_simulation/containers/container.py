@@ -110,7 +110,7 @@ class Container:
         self.refresh()
 
     def unfollow(self) -> None:
-        """Follow the shim no more. Idempotent."""
+        """Stop following the shim. Idempotent."""
         if self._shim_end is not None:
             self._shim_end.close()
             self._shim_end = None

@@ -146,7 +146,7 @@ class NamespaceMachine:
         await run_in_thread(self._reactor, self._thd_clear, hypervisor.END_SECONDS)
 
     def _thd_clear(self, seconds: float) -> None:
-        """Take away what a hypervisor leaves that was killed."""
+        """Remove the remains of a hypervisor that was killed."""
         bridge = network.bridge_of(self._farm)
         network.unplug(self._farm / _LOCK, bridge, network.cable_of(bridge, self._id))
         cgroups.remove(self._cgroup, seconds)
