@@ -15,11 +15,11 @@ from infranetes_common.config_files import Document, Sources
 from infranetes_common.errors import ConfigError
 
 Make = Callable[[Config, str], None]
-"""Makes the parts of a daemon from a configuration, for its errors, which name the file that is given."""
+"""Makes the daemon's parts from a configuration, for their errors. Also takes the file, to name in these."""
 
 
 def made_of_keys(found: Config, source: str) -> None:
-    """Make nothing: nothing but the keys is checked."""
+    """Make no parts: check only the configuration's keys."""
 
 
 def check_file(path: str, make: Make = made_of_keys) -> tuple[Sequence[str], Sequence[Fault]]:
@@ -54,7 +54,7 @@ class _Faults:
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Add the error that is raised in the block, if any."""
+        """Collect the faults of a `ConfigError` that is raised within this context."""
         try:
             yield
         except ConfigError as error:
@@ -87,6 +87,6 @@ def _check_table(document: Document, name: str) -> None:
 
 
 def _check_whole(found: Config, sources: Sources) -> None:
-    """Check how the keys go together. :raise ConfigError: they do not."""
+    """Check the configuration as a whole. :raise ConfigError: keys contradict each other."""
     if wrong := [f"{sources.main}: {fault}" for fault in faults(found)]:
         raise ConfigError("\n".join(wrong))

@@ -124,7 +124,7 @@ class Firewalls(Generic[G]):
         await self.restore()
 
     async def restore(self) -> None:
-        """Make the tables again if somebody has removed them, as the reload of a firewall does."""
+        """Make the tables again if another program has removed them, as the reload of a firewall does."""
         async with self._lock:
             for family in self._families if self._there else ():
                 command = [*self._inside, "nft", "--terse", "list", "table", family, self._table]
@@ -135,9 +135,9 @@ class Firewalls(Generic[G]):
                     return
 
     async def set(self, pod: G, firewall: PodFirewall) -> None:
-        """Put a pod's firewall in force, for connections that there are too. Idempotent.
+        """Put a pod's firewall in force, also for existing connections. Idempotent.
 
-        :raise InfranetesError: why it can't be; the one before is in force.
+        :raise InfranetesError: that failed; the previous firewall is in force.
         """
         async with self._lock:
             before = dict(self._known)
@@ -162,7 +162,7 @@ class Firewalls(Generic[G]):
             raise
 
     async def forget(self, pod: G) -> None:
-        """Close a pod's firewall, and let go of its chains. Idempotent."""
+        """Close a pod's firewall, and remove its chains. Idempotent."""
         async with self._lock:
             self._known.pop(pod, None)
             if not self._there:
@@ -208,7 +208,7 @@ class Firewalls(Generic[G]):
         self._there = True
 
     async def _change(self, script: str) -> None:
-        """Change the tables; if that can't be, as somebody has removed them, make them of what is known."""
+        """Change the tables; if that fails, for instance because they are gone, make them anew."""
         try:
             await self._nft(script)
         except InfranetesError as error:
@@ -216,14 +216,14 @@ class Firewalls(Generic[G]):
             await self._make()
 
     def _thd_script(self, pod: G, firewall: PodFirewall) -> str:
-        """The script for one pod. It may have ten thousand networks for each of many ports."""
+        """Return the script for one pod. It may have ten thousand networks for each of many ports."""
         return replacing("ip", self._table, _chains(pod, firewall)) + self._elements(pod, firewall)
 
     async def _make(self) -> None:
         await self._nft(await run_in_thread(self._reactor, self._thd_all, dict(self._known)))
 
     def _thd_all(self, known: Mapping[G, PodFirewall]) -> str:
-        """The script that makes the tables anew."""
+        """Return the script that makes the tables anew."""
         every: dict[str, list[str]] = {}
         for pod, firewall in known.items():
             every.update(_chains(pod, firewall))
