@@ -207,7 +207,7 @@ class _Agent:
                 self._agent, self._due = None, time.monotonic() + _RESTART_SECONDS
 
     def _follow(self) -> None:
-        """Start or end the agent, as its behaviour demands."""
+        """Start or end the agent, or the listener that replaces a silent one, as the behaviour demands."""
         if self._behaviour != AGENT and self._agent is not None:
             self._agent.kill()
             self._agent.wait()
