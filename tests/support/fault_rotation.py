@@ -60,7 +60,7 @@ ACTIONS = {
     "azure": Actions(("launch",), ("destroy",), "list VMs"),
     "gcp": Actions(("launch",), ("destroy",), "list instances"),
     "openstack": Actions(("launch",), ("destroy",), "list servers"),
-    "vsphere": Actions(("CloneVM_Task", "PowerOnVM_Task"), ("Destroy_Task",), LIST),
+    "vsphere": Actions(("CloneVM_Task",), ("PowerOffVM_Task", "Destroy_Task"), LIST),
 }
 
 

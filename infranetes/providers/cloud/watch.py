@@ -100,7 +100,8 @@ class Watcher(Generic[D]):
         """Poll until stopped."""
         while not self._stopped:
             await self._wait_for_next_poll()
-            if not (self._waiting or self._ledger.live() or self._ledger.ending or self.unwanted):
+            ledger = self._ledger
+            if not (self._waiting or ledger.live() or ledger.ending or ledger.lasting or self.unwanted):
                 continue
             try:
                 await self.poll()

@@ -21,7 +21,8 @@ from txgrpc import Code, GrpcError
 MOMENTS = (
     ("before", "CloneVM_Task", 0),  # no VM was asked for
     ("after", "CloneVM_Task", 1),
-    ("after", "PowerOnVM_Task", 1),
+    ("before", "PowerOffVM_Task", 1),
+    ("after", "PowerOffVM_Task", 1),  # it is off, and not deleted
     ("before", "Destroy_Task", 1),
     ("after", "Destroy_Task", 0),  # nobody was told that the VM is gone
 )

@@ -7,8 +7,11 @@ once released it stands for vcsim's own task.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
+
+_TASK = re.compile(rb'<objectSet(?: [^>]*)?><obj type="Task">([^<]+)</obj>.*?</objectSet>')
 
 Answer = tuple[int, bytes, list[tuple[str, str]]]
 
@@ -31,18 +34,22 @@ class SlowClones:
         self._numbers = count()
 
     def early(self, action: str, body: bytes) -> Answer | None:
-        """Return the answer, if it is about a clone that vcsim does not know."""
+        """Return the answer, if it is only about clones that vcsim does not know."""
         if action == "CloneVM_Task" and self.on:
             return self.hold(body)[1]
-        for id in [*self._held, *self._cancelled]:
-            if id.encode() not in body:
-                continue
-            if action == "CancelTask":
+        ours = self.unknown(body)
+        if action == "CancelTask" and ours:
+            for id in ours:
                 self._held.pop(id, None)
                 self._cancelled.add(id)
-                return self._ok(_response(action))
-            return self._ok(self._task(id))
+            return self._ok(_response(action))
+        if ours and not _TASK.search(self.known(body, ours)):
+            return self._ok(_response("RetrievePropertiesEx", f"<returnval>{self._tasks(ours)}</returnval>"))
         return None
+
+    def unknown(self, body: bytes) -> list[str]:
+        """Return the ids in a request that vcsim does not know."""
+        return [id for id in [*self._held, *self._cancelled] if id.encode() in body]
 
     def hold(self, body: bytes) -> tuple[str, Answer]:
         """Begin a slow clone. Returns the id of its task, and the answer."""
@@ -53,6 +60,9 @@ class SlowClones:
     def _ok(self, body: str) -> Answer:
         return 200, self._envelope(body), []
 
+    def _tasks(self, ids: Sequence[str]) -> str:
+        return "".join(self._task(id) for id in ids)
+
     def _task(self, id: str) -> str:
         state = "error" if id in self._cancelled else "running"
         values = f'<propSet><name>info.state</name><val xsi:type="TaskInfoState">{state}</val></propSet>'
@@ -60,8 +70,7 @@ class SlowClones:
             fault = '<fault xsi:type="RequestCanceled"/><localizedMessage>cancelled</localizedMessage>'
             value = f'<val xsi:type="LocalizedMethodFault">{fault}</val>'
             values += f"<propSet><name>info.error</name>{value}</propSet>"
-        objects = f'<objects><obj type="Task">{id}</obj>{values}</objects>'
-        return _response("RetrievePropertiesEx", f"<returnval>{objects}</returnval>")
+        return f'<objects><obj type="Task">{id}</obj>{values}</objects>'
 
     async def release(self, clone: Callable[[bytes], Awaitable[str]]) -> None:
         """Make the clones now. :param clone: lets vcsim make one and returns its task."""
@@ -76,14 +85,15 @@ class SlowClones:
             self._aliases[id] = await clone(body)
             self._held.pop(id, None)
 
-    def known(self, body: bytes) -> bytes:
-        """Return a request with vcsim's task ids."""
+    def known(self, body: bytes, unknown: Sequence[str]) -> bytes:
+        """Return a request with vcsim's task ids, without the clones that it does not know."""
         for alias, real in self._aliases.items():
             body = body.replace(alias.encode(), real.encode())
-        return body
+        ours = {id.encode() for id in unknown}
+        return _TASK.sub(lambda each: b"" if each[1] in ours else each[0], body) if ours else body
 
-    def told(self, body: bytes) -> bytes:
-        """Return an answer with our task ids."""
+    def told(self, body: bytes, unknown: Sequence[str]) -> bytes:
+        """Return an answer with our task ids, and with the clones that vcsim was not asked for."""
         for alias, real in self._aliases.items():
             body = body.replace(f">{real}<".encode(), f">{alias}<".encode())
-        return body
+        return body.replace(b"<returnval>", f"<returnval>{self._tasks(unknown)}".encode(), 1)

@@ -42,14 +42,19 @@ def refusal(rule: Fault) -> tuple[int, bytes] | None:
         return 429, b"Too Many Requests"
     if rule.kind is FaultKind.ERROR:
         return 503, b"Service Unavailable"
-    name = {
+    name = refused_with(rule)
+    return (500, fault(name, _INNER.get(name, ""))) if name else None
+
+
+def refused_with(rule: Fault) -> str:
+    """Return the name of vCenter's fault; "": what answers is a proxy before it, or nothing does."""
+    return {
         FaultKind.QUOTA: "NotEnoughLicenses",
         FaultKind.CAPACITY: "InsufficientResourcesFault",
         FaultKind.UNKNOWN: "ManagedObjectNotFound",
         FaultKind.REVOKED: "NotAuthenticated",
         FaultKind.BUSY: "TaskInProgress",
-    }.get(rule.kind)
-    return (500, fault(name, _INNER.get(name, ""))) if name is not None else None
+    }.get(rule.kind, "")
 
 
 def fault(name: str, inner: str = "") -> bytes:

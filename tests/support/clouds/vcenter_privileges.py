@@ -94,6 +94,8 @@ def needed(action: str, body: str) -> set[str]:
     if action not in _METHODS:
         return {f"nobody may ask for {action}"}
     found = set(_METHODS[action])
+    if "<powerOn>true</powerOn>" in body:
+        found.add("VirtualMachine.Interact.PowerOn")
     if action in ("CloneVM_Task", "ReconfigVM_Task"):
         for field, privileges in _CHANGES.items():
             if f"<{field}" in body:

@@ -82,13 +82,14 @@ def extra_config(vm: Any) -> dict[str, str]:
     return {each.key: str(each.value) for each in vm.config.extraConfig}
 
 
-def done(task: Any) -> None:
-    """Wait for a task, which has to succeed. vcsim's take milliseconds."""
+def done(task: Any) -> Any:
+    """Wait for a task, which has to succeed, and return its result. vcsim's take milliseconds."""
     until = time.monotonic() + 10
-    while task.info.state not in ("success", "error"):
-        assert time.monotonic() < until, task.info
+    while (info := task.info).state not in ("success", "error"):
+        assert time.monotonic() < until, info
         time.sleep(0.002)
-    assert task.info.state == "success", task.info.error
+    assert info.state == "success", info.error
+    return info.result
 
 
 _shared: list[Vcsim] = []

@@ -5,6 +5,7 @@ What is added here because vcsim lacks it, or differs from vCenter:
 
 - a clone gets its requested extraConfig, CPUs, memory and annotation before its task is returned (vcsim sets
   them in a copy, which it drops);
+- a clone that is to be powered on is, before its task has ended (vcsim ignores that); see `power_ons`;
 - what the role in the manual does not grant is refused, and VMs that vCenter has no host for;
 - a VM that is powered on gets the address in its identity, or else, as by DHCP, one of the loopback network
   127.78.0.0/16, once its agent is started.
@@ -40,8 +41,9 @@ from tests.support.clouds.first_class_disks import FirstClassDisks
 from tests.support.clouds.hosts import Hosts
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.library import RestProxy
+from tests.support.clouds.power_ons import PowerOns
 from tests.support.clouds.slow_clones import SlowClones
-from tests.support.clouds.soap import LIST, envelope, parameters_of, reconfigure, refusal
+from tests.support.clouds.soap import LIST, envelope, parameters_of, reconfigure, refusal, refused_with
 from tests.support.clouds.soap import fault as soap_fault
 from tests.support.clouds.tls import certificate
 from tests.support.clouds.vcenter_privileges import missing
@@ -83,11 +85,13 @@ class SimulatedVcenter:
         self._http = Agent(reactor, pool=self._pool)
         self._vms: dict[str, Vm] = {}
         self._images: dict[str, str] = {}  # the templates that VMs were cloned from
+        self._deletions: list[str] = []  # the tasks of VMs' ends
         self._stale: dict[str, bytes] = {}
         self._booting: list[Deferred[None]] = []
         self._stopped = False
         self.clone_seconds, self.boot_seconds = 0.0, BOOT_SECONDS
         self.slow_clones = SlowClones(envelope)
+        self.power_ons = PowerOns()
         self.rest = RestProxy(self, self._http)
         self._site = ClosableSite(Answering(self._answer, "text/xml; charset=utf-8"))
         self.vcsim = vcsim.shared()
@@ -162,7 +166,11 @@ class SimulatedVcenter:
 
     def names(self) -> list[str]:
         """Return the names of all VMs."""
-        return sorted(vm.name for vm in self.vms())
+        found = []
+        for vm in self.vms():
+            with contextlib.suppress(vmodl.fault.ManagedObjectNotFound):  # it was deleted a moment ago
+                found.append(vm.name)
+        return sorted(found)
 
     def seen(self) -> list[RunningVM]:
         """Return VMs that have not ended."""
@@ -206,8 +214,7 @@ class SimulatedVcenter:
         task = self.vcsim.find(f"vm/{vcsim.BARE}").CloneVM_Task(
             self.images, f"machine-{secrets.token_hex(4)}", vim.vm.CloneSpec(location=where)
         )
-        vcsim.done(task)
-        made = task.info.result
+        made = vcsim.done(task)
         self.vcsim.reconfigure(made, {IMAGE_NAME: name})
         made.MarkAsTemplate()
         return str(made.config.instanceUuid)
@@ -217,6 +224,11 @@ class SimulatedVcenter:
         self.vm_images.images.remove(image)
         [template] = [vm for vm in self.images.childEntity if vm.config.instanceUuid == image]
         vcsim.done(template.Destroy_Task())
+
+    def has_deleted(self) -> bool:
+        """Whether all VMs are gone that were to be deleted. Before, vcsim breaks if their datastore goes."""
+        tasks = [vim.Task(id, self.inventory._stub) for id in self._deletions]
+        return all(task.info.state in ("success", "error") for task in tasks)
 
     def is_erased(self, name: str) -> bool:
         """Whether the agent has erased the identity in guestinfo."""
@@ -252,6 +264,7 @@ class SimulatedVcenter:
             why = await deferToThread(self.hosts.refusal_of_clone, parameters["this"], parameters["body"])
             if why is not None:
                 return 500, soap_fault(*why), []
+        unknown = self.slow_clones.unknown(body)
         slow = self._slow(parameters["Action"], body)
         if slow is not None:
             return slow
@@ -259,11 +272,11 @@ class SimulatedVcenter:
             parameters["Action"],
             parameters["this"],
             parameters["body"],
-            lambda: self._forward(self.slow_clones.known(body), headers),
+            lambda: self._forward(self.slow_clones.known(body, unknown), headers),
         )
         if status == 200:
             await self._acted(parameters, answer.decode(), headers)
-        answer = self.slow_clones.told(answer)
+        answer = self.slow_clones.told(self.power_ons.told(answer), unknown)
         key = parameters["Action"]
         if fault is not None and fault.kind is FaultKind.STALE:
             answer = self._stale.get(key, _EMPTY_LIST)
@@ -331,21 +344,41 @@ class SimulatedVcenter:
                     _CHANGE.sub("", config[0]).replace("<config", "<spec", 1)[: -len("</config>")] + "</spec>"
                 )
                 await self._forward(reconfigure(made, spec), headers)
-        elif action == "PowerOnVM_Task" and this not in self._vms and self.behaviour != NEVER:
-            number = next(_addresses)
-            self._vms[this] = vm = Vm(this, self.behaviour, f"127.78.{number >> 8 & 255}.{number & 255}")
-            self._booting.append(Deferred.fromCoroutine(self._boot(vm)))
+            if made and "<powerOn>true</powerOn>" in parameters["body"]:
+                await self._power_on(task[1], made)
+        elif action == "PowerOnVM_Task":
+            self._begin_boot(this)
         elif action in ("PowerOffVM_Task", "Destroy_Task"):
             self._turn_off(this)
+            self._deletions += [task[1]] if task is not None and action == "Destroy_Task" else []
+
+    async def _power_on(self, clone: str, made: str) -> None:
+        """Power a clone on, as vCenter itself does. What befalls that is told of the clone's task.
+
+        :param clone: its task."""
+        of_vcenter = [rule for rule in self.faults.rules if refused_with(rule)]
+        request = {"Action": "PowerOnVM_Task", "this": made, "body": ""}
+        fault = attrs.evolve(self.faults, rules=of_vcenter).befalling(request)
+        if fault is not None:
+            self.power_ons.refused(clone, refused_with(fault))
+            return
+        await deferToThread(
+            lambda: vcsim.done(vim.VirtualMachine(made, self.inventory._stub).PowerOnVM_Task())
+        )
+        self._begin_boot(made)
+
+    def _begin_boot(self, id: str) -> None:
+        if id not in self._vms and self.behaviour != NEVER:
+            number = next(_addresses)
+            self._vms[id] = vm = Vm(id, self.behaviour, f"127.78.{number >> 8 & 255}.{number & 255}")
+            self._booting.append(Deferred.fromCoroutine(self._boot(vm)))
 
     def _thd_made(self, task_id: str) -> str:
         """Return the id of what a clone's task has created; "": nothing."""
-        task: Any = vim.Task(task_id, self.inventory._stub)
         try:
-            vcsim.done(task)
-        except AssertionError:
+            return str(vcsim.done(vim.Task(task_id, self.inventory._stub))._moId)
+        except (AssertionError, vmodl.fault.ManagedObjectNotFound):
             return ""
-        return str(task.info.result._moId)
 
     def _thd_uuid(self, id: str) -> str:
         """Return a template's instance UUID; "": it does not exist."""

@@ -25,19 +25,19 @@ from infranetes.providers.cloud.interface import (
 from infranetes.providers.cloud.vsphere import errors, sizes
 from infranetes.providers.cloud.vsphere.addresses import Leases
 from infranetes.providers.cloud.vsphere.deployments import LibraryDeployments
-from infranetes.providers.cloud.vsphere.disks import VsphereDisks, _thd_detach_all
+from infranetes.providers.cloud.vsphere.disks import VsphereDisks
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.inventory import VCenterInventory
-from infranetes.providers.cloud.vsphere.launches import Launch, Launches, _thd_wait_briefly
+from infranetes.providers.cloud.vsphere.launches import Launch, Launches
 from infranetes.providers.cloud.vsphere.library import Library
-from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity, Task
+from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity, Node, Task
 from infranetes.providers.cloud.vsphere.rest import Rest
 from infranetes.providers.cloud.vsphere.session import VOLUMES_API, Session
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.cloud.vsphere.snapshots import VsphereSnapshots
 from infranetes.providers.cloud.vsphere.storage import Storage
 from infranetes.providers.cloud.vsphere.vms import VMs, launching_vm
-from infranetes.providers.interface import ProviderContext
+from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import Network, decode, encode
 
@@ -53,8 +53,10 @@ _NOT_OFFERED = {
 }
 
 
-# vCenter documents none; these leave room for its other clients.
-_RATES = dict.fromkeys(Action, Rate(10.0, 20.0))
+# vCenter documents none, and queues what a host or datastore can't begin yet. A hundred pods may be asked for
+# at once, by as many calls at a time as there are threads; from then on its other clients have room.
+# An end is two calls.
+_RATES = {**dict.fromkeys(Action, Rate(10.0, 100.0)), Action.DESTROY: Rate(10.0, 200.0)}
 
 
 class VsphereCloud:
@@ -149,44 +151,38 @@ class VsphereCloud:
         name = self._vms.name(request.token, request.number)
         launch = self._launches.get(name)
         if launch is None:
-            launch = Launch(name, "", request.sandbox_id, time.time(), request.size)
-            try:
-                fault = self._thd_clone(driver, request, launch)
-            except CloudError:  # it was not asked for
-                self._vms._thd_forget(name)
-                raise
-            if fault is not None and fault.kind is not ErrorKind.CONFLICT:
+            launch = Launch(name, request.sandbox_id, round(time.time(), 3), request.size, request)
+            launch.polled_until = time.monotonic() + self._settings.settle_seconds
+            fault = self._thd_clone(driver, launch, request)
+            if fault is None:
+                return _in_operation(launch)
+            if fault.kind is not ErrorKind.CONFLICT:
                 self._vms._thd_forget(name)
                 raise fault
-        if launch.running:
-            return launching_vm(launch)
-        before = self._vms.have_run()
-        with self._thd_in_folder(driver) as folder:
-            node = self._vms._thd_get(driver, folder, name)
-        if node is None:
-            (self._vms._thd_forget if launch.fault else self._launches.forget)(name)
-            raise launch.fault or CloudError(ErrorKind.CONFLICT, f"VM {name} exists but is not shown yet")
-        vm = self._vms._thd_vm(driver, name, node, before)
-        failed = self._launches.get(name)
-        if failed is not None and failed.fault is not None:
-            # Destroy it, so that it can be launched in another resource pool.
-            _thd_wait_briefly(driver, driver.destroy_node(node)._moId, patient=True)
-            self._vms._thd_forget(name)
-            raise failed.fault
-        return vm
+        elif launch.running:
+            return _in_operation(launch)
+        return self._thd_launched(driver, name)
 
-    def _thd_clone(self, driver: Driver, request: LaunchRequest, launch: Launch) -> CloudError | None:
-        """Begin to clone a VM. Returns the fault if that fails soon.
+    def _thd_clone(self, driver: Driver, launch: Launch, request: LaunchRequest) -> CloudError | None:
+        """Begin to clone a VM. Returns vCenter's fault, if that was refused.
 
         :raise CloudError: it was not asked for, as something that it needs is missing."""
+        try:
+            return self._thd_begin_clone(driver, launch, request)
+        except CloudError:
+            self._vms._thd_forget(launch.name)
+            raise
+
+    def _thd_begin_clone(self, driver: Driver, launch: Launch, request: LaunchRequest) -> CloudError | None:
         request, given = self._thd_with_address(request, launch.name)
+        launch.address = given.address.partition("/")[0] if given is not None else ""
 
         def begin() -> Task:
             launch.host = self._inventory._thd_host(driver, request)
-            return self._inventory._thd_clone(driver, launch.name, request, launch.host, given)
+            return self._inventory._thd_clone(driver, launch, request, given)
 
         for is_last in (False, True):
-            fault = self._launches._thd_begin(driver, launch, begin)
+            fault = self._launches._thd_begin(launch, begin)
             self._note_refusal(launch, fault)
             if fault is None or fault.kind is ErrorKind.CONFLICT:
                 break
@@ -194,6 +190,26 @@ class VsphereCloud:
             if is_last or fault.kind is not ErrorKind.NOT_FOUND:
                 break
         return fault
+
+    def _thd_launched(self, driver: Driver, name: str) -> CloudVM:
+        """Return a VM whose clone has ended, or is somebody else's; it is powered on if it never was.
+
+        :raise CloudError: it is refused, and deleted, so that it can be launched in another resource pool."""
+        before = self._vms.have_run()
+        with self._thd_in_folder(driver) as folder:
+            node = self._vms._thd_get(driver, folder, name)
+        launch = self._launches.get(name)
+        if node is None:
+            fault = launch.fault if launch is not None else None
+            (self._vms._thd_forget if fault else self._launches.forget)(name)
+            raise fault or CloudError(ErrorKind.CONFLICT, f"VM {name} exists but is not shown yet")
+        vm = self._vms._thd_vm(driver, name, node, before)
+        launch = self._launches.get(name)
+        if launch is not None and launch.fault is not None:
+            if not self._thd_end(driver, name, node):
+                raise CloudError(ErrorKind.TRANSIENT, f"VM {name} is refused, and not deleted yet")
+            raise launch.fault
+        return vm
 
     def _note_refusal(self, launch: Launch, fault: CloudError | None) -> None:
         """Have the next launch choose another host than one that has refused this."""
@@ -210,7 +226,20 @@ class VsphereCloud:
         return attrs.evolve(request, identity=identity), given
 
     def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
-        return vm  # how a clone's task ended shows in lists
+        """Look once whether a clone has failed, as most that do fail soon. It may take minutes: lists tell
+        how it ends."""
+        launch = self._launches.get(vm.id)
+        if launch is not None and launch.running and not launch.looked_at:
+            self._launches._thd_look(driver)
+        if launch is None or launch.running:
+            return attrs.evolve(vm, operation="")
+        self._note_refusal(launch, launch.fault)
+        if launch.may_be_made_anew and launch.request is not None:
+            launch.was_lost = launch.fault is not None and launch.fault.kind is ErrorKind.NOT_FOUND
+            self._inventory.forget()
+            if self._thd_clone(driver, launch, launch.request) is None:
+                return _in_operation(launch)
+        return self._thd_launched(driver, vm.id)
 
     def _thd_find(self, driver: Driver, token: str) -> list[CloudVM]:
         return [vm for vm in self._thd_list(driver) if vm.token == token]
@@ -220,7 +249,9 @@ class VsphereCloud:
             return self._vms._thd_list(driver, folder)
 
     def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
-        self._launches._thd_look(driver)
+        launch = self._launches.get(id)
+        if launch is not None and launch.running:
+            self._launches._thd_look(driver)
         before = self._vms.have_run()
         with self._thd_in_folder(driver) as folder:
             node = self._vms._thd_get(driver, folder, id)
@@ -239,34 +270,48 @@ class VsphereCloud:
             raise CloudError(ErrorKind.TRANSIENT, "the folder of VMs was replaced") from None
 
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
-        self._launches._thd_look(driver)
         launch = self._launches.get(vm.id)
         if launch is not None and launch.running:
-            driver.ex_cancel(launch.task)
+            self._launches._thd_look(driver)
+            if launch.running and launch.task:
+                driver.ex_cancel(launch.task)
+        id = self._vms.id_of(vm.id) if launch is None else ""
+        if id:
+            try:
+                return self._thd_step(driver, vm.id, id, vm.state is InstanceState.ENDED)
+            except vmodl.fault.ManagedObjectNotFound:
+                self._vms.forget_id(vm.id)  # somebody may have registered it anew
         with self._thd_in_folder(driver) as folder:
             node = self._vms._thd_get(driver, folder, vm.id)
-        if node is None:
-            if launch is not None and launch.running:
-                return False  # it may still appear
-            if launch is None and vm.id not in self._vms.ending:
-                raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {vm.id}")
-            self._vms._thd_forget(vm.id)
-            return True
-        self._vms.ending.add(vm.id)
+        if node is not None:
+            return self._thd_end(driver, vm.id, node)
+        if launch is not None and launch.running:
+            return False  # it may still appear
+        if launch is None and vm.id not in self._vms.ends:
+            raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {vm.id}")
+        self._vms._thd_forget(vm.id)
+        return True
+
+    def _thd_end(self, driver: Driver, name: str, node: Node) -> bool:
+        """Take the next step of the end of a VM that was just seen. Returns what `_thd_destroy` does."""
         try:
-            if node.state is not NodeState.STOPPED:
-                _thd_has_succeeded(driver, driver.stop_node(node)._moId)
-            if not _thd_detach_all(driver, node):
-                return False
-            if not _thd_has_succeeded(driver, driver.destroy_node(node)._moId):
-                return False
+            return self._thd_step(driver, name, node.id, node.state is NodeState.STOPPED)
+        except vmodl.fault.ManagedObjectNotFound:
+            return False
+
+    def _thd_step(self, driver: Driver, name: str, id: str, is_off: bool) -> bool:
+        try:
+            is_taken = self._vms.ends._thd_step(driver, name, id, is_off)
+        except vmodl.fault.ManagedObjectNotFound:
+            raise
         except vmodl.MethodFault as fault:
             cloud_error = errors.classify(fault)
             if cloud_error is not None and cloud_error.kind in (ErrorKind.TRANSIENT, ErrorKind.NOT_FOUND):
                 return False  # it is being cloned or deleted right now
             raise
-        self._vms._thd_forget(vm.id)
-        return True
+        if is_taken:
+            self._vms._thd_free(name)
+        return is_taken
 
     def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
         """Forget the VM: its own disks were deleted with it, and addresses are the network's."""
@@ -287,11 +332,6 @@ class VsphereCloud:
         return ""  # vSphere shows consoles as pictures only
 
 
-def _thd_has_succeeded(driver: Driver, task: str) -> bool:
-    """Wait a moment for a task. Returns whether it has succeeded; False also after a transient fault.
-
-    :raise CloudError: it has failed for good."""
-    ended, fault = _thd_wait_briefly(driver, task, patient=True)
-    if fault is not None and fault.kind not in (ErrorKind.TRANSIENT, ErrorKind.NOT_FOUND):
-        raise fault
-    return ended and fault is None
+def _in_operation(launch: Launch) -> CloudVM:
+    """Return a VM whose clone is running."""
+    return attrs.evolve(launching_vm(launch), operation=launch.task)

@@ -254,7 +254,7 @@ class VsphereDisks:
         node = self._thd_vm(driver, vm_id)
         if node is None:
             raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {vm_id}")
-        if vm_id in self._vms.ending:
+        if vm_id in self._vms.ends:
             raise CloudError(ErrorKind.STATE, f"VM {vm_id} is being destroyed")
         known = driver.storage.get(place, disk.id)
         if known is not None and not known.kept:  # one that a person made, or that was half made
@@ -327,20 +327,6 @@ def _thd_make_folder(driver: Driver, place: Place) -> None:
 def _thd_existing(driver: Driver, place: Place, ids: Sequence[str]) -> list[FirstClassDisk]:
     """Return those of these disks that exist."""
     return [disk for id in ids if (disk := driver.storage.get(place, id)) is not None]
-
-
-def _thd_detach_all(driver: Driver, node: Node) -> bool:
-    """Take all first class disks from a VM that is off and will be deleted: without its flag, vCenter would
-    delete a disk's file with the VM. Returns whether it has none any more."""
-    attached = _thd_attached(driver, node)
-    for disk in attached:
-        task = driver.vm(node.id).DetachDisk_Task(disk_id(disk.id))
-        ended, fault = _thd_wait_briefly(driver, task._moId, patient=True)
-        if fault is not None and fault.kind not in (ErrorKind.TRANSIENT, ErrorKind.NOT_FOUND):
-            raise fault
-        if not ended:
-            return False
-    return not attached or not _thd_attached(driver, node)
 
 
 def _check_guest_finds_disks(node: Node, extra: Sequence[OptionValue]) -> None:

@@ -8,7 +8,8 @@
 - `create_node` holds its thread until the VM runs, asking every 10 s; it can't make linked clones or set
   extraConfig, so the VM would have neither tags nor identity when it is created; it adds a network card to
   the template's; it picks a datastore cluster by its name. Here the clone's task is returned.
-- `start_node` and `destroy_node` hold their threads likewise, and fail when nothing is left to do.
+- `start_node` holds its thread likewise, and fails when nothing is left to do; so do `stop_node` and
+  `destroy_node`, in place of which `ends` asks for the VM's end.
 - `find_by_uuid` takes text that is no VM's for a VM's id. `list_images` asks for each property of each
   template of the whole inventory in a call of its own.
 - `_get_item_by_moid` calls what newer releases of pyVmomi no longer have.
@@ -56,12 +57,15 @@ _VM = (
     "summary.config.numCpu",
     "summary.config.memorySizeMB",
 )
+_TASK = ("info.state", "info.error")
 _POWERED_ON_EVENTS = ["VmPoweredOnEvent", "DrsVmPoweredOnEvent"]
 _NOT_CANCELLABLE = (vmodl.fault.NotSupported, vim.fault.InvalidState, vmodl.fault.ManagedObjectNotFound)
 _ENDED = (vim.TaskInfo.State.success, vim.TaskInfo.State.error)
 
 
 VMWithProperties: TypeAlias = tuple[VirtualMachine, VMProperties]
+Tasks: TypeAlias = dict[str, tuple[bool, Exception | None]]
+"""Whether tasks have ended, and their faults, by their ids."""
 
 
 class ManagedClass(Protocol):
@@ -155,15 +159,30 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
 
     def children(self, folder: Entity, *paths: str) -> list[VMWithProperties]:
         """Return the VMs in a folder, without those in folders below, with these of their properties."""
-        inside = _Collector.TraversalSpec(type=vim.Folder, path="childEntity", skip=False)
-        start = _Collector.ObjectSpec(obj=folder, skip=True, selectSet=[inside])
-        return cast(list[VMWithProperties], self._properties([start], {vim.VirtualMachine: paths}))
+        found = self._properties([_inside(folder)], {vim.VirtualMachine: paths})
+        return cast(list[VMWithProperties], found)
 
     # ---- VMs
 
     def list_nodes(self, ex_folder: Entity) -> list[Node]:
         """Return the VMs in a folder, without their extraConfig."""
         return [self._node(vm, properties) for vm, properties in self.children(ex_folder, *_VM)]
+
+    def ex_list_with_tasks(self, folder: Entity, ids: Sequence[str]) -> tuple[list[Node], Tasks]:
+        """Return the VMs in a folder, as `list_nodes`, and how far tasks are, in one call."""
+        tasks = [_Collector.ObjectSpec(obj=self.object(vim.Task, id)) for id in ids]
+        try:
+            found = self._properties(
+                [_inside(folder), *tasks], {vim.VirtualMachine: _VM, **({vim.Task: _TASK} if ids else {})}
+            )
+        except vmodl.fault.ManagedObjectNotFound:
+            if not ids:
+                raise
+            seen = self.ex_tasks(ids)  # some of which are forgotten
+            return self.list_nodes(folder), {id: seen.get(id, (True, None)) for id in ids}
+        vms = [each for each in found if isinstance(each[0], vim.VirtualMachine)]
+        nodes = [self._node(vm, properties) for vm, properties in cast(list[VMWithProperties], vms)]
+        return nodes, _progress(each for each in found if isinstance(each[0], vim.Task))
 
     def ex_get_node(self, folder: Entity, name: str) -> Node | None:
         """Return the VM of that name in a folder."""
@@ -207,14 +226,6 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         """Begin to power a VM on."""
         return node.extra["vm"].PowerOnVM_Task()
 
-    def stop_node(self, node: Node) -> Task:
-        """Begin to power a VM off."""
-        return node.extra["vm"].PowerOffVM_Task()
-
-    def destroy_node(self, node: Node) -> Task:
-        """Begin to delete a VM that is off, with its disks."""
-        return node.extra["vm"].Destroy_Task()
-
     def ex_has_run(self, node: Node) -> bool:
         """Whether a VM was ever powered on, by the vCenter's own events."""
         itself = vim.event.EventFilterSpec.RecursionOption("self")
@@ -232,22 +243,16 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
 
     # ---- Tasks
 
-    def ex_tasks(self, ids: Iterable[str]) -> dict[str, tuple[bool, Exception | None]]:
-        """Return whether tasks have ended, and their faults, by id. vCenter forgets a task some minutes after
-        its end; such tasks are left out."""
+    def ex_tasks(self, ids: Iterable[str]) -> Tasks:
+        """Return how far tasks are. vCenter forgets a task some minutes after its end; such tasks are left
+        out."""
         wanted: list[Task] = [self.object(vim.Task, id) for id in ids]
         try:
-            found = cast(
-                list[tuple[Task, TaskProperties]], self.properties(wanted, "info.state", "info.error")
-            )
+            return _progress(self.properties(wanted, *_TASK))
         except vmodl.fault.ManagedObjectNotFound:
             if len(wanted) == 1:
                 return {}
             return {id: each for task in wanted for id, each in self.ex_tasks([task._moId]).items()}
-        return {
-            task._moId: (properties.get("info.state") in _ENDED, properties.get("info.error"))
-            for task, properties in found
-        }
 
     def ex_cancel(self, id: str) -> None:
         """Cancel a task, if it is one that can be cancelled."""
@@ -260,6 +265,20 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         self.session.close()
         self.storage.close()
         self.rest.close()
+
+
+def _inside(folder: Entity) -> DataObject:
+    """Return what has a call begin at all that is in a folder."""
+    inside = _Collector.TraversalSpec(type=vim.Folder, path="childEntity", skip=False)
+    spec: DataObject = _Collector.ObjectSpec(obj=folder, skip=True, selectSet=[inside])
+    return spec
+
+
+def _progress(found: Iterable[tuple[ManagedObject, Mapping[str, Any]]]) -> Tasks:  # Any: as in `_properties`
+    return {
+        task._moId: (properties.get("info.state") in _ENDED, properties.get("info.error"))
+        for task, properties in cast(Iterable[tuple[Task, TaskProperties]], found)
+    }
 
 
 def _refusal(objects: Iterable[ObjectContent]) -> Exception | None:

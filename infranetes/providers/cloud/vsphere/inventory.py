@@ -18,6 +18,7 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind, LaunchRe
 from infranetes.providers.cloud.vsphere import sizes, specs
 from infranetes.providers.cloud.vsphere.driver import Driver, ManagedClass
 from infranetes.providers.cloud.vsphere.hosts import Hosts, Needs
+from infranetes.providers.cloud.vsphere.launches import Launch
 from infranetes.providers.cloud.vsphere.pyvmomi_types import (
     DataObject,
     Entity,
@@ -97,21 +98,18 @@ class VCenterInventory:
         return self._hosts._thd_choose(driver, pool, needs)
 
     def _thd_clone(
-        self,
-        driver: Driver,
-        name: str,
-        request: LaunchRequest,
-        host: ManagedObject | None,
-        given: Network | None,
+        self, driver: Driver, launch: Launch, request: LaunchRequest, given: Network | None
     ) -> Task:
-        """Begin to clone a VM. :param host: as `_thd_host` says. :param given: as in `specs.clone`."""
-        settings = self._settings
+        """Begin to clone a VM and power it on.
+
+        :param request: the launch's, with the VM's address. :param given: as in `specs.clone`."""
+        settings, name = self._settings, launch.name
         template = self._thd_template(driver, request.image)
         pool = self._thd_pool(driver, request.zone or settings.resource_pools[0])
         datastore = self._thd_datastore(driver)
-        network = request.wishes.subnet or settings.networks[0]
+        card = self._thd_card(driver, request.wishes.subnet or settings.networks[0])
         spec = specs.clone(
-            name, request, template, pool, datastore, self._thd_card(driver, network), host, given
+            name, request, template, pool, datastore, card, launch.created_at, launch.host, given
         )
         source = driver.vm(template.id)
         return driver.create_node(name, source, self._thd_folder(driver), spec)

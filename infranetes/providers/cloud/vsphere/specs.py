@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,12 +48,14 @@ def clone(
     pool: ManagedObject,
     datastore: ManagedObject | None,
     network: DataObject,
+    created_at: float,
     host: ManagedObject | None = None,
     given: Network | None = None,
 ) -> DataObject:
-    """Return the CloneSpec of a VM, which has its tags from the moment it is created.
+    """Return the CloneSpec of a VM that is powered on, with its tags and identity from its first moment.
 
     :param datastore: None: the template's. :param network: the backing of its network card.
+    :param created_at: in seconds since 1970.
     :param host: None: vCenter chooses. :param given: the identity's network; None: DHCP gives an address.
     :raise CloudError: the identity is too large."""
     if len(request.identity) > MAX_IDENTITY:
@@ -63,7 +64,7 @@ def clone(
     extra = {
         **request.tags,
         NAME: name,
-        CREATED: f"{time.time():.3f}",
+        CREATED: f"{created_at:.3f}",
         IDENTITY: base64.b64encode(request.identity).decode(),
         DISK_UUIDS: "TRUE",
         **({ADDRESS: given.address.partition("/")[0], STATIC: "true"} if given is not None else {}),
@@ -84,7 +85,7 @@ def clone(
     if template.snapshot is not None:
         where.diskMoveType = "createNewChildDiskBacking"
     return vim.vm.CloneSpec(
-        location=where, config=config, template=False, powerOn=False, snapshot=template.snapshot
+        location=where, config=config, template=False, powerOn=True, snapshot=template.snapshot
     )
 
 

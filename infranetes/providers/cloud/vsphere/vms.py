@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which VMs in the folder are ours, and their states.
 
-A VM is cloned, then powered on. So a VM that is off either has never run, because its launch was interrupted,
-and is powered on when it is seen; or it has run and ended.
+A VM is cloned, and powered on by vCenter. So a VM that is off either has never run, because vCenter could not
+power it on or was interrupted, and is powered on when it is seen; or it has run and ended.
 
 power  ever powered on            state
 off    it is still being cloned   PENDING
@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence, Set
 from ipaddress import IPv4Address, ip_address, ip_network
 
@@ -28,6 +29,7 @@ from infranetes.providers.cloud.interface import CLUSTER, NODE, SANDBOX, TOKEN, 
 from infranetes.providers.cloud.vsphere import specs
 from infranetes.providers.cloud.vsphere.addresses import Leases
 from infranetes.providers.cloud.vsphere.driver import Driver
+from infranetes.providers.cloud.vsphere.ends import Ends
 from infranetes.providers.cloud.vsphere.launches import Launch, Launches
 from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity, Node
 from infranetes.providers.interface import InstanceState, ProviderContext
@@ -65,8 +67,9 @@ class VMs:
         self._range = ip_network(addresses) if addresses else None
         self._lock = threading.Lock()
         self._tags: dict[str, Tags] = {}  # by the VM's id at vCenter
+        self._ids: dict[str, str] = {}  # at vCenter, by the VM's name
         self._ran: set[str] = set()  # names of VMs that were powered on
-        self.ending: set[str] = set()  # names of VMs that are being destroyed
+        self.ends = Ends()
 
     def name(self, token: str, number: int) -> str:
         """Return a VM's name. Names are unique in a folder, so it is the idempotency key, too."""
@@ -80,13 +83,21 @@ class VMs:
 
     def _thd_list(self, driver: Driver, folder: Entity) -> list[CloudVM]:
         """Return all VMs of ours, including those that are being cloned."""
-        self._launches._thd_look(driver)
-        before = self.have_run()
-        nodes = self._thd_ours(driver, folder)
+        before, cloned, taken = self.have_run(), self._launches.cloned(), self.ends.taken()
+        running, now = self._launches.running(), time.monotonic()
+        listed, tasks = driver.ex_list_with_tasks(folder, [each.task for each in running])
+        self._launches.record({id: each for id, each in tasks.items() if each[1] is not None}, now)
+        nodes = self._thd_ours_among(driver, listed)
+        for name in taken - nodes.keys():
+            self._thd_forget(name)
+        for name in cloned - nodes.keys():  # it is gone again
+            self._launches.forget(name)
         self._thd_record_addresses(nodes)
         vms = [self._thd_vm(driver, name, node, before) for name, node in nodes.items()]
         with self._lock:
             self._ran &= set(nodes)
+        # What has ended well may have done so after its VM was read: the next list tells its state.
+        self._launches.record(tasks, now)
         missing = [launch for launch in self._launches.all() if launch.name not in nodes]
         return vms + [launching_vm(launch) for launch in missing]
 
@@ -94,8 +105,10 @@ class VMs:
         """Record the addresses that VMs were given, and those that they report, which DHCP may have given."""
         if self._leases is None:
             return
-        have = {}
+        have, taken = {}, self.ends.taken()
         for name, node in nodes.items():
+            if name in taken:
+                continue  # it is off for good, and has given its address back
             texts = [self._given(node), self._address(node)]
             have[name] = {IPv4Address(each) for each in texts if each and ":" not in each}
         self._leases._thd_record_list(have, {launch.name for launch in self._launches.all()})
@@ -110,12 +123,17 @@ class VMs:
         if node is not None:
             self._thd_read_tags(driver, [node])
             if self._name_of(node) == name:
+                with self._lock:
+                    self._ids[name] = node.id
                 return node
         return self._thd_ours(driver, folder).get(name)
 
     def _thd_ours(self, driver: Driver, folder: Entity) -> dict[str, Node]:
         """Return our VMs in the folder by their original names."""
-        nodes = driver.list_nodes(folder)
+        return self._thd_ours_among(driver, driver.list_nodes(folder))
+
+    def _thd_ours_among(self, driver: Driver, nodes: Sequence[Node]) -> dict[str, Node]:
+        """Return our VMs by their original names. :param nodes: all VMs in the folder."""
         self._thd_read_tags(driver, nodes)
         ids = {node.id for node in nodes}
         with self._lock:
@@ -126,7 +144,19 @@ class VMs:
             name = self._name_of(node)
             if name:
                 ours.setdefault(name, node)
+        with self._lock:
+            self._ids = {name: node.id for name, node in ours.items()}
         return ours
+
+    def id_of(self, name: str) -> str:
+        """Return the id at vCenter of a VM that was seen; "": it was not."""
+        with self._lock:
+            return self._ids.get(name, "")
+
+    def forget_id(self, name: str) -> None:
+        """Forget the id of a VM, as vCenter has none of that id."""
+        with self._lock:
+            self._ids.pop(name, None)
 
     def _name_of(self, node: Node) -> str:
         """Return the original name of a VM of ours; "": it is not ours."""
@@ -137,9 +167,13 @@ class VMs:
         return tags.name if is_ours and self.is_name(tags.name) else ""
 
     def _thd_read_tags(self, driver: Driver, nodes: Sequence[Node]) -> None:
-        """Read the tags of VMs that were not seen before. Until the agent erases the identity, it is
-        beside the tags, so they are not read with every list."""
+        """Read the tags of VMs that were not seen before, unless they were just launched. Until the agent
+        erases the identity, it is beside the tags, so they are not read with every list."""
         with self._lock:
+            for node in nodes:
+                launch = self._launches.get(node.name)
+                if launch is not None and launch.request is not None and node.id not in self._tags:
+                    self._tags[node.id] = self._tags_of(launch)
             new = [node for node in nodes if node.id not in self._tags]
         if not new:
             return
@@ -156,6 +190,18 @@ class VMs:
             if tags is not None and (tags.name or not self.is_name(node.name)):
                 with self._lock:
                     self._tags[node.id] = tags
+
+    def _tags_of(self, launch: Launch) -> Tags:
+        """Return the tags with which a VM is cloned."""
+        return Tags(
+            name=launch.name,
+            cluster=self._cluster,
+            node=self._node,
+            sandbox_id=launch.sandbox_id,
+            token=_token_of(launch.name),
+            created_at=launch.created_at,
+            given=launch.address,
+        )
 
     # ---- States
 
@@ -193,15 +239,16 @@ class VMs:
         if name in before or node.state is NodeState.SUSPENDED:
             suspended = node.state is NodeState.SUSPENDED
             return InstanceState.ENDED, "the VM is suspended" if suspended else "the VM is off"
-        if launch is not None and launch.running:
-            return InstanceState.PENDING, ""
-        if launch is None and node.id in self._tags and name not in self.ending:
+        if launch is None or (not launch.running and _may_be_powered_on(launch)):
+            if node.id not in self._tags or name in self.ends:
+                return InstanceState.PENDING, ""
             if self._thd_has_run(driver, name, node):
+                self._launches.forget(name)
                 if driver.ex_is_on(node):  # since a moment ago
                     return InstanceState.PENDING, ""
                 return InstanceState.ENDED, "the VM is off"
             launch = self._thd_power_on(driver, name, node)
-        if launch is not None and launch.fault is not None:
+        if not launch.running and launch.has_failed:
             return InstanceState.ENDED, f"the VM can't be powered on: {launch.fault}"
         return InstanceState.PENDING, ""
 
@@ -213,12 +260,9 @@ class VMs:
     def _thd_power_on(self, driver: Driver, name: str, node: Node) -> Launch:
         """Power a VM on for the first time."""
         tags = self._tags[node.id]
-        launch = Launch(name, "", tags.sandbox_id, tags.created_at, _size(node))
-        fault = self._launches._thd_begin(driver, launch, lambda: driver.start_node(node))
-        if fault is None:
-            if not launch.running:
-                self._record_run(name)
-        elif fault.kind is not ErrorKind.TRANSIENT:
+        launch = Launch(name, tags.sandbox_id, tags.created_at, _size(node), address=tags.given)
+        fault = self._launches._thd_begin(launch, lambda: driver.start_node(node))
+        if fault is not None and fault.kind is not ErrorKind.TRANSIENT:
             # A transient fault means that the VM is still being cloned, or already on.
             launch.fault = fault
             self._launches.put(launch)
@@ -228,13 +272,18 @@ class VMs:
         with self._lock:
             self._ran.add(name)
 
-    def _thd_forget(self, name: str) -> None:
-        """Forget a VM that is gone for good, and free its address."""
+    def _thd_free(self, name: str) -> None:
+        """Free the address of a VM that is off and whose deletion vCenter has taken."""
         if self._leases is not None:
             self._leases._thd_give_back(name)
         self._launches.forget(name)
+
+    def _thd_forget(self, name: str) -> None:
+        """Forget a VM that is gone for good, and free its address."""
+        self._thd_free(name)
+        self.ends.forget(name)
         with self._lock:
-            self.ending.discard(name)
+            self._ids.pop(name, None)
             self._ran.discard(name)
 
     def _address(self, node: Node) -> str:
@@ -254,13 +303,18 @@ class VMs:
         return ""
 
 
+def _may_be_powered_on(launch: Launch) -> bool:
+    """Whether a VM whose launch has ended may run once it is powered on."""
+    return launch.fault is None or (launch.request is not None and launch.fault.kind is ErrorKind.TRANSIENT)
+
+
 def launching_vm(launch: Launch) -> CloudVM:
     """Return a VM that the inventory does not show yet, or never will."""
     return CloudVM(
         id=launch.name,
         token=_token_of(launch.name),
         sandbox_id=launch.sandbox_id,
-        state=InstanceState.PENDING if launch.fault is None else InstanceState.ENDED,
+        state=InstanceState.ENDED if launch.has_failed else InstanceState.PENDING,
         created_at=launch.created_at,
         size=launch.size,
         detail=str(launch.fault or ""),

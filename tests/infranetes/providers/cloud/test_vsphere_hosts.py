@@ -93,6 +93,7 @@ class HostTests(HostsCase, TestCase):
         await self.launched(provider, 2)
         self.assertEqual(self.chosen(), [self.hosts[1].name] * 2)
         await self.within(gatherResults([provider.destroy(vm.name) for vm in self.world.vms()]))
+        await self.until(self.world.has_deleted, "vCenter has deleted what it has taken")
         del self.settings["datastore"]  # it is gone when the test's provider is started to look for leftovers
 
     async def test_each_hosts_reason_is_told_if_none_can_run_a_vm(self) -> None:

@@ -7,17 +7,20 @@ import json
 from typing import Any
 
 from pyVmomi import vim
+from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.cloud.vsphere.settings import Settings
-from infranetes.providers.interface import Size
+from infranetes.providers.interface import InstanceState, Size
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
 from tests.infranetes.providers.cloud.vsphere_case import SETTINGS, VsphereCase
 from tests.support.clouds import vcsim
-from tests.support.clouds.faults import NEVER
+from tests.support.clouds.faults import NEVER, NO_AGENT
 from tests.support.clouds.soap import LIST
 from tests.support.clouds.vsphere import identity_of
+
+LOOK = "RetrievePropertiesEx"
 
 
 class LaunchTests(VsphereCase, TestCase):
@@ -86,17 +89,6 @@ class LaunchTests(VsphereCase, TestCase):
         self.assertEqual(len(listed), 3)
         self.assertEqual([one["Action"] for one in self.world.requests[begun:]], [LIST])
 
-    async def test_one_pod_costs_few_calls(self) -> None:
-        self.settings.update(watch_seconds=60.0, threads=1)
-        provider = await self.started()
-        begun = len(self.world.requests)
-        launched = await self.within(provider.launch(self.spec()))
-        self.assertLessEqual(len(self.world.requests) - begun, 14)
-        await self.within(provider.wait_running(launched.id, self.boot_timeout))
-        begun = len(self.world.requests)
-        await self.within(provider.destroy(launched.id))
-        self.assertLessEqual(len(self.world.requests) - begun, 14)
-
     async def test_only_configured_networks_are_served(self) -> None:
         self.world.behaviour = NEVER
         provider = await self.started()
@@ -155,6 +147,85 @@ class LaunchTests(VsphereCase, TestCase):
         await self.within(provider.destroy("theirs"))
         self.assertEqual(self.world.names(), ["theirs"])
         vcsim.done(self.world.vm("theirs").Destroy_Task())
+
+
+class CostTests(VsphereCase, TestCase):
+    """How many requests a pod costs. Each of SOAP's counts, but for the lists that all pods share."""
+
+    async def started_for_requests(self, **settings: float) -> Any:
+        self.world.behaviour = NO_AGENT
+        self.settings.update(watch_seconds=60.0, threads=1)
+        self.settings.update(settings)
+        return await self.started()
+
+    def own(self, begun: int) -> list[str]:
+        return [one["Action"] for one in self.world.requests[begun:] if one["Action"] != LIST]
+
+    async def test_the_life_of_a_later_pod_is_five_requests(self) -> None:
+        provider = await self.started_for_requests()
+        self.world.clone_seconds = 1.0
+        await self.within(provider.destroy((await self.running(provider, self.spec())).id))
+        begun = len(self.world.requests)
+        instance = await self.running(provider, self.spec())
+        self.assertEqual(self.own(begun), ["CloneVM_Task", LOOK])
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.own(begun)[2:], ["PowerOffVM_Task", LOOK, "Destroy_Task"])
+
+    async def test_a_clone_that_has_ended_soon_is_looked_at_besides(self) -> None:
+        """It might be off, as what vCenter tells of a failed power-on is not documented."""
+        provider = await self.started_for_requests()
+        await self.within(provider.destroy((await self.running(provider, self.spec())).id))
+        begun = len(self.world.requests)
+        await self.running(provider, self.spec())
+        self.assertLessEqual(len(self.own(begun)), 4)
+
+    async def test_the_end_of_a_pod_is_three_requests_and_a_list_confirms_it(self) -> None:
+        provider = await self.started_for_requests()
+        instance = await self.running(provider, self.spec())
+        begun = len(self.world.requests)
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.own(begun), ["PowerOffVM_Task", LOOK, "Destroy_Task"])
+        self.assertEqual(await self.within(provider.list()), [])
+        self.assertEqual(provider._ledger.ending, set())
+        self.assertEqual(self.world.holdings(), [])
+
+    async def test_the_end_of_one_that_is_off_is_two(self) -> None:
+        provider = await self.started_for_requests(watch_seconds=0.3)
+        instance = await self.running(provider, self.spec())
+        ended: list[Any] = []
+        provider.watch(ended.append)
+        self.world.end(instance.id)
+        await self.until(lambda: ended, "its end is seen")
+        begun = len(self.world.requests)
+        await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.own(begun), [LOOK, "Destroy_Task"])
+
+    async def test_no_thread_waits_for_clones_and_their_tasks_are_looked_at_together(self) -> None:
+        """A node with one thread begins all of them, and lists meanwhile, with one request."""
+        provider = await self.started_for_requests(poll_seconds=1.5)
+        self.world.slow_clones.on = True
+        begun = len(self.world.requests)
+        launched = await gatherResults([self.within(provider.launch(self.spec())) for _ in range(5)])
+        self.assertEqual(self.world.names(), [])
+        self.assertEqual({vm.state for vm in launched}, {InstanceState.PENDING})
+        self.assertEqual(len(self.world.asked("CloneVM_Task")), 5)
+        self.assertLess(self.own(begun).count(LOOK), 5)
+        before = len(self.world.requests)
+        self.assertEqual(len(await self.within(provider.list())), 5)
+        self.assertEqual([one["Action"] for one in self.world.requests[before:]], [LIST])
+        await self.world.release_clones()
+        for vm in launched:
+            await self.within(provider.wait_running(vm.id, self.boot_timeout))
+        self.assertEqual((self.world.asked("PowerOnVM_Task"), self.world.asked("QueryEvents")), ([], []))
+
+    async def test_no_thread_waits_while_vms_are_powered_off(self) -> None:
+        provider = await self.started_for_requests()
+        instances = [await self.running(provider, self.spec()) for _ in range(3)]
+        begun = len(self.world.requests)
+        await gatherResults([self.within(provider.destroy(one.id)) for one in instances])
+        asked = self.own(begun)
+        self.assertEqual(asked[:3], ["PowerOffVM_Task"] * 3)
+        self.assertEqual(len(asked), 9)
 
 
 class ConfigurationTests(VsphereCase, TestCase):

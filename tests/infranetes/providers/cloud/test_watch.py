@@ -49,6 +49,9 @@ class WatcherTests(SynchronousTestCase):
         self.clock = Clock()
         self.cloud = _Cloud(self.clock.seconds)
         self.settings = CloudSettings()
+        self.destroyed: list[str] = []
+        self.addCleanup(lambda: self.assertEqual(self.destroyed, self.lasting))
+        self.lasting: list[str] = []  # that shall have been
         self.ledger = Ledger(self.clock.seconds, self.settings.settle_seconds)
         self.watcher: Watcher[None] = Watcher(
             self.clock,
@@ -57,7 +60,7 @@ class WatcherTests(SynchronousTestCase):
             cast(Calls[None], _Calls()),
             self.ledger,
             lambda vm: cast(Any, vm),
-            lambda vm, why: self.fail(why),
+            lambda vm, why: self.destroyed.append(vm.id),
         )
         running = start(self.watcher.run())
         self.addCleanup(running.cancel)
@@ -102,6 +105,17 @@ class WatcherTests(SynchronousTestCase):
     def test_nobody_lists_where_there_is_nothing(self) -> None:
         self.pass_(3600.0)
         self.assertEqual(self.lists(), 0)
+
+    def test_one_that_outlives_its_end_is_destroyed_whoever_listed_it(self) -> None:
+        """It is off, and lists of the daemon's own sweep are not the watcher's."""
+        self.cloud.vms["a"] = vm = CloudVM(id="a", token="a", sandbox_id="", state=InstanceState.ENDED)
+        self.ledger.record_launch(vm)
+        self.ledger.record_destroyed("a", "a")
+        self.pass_(self.settings.settle_seconds + STEP)
+        self.ledger.record_list([vm])
+        self.assertEqual((self.ledger.lasting, self.destroyed), ({"a"}, []))
+        self.pass_(self.settings.watch_seconds)
+        self.lasting = ["a"]
 
     def test_at_rest_there_is_a_list_every_watch_seconds(self) -> None:
         self.booted("a", 10.0)
