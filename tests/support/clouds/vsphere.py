@@ -20,6 +20,7 @@ import json
 import re
 import secrets
 import shutil
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,12 @@ _addresses = count(10)
 
 @attrs.define
 class Vm:
-    """A VM that is on."""
+    """A VM that is on. :ivar on_at: since when, by the reactor."""
 
     id: str
     behaviour: str
     address: str
+    on_at: float
 
 
 class SimulatedVcenter:
@@ -297,19 +299,21 @@ class SimulatedVcenter:
         return answer
 
     async def _make_later(self, id: str) -> None:
+        """Make a slow clone once its time is over: what vcsim takes for many at once is not vCenter's."""
+        due = self._reactor.seconds() + self.clone_seconds
         await deferLater(self._reactor, self.clone_seconds, lambda: None)
-        await self.slow_clones.make(id, self._clone)
+        await self.slow_clones.make(id, partial(self._clone, due=due))
 
     async def release_clones(self) -> None:
         """Make the slow clones now."""
         await self.slow_clones.release(self._clone)
 
-    async def _clone(self, body: bytes) -> str:
-        """Have vcsim make a clone. Returns its task."""
+    async def _clone(self, body: bytes, due: float | None = None) -> str:
+        """Have vcsim make a clone. Returns its task. :param due: when vCenter has made it; None: now."""
         cookie = self.inventory._stub.cookie
         headers = Headers({"Cookie": [cookie], "SOAPAction": ["urn:vim25/6.5"]})
         status, answer, _ = await self._forward(body, headers)
-        await self._acted(parameters_of(body.decode()), answer.decode(), headers)
+        await self._acted(parameters_of(body.decode()), answer.decode(), headers, due)
         task = _TASK.search(answer.decode())
         assert task is not None, (status, answer)
         return task[1]
@@ -329,8 +333,10 @@ class SimulatedVcenter:
         cookies = response.headers.getRawHeaders("Set-Cookie", [])
         return int(response.code), answer, [("Set-Cookie", each) for each in cookies]
 
-    async def _acted(self, parameters: dict[str, str], answer: str, headers: Headers) -> None:
-        """Follow up a request that vcsim has begun to serve."""
+    async def _acted(
+        self, parameters: dict[str, str], answer: str, headers: Headers, due: float | None = None
+    ) -> None:
+        """Follow up a request that vcsim has begun to serve. :param due: as for `_clone`."""
         action, this = parameters["Action"], parameters["this"]
         task = _TASK.search(answer)
         if action == "CloneVM_Task" and task is not None:
@@ -345,17 +351,17 @@ class SimulatedVcenter:
                 )
                 await self._forward(reconfigure(made, spec), headers)
             if made and "<powerOn>true</powerOn>" in parameters["body"]:
-                await self._power_on(task[1], made)
+                await self._power_on(task[1], made, due)
         elif action == "PowerOnVM_Task":
             self._begin_boot(this)
         elif action in ("PowerOffVM_Task", "Destroy_Task"):
             self._turn_off(this)
             self._deletions += [task[1]] if task is not None and action == "Destroy_Task" else []
 
-    async def _power_on(self, clone: str, made: str) -> None:
+    async def _power_on(self, clone: str, made: str, due: float | None) -> None:
         """Power a clone on, as vCenter itself does. What befalls that is told of the clone's task.
 
-        :param clone: its task."""
+        :param clone: its task. :param due: as for `_clone`."""
         of_vcenter = [rule for rule in self.faults.rules if refused_with(rule)]
         request = {"Action": "PowerOnVM_Task", "this": made, "body": ""}
         fault = attrs.evolve(self.faults, rules=of_vcenter).befalling(request)
@@ -365,12 +371,13 @@ class SimulatedVcenter:
         await deferToThread(
             lambda: vcsim.done(vim.VirtualMachine(made, self.inventory._stub).PowerOnVM_Task())
         )
-        self._begin_boot(made)
+        self._begin_boot(made, due)
 
-    def _begin_boot(self, id: str) -> None:
+    def _begin_boot(self, id: str, on_at: float | None = None) -> None:
         if id not in self._vms and self.behaviour != NEVER:
             number = next(_addresses)
-            self._vms[id] = vm = Vm(id, self.behaviour, f"127.78.{number >> 8 & 255}.{number & 255}")
+            address = f"127.78.{number >> 8 & 255}.{number & 255}"
+            self._vms[id] = vm = Vm(id, self.behaviour, address, on_at or self._reactor.seconds())
             self._booting.append(Deferred.fromCoroutine(self._boot(vm)))
 
     def _thd_made(self, task_id: str) -> str:
@@ -396,7 +403,8 @@ class SimulatedVcenter:
         self._agent_processes.kill(self._agent_of(id))
 
     async def _boot(self, vm: Vm) -> None:
-        await deferLater(self._reactor, self.boot_seconds, lambda: None)
+        left = vm.on_at + self.boot_seconds - self._reactor.seconds()
+        await deferLater(self._reactor, max(0.0, left), lambda: None)
         identity = await deferToThread(self._thd_boot, vm)
         if not identity or vm.behaviour == NO_AGENT or self._stopped:
             return

@@ -20,7 +20,7 @@ from infranetes.providers.cloud.vsphere.driver import Driver, Tasks
 from infranetes.providers.cloud.vsphere.errors import classify
 from infranetes.providers.cloud.vsphere.pyvmomi_types import ManagedObject, Task
 
-_EARLY_SECONDS = 1.0  # within which most faults come
+_EARLY_SECONDS = 0.8  # within which most faults come
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds between looks at a task that ends soon
 _MANY_PAUSES = (*_PAUSES, 0.5, 0.5, 0.5, 0.5, 0.5)
 

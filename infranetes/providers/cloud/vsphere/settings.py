@@ -107,6 +107,8 @@ class Settings(CloudSettings):
     gateway: str = ""  # of that network, for VMs that have an address of address_ranges
     # Addresses of it that this node, and no other, gives to VMs on the first network; empty: DHCP does.
     address_ranges: tuple[str, ...] = attrs.field(default=(), validator=_are_ranges)
+    # A list is one request, of a vCenter that documents no limit of them.
+    poll_seconds: float = attrs.field(default=1.0, validator=attrs.validators.gt(0.0))
     # A larger size is not more likely to be available: other resource pools are tried instead.
     max_sizes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
 

@@ -14,6 +14,7 @@ from infranetes.providers.cloud.azure.cloud import AzureCloud
 from infranetes.providers.cloud.gcp import errors
 from infranetes.providers.cloud.gcp.cloud import GcpCloud
 from infranetes.providers.cloud.interface import Action, CloudError, ErrorKind
+from infranetes.providers.cloud.vsphere.cloud import VsphereCloud
 from tests.contract.pod_provider_case import reactor
 from tests.infranetes.providers.cloud.case import AzureCase, CloudCase, GcpCase
 from tests.infranetes.providers.cloud.crowd_case import CrowdCase
@@ -115,6 +116,26 @@ class AzureCrowdTests(CrowdCase):
         node = self.nodes(1)
         self.all(400, node, Action.LOOK)
         self.assertEqual(self.buckets.refused, {})
+
+
+class VsphereCrowdTests(CrowdCase):
+    """vCenter documents no limits: those here are the node's own."""
+
+    rates = VsphereCloud.rates
+
+    def serve(self, action: Action, name: str) -> None:
+        """Serve all."""
+
+    def test_a_hundred_pods_are_asked_for_and_ended_at_once(self) -> None:
+        """An end is two calls."""
+        node = self.nodes(1)
+        for action in (Action.LAUNCH, Action.DESTROY, Action.DESTROY):
+            self.assertEqual(self.all(PODS, node, action), 0.0, action.value)
+
+    def test_from_then_on_other_clients_have_room(self) -> None:
+        node = self.nodes(1)
+        self.all(PODS, node, Action.LAUNCH)
+        self.assertGreaterEqual(self.all(PODS, node, Action.LAUNCH), 9.9)
 
 
 class SharedQuota(CloudCase):
