@@ -12,7 +12,10 @@ TICKS = 10_000  # microseconds that the clock is moved on each 10 ms, where it r
 MAX_SLEW_TICKS = 1_000  # the kernel takes a tenth more or less
 
 _ADJ_TICK = 0x4000
-_STA_UNSYNC = 0x0040
+STA_UNSYNC = 0x0040
+# Microseconds. The kernel takes a clock to become 500 us more wrong each second until it is told anew. A time
+# service that told nothing for an hour lost its servers, or ended; timesyncd's longest pause makes it 1 s.
+_MAX_ERROR = 2_000_000
 
 
 class SystemClock(Protocol):
@@ -34,11 +37,13 @@ class SystemClock(Protocol):
         """Have `now` run that fast. :raise OSError: the kernel refuses."""
 
     def kept_by_others(self) -> bool:
-        """Whether a time service of the image keeps `now`. :raise OSError: the kernel does not say."""
+        """Whether a time service of the image keeps `now`: it has a server and told the kernel so lately.
+
+        :raise OSError: the kernel does not say."""
 
 
-class _Timex(ctypes.Structure):
-    """struct timex of a 64-bit kernel."""
+class Timex(ctypes.Structure):
+    """What the kernel says of its clock: struct timex of a 64-bit kernel."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -58,14 +63,19 @@ class _Timex(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.adjtimex.argtypes = (ctypes.POINTER(_Timex),)
+_libc.adjtimex.argtypes = (ctypes.POINTER(Timex),)
 
 
-def _adjtimex(timex: _Timex) -> _Timex:
+def _adjtimex(timex: Timex) -> Timex:
     if _libc.adjtimex(ctypes.byref(timex)) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), "adjtimex")
     return timex
+
+
+def kept(timex: Timex) -> bool:
+    """Whether what the kernel says of its clock shows a time service that keeps it; see `SystemClock`."""
+    return not timex.status & STA_UNSYNC and timex.maxerror < _MAX_ERROR
 
 
 class KernelClock:
@@ -81,10 +91,10 @@ class KernelClock:
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
 
     def ticks(self) -> int:
-        return int(_adjtimex(_Timex()).tick)
+        return int(_adjtimex(Timex()).tick)
 
     def set_ticks(self, ticks: int) -> None:
-        _adjtimex(_Timex(modes=_ADJ_TICK, tick=ticks))
+        _adjtimex(Timex(modes=_ADJ_TICK, tick=ticks))
 
     def kept_by_others(self) -> bool:
-        return not _adjtimex(_Timex()).status & _STA_UNSYNC
+        return kept(_adjtimex(Timex()))

@@ -14,8 +14,22 @@ is behind by more: the VM was suspended   it is set
 is ahead                                  it runs slower until it is right: it never goes back
 ========================================  ==============================================================
 
+Whether it is kept the kernel says, whatever is installed:
+
+============================================  ====  ====================================================
+a time service                                kept  who corrects the clock
+============================================  ====  ====================================================
+there is none                                 no    the node
+has begun, and no server has answered yet     no    the node
+has a server                                  yes   the service
+lost its servers, or ended, in the last hour  yes   nobody: it goes on at the speed that was found right
+lost its servers, or ended, before that       no    the node
+sees that the clock was set                   no    the node, until the service has measured anew
+============================================  ====  ====================================================
+
 It runs up to a tenth faster or slower, which makes up for a second in ten. That is the kernel's: where an
-agent is killed meanwhile, the next one ends it first, and the node sees what is still wrong.
+agent is killed meanwhile, the next one ends it first, and the node sees what is still wrong. A service that
+comes to keep the clock meanwhile gives it a speed of its own, which stays.
 """
 
 from __future__ import annotations
@@ -45,6 +59,7 @@ class Timekeeping:
         self._system = system
         self._clock = MachineClock(system)
         self._slew: IDelayedCall | None = None  # its end
+        self._speed = TICKS  # that it has
 
     def begin(self) -> None:
         """End what an agent that was killed has begun. Idempotent."""
@@ -106,6 +121,7 @@ class Timekeeping:
         ticks = min(max(-(-abs(missing) * TICKS // SLEW_NANOS), 1), MAX_SLEW_TICKS)
         speed = TICKS + (ticks if missing > 0 else -ticks)
         self._system.set_ticks(speed)
+        self._speed = speed
         if self._slew is not None and self._slew.active():
             self._slew.cancel()
         # In seconds of the clock that is slewed, by which reactors count.
@@ -116,6 +132,7 @@ class Timekeeping:
         if slew is not None and slew.active():
             slew.cancel()
         try:
-            self._system.set_ticks(TICKS)
+            if self._system.ticks() == self._speed:
+                self._system.set_ticks(TICKS)
         except OSError as error:
             _log.warn("the speed of the machine's clock can't be set: {error}", error=error)

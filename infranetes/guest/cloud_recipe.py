@@ -2,8 +2,8 @@
 """What a cloud's disk has over the guest image that it is made of. Data only, for `cloud_disk`.
 
 A guest image is a file system for QEMU, which gives it kernel, disk driver, addresses and identity. On a
-cloud the disk boots by itself, by BIOS or by UEFI, and gets its addresses by DHCP and its identity from the
-cloud.
+cloud the disk boots by itself, by BIOS or by UEFI, and gets its addresses by DHCP and its identity and its
+time from the cloud.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from infranetes.guest import recipe
+from infranetes.guest import cloud_time, recipe
 from infranetes.guest.image import GuestImage
 from infranetes_common.errors import FailedPrecondition
 
@@ -26,11 +26,13 @@ class Source:
 
     :ivar card: what `[Match]` says of the network cards that DHCP gives addresses.
     :ivar kernel: further words for the kernel. :ivar packages: Debian's.
+    :ivar clock: the cloud's own, in chrony's words; "": none but those that DHCP tells.
     """
 
     card: str = "Name=eth*"
     kernel: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    clock: str = ""
     files: Files = attrs.field(factory=dict)
 
 
@@ -44,10 +46,10 @@ ExecCondition=+/bin/sh -c '! vmtoolsd --cmd "info-get guestinfo.infranetes.stati
 
 SOURCES: Mapping[str, Source] = {
     # An EBS volume may be slow, but it comes back: Linux' own 30 s would make the root read-only for good.
-    "aws": Source(kernel=("nvme_core.io_timeout=4294967295",)),
+    "aws": Source(kernel=("nvme_core.io_timeout=4294967295",), clock=cloud_time.AWS),
     # Not the cards behind these that accelerated networking adds: they have the same addresses.
-    "azure": Source(card="Driver=hv_netvsc"),
-    "gcp": Source(),
+    "azure": Source(card="Driver=hv_netvsc", clock=cloud_time.AZURE),
+    "gcp": Source(clock=cloud_time.GCP),
     "openstack": Source(),
     "vsphere": Source(
         packages=("open-vm-tools",),
@@ -63,7 +65,7 @@ KINDS = ("docker", "machine", "oci")
 DEFAULT_KIND = "docker"
 
 # Installed into the disk. Debian's signed boot loader can be started where Secure Boot is on too.
-PACKAGES = ("grub2-common", "grub-pc-bin", "grub-efi-amd64-signed", "shim-signed")
+PACKAGES = ("grub2-common", "grub-pc-bin", "grub-efi-amd64-signed", "shim-signed", *cloud_time.PACKAGES)
 
 # Of the disks that the root may be on, for the initial RAM disk, which has the guest image's: virtio's.
 DISK_DRIVERS = ("nvme", "sd_mod", "virtio_scsi", "vmw_pvscsi", "hv_storvsc", "xen_blkfront")
@@ -121,6 +123,7 @@ def files(source: str, kind: str, guest: GuestImage, root: str) -> Files:
         f"etc/systemd/system/{GROW_UNIT}": (0o644, _GROW),
         "usr/lib/infranetes/root-partition/root.conf": (0o644, "[Partition]\nType=root\n"),
         "boot/grub/grub.cfg": (0o644, _menu(cloud, root)),
+        **cloud_time.files(cloud.clock),
         **cloud.files,
     }
 

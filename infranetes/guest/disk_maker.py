@@ -15,12 +15,12 @@ from pathlib import Path
 
 import attrs
 
-from infranetes.guest import cloud_recipe
+from infranetes.guest import cloud_recipe, cloud_time
 from infranetes.guest.cloud_recipe import MIB
 from infranetes.guest.programs import run
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
-_ENABLED = ("systemd-networkd.service", cloud_recipe.GROW_UNIT)
+_ENABLED = ("systemd-networkd.service", cloud_recipe.GROW_UNIT, cloud_time.UNIT)
 # For templates alone, of which this machine is none; guest images without Docker don't have it.
 _WARM_UNIT = "infranetes-warm.service"
 _POLICY = Path("usr/sbin/policy-rc.d")  # says no to packages that start what they bring
@@ -117,7 +117,8 @@ class DiskMaker:
         packages = (*cloud_recipe.PACKAGES, *cloud_recipe.SOURCES[self.source].packages)
         say(f"installing {', '.join(packages)}")
         self.inside("apt-get", "update", "-q")
-        self.inside("apt-get", "install", "-qy", "--no-install-recommends", *packages)
+        without = (f"-oDpkg::Options::=--path-exclude={each}" for each in cloud_time.EXCLUDED)
+        self.inside("apt-get", "install", "-qy", "--no-install-recommends", *without, *packages)
         for hook in _MENU_HOOKS:
             (self.tree / hook).unlink(missing_ok=True)
 

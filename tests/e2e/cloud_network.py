@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network like a cloud's, for one machine: DHCP with an MTU and leases, a router, the metadata service."""
+"""A network like a cloud's, for one machine: DHCP with an MTU and leases, a router, metadata, time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from twisted.web.resource import Resource
 from infranetes_common.reactors import installed
 from tests.e2e.pod_network import pod_network
 from tests.support.clouds.http_sites import ClosableSite
+from tests.support.clouds.ntp import PORT as NTP
+from tests.support.clouds.ntp import NtpServer
 from tests.support.spaces import Space
 
 METADATA = "169.254.169.254"
@@ -31,19 +33,20 @@ class CloudNetwork:
     """A network in a namespace of its own, which reaches the host by a cable alone.
 
     :param mtu: of the network. :param lone: the machine's address comes without a subnet, as Compute Engine
-        has it: all goes by the router.
+        has it: all goes by the router. :param time: of a time server, which DHCP tells; "": it tells none.
     """
 
-    def __init__(self, directory: Path, *, mtu: int, lone: bool) -> None:
+    def __init__(self, directory: Path, *, mtu: int, lone: bool, time: str = "") -> None:
         self._net = pod_network()
         self._leases = directory / "leases"
         self.log = directory / "dnsmasq.log"
         self.address = self._net.node.removesuffix(".1") + ".10"
         self._router = self._net.node.removesuffix(".1") + ".2"
         self._sites: list[tuple[ClosableSite, IListeningPort]] = []
+        self._time_servers: list[IListeningPort] = []
         self.space = Space("cloud")
         self._lay_out()
-        self._dhcp = self._start_dhcp(mtu, lone)
+        self._dhcp = self._start_dhcp(mtu, lone, time)
 
     def _lay_out(self) -> None:
         bridge = self._net.bridge
@@ -63,11 +66,13 @@ class CloudNetwork:
             subprocess.run(["ip", *command.split()], check=True)
         self.space.said("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.conf.all.send_redirects=0")
 
-    def _start_dhcp(self, mtu: int, lone: bool) -> subprocess.Popen[bytes]:
+    def _start_dhcp(self, mtu: int, lone: bool, time: str) -> subprocess.Popen[bytes]:
         options = [f"option:mtu,{mtu}", f"option:router,{self._router}", f"option:dns-server,{METADATA}"]
         if lone:
             routes = f"{self._router}/32,0.0.0.0,0.0.0.0/0,{self._router}"
             options += ["option:netmask,255.255.255.255", f"option:classless-static-route,{routes}"]
+        if time:
+            options.append(f"option:ntp-server,{time}")
         network = self._net.node.removesuffix(".1") + ".0"
         command = self.space.command(
             "dnsmasq",
@@ -108,8 +113,27 @@ class CloudNetwork:
             port = reactor.adoptStreamPort(listener.fileno(), socket.AF_INET, site)
         self._sites.append((site, port))
 
+    def serve_time(self, address: str) -> NtpServer:
+        """Tell the time at an address from now on."""
+
+        def listening() -> socket.socket:
+            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            made.bind((address, NTP))
+            made.setblocking(False)
+            return made
+
+        if address != METADATA:
+            self.space.ip(f"addr add {address}/32 dev br0")
+        server = NtpServer()
+        with self.space.inside(listening) as listener:
+            port = reactor.adoptDatagramPort(listener.fileno(), socket.AF_INET, server, 1 << 13)
+        self._time_servers.append(port)
+        return server
+
     async def end(self) -> None:
         """Remove it. What uses it has ended."""
+        for port in self._time_servers:
+            await maybeDeferred(port.stopListening)
         for site, port in self._sites:
             await site.close_connections()
             await maybeDeferred(port.stopListening)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of clouds boot in QEMU, as on those clouds, until the agent has its identity from the cloud.
 
-The network gives an address by DHCP, the metadata service is simulated. QEMU has no guestinfo: what is
-booted of vSphere's disk is all before the agent gets its identity out of that.
+The network gives an address by DHCP, metadata service and time servers are simulated. QEMU has no guestinfo:
+what is booted of vSphere's disk is all before the agent gets its identity out of that. The machine's clock is
+an hour behind.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 
 from infranetes.authority import Authority
+from infranetes.guest import cloud_time
 from infranetes.guest.cloud_disk import build_cloud_disk
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.clock_reading import ClockReading, correct_clock, read_clock
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.identity import Identity, encode
 from infranetes_common.wire import cri
@@ -41,6 +43,8 @@ GIB = 3  # of the disk that is made; the machine's is larger
 LARGER_GIB = 5
 BEHIND_SECONDS = 3600  # the machine's clock when it boots
 RIGHT_SECONDS = 0.5
+TIME_SERVER = "198.51.100.123"  # DHCP's, where the cloud has none of its own
+KEPT_SECONDS = 300.0  # after the agent's first answer
 SECOND = 10**9
 CONTAINER = "c" * 32
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
@@ -54,12 +58,41 @@ ExecStart=true
 [Install]
 WantedBy=multi-user.target
 """
+# Looks at the clock from the boot on, and writes down each time that it was set, by how many seconds.
+WATCH = """\
+import time
+before = time.clock_gettime(time.CLOCK_REALTIME), time.clock_gettime(time.CLOCK_MONOTONIC)
+while True:
+    time.sleep(0.1)
+    now = time.clock_gettime(time.CLOCK_REALTIME), time.clock_gettime(time.CLOCK_MONOTONIC)
+    passed, gone_by = (one - other for one, other in zip(now, before))
+    if passed < 0 or abs(passed - gone_by) > 0.5:
+        with open("/run/clock-settings", "a") as file:
+            file.write(f"{passed - gone_by:.0f}\\n")
+    before = now
+"""
+WATCH_UNIT = """\
+[Unit]
+DefaultDependencies=no
+
+[Service]
+ExecStart=python3 -IS /usr/local/lib/watch-clock
+
+[Install]
+WantedBy=sysinit.target
+"""
 SCRIPT = f"""\
 #!/bin/sh -eu
 cat >/etc/systemd/system/own.service <<END
 {UNIT}
 END
-systemctl enable own.service
+cat >/usr/local/lib/watch-clock <<'END'
+{WATCH}
+END
+cat >/etc/systemd/system/watch-clock.service <<END
+{WATCH_UNIT}
+END
+systemctl enable own.service watch-clock.service
 # As a kernel's package does:
 kernel=$(readlink /vmlinuz)
 run-parts --exit-on-error --arg="${{kernel#boot/vmlinuz-}}" --arg="/$kernel" /etc/kernel/postinst.d
@@ -92,8 +125,8 @@ class CloudDiskTests(TestCase):
         os.truncate(target, LARGER_GIB << 30)
         return target
 
-    def network(self, mtu: int, *, lone: bool = False) -> CloudNetwork:
-        made = CloudNetwork(self.directory, mtu=mtu, lone=lone)
+    def network(self, mtu: int, *, lone: bool = False, time: str = "") -> CloudNetwork:
+        made = CloudNetwork(self.directory, mtu=mtu, lone=lone, time=time)
         self.addCleanup(lambda: start(made.end()))
         return made
 
@@ -130,7 +163,7 @@ class CloudDiskTests(TestCase):
             *("-drive", f"if=pflash,format=raw,unit=1,file={variables}"),
         )
 
-    def identity(self) -> Identity:
+    def identity(self, *, timed: bool) -> Identity:
         sandbox_id = secrets.token_hex(16)
         certificate, key = self.authority.issue_vm(sandbox_id, 3600)
         return Identity(
@@ -139,7 +172,7 @@ class CloudDiskTests(TestCase):
             key_pem=key,
             ca_pem=self.authority.ca_pem,
             hostname="pod",
-            now_nanos=time.time_ns(),
+            now_nanos=time.time_ns() if timed else 0,
         )
 
     # What happens
@@ -194,6 +227,28 @@ class CloudDiskTests(TestCase):
         await correct_clock(identity.sandbox_id, client, first)
         await self.until_right(client)
 
+    async def until_kept(self, client: AgentClient) -> None:
+        """Wait until the machine's time service keeps its clock. The node has nothing to do with it then."""
+        deadline = time.monotonic() + KEPT_SECONDS
+        while True:
+            reading = await self.read(client)
+            if reading.steady == 0 and abs(reading.ahead) < RIGHT_SECONDS * SECOND:
+                return
+            if time.monotonic() > deadline:
+                said = await self.ran(
+                    client, "journalctl", "--no-pager", "--unit=chrony", f"--unit={cloud_time.UNIT}"
+                )
+                self.fail(f"no time service keeps the clock: {reading}\n{said}")
+            await sleep(reactor, 1)
+
+    async def check_nothing_waits_for_the_time(self, client: AgentClient) -> None:
+        before = await self.ran(
+            client, "systemctl", "list-dependencies", "--after", "--plain", "vmserver.service"
+        )
+        self.assertIn("basic.target", before)
+        for word in ("chrony", "time-sync", cloud_time.UNIT):
+            self.assertNotIn(word, before)
+
     async def until_right(self, client: AgentClient) -> None:
         for _ in range(60):
             reading = await self.read(client)
@@ -220,38 +275,50 @@ class CloudDiskTests(TestCase):
         devices: Sequence[str],
         metadata: Callable[[bytes], Resource],
         firmware: Sequence[str] = (),
-    ) -> AgentClient:
-        identity = self.identity()
+        *,
+        timed: bool = True,
+    ) -> tuple[AgentClient, Identity]:
+        """:param timed: its identity says what time it is."""
+        identity = self.identity(timed=timed)
         network.serve_metadata(metadata(encode(identity)))
         self.boot(network, disk, *devices, firmware=firmware)
-        client = await self.booted(network, identity)
-        await self.check_clock(client, identity)
-        return client
+        return await self.booted(network, identity), identity
 
     async def test_that_of_aws_by_bios_from_nvme(self) -> None:
         script = self.directory / "script"
         script.write_text(SCRIPT)
         disk = self.disk("aws", "machine", script)
         network = self.network(9001)
+        server = network.serve_time(cloud_time.LINK_LOCAL_AWS)
         devices = ("nvme,drive=disk,serial=vol0123456789abcdef0", f"virtio-net-pci,netdev=net,mac={MAC}")
-        client = await self.boot_pod(
-            network, disk, devices, lambda document: Imds({network.address: document})
+        client, _ = await self.boot_pod(
+            network, disk, devices, lambda document: Imds({network.address: document}), timed=False
         )
         await self.check_machine(client, 9001)
         self.assertEqual(await self.ran(client, "systemctl", "is-active", "own"), "active")
+        await self.until_kept(client)
+        self.assertGreater(server.asked, 0)
+        [set_by] = (await self.ran(client, "cat", "/run/clock-settings")).split()
+        self.assertApproximates(int(set_by), BEHIND_SECONDS, 60, "the one time that the clock was set")
+        self.assertNotIn(":123 ", await self.ran(client, "ss", "-lnu"), "the port is the pod's")
 
     async def test_that_of_gcp_by_secure_uefi_from_virtio_scsi(self) -> None:
         disk = self.disk("gcp", "machine")
         network = self.network(1460, lone=True)
         devices = ("virtio-scsi-pci", "scsi-hd,drive=disk", f"virtio-net-pci,netdev=net,mac={MAC}")
         firmware = self.secure_firmware()
-        client = await self.boot_pod(network, disk, devices, GceMetadata, firmware)
+        client, identity = await self.boot_pod(network, disk, devices, GceMetadata, firmware)
+        await self.check_clock(client, identity)
         await self.check_machine(client, 1460)
         self.assertTrue(self.seen("Secure boot enabled"))
+        await self.check_nothing_waits_for_the_time(client)
+        network.serve_time(cloud_time.LINK_LOCAL_GCP)
+        await self.until_kept(client)
 
     async def test_that_of_vsphere_by_bios_from_pvscsi_up_to_the_wait_for_guestinfo(self) -> None:
         disk = self.disk("vsphere", "docker")
-        network = self.network(1500)
+        network = self.network(1500, time=TIME_SERVER)
+        network.serve_time(TIME_SERVER)
         self.boot(network, disk, "pvscsi", "scsi-hd,drive=disk", f"vmxnet3,netdev=net,mac={MAC}")
         await self.until(network.leased, "an address")
         await self.until(
@@ -259,3 +326,4 @@ class CloudDiskTests(TestCase):
         )
         await self.until(lambda: self.seen("Started docker.service"), "Docker")
         self.assertTrue(self.seen("resizing filesystem"))
+        await self.until(lambda: self.seen("System clock was stepped by 3"), "the time of DHCP's server")

@@ -13,7 +13,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unimpl
 from infranetes_common.wire import vmserver as messages
 from tests.vmserver.fake_clock import SECOND, FakeClock
 from vmserver.rpc.clock import ClockCalls
-from vmserver.system_clock import MAX_SLEW_TICKS, TICKS, KernelClock
+from vmserver.system_clock import MAX_SLEW_TICKS, STA_UNSYNC, TICKS, KernelClock, Timex, kept
 from vmserver.timekeeping import STEP_NANOS, TOLERANCE_NANOS, Timekeeping
 
 NOW = 1_800_000_000 * SECOND  # the node's time when a test begins
@@ -132,6 +132,26 @@ class CorrectTests(TimekeepingTestCase):
         self.tell()
         self.assertEqual((self.system.ticks(), self.system.settings), (TICKS, []))
 
+    def test_a_time_service_that_takes_the_clock_over_meanwhile_keeps_the_speed_that_it_gave(self) -> None:
+        self.make(3 * SECOND)
+        self.tell()
+        self.pass_time(5)
+        self.system.set_ticks(TICKS - 7)
+        self.system.others_keep_it = True
+        self.tell()
+        self.pass_time(60)
+        self.assertEqual((self.system.ticks(), self.reactor.getDelayedCalls()), (TICKS - 7, []))
+
+    def test_what_a_time_service_no_longer_keeps_is_the_nodes_again(self) -> None:
+        self.make(-500 * MILLI)
+        self.system.others_keep_it = True
+        self.tell()
+        self.assertEqual((self.agent.reading(), self.system.ticks()), (0, TICKS))
+        self.system.others_keep_it = False
+        self.tell()
+        self.assertEqual(self.agent.reading(), self.system.steady())
+        self.assertGreater(self.system.ticks(), TICKS)
+
 
 class RefusedTests(TimekeepingTestCase):
     def test_times_that_can_not_be(self) -> None:
@@ -198,6 +218,22 @@ class EndedTests(TimekeepingTestCase):
         self.agent.stop()
         self.restart()
         self.agent.begin()
+
+
+class KeptTests(SynchronousTestCase):
+    """What the kernel says of its clock."""
+
+    def kept(self, status: int, seconds: float) -> bool:
+        return kept(Timex(status=status, maxerror=round(seconds * 1e6)))
+
+    def test_it_is_kept_by_what_told_the_kernel_lately_that_it_has_a_server(self) -> None:
+        self.assertTrue(self.kept(0, 0.001))
+        self.assertTrue(self.kept(0, 0.05 + 2048 * 500e-6), "it is told each 2048 s, and will be now")
+
+    def test_it_is_not_where_nothing_told_it_or_what_did_fell_silent(self) -> None:
+        self.assertFalse(self.kept(STA_UNSYNC, 16.0))
+        self.assertFalse(self.kept(STA_UNSYNC, 0.001), "what kept it has no server any more")
+        self.assertFalse(self.kept(0, 0.05 + 4096 * 500e-6), "it was told an hour ago")
 
 
 class KernelClockTests(SynchronousTestCase):

@@ -3,9 +3,9 @@
 
 Outgoing packets are judged after the service proxy has translated them, incoming packets before anything
 else. Some traffic always passes: the node's connections, the agent's own to the cloud's metadata service,
-neighbour discovery, and DHCP, without which the VM has no address. The loopback interface is not filtered. If
-the pod has its address by a tunnel to the node, the node judges the traffic inside, and the tunnel's own
-packets pass.
+neighbour discovery, DHCP, without which the VM has no address, and the time that a cloud's hosts serve at
+addresses of their own. The loopback interface is not filtered. If the pod has its address by a tunnel to the
+node, the node judges the traffic inside, and the tunnel's own packets pass.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ SECONDS = 60.0
 MAX_LISTING = 16 << 20
 NO_NODE = "127.0.0.1"  # none is known yet
 METADATA = "169.254.169.254"
+TIME = f"{{ 169.254.169.123, {METADATA} }}"  # of AWS and GCP: it goes no further than the VM's host
 
 _NEIGHBOURS = "nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, nd-router-advert"
 # What is received and sent by each version of IP whatever the firewall is.
 _ALWAYS = {
     4: (
-        f"ip saddr {METADATA} tcp sport 80 ct direction reply accept\n    udp sport 67 udp dport 68",
-        f"ip daddr {METADATA} meta mark {MARK:#x} accept\n    udp sport 68 udp dport 67",
+        f"ip saddr {METADATA} tcp sport 80 ct direction reply accept\n"
+        f"    ip saddr {TIME} udp sport 123 ct direction reply accept\n    udp sport 67 udp dport 68",
+        f"ip daddr {METADATA} meta mark {MARK:#x} accept\n"
+        f"    ip daddr {TIME} udp dport 123 accept\n    udp sport 68 udp dport 67",
     ),
     6: (
         f"icmpv6 type {{ {_NEIGHBOURS}, mld-listener-query }} accept\n    udp sport 547 udp dport 546",

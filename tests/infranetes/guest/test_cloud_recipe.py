@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.guest import cloud_recipe, disk_maker, recipe
+from infranetes.guest import cloud_recipe, cloud_time, disk_maker, recipe
 from infranetes.guest.image import GuestImage
 from infranetes_common.errors import FailedPrecondition
 from vmserver import config as agent
@@ -16,7 +16,7 @@ from vmserver import config as agent
 MTU = 1460  # of Compute Engine's networks
 SERVER = (
     "[Match]\nName=other\n[Network]\nAddress=10.77.0.1/24\nDHCPServer=yes\n"
-    f"[DHCPServer]\nSendOption=26:uint16:{MTU}\n"
+    f"[DHCPServer]\nSendOption=26:uint16:{MTU}\nEmitNTP=yes\nNTP=10.77.0.1 10.77.0.2\n"
 )
 # One networkd, which sees no other files than its unit. Without udev it takes cards as they are.
 NETWORKD = """\
@@ -24,6 +24,7 @@ mount -t sysfs -o ro sysfs /sys
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /etc/systemd/network
 mkdir -p /run/systemd/network /run/systemd/netif/links /run/systemd/netif/leases /run/systemd/netif/lldp
+chown -R systemd-network /run/systemd/netif
 cp "$1" /etc/systemd/network/
 exec /lib/systemd/systemd-networkd
 """
@@ -49,9 +50,70 @@ for _ in $(seq 50); do
     sleep 0.1
 done
 ip addr show dev eth0
+for _ in $(seq 100); do
+    nsenter --target "$(cat client.pid)" --mount cat /run/systemd/netif/state >state || true
+    grep -q '^NTP=10[.]77' state && break
+    sleep 0.1
+done
 kill "$server" "$(cat client.pid)"
 wait || true
 """
+
+
+# What chronyc says, up to the leap second.
+UNKNOWN = "00000000,,0,0.000000000,0.000000000,0.0,0.0,0.000,0.000,0.000,1.0,1.0,0.0,Not synchronised"
+TRACKING = "7F000001,127.0.0.1,2,1795681273.707115406,{:.9f},-0.1,0.1,0.000,-1.0,1.0,0.0005,1.7,0.0,{}"
+# The next line of what chronyc says is there after each pause; after the last one the script ends.
+CHRONYC = """\
+#!/bin/sh
+case $* in
+    "-c tracking") head -n 1 tracking ;;
+    *) echo "$*" >>commands ;;
+esac
+"""
+SLEEP = """\
+#!/bin/sh
+echo "$1" >>pauses
+sed -i 1d tracking
+[ -s tracking ] || kill $PPID
+"""
+
+
+class Clock:
+    """The script beside chrony, with stand-ins for chronyc and for the time that passes."""
+
+    def __init__(self, directory: Path, clock: str = "") -> None:
+        self.directory = directory
+        for each in ("bin", "run/systemd/netif", "run/infranetes-clock", "etc/infranetes"):
+            (directory / each).mkdir(parents=True)
+        for name, text in (("chronyc", CHRONYC), ("sleep", SLEEP)):
+            (directory / "bin" / name).write_text(text)
+            (directory / "bin" / name).chmod(0o755)
+        files = cloud_time.files(clock)
+        (directory / cloud_time.CONFIGURATION).write_text(files[cloud_time.CONFIGURATION][1])
+        self.dhcp = directory / "run/systemd/netif/state"
+        script = files[cloud_time.SCRIPT][1]
+        for place in ("/run/", "/etc/"):
+            script = script.replace(place, f"{directory}{place}")
+        (directory / "script").write_text(script)
+
+    def run(self, *tracking: str) -> None:
+        (self.directory / "tracking").write_text("".join(line + "\n" for line in tracking))
+        for name in ("commands", "pauses"):
+            (self.directory / name).write_text("")
+        path = f"{self.directory}/bin:/usr/bin:/bin"
+        done = subprocess.run(
+            ["sh", "script"], cwd=self.directory, env={"PATH": path}, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert done.stderr == "", done.stderr
+
+    def words(self, name: str) -> list[str]:
+        return (self.directory / name).read_text().splitlines()
+
+    def servers(self) -> list[str]:
+        told = self.directory / "run/infranetes-clock/dhcp.sources"
+        return [line.split()[1] for line in told.read_text().splitlines()]
 
 
 def guest(providers: tuple[str, ...]) -> GuestImage:
@@ -98,7 +160,7 @@ class FilesTests(SynchronousTestCase):
                 self.assertNotIn("LABEL", files[path][1])
         self.assertIn("--fs-uuid --set=root 0-1-2\n", cloud_recipe.esp_menu("0-1-2"))
 
-    def test_a_card_has_the_mtu_that_dhcp_tells(self) -> None:
+    def test_a_card_has_the_mtu_that_dhcp_tells_and_chrony_its_time_servers(self) -> None:
         unit = self.directory / "50-dhcp.network"
         unit.write_text(cloud_recipe.files("gcp", "machine", guest(()), "uuid")[cloud_recipe.DHCP_UNIT][1])
         (self.directory / "server.network").write_text(SERVER)
@@ -114,6 +176,70 @@ class FilesTests(SynchronousTestCase):
         logs = [(self.directory / f"{name}.log").read_text()[-2000:] for name in ("server", "client")]
         self.assertIn("inet 10.77.0.", done.stdout, (done.stderr, logs))
         self.assertIn(f" mtu {MTU} ", done.stdout)
+        clock = Clock(self.directory / "clock")
+        clock.dhcp.write_bytes((self.directory / "state").read_bytes())
+        clock.run(UNKNOWN)
+        self.assertEqual(clock.servers(), ["10.77.0.1", "10.77.0.2"])
+
+
+class TimeTests(SynchronousTestCase):
+    """The machine's time service."""
+
+    def setUp(self) -> None:
+        directory = Path(self.mktemp()).absolute()
+        directory.mkdir()
+        self.clock = Clock(directory, cloud_time.GCP)
+
+    def test_it_is_a_client_alone_that_sets_no_clock(self) -> None:
+        for source in cloud_recipe.SOURCES:
+            files = cloud_recipe.files(source, "machine", guest(()), "uuid")
+            _, text = files[cloud_time.CONFIGURATION]
+            lines = [line for line in text.splitlines() if not line.startswith("#")]
+            self.assertLessEqual({"port 0", "cmdport 0", "rtcsync"}, set(lines))
+            allowed = {"makestep", "initstepslew", "allow", "pool", "local", "manual"}
+            self.assertEqual(allowed & {line.split()[0] for line in lines}, set())
+            _, unit = files["etc/systemd/system/chrony.service.d/infranetes.conf"]
+            self.assertIn(f"-f /{cloud_time.CONFIGURATION}\n", unit)
+
+    def test_each_cloud_is_asked_for_its_own_time(self) -> None:
+        for source, clock in (
+            ("aws", "server 169.254.169.123 "),
+            ("gcp", "server 169.254.169.254 "),
+            ("azure", "refclock PHC /dev/ptp_hyperv "),
+        ):
+            files = cloud_recipe.files(source, "machine", guest(()), "uuid")
+            self.assertIn("\n" + clock, files[cloud_time.CONFIGURATION][1])
+
+    def test_a_clock_that_is_a_second_behind_is_set_and_no_other(self) -> None:
+        for behind, leap, commands in (
+            (3600.3, "Normal", ["makestep"]),
+            (1.0, "Insert second", ["makestep"]),
+            (0.99, "Normal", []),
+            (-0.5, "Normal", []),
+            (-3600.0, "Normal", []),
+            (3600.3, "Not synchronised", []),
+        ):
+            self.clock.run(TRACKING.format(behind, leap))
+            self.assertEqual(self.clock.words("commands"), commands, (behind, leap))
+
+    def test_it_is_looked_at_often_until_it_is_right(self) -> None:
+        self.clock.run(UNKNOWN, "", "506 Cannot talk to daemon", TRACKING.format(0.0, "Normal"))
+        self.assertEqual(self.clock.words("pauses"), ["5", "5", "5", "30"])
+
+    def test_chrony_hears_of_dhcps_servers_once_and_of_others_later(self) -> None:
+        self.clock.dhcp.write_text("OPER_STATE=routable\nNTP=192.0.2.1 192.0.2.2\nDNS=192.0.2.3\n")
+        self.clock.run(UNKNOWN, UNKNOWN)
+        self.assertEqual(self.clock.servers(), ["192.0.2.1", "192.0.2.2"])
+        self.assertEqual(self.clock.words("commands"), ["reload sources"])
+        self.clock.dhcp.write_text("NTP=192.0.2.9\n")
+        self.clock.run(UNKNOWN)
+        self.assertEqual(self.clock.servers(), ["192.0.2.9"])
+
+    def test_what_it_has_already_and_what_is_no_address_is_not_handed_on(self) -> None:
+        many = " ".join(f"192.0.2.{number}" for number in range(9))
+        self.clock.dhcp.write_text(f"NTP={cloud_time.LINK_LOCAL_GCP} * time.example ;reboot {many}\n")
+        self.clock.run(UNKNOWN)
+        self.assertEqual(self.clock.servers(), [f"192.0.2.{number}" for number in range(4)])
 
 
 class DriverTests(SynchronousTestCase):

@@ -246,6 +246,27 @@ class FirewallTests(TestCase):
                         served.sendall(b"notice")
                         self.assertEqual(await blocking(asking.recv, 100), b"notice")
 
+    async def test_the_machine_gets_the_time_of_its_cloud_whatever_is_said(self) -> None:
+        """Here it is the other machine, as above."""
+        always = {4: tuple(each.replace(METADATA, OTHER) for each in _ALWAYS[4]), 6: _ALWAYS[6]}
+        self.patch(firewall_module, "_ALWAYS", always)
+        await self.put([], [])
+        with thd_in_namespace(
+            self.other.name, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        ) as server:
+            server.settimeout(ARRIVES)
+            server.bind((OTHER, 123))
+            with thd_in_namespace(
+                self.pod.name, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            ) as client:
+                client.settimeout(ARRIVES)
+                client.sendto(b"asked", (OTHER, 123))
+                _, sender = await blocking(server.recvfrom, 100)
+                server.sendto(b"told", sender)
+                self.assertEqual(await blocking(client.recv, 100), b"told")
+        self.assertFalse(await blocking(udp, self.pod, self.other, 124, False))
+        self.assertFalse(await blocking(udp, self.other, self.pod, 123, False))
+
     async def test_what_nft_refuses_changes_nothing(self) -> None:
         await self.put([])
         wrong = PodFirewall(ingress=(allowed("0.0.0.0/0", ports=(Ports("NONSENSE", 1, 1),)),))
