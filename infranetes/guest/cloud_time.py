@@ -58,13 +58,15 @@ _BEGIN_AT_AZURE = (
     'SUBSYSTEM=="ptp", ATTR{clock_name}=="hyperv", TAG+="systemd", ENV{SYSTEMD_WANTS}+="chrony.service"\n'
 )
 
-# chronyc's fifth word is by how many seconds the clock is behind. Until it is told right, looks are frequent.
+# chronyc's fifth word is by how many seconds the clock is behind. Looks are frequent at first: one costs an
+# emulated processor a second.
 _SCRIPT = f"""\
 #!/bin/sh
 # Beside chrony, which sets no clock, since it would set it back, too: has it set forward a clock that is a
 # second behind or more, and tells it of the time servers that DHCP has.
 set -fu
 told=
+pause=0
 while :; do
     servers=
     if [ -r /run/systemd/netif/state ]; then
@@ -82,7 +84,7 @@ while :; do
     IFS=, read -r _ _ _ _ behind _ _ _ _ _ _ _ _ leap <<END
 $(chronyc -c tracking)
 END
-    pause=5
+    [ $pause -ge 30 ] || pause=$((pause + 5))
     case $leap in
     Normal | Insert* | Delete*)
         pause=30

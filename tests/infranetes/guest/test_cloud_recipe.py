@@ -222,9 +222,13 @@ class TimeTests(SynchronousTestCase):
             self.clock.run(TRACKING.format(behind, leap))
             self.assertEqual(self.clock.words("commands"), commands, (behind, leap))
 
-    def test_it_is_looked_at_often_until_it_is_right(self) -> None:
-        self.clock.run(UNKNOWN, "", "506 Cannot talk to daemon", TRACKING.format(0.0, "Normal"))
-        self.assertEqual(self.clock.words("pauses"), ["5", "5", "5", "30"])
+    def test_it_is_looked_at_often_at_first_until_it_is_right(self) -> None:
+        self.clock.run(UNKNOWN, "", "506 Cannot talk to daemon", TRACKING.format(0.0, "Normal"), UNKNOWN)
+        self.assertEqual(self.clock.words("pauses"), ["5", "10", "15", "30", "30"])
+
+    def test_where_no_server_answers_it_is_looked_at_twice_a_minute(self) -> None:
+        self.clock.run(*[UNKNOWN] * 8)
+        self.assertEqual(self.clock.words("pauses")[5:], ["30", "30", "30"])
 
     def test_chrony_hears_of_dhcps_servers_once_and_of_others_later(self) -> None:
         self.clock.dhcp.write_text("OPER_STATE=routable\nNTP=192.0.2.1 192.0.2.2\nDNS=192.0.2.3\n")
