@@ -93,6 +93,8 @@ class Suite:
         """Copy all of the tree, and make of it what runs from there."""
         self._copy([*_listed("git", "ls-files", "--cached", "--others", "--exclude-standard"), DESCRIPTORS])
         self._run("sh", "-c", "cd /tree && python3 setup.py --quiet egg_info")  # by which plug-ins are found
+        pth = self._root.path / "usr/lib/python3/dist-packages/tree.pth"
+        pth.write_text("/tree\n")  # children of the daemon's run isolated from where they are started
         self._run("useradd", "--system", "--no-create-home", "infranetes-qemu")
 
     def run_there(self, *command: str) -> int:
