@@ -130,7 +130,7 @@ class UnixSocketTests(unittest.TestCase):
 
     async def test_deadline(self) -> None:
         """A call whose time is over ends on both sides."""
-        error = await self.status_of(self.stub.Wait(Note(), timeout=0.05))
+        error = await self.status_of(self.stub.Wait(Note(), timeout=0.5))
         self.assertEqual(error.code, Code.DEADLINE_EXCEEDED)
         while not self.demo.ended:
             await self.stub.Echo(Note())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.trial.unittest import TestCase
@@ -157,9 +158,9 @@ class RefusedLaunchTests(EndCase, TestCase):
         for fail_clones, times in ((True, 1), (False, 2)):
             self.world.power_ons.fail_clones = fail_clones
             provider = await self.started()
-            fault = self.world.faults.add(FaultKind.CAPACITY, "PowerOnVM_Task", times=times)
+            fault = self.world.faults.add(FaultKind.CAPACITY, "PowerOnVM_Task", only=_first_vm())
             instance = await self.running(provider, self.spec())
-            self.assertEqual(fault.happened, times)
+            self.assertGreaterEqual(fault.happened, times)  # a list may have it powered on as well
             self.assertEqual(self.world.vm(instance.id).resourcePool.name, "second")
             await self.within(provider.destroy(instance.id))
             await self.until(lambda: not self.world.holdings(), "the refused VM is gone, too")
@@ -203,3 +204,14 @@ class RefusedLaunchTests(EndCase, TestCase):
             await self.refused(ResourceExhausted, provider.launch(self.spec()))
             self.world.faults.clear()
             await self.until(lambda: not self.world.holdings(), "all that was cloned is gone")
+
+
+def _first_vm() -> Callable[[dict[str, str]], bool]:
+    """Return what tells the requests about the VM that is asked about first."""
+    seen: list[str] = []
+
+    def is_first(parameters: dict[str, str]) -> bool:
+        seen.append(parameters["this"])
+        return parameters["this"] == seen[0]
+
+    return is_first
