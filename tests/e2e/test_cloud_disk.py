@@ -145,7 +145,7 @@ class CloudDiskTests(TestCase):
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - BEHIND_SECONDS))
         command = network.space.command(
             QEMU,
-            *("-machine", "q35,smm=on,accel=tcg", "-cpu", "max", "-smp", "2", "-m", "1024"),
+            *("-machine", "q35,smm=on,accel=tcg", "-cpu", "max,-fsrm", "-smp", "2", "-m", "1024"),
             *("-nodefaults", "-display", "none", "-serial", f"file:{self.serial}", "-rtc", f"base={clock}"),
             *("-drive", f"file={disk},format=raw,if=none,id=disk,cache=unsafe"),
             *("-netdev", f"tap,id=net,ifname={TAP},script=no,downscript=no"),

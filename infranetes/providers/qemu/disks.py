@@ -49,7 +49,8 @@ _UNPLUG_SECONDS = 10.0
 _FILE = "infranetes-"
 _DEVICE = re.compile(r"shown-([0-9]{1,3})-([0-9]{1,3})-([0-9a-f]{64})")
 _NODE = re.compile(r"shown-([0-9]{1,3})-([0-9]{1,3})-([0-9a-f]{16})")
-_SERIAL = 36  # characters, to which QEMU cuts it: the agent knows by it which disk has come
+_SERIAL = 36  # characters, the most that QEMU takes: the agent knows by it which disk has come
+_DEVICE_ID = 20  # characters, the most that QEMU takes; 9.1 and later refuse a longer serial as its default
 _BEGINNING = 16  # of a name, in a node's
 _NAME = re.compile(r"[0-9a-f]{64}")
 _log = Logger()
@@ -211,6 +212,7 @@ async def _plug(monitor: VmConnections, disk: ShownDisk, file: int) -> None:
         lun=disk.lun,
         drive=node,
         serial=disk.name[:_SERIAL],
+        device__id=disk.name[:_DEVICE_ID],
     )
 
 

@@ -127,7 +127,9 @@ class QmpConnection(Protocol):
     def execute(
         self, name: str, timeout: float = 10.0, /, **arguments: object
     ) -> Deferred[Any]:  # Any: JSON, whose shape depends on the command
-        """Run a command; fires with what it returns. Underscores in argument names stand for hyphens.
+        """Run a command; fires with what it returns.
+
+        An underscore in an argument's name stands for a hyphen, two stand for an underscore.
 
         :param timeout: seconds, including the time until QEMU has greeted.
         :raise QmpError: QEMU refuses.
@@ -136,9 +138,7 @@ class QmpConnection(Protocol):
         """
         if self._closed:
             return fail(Unavailable(f"QEMU is gone; it can't {name}"))
-        number, data = self._core.command(
-            name, {key.replace("_", "-"): value for key, value in arguments.items()}
-        )
+        number, data = self._core.command(name, {_argument(key): value for key, value in arguments.items()})
         answer: Deferred[Any] = Deferred(lambda _: self._forget(number))  # Any: JSON
         self._waiting[number] = name, answer
         if self._ready:
@@ -232,3 +232,8 @@ class QmpConnection(Protocol):
             how = "ended" if clean else f"broke off ({reason.getErrorMessage()})"
             answer.errback(Unavailable(f"QEMU {how} before it answered {name}"))
         self._on_lost()
+
+
+def _argument(keyword: str) -> str:
+    """Return the name that QEMU has for a keyword of `execute`."""
+    return "_".join(part.replace("_", "-") for part in keyword.split("__"))

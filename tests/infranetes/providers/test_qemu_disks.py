@@ -108,6 +108,17 @@ class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
         await shower.show_disks(machine, layers)
         self.assertEqual([self.open_files(machine).count(str(each.path)) for each in layers], [1, 1, 1])
 
+    async def test_a_disk_has_the_beginnings_of_its_name_that_every_qemu_takes(self) -> None:
+        """From 9.1 on QEMU refuses a serial of more than 20 characters that is to be the device's id, too."""
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        qmp = await self.monitor(shower, machine)
+        [shown] = await shower.show_disks(machine, self.disks(1))
+        path = f"/machine/peripheral/shown-{shown.target}-{shown.lun}-{shown.name}"
+        for property, characters in (("serial", 36), ("device_id", 20)):
+            value = await qmp.execute("qom-get", path=path, property=property)
+            self.assertEqual(value, shown.name[:characters])
+
     async def test_the_monitor_serves_on_while_disks_are_shown(self) -> None:
         """Commands between those that pass files neither lose nor mix them."""
         shower = await self.shower()
