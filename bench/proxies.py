@@ -128,7 +128,7 @@ def _watching_nft() -> Iterator[Callable[[], int]]:
 
     def look() -> None:
         while not over.wait(0.01):
-            for path in Path("/proc").glob("[0-9]*/comm"):
+            for path in (each / "comm" for each in Path("/proc").glob("[0-9]*")):
                 with contextlib.suppress(OSError):
                     if path.read_text() == "nft\n":
                         seen.append(_high_water(int(path.parent.name)))

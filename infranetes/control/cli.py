@@ -28,14 +28,15 @@ from infranetes.control.session import (
     config_file,
 )
 from infranetes_common import __version__
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import ConfigError, InfranetesError
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control
-from txgrpc import Channel, Code, GrpcError
+from txgrpc import Channel, Code, Disconnected, GrpcError
 
 __all__ = ["DONE", "DOWN", "FAILED", "INTERRUPTED", "USAGE", "ask", "main", "parser", "socket_of"]
 
+ENDING_SECONDS = 0.2  # in which a daemon that was killed has closed all its sockets; it does so one by one
 _EPILOG = """\
 exit status:
   0    done
@@ -154,6 +155,8 @@ async def ask(reactor: IReactor, socket: Path, options: argparse.Namespace) -> i
     try:
         return await COMMANDS[options.command].run(Session(reactor, channel.stub(control.Control), options))
     except GrpcError as error:
+        if isinstance(error, Disconnected) and _listens(socket):
+            await sleep(reactor, ENDING_SECONDS)
         if error.code is Code.UNAVAILABLE and not _listens(socket):
             return _refused(options, DOWN, _why_down(socket))
         return _refused(options, FAILED, error.message or error.code.name)

@@ -139,7 +139,7 @@ class PodProviderContract(InterruptedLaunchContract):
                     with path.open("rb") as file:
                         for chunk in iter(lambda: file.read(1 << 20), b""):
                             self.assertNotIn(secret, chunk, f"{path} shows a private key to everyone")
-        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+        for arguments in (each / "cmdline" for each in Path("/proc").glob("[0-9]*")):
             try:
                 said = arguments.read_bytes()
             except OSError:

@@ -87,7 +87,7 @@ class QemuCase(ProviderCase):
         table = said("nft", "list", "table", "bridge", f"infranetes_{BRIDGE}")
         if "elements" in table:
             left.append(f"leases {table}")
-        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+        for arguments in (each / "cmdline" for each in Path("/proc").glob("[0-9]*")):
             try:
                 words = arguments.read_bytes().split(b"\0")
             except OSError:

@@ -122,7 +122,7 @@ class CniTests(QemuCase, TestCase):
 
     def end_shims(self) -> None:
         """End what a containerd that was killed and not started again has left running."""
-        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+        for arguments in (each / "cmdline" for each in Path("/proc").glob("[0-9]*")):
             with contextlib.suppress(OSError):
                 if str(self.root).encode() in arguments.read_bytes():
                     os.kill(int(arguments.parent.name), signal.SIGKILL)

@@ -144,7 +144,8 @@ class PodTests(PodCase):
         while (await deferToThread(self.enter, "sh", "-c", there)).returncode != 10:
             self.assertTrue(self.alive)
         await self.kill()
-        self.assertEqual((await sleeping).returncode, DOWN)
+        ended = await sleeping
+        self.assertEqual(ended.returncode, DOWN, ended.stderr)
         await self.start()
         while (await deferToThread(self.enter, "sh", "-c", there)).returncode != 11:
             self.assertTrue(self.alive)

@@ -67,7 +67,7 @@ class SimulatedCase(ProviderCase):
     def farm_pids(self) -> list[int]:
         """Return the processes of the test's farm."""
         found = []
-        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+        for arguments in (each / "cmdline" for each in Path("/proc").glob("[0-9]*")):
             try:
                 if str(self.run_dir / "simulated" / "farm.sock") in arguments.read_text():
                     found.append(int(arguments.parent.name))

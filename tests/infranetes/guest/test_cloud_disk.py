@@ -171,7 +171,7 @@ class CloudDiskTests(SynchronousTestCase):
 def processes_with(word: str) -> list[str]:
     """The ids of processes that have it among their arguments."""
     found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+    for file in (each / "cmdline" for each in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):
             if word.encode() in file.read_bytes() and file.parent.name != str(os.getpid()):
                 found.append(file.parent.name)

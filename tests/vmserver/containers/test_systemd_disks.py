@@ -38,7 +38,7 @@ class SystemdDiskTests(SystemdCase, TestCase):
         number = os.stat(self.device).st_rdev
         words = f" {os.major(number)}:{os.minor(number)} "
         found = set()
-        for table in Path("/proc").glob("[0-9]*/mountinfo"):
+        for table in (each / "mountinfo" for each in Path("/proc").glob("[0-9]*")):
             try:
                 if words in table.read_text():
                     found.add(table.parent.name)
