@@ -16,7 +16,9 @@ MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulatio
 
 # Debian packages, by what they are for. Add to the list of the thing that needs it.
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
-APT_TEST := erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd docker.io crun conmon gcc libc6-dev systemd \
+# Since Debian 13 docker.io is the engine alone.
+APT_DOCKER := docker.io $(shell . /etc/os-release && [ "$${VERSION_ID%%.*}" -ge 13 ] 2>/dev/null && echo docker-cli)
+APT_TEST := erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd curl $(APT_DOCKER) crun conmon gcc libc6-dev systemd \
 	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf zsh
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
@@ -161,15 +163,16 @@ test-first-image: venv proto apt-test ## Install the packages in a booted Debian
 
 SUITE ?= trixie
 DEMO ?= 0
+FRESH ?=
 # What the demo, and tests, need in a root of another release.
 APT_SUITE_DEMO := $(APT_RUN) $(APT_DEMO)
 APT_SUITE_TESTS = $(APT_TEST) $(APT_RUN) $(APT_IMAGE) $(APT_DISK) $(APT_DEBIAN_LIBS)
 
 .PHONY: test-suite
-test-suite: venv proto $(if $(filter-out 0,$(DEMO))$(TESTS),apt-run image) ## Build the packages on a release of Debian, SUITE=trixie or bookworm, run their unit tests and install them there; DEMO=1: the demo there instead, TESTS=: tests
+test-suite: venv proto $(if $(filter-out 0,$(DEMO))$(TESTS),apt-run image) ## Build the packages on a release of Debian, SUITE=trixie or bookworm, run their unit tests and install them there; DEMO=1: the demo there instead, TESTS=: tests; FRESH=test: make that there, as on a fresh machine
 	$(call need,mmdebstrap debian-archive-keyring)
-	@$(AS_ROOT) $(BIN)/python -m tests.e2e.suites $(SUITE) --image-dir "$(IMAGE_DIR)" $(if $(filter-out 0,$(DEMO)),\
-		--demo --packages "$(APT_SUITE_DEMO)",$(if $(TESTS),--tests "$(TESTS)" --packages "$(APT_SUITE_TESTS)"))
+	@$(AS_ROOT) $(BIN)/python -m tests.e2e.suites $(SUITE) --image-dir "$(IMAGE_DIR)" $(if $(FRESH),--make "$(FRESH)",$(if $(filter-out 0,$(DEMO)),\
+		--demo --packages "$(APT_SUITE_DEMO)",$(if $(TESTS),--tests "$(TESTS)" --packages "$(APT_SUITE_TESTS)")))
 
 .PHONY: test-cluster
 test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a Kubernetes of one node, and the workloads of the day; TESTS= picks some, DAY=today leaves out those that have other days

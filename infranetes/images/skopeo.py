@@ -193,7 +193,7 @@ _WORDS: tuple[tuple[str, type[InfranetesError], str], ...] = (
     (r"invalid username/password|incorrect username or password", Unauthenticated, "wrong user or password"),
     (r"denied: |insufficient_scope|403 ", PermissionDenied,
      "the registry denies it: there is no such image, or these credentials may not read it"),
-    (r"unauthorized|401 |unable to retrieve auth token", Unauthenticated,
+    (r"unauthorized|401 |unable to retrieve auth token|authentication required", Unauthenticated,
      "the registry wants other credentials than these"),
     (r"manifest unknown|name unknown|MANIFEST_UNKNOWN|NAME_UNKNOWN|repository name not known|404|not found\b",
      NotFound, "the registry has no such image"),

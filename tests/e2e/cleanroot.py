@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -127,8 +128,8 @@ class CleanRoot:
             yield f"mkdir -p {self.path}{path}"
             yield f"mount --bind -o ro {path} {self.path}{path}"
 
-    def _inside(self, command: list[str]) -> list[str]:
-        script = f'{" && ".join(self._mounts())} && exec chroot {self.path} "$@"'
+    def _inside(self, command: list[str], enter_root: str = "chroot") -> list[str]:
+        script = f'{" && ".join(self._mounts())} && exec {enter_root} {self.path} "$@"'
         enter = ("nsenter", f"--net={self._network}", "--") if self._network else ()
         own = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--")
         return [*enter, *own, "sh", "-c", script, "sh", *command]
@@ -153,6 +154,14 @@ class CleanRoot:
             timeout=timeout,
             env=self._environment,
         )
+
+    def show(self, *command: str, timeout: float) -> int:
+        """Run to the end, with standard output and errors as this process has them; its exit code.
+
+        What runs may make namespaces of users and share mounts, as on a machine and not in a chroot.
+        """
+        inside = self._inside(list(command), f"{sys.executable} {Path(__file__).with_name('pivot.py')}")
+        return subprocess.run(inside, check=False, timeout=timeout, env=self._environment).returncode
 
     def install(self, *packages: str) -> subprocess.CompletedProcess[str]:
         """Install our built packages with dpkg, which fails where a dependency is not there."""

@@ -5,13 +5,16 @@ The build, which runs the unit tests, happens in a clean root of that release, o
 libraries. The root is kept in `build/cleanroot`, the packages in `build/suites/SUITE`.
 
 With ``--demo`` the demo runs there instead, with that release's QEMU and this machine's guest image; with
-``--tests`` tests do, those with real VMs too.
+``--tests`` tests do, those with real VMs too. With ``--make ARGUMENTS`` make runs there, as for somebody who
+has just installed that release, make and git: it installs the rest, and builds a guest image of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,8 +30,13 @@ from tests.e2e.uplink import Uplink
 SUITES = ("bookworm", "trixie")
 # What debian/control doesn't name: what debian/make-deb runs, and what debhelper has the packages depend on.
 UNNAMED = ("build-essential", "debhelper", "dpkg-dev", "fakeroot", "systemd")
+# What somebody has before the first `make`.
+FRESH = ("ca-certificates", "git", "make")
+# This machine's authorities of certificates and addresses of packages, by what pip and Go read.
+REGISTRIES = ("SSL_CERT_FILE", "PIP_CERT", "PIP_INDEX_URL", "PIP_TRUSTED_HOST", "GOPROXY", "GONOSUMDB")
 BUILD_SECONDS = 1800
 RUN_SECONDS = 3600
+MAKE_SECONDS = 3 * 3600
 DESCRIPTORS = "infranetes_common/wire/descriptors.binpb"
 VERSIONS = "python3 --version && qemu-system-x86_64 --version | head -n 1 && nft --version"
 # No packages of Debian's.
@@ -107,6 +115,18 @@ class Suite:
         self._say(f"ended with exit code {done.returncode}")
         return done.returncode
 
+    def make(self, arguments: str) -> int:
+        """Run make in a fresh checkout; what it says goes to standard output."""
+        self._copy(_listed("git", "ls-files", "--cached", "--others", "--exclude-standard"))
+        self._run("git", "init", "--quiet", "/tree")  # what lists the tree's files asks git
+        self._say(f"make {arguments}")
+        registries = [f"{name}={os.environ[name]}" for name in REGISTRIES if name in os.environ]
+        code = self._root.show(
+            "env", *registries, "make", "-C", "/tree", *shlex.split(arguments), timeout=MAKE_SECONDS
+        )
+        self._say(f"make {arguments} ended with exit code {code}")
+        return code
+
     def build(self, kept: Path) -> None:
         """Build the packages, which runs the unit tests, and copy them to `kept`."""
         self._say("building the packages, whose unit tests run")
@@ -161,16 +181,36 @@ def run(suite: str, purpose: str, packages: Sequence[str], images: Path, command
         uplink.end()
 
 
+def make(suite: str, arguments: str) -> int:
+    """Run make on a release that has little but `FRESH`, in a network of its own."""
+    tar = cleanroot.base(list(FRESH), suite, "fresh")
+    authorities = [Path(os.environ[name]).parent for name in REGISTRIES[:1] if name in os.environ]
+    uplink = Uplink()
+    try:
+        one = Suite(suite, CleanRoot(tar, uplink.path, authorities))
+        try:
+            return one.make(arguments)
+        finally:
+            one.remove()
+    finally:
+        uplink.end()
+
+
 def main() -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.suites", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--demo", action="store_true", help="run the demo there, and build nothing")
     parser.add_argument("--tests", default="", help="run these tests there, and build nothing")
+    parser.add_argument(
+        "--make", metavar="ARGUMENTS", help="run make with these there, as on a fresh machine"
+    )
     parser.add_argument("--packages", default="", help="Debian's, that the demo or the tests need there")
     parser.add_argument("--image-dir", type=Path, default=DEFAULT_DIR, help="of guest images (%(default)s)")
     options = parser.parse_args()
     packages, images = options.packages.split(), options.image_dir
+    if options.make:
+        return make(options.suite, options.make)
     if options.demo:
         return run(options.suite, "demo", packages, images, ["demo"])
     if options.tests:

@@ -8,7 +8,7 @@ import shutil
 # Programs whose Debian package has another name.
 PACKAGES = {
     "dockerd": "docker.io",
-    "docker": "docker.io",
+    "docker": "docker.io (Debian 13: docker-cli)",
     "go": "golang-go",
     "ip": "iproute2",
     "journalctl": "systemd",

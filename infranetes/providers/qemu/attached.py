@@ -33,7 +33,7 @@ from infranetes.providers.qemu.command_line import SCSI
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.disks import entries, told
 from infranetes.providers.qemu.vm import Vm
-from infranetes.providers.qemu.volume_open import VolumeFile, open_volume, takes_direct
+from infranetes.providers.qemu.volume_open import VolumeFile, make_direct, open_volume
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, settled
 from infranetes_common.errors import (
     FailedPrecondition,
@@ -126,7 +126,7 @@ class AttachedVolumes:
         async with self._vms_in_work.held(vm.record.token):
             if vm.state is not InstanceState.RUNNING or serial not in (await self._read(vm)).luns:
                 return None
-        return await mirrors.mirror(self._reactor, vm, serial, _node_id(serial), target, takes_direct(target))
+        return await mirrors.mirror(self._reactor, vm, serial, _node_id(serial), target, make_direct(target))
 
     async def end_mirrors(self, vm: Vm) -> None:
         """End what an earlier daemon has had copied of a VM's volumes."""

@@ -19,7 +19,7 @@ _SECTOR = 512
 
 @attrs.frozen
 class VolumeFile:
-    """A volume's file, opened and locked. :ivar direct: whether it can be used without the page cache."""
+    """A volume's file, opened and locked. :ivar direct: whether it is used without the page cache."""
 
     descriptor: int
     direct: bool
@@ -48,15 +48,18 @@ def open_volume(volume: str, path: Path, read_only: bool) -> VolumeFile:
                 f"{stat.filemode(about.st_mode)}"
             )
         opened.pop_all()
-    return VolumeFile(descriptor, takes_direct(descriptor))
+    return VolumeFile(descriptor, make_direct(descriptor))
 
 
-def takes_direct(descriptor: int) -> bool:
-    """Return whether the file system can do without the page cache: some, such as an older tmpfs, can't."""
+def make_direct(descriptor: int) -> bool:
+    """Have an open file used without the page cache; return whether its file system can: some, such as an
+    older tmpfs, can't.
+
+    QEMU 9.1 and later refuse `cache.direct` for a file that was not opened so; earlier ones change it.
+    """
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
     except OSError:
         return False
     return True

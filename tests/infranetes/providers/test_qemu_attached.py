@@ -203,7 +203,14 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         number = await qmp.add_file(node, file.descriptor)
         os.close(file.descriptor)
         filename = f"/dev/fdset/{number}"
-        await qmp.execute("blockdev-add", driver="file", node_name=node, filename=filename, locking="off")
+        await qmp.execute(
+            "blockdev-add",
+            driver="file",
+            node_name=node,
+            filename=filename,
+            locking="off",
+            cache={"direct": file.direct},
+        )
         attacher = await self.next_daemon(attacher)
         await self.fails(FailedPrecondition, attacher.attach(other, volume, False))
         await attacher.detach(machine, volume)

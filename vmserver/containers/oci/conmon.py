@@ -68,7 +68,8 @@ def exit_code_of(message: str) -> int:
     message = _DECORATION.sub("", message)
     if message.startswith("executable file ") and "not found" in message:
         return 127
-    return 126 if message.startswith(("open executable", "exec")) else 128
+    unfit = message.startswith(("open executable", "exec")) or "exists but it is not executable" in message
+    return 126 if unfit else 128
 
 
 @attrs.frozen

@@ -266,6 +266,7 @@ class MessageTests(SynchronousTestCase):
             ("executable file `x` not found in $PATH: No such file or directory", 127),
             ("open executable: Permission denied", 126),
             ("exec: Exec format error", 126),
+            ("the path `/etc/x` exists but it is not executable: Operation not permitted", 126),
             ("mount `/x` to `y`: No such file or directory", 128),
         ):
             self.assertEqual(exit_code_of(message), code)

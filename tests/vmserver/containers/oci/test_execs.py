@@ -109,7 +109,7 @@ class ExecTests(CrunCase):
         for name, mode, text in (("plain", 0o644, "text"), ("garbage", 0o755, "\x7fnothing")):
             (self.rootfs / "bin" / name).write_text(text)
             (self.rootfs / "bin" / name).chmod(mode)
-        for command, code in (("/no/such", 127), ("nosuch", 127), ("plain", 126), ("/bin/garbage", 126)):
+        for command, code in (("/no/such", 127), ("nosuch", 127), ("/bin/plain", 126), ("/bin/garbage", 126)):
             result = await self.sync(made, command)
             self.assertEqual((command, result.exit_code), (command, code))
             self.assertTrue(result.stderr)
