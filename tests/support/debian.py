@@ -14,6 +14,8 @@ from pathlib import Path
 
 from infranetes.guest import sources
 
+RELEASE = "bookworm"  # whatever this machine has: images are the same ones everywhere
+
 
 @contextlib.contextmanager
 def tar(packages: Sequence[str], variant: str = "minbase") -> Iterator[Path]:
@@ -22,7 +24,7 @@ def tar(packages: Sequence[str], variant: str = "minbase") -> Iterator[Path]:
     :param variant: mmdebstrap's: `extract` takes the packages' files and has none of them set up.
     :raise RuntimeError: mmdebstrap failed.
     """
-    archives = sources.of_this_machine()
+    archives = sources.of_release(RELEASE)
     with tempfile.TemporaryDirectory(prefix="debian-", dir="/var/tmp") as directory:
         work = Path(directory)
         (work / "sources.list").write_text("".join(f"{line}\n" for line in archives.lines))
