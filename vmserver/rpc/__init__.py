@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's gRPC service: checks requests and hands them to the provider and the other rooms."""
+"""The agent's gRPC service: validates requests and passes them to the provider and the other packages."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Agent service of ``proto/vmserver.proto``, put together from one object per group of calls."""
+"""The Agent service of ``proto/vmserver.proto``, composed of one object per group of calls."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ HUGE_PAGES = "huge-pages"  # in run_dir
 class AgentService:
     """Every RPC of the agent.
 
-    :param run_dir: for files that a boot removes.
-    :param own_machine: the VM is the pod's alone; false where simulated VMs share one machine.
-    :param find_notice: looks whether the cloud will take the machine away; None: nothing is looked for.
+    :param run_dir: for files that a reboot removes.
+    :param own_machine: whether the machine belongs to one pod; false where simulated VMs share a machine.
+    :param find_notice: checks for the cloud's notice that it will take the machine away; None: no check.
     :ivar implementations: the objects that answer, for `txgrpc.Service`.
     """
 
@@ -134,7 +134,7 @@ class AgentService:
         identity.on_taken = self._begin
 
     def _begin(self) -> None:
-        """Begin what a machine without an identity does not need."""
+        """Start what only a machine with an identity needs."""
         self.stats.begin_stats()
         if self._interruptions is not None:
             self._interruptions.begin()
@@ -148,19 +148,19 @@ class AgentService:
             self._huge_pages.begin()
 
     async def restore(self) -> None:
-        """Have what containers of a VM that has rebooted mount; before their provider is started."""
+        """Restore the mounts that containers need after a reboot. Called before the provider is started."""
         if self._pod_disks is not None:
             await self._pod_disks.restore()
         if self._nfs is not None:
             await self._nfs.restore()
 
     async def prepare(self) -> None:
-        """Do once in a template what every clone would have to."""
+        """Do in a template, once, what each clone would have to do."""
         if self._upkeep is not None:
             await self._upkeep.prepare()
 
     def stop(self) -> None:
-        """Do nothing by itself any more. Idempotent."""
+        """Stop all background work. Idempotent."""
         self.volumes.stop()
         if self._interruptions is not None:
             self._interruptions.stop()
@@ -176,7 +176,7 @@ class AgentService:
             self._memory.stop()
 
     def limit(self, limits: LimitsConfig) -> None:
-        """Set other bounds for new calls; those under way go on."""
+        """Change the limits for new calls; calls in progress continue."""
         self.containers.execs.limit = limits.execs
         self.sessions.sessions.limit = limits.sessions
         self.sessions.forwards.limit = limits.forwards

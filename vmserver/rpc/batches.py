@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a log that are there at once are sent at once.
+"""Batches of log records: records that are available together are sent together.
 
-Each message that is sent alone is a frame, a TLS record and a packet: many times what a line of a log costs
-to read.
+A message of its own costs a frame, a TLS record and a packet: many times what it costs to read a line of a
+log.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MAX_BYTES = 32 * 1024
 async def batches(
     clock: IReactorTime, records: AsyncGenerator[messages.LogRecord, None]
 ) -> AsyncGenerator[list[messages.LogRecord], None]:
-    """Gather records as long as the next is there; never wait with one in hand. `aclose()` closes `records`.
+    """Yield records in batches. Never wait with a record in hand. `aclose()` closes `records`.
 
-    After each batch others have a turn of the reactor.
+    The reactor runs other callbacks after each batch.
     """
     coming = start(_next(records))
     try:

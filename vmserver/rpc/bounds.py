@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut what the agent reports to what the node accepts of an agent.
+"""Truncation of the agent's reports to the limits that the node enforces.
 
-Containers and engines choose some of these words and figures themselves: one that made them too long would
-cut its pod off from the node.
+Containers and engines choose some of this text themselves: without limits, one that made it too long would
+cut off its pod from the node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_DISKS = 64
 
 
 def state(full: messages.ContainerState) -> messages.ContainerState:
-    """Return `full` itself where it is within bounds, or else a copy that is."""
+    """Return `full` itself if it is within the limits, or else a truncated copy."""
     groups = full.user.linux.supplemental_groups
     if len(full.message) <= MAX_MESSAGE and len(full.reason) <= MAX_REASON and len(groups) <= MAX_GROUPS:
         return full
@@ -30,13 +30,13 @@ def state(full: messages.ContainerState) -> messages.ContainerState:
 
 
 def record(record: messages.LogRecord) -> messages.LogRecord:
-    """Cut a record's line in place: programs that write to the journal themselves may write longer ones."""
+    """Truncate a record's line in place: programs that write to the journal directly may exceed it."""
     if len(record.line) > MAX_LINE:
         record.line = record.line[:MAX_LINE]
     return record
 
 
 def usage(usage: messages.Usage) -> messages.Usage:
-    """Cut a usage's list of disks in place."""
+    """Truncate a usage's list of disks in place."""
     del usage.disks[MAX_DISKS:]
     return usage

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CorrectClock: what time it was when the node read this machine's clocks."""
+"""CorrectClock: the node sends the time at which it read this machine's clocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vmserver.timekeeping import Timekeeping
 
 
 class ClockCalls:
-    """Hands the times on. :param timekeeping: None: this machine is not its pod's alone."""
+    """Passes the times to `timekeeping`; None: the machine is shared, and its clock is left alone."""
 
     def __init__(self, timekeeping: Timekeeping | None) -> None:
         self._timekeeping = timekeeping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about one container: its life, its commands, its log."""
+"""The calls about one container: its lifecycle, commands and log."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _log = Logger()
 
 
 class ContainerCalls:
-    """Checks requests, hands them to the provider, and bounds what it answers.
+    """Validates requests, passes them to the provider, and limits the size of its answers.
 
-    :param parts: where the mounts of volumes are. :param nfs: mounts what some of them are of; None: nothing.
-    :param huge_pages: reserves those of containers; None: the machine is not the pod's alone, and has none.
-    :ivar execs: bounds the commands of ExecSync.
+    :param parts: where volumes are mounted. :param nfs: mounts those of NFS; None: there are none.
+    :param huge_pages: reserves huge pages for containers; None: the machine is shared, and has none.
+    :ivar execs: limits the concurrent commands of ExecSync.
     """
 
     def __init__(

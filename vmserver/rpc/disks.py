@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about disks that belong to the pod."""
+"""The calls about the pod's disks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vmserver.volumes.disks import PodDisks
 
 
 class DiskCalls:
-    """Checks requests. :param disks: None: the machine is not the pod's alone."""
+    """Validates requests. :param disks: None: the machine is shared, and has no disks of pods."""
 
     def __init__(self, disks: PodDisks | None) -> None:
         self._disks = disks

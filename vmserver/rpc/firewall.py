@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SetFirewall: the node sets the connections that the pod may accept and open."""
+"""SetFirewall: the node sets which connections the pod may accept and open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vmserver.firewall.message import as_firewall
 
 
 class FirewallCalls:
-    """Hands the firewall on. :param firewall: None: this machine has none."""
+    """Passes the rules to `firewall`; None: this machine has none."""
 
     def __init__(self, firewall: Firewall | None) -> None:
         self._firewall = firewall
@@ -33,7 +33,7 @@ class FirewallCalls:
 
 
 def node_address(host: str) -> str:
-    """Return the address of a connection's peer as packets have it."""
+    """Return the address of a connection's peer as it appears in packets."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped

@@ -31,7 +31,7 @@ class ForwardedConnection(SessionConnection):
         super().connectionLost(reason)
 
     def close(self) -> None:
-        """End both directions; after `finish` what was written is still sent, else the connection is reset.
+        """Close both directions. After `finish` all data is still sent; without it the connection is reset.
 
         Idempotent.
         """
@@ -44,7 +44,7 @@ class ForwardedConnection(SessionConnection):
 
 
 async def connect(reactor: IReactorTCP, port: int) -> ForwardedConnection:
-    """Connect to what listens on this machine's `port`; containers share the machine's network.
+    """Connect to this machine's `port`; containers share the machine's network.
 
     :raise Unavailable: nothing listens there, or it does not answer.
     """

@@ -15,7 +15,7 @@ from vmserver.rpc.uploads import data_of
 
 
 class ImageCalls:
-    """Checks requests and hands them to the provider."""
+    """Validates requests and passes them to the provider."""
 
     def __init__(self, choice: ProviderChoice) -> None:
         self._choice = choice

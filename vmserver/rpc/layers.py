@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about the layers of images."""
+"""The calls about image layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_TARGET, MAX_LUN = 255, 16383  # of virtio-scsi
 
 
 class LayerCalls:
-    """Checks requests and hands them to the provider's layers, if it has any."""
+    """Validates requests and passes them to the provider's layer store, if it has one."""
 
     def __init__(self, choice: ProviderChoice) -> None:
         self._choice = choice

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls about the VM itself: what it is, its certificate, its sandbox's settings."""
+"""The calls about the VM itself: its facts, its certificate, its sandbox's settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vmserver.timekeeping import Timekeeping
 
 
 class MachineCalls:
-    """Answers for the VM. :param timekeeping: None: its clock is not its own."""
+    """Answers for the VM. :param timekeeping: None: the machine is shared, and its clock is left alone."""
 
     def __init__(
         self,

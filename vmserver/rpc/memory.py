@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReleaseMemory and RestoreMemory: the hypervisor is to take memory out of the machine."""
+"""ReleaseMemory and RestoreMemory: take memory out of use before it is unplugged, or into use again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_SECONDS = 3600.0
 
 
 class MemoryCalls:
-    """Hands the ranges on. :param memory: None: this machine's is not its pod's alone."""
+    """Passes the ranges to `memory`; None: the machine is shared."""
 
     def __init__(self, memory: MachineMemory | None) -> None:
         self._memory = memory

@@ -14,7 +14,7 @@ MAX_SECONDS = 600
 
 
 class NfsCalls:
-    """Checks requests. :param nfs: None: the machine is not the pod's alone."""
+    """Validates requests. :param nfs: None: the machine is shared."""
 
     def __init__(self, nfs: NfsMounts | None) -> None:
         self._nfs = nfs

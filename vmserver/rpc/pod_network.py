@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JoinPodNetwork: the node gives the machine an address of the pods' network."""
+"""JoinPodNetwork: the node gives the machine an address in the pod network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vmserver.pod_tunnel import PodTunnel, pod_network
 
 
 class PodNetworkCalls:
-    """Makes the machine's end of the tunnel.
+    """Creates the machine's end of the tunnel.
 
     :param tunnel: None: this machine has none.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UseProcessors: how many of the machine's processors its pod has."""
+"""UseProcessors: the node sets how many of the machine's processors its pod uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS = 60.0
 
 
 class ProcessorCalls:
-    """Hands the number on. :param processors: None: this machine's are not its pod's alone."""
+    """Passes the number to `processors`; None: the machine is shared."""
 
     def __init__(self, processors: MachineProcessors | None) -> None:
         self._processors = processors

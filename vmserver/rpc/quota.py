@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bound on how many calls of one kind are served at a time."""
+"""A limit on concurrent calls of one kind."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from infranetes_common.errors import ResourceExhausted
 
 
 class Quota:
-    """At most `limit` at a time; one more is refused rather than queued.
+    """Allows `limit` calls at a time; further ones are refused rather than queued.
 
-    :param limit: may be changed at any time; what is under way goes on.
+    :param limit: may be changed at any time; calls in progress continue.
     :param what: completes the sentence "64 ... already".
     """
 
@@ -23,7 +23,7 @@ class Quota:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Hold one of them. :raise ResourceExhausted: all are taken."""
+        """Occupy one slot while the context is open. :raise ResourceExhausted: all are taken."""
         if self._used >= self.limit:
             raise ResourceExhausted(f"{self.limit} {self._what} already; try again later")
         self._used += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ServiceRules: the node brings the service proxy up to date."""
+"""ServiceRules: the node sends updates for the service proxy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SHOWN = 1024  # endpoints of a verdict
 
 
 class ServiceCalls:
-    """Hands updates to the service proxy, of the newest call alone.
+    """Passes updates to the service proxy; only the newest call's count.
 
     :param proxy: None: this machine has none.
     """
@@ -78,7 +78,7 @@ def _state(proxy: ServiceProxy) -> messages.ServiceRulesState:
 
 
 def as_update(request: messages.ServiceRulesUpdate) -> Update:
-    """Read an update. :raise InvalidArgument: it is none."""
+    """Validate and convert an update. :raise InvalidArgument: it is malformed."""
     if len(request.changed) + len(request.removed) > MAX_RULES:
         raise InvalidArgument(f"an update has at most {MAX_RULES} rules in one message")
     if not request.table or len(request.table) > 64:

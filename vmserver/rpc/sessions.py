@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exec, Attach and PortForward: the calls whose bytes go both ways."""
+"""Exec, Attach and PortForward: the bidirectional streaming calls."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _log = Logger()
 
 
 class SessionCalls:
-    """Carries bytes between a call's messages and a session's streams.
+    """Copies data between a call's messages and a session's streams.
 
-    :ivar sessions: bounds Exec and Attach together. :ivar forwards: bounds the connections of PortForward.
+    :ivar sessions: limits Exec and Attach together. :ivar forwards: limits the connections of PortForward.
     """
 
     def __init__(self, reactor: IReactor, choice: ProviderChoice, *, sessions: int, forwards: int) -> None:
@@ -92,9 +92,9 @@ async def serve(
     requests: AsyncIterator[messages.SessionInput],
     begin: Callable[[messages.SessionStart], Deferred[ISession]],
 ) -> AsyncIterator[messages.SessionOutput]:
-    """Carry a session's bytes, from its first message to its exit code.
+    """Serve a session from its first message to its exit code.
 
-    :param begin: checks the start and opens the session, which is closed with the call."""
+    :param begin: validates the first message and opens the session, which is closed with the call."""
     with quota.slot():
         first = await _first(reactor, requests)
         if first.WhichOneof("input") != "start":
@@ -128,7 +128,7 @@ async def _next(requests: AsyncIterator[T]) -> T:
 
 
 def streams(start: messages.SessionStart) -> Streams:
-    """Return which streams a session is to have."""
+    """Return the streams that a request asks for."""
     return Streams(
         tty=start.tty, stdin=start.stdin, stdout=start.stdout, stderr=start.stderr and not start.tty
     )
@@ -180,7 +180,7 @@ def _feed_beside(
     feed: Coroutine[Any, Any, None],  # Any: what a coroutine yields is its own
     output: Output,
 ) -> Deferred[None]:
-    """Pass the input on while the output is read. What is wrong with the input ends the output."""
+    """Write the input while the output is read. An error in the input ends the output."""
     running = start(feed)
 
     def failed(failure: Failure) -> None:

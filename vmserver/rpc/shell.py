@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shell: a session in the machine itself, for whoever operates the node. The node decides who that is."""
+"""Shell: a session in the machine itself, for the node's operators. The node decides who they are."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _TERM = re.compile(r"[0-9A-Za-z+._-]{0,64}")
 
 
 class ShellCalls:
-    """Runs shells of the machine.
+    """Runs shells in the machine.
 
-    :ivar shells: bounds them.
+    :ivar shells: limits how many run at a time.
     """
 
     def __init__(self, reactor: IReactor) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of requests: a header, then data."""
+"""Upload streams: a header, then data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_CHUNK_BYTES = 1024 * 1024
 async def data_of(
     requests: AsyncIterator[messages.LoadImageRequest] | AsyncIterator[messages.PutLayerRequest], call: str
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the data after the header. :param call: what errors name. :raise InvalidArgument: no data."""
+    """Yield the data after the header. :param call: its name, for errors. :raise InvalidArgument: no data."""
     async for request in requests:
         if request.WhichOneof("part") != "data":
             raise InvalidArgument(f"{call}: after the header, data is expected")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch: the pod's containers as they are, then every change, and the machine's own end where it is known."""
+"""Watch: the current state of the pod's containers, then every change, and a notice of the machine's end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MACHINE = ""  # no container's id
 class Watcher:
     """The events that one Watch call has not sent yet: the latest of each container, so its size is bounded.
 
-    A client that reads slowly misses states in between, never the last one.
+    A slow client misses intermediate states, never the latest one.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Watcher:
 
 
 class WatchCalls:
-    """Passes what the provider reports on to every Watch call.
+    """Passes the provider's reports to every Watch call.
 
     :ivar watchers: one for each call that is open.
     """

@@ -47,6 +47,8 @@ CGROUP = "infranetes.conmon"
 
 LOST_CODE = 137  # of a container whose exit code nobody has learned
 _DECORATION = re.compile(r"\A\x1b\[[0-9;]*m[-0-9T:.]*Z: ")  # on a terminal crun writes in red
+# Newer releases of crun say so; earlier ones fail as they open or execute the file.
+_UNFIT = re.compile("the path `.*` (?:exists but it is not executable|is not a regular file)")
 _MADE = ("conmon.pid", "first.pid", "attach", "ctl", "winsz", "exit", "oom")
 
 _log = Logger()
@@ -68,8 +70,7 @@ def exit_code_of(message: str) -> int:
     message = _DECORATION.sub("", message)
     if message.startswith("executable file ") and "not found" in message:
         return 127
-    unfit = message.startswith(("open executable", "exec")) or "exists but it is not executable" in message
-    return 126 if unfit else 128
+    return 126 if message.startswith(("open executable", "exec")) or _UNFIT.match(message) else 128
 
 
 @attrs.frozen

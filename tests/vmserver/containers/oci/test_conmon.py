@@ -267,6 +267,7 @@ class MessageTests(SynchronousTestCase):
             ("open executable: Permission denied", 126),
             ("exec: Exec format error", 126),
             ("the path `/etc/x` exists but it is not executable: Operation not permitted", 126),
+            ("the path `/etc` is not a regular file: Operation not permitted", 126),
             ("mount `/x` to `y`: No such file or directory", 128),
         ):
             self.assertEqual(exit_code_of(message), code)
