@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's certificate authority: who a VM is, and who the node is to a VM.
+"""The node's certificate authority: the identities of VMs and of the node.
 
 One ECDSA P-256 key pair signs everything. `STATE_DIR/ca/authority.pem` (mode 0600 in a directory of
 mode 0700) holds its key and certificate and is the only thing kept on disk; the node's own client
-credentials live in memory and are made anew before they run out.
+credentials live in memory and are renewed before they expire.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _KEY = re.compile(rb"-----BEGIN (EC )?PRIVATE KEY-----")
 
 
 class Authority:
-    """Issues and checks the certificates of one node and its VMs.
+    """Issues and verifies the certificates of one node and its VMs.
 
-    The CA is created in `state_dir` the first time, and loaded from there from then on. A daemon that is
-    killed while it creates the CA leaves nothing that is used.
+    The CA is created in `state_dir` once, and loaded from there afterwards. If the daemon is killed while it
+    creates the CA, the next one creates it anew.
 
     :param clock: seconds since 1970 UTC.
     :param path: a CA of the user's own: certificate and key, PEM. It is never written.
@@ -85,7 +85,7 @@ class Authority:
         return self._ca.certificate_pem.decode()
 
     def issue_vm(self, sandbox_id: str, lifetime_seconds: float) -> tuple[str, str]:
-        """Make a key and a server certificate for a sandbox's VM, both PEM: (certificate, key).
+        """Issue a key and a server certificate for a sandbox's VM, both PEM: (certificate, key).
 
         Never valid for longer than the CA itself.
 
@@ -95,13 +95,13 @@ class Authority:
         return signed.certificate_pem, signed.key_pem
 
     def issue(self, sandbox_id: str, lifetime_seconds: float) -> Signed:
-        """Make a key and a server certificate for a sandbox's VM, as `issue_vm` does."""
+        """Issue a key and a server certificate for a sandbox's VM, as `issue_vm` does."""
         key = ec.generate_private_key(ec.SECP256R1())
         pair = Pair(key, self._sign_vm(sandbox_id, key.public_key(), lifetime_seconds))
         return signed(pair.certificate, pair.key_pem.decode())
 
     def sign(self, sandbox_id: str, request: bytes, lifetime_seconds: float) -> Signed:
-        """Make a server certificate for a key that the sandbox's VM has made itself.
+        """Issue a server certificate for a key that the sandbox's VM has generated itself.
 
         Only the public key of the request is used: the node knows who the VM is.
 
@@ -135,8 +135,8 @@ class Authority:
     ) -> IOpenSSLClientConnectionCreator:
         """Return what makes TLS connections to that sandbox's agent and to no other.
 
-        They trust this CA alone, show the node's certificate, and fail unless the agent's certificate names
-        the sandbox. May be used for any number of connections at any time.
+        They trust this CA alone, present the node's certificate, and fail unless the agent's certificate
+        names the sandbox. The result may be used for any number of connections, at any time.
 
         :param known_key: gives the `key_id` of the last certificate that this VM was given. That
             certificate is accepted also when it has expired: no daemon may have run to replace it.
@@ -145,7 +145,7 @@ class Authority:
         return _ClientCreator(self, vm_name(sandbox_id), known_key)
 
     def client_context(self) -> SSL.Context:
-        """Return the context of all connections to agents, with credentials that are fresh enough."""
+        """Return the TLS context of all connections to agents, with credentials that are still valid."""
         if self._context is None or self._clock() > self._context_until - NODE_RENEWAL_SECONDS:
             names = [x509.UniformResourceIdentifier(NODE_URI)]
             node = self._issue(
@@ -312,7 +312,7 @@ def _key_and_certificate(pair: Pair) -> dict[str, Any]:  # Any: Twisted types ne
 
 
 def _write_new(path: Path, document: bytes) -> None:
-    """Create a file with all of `document`, mode 0600, unless it exists already."""
+    """Create a file with the content `document` and mode 0600, unless it exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     for stale in path.parent.glob(f".{path.name}.*"):
         stale.unlink(missing_ok=True)

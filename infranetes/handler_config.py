@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables `[handlers.NAME]` of the configuration: what the pods of a RuntimeClass have."""
+"""The tables `[handlers.NAME]` of the configuration: settings for the pods of a RuntimeClass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_SET = (PREFIX + "service-proxy", PREFIX + "shared-paths", "infranetes.share
 
 @attrs.frozen
 class AnnotationsConfig:
-    """Which annotations of Infranetes a handler sets for its pods' VMs, and which pods may have."""
+    """The annotations of Infranetes that a handler sets for its pods' VMs, and those that pods may set."""
 
     set: Mapping[str, str] = attrs.field(factory=dict)
     allow: tuple[str, ...] = (ALL,)  # whole names, or their beginnings with a * behind
@@ -39,7 +39,7 @@ class AnnotationsConfig:
 
 @attrs.frozen
 class HandlerConfig:
-    """What the pods of a RuntimeClass with this handler have. Empty or 0: as other pods."""
+    """The settings for pods of a RuntimeClass with this handler. Empty or 0: the node's own."""
 
     provider: str = ""  # of their VMs
     images: str = attrs.field(default="", validator=in_(("", *KINDS)))  # the kind of pod
@@ -58,7 +58,7 @@ class HandlerConfig:
 
 
 def handler_faults(handlers: Mapping[str, HandlerConfig], kind: str) -> Iterator[str]:
-    """Yield what is wrong with what each handler says by itself: the dotted key, a colon, and words.
+    """Yield what is wrong with each handler on its own: the dotted key, a colon, and the reason.
 
     :param kind: of the pods whose handler names none."""
     for name, handler in handlers.items():
@@ -72,7 +72,7 @@ def handler_faults(handlers: Mapping[str, HandlerConfig], kind: str) -> Iterator
 
 
 def _faults(handler: HandlerConfig, kind: str, nodes: str) -> Iterator[str]:
-    """Yield what is wrong with one: the key below its table, a colon, and words."""
+    """Yield what is wrong with one handler: the key below its table, a colon, and the reason."""
     if len(handler.provider) > 63 or not handler.provider.isprintable():
         yield "provider: up to 63 printable characters are a provider's name"
     if handler.contprovider and kind != DOCKER:

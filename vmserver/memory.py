@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine's memory that can be taken out: out of use before the hypervisor removes it, or into use again.
+"""The machine's pluggable memory: taken out of use before the hypervisor unplugs it, or into use again.
 
-The kernel takes a block out of use by moving what is in it elsewhere. It tries that until it succeeds or the
-process that asked for it gets a signal, so a process of its own asks, which can be killed.
+The kernel takes a block out of use by moving its content elsewhere. It tries until it succeeds or the process
+that asked gets a signal; therefore a child process asks, which can be killed.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Range:
 
 
 class MachineMemory:
-    """Calls are served one after the other.
+    """The machine's blocks of memory. Calls are served one after the other.
 
-    :param blocks: the kernel's directory of blocks. :param meminfo: what it says of the memory.
+    :param blocks: the kernel's directory of blocks. :param meminfo: its file with the memory's figures.
     :param set_state: a command that sets the state of blocks, given the state and their directories.
     """
 
@@ -71,7 +71,7 @@ class MachineMemory:
             self._take_back()
 
     async def release(self, ranges: Sequence[Range], seconds: float) -> None:
-        """Take all of this memory offline, or none; bring back what remains after `seconds`. Idempotent.
+        """Take all of this memory offline, or none; bring back what is left after `seconds`. Idempotent.
 
         :raise InvalidArgument: these ranges are no memory that can be taken offline.
         :raise FailedPrecondition: processes need it, or the kernel can't move its content.
@@ -170,7 +170,7 @@ class MachineMemory:
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int:
-    """Return how much memory there is for more than runs. :raise InfranetesError: the kernel does not say."""
+    """Return how much memory is available. :raise InfranetesError: the kernel does not say."""
     found = _AVAILABLE.search(meminfo.read_text())
     if found is None:
         raise InfranetesError(f"{meminfo} does not say how much memory is available")

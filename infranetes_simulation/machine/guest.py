@@ -3,8 +3,8 @@
 
     python -m infranetes_simulation.machine.guest DIRECTORY
 
-Its input is lines: first the `Hardware` as JSON, then how the agent is to behave, as often as that changes.
-It says ``up`` once it may be moved to its cgroup, and ``running`` once it has its network.
+It reads lines: first the `Hardware` as JSON, then a line each time the agent's behaviour is to change. It
+writes ``up`` once it may be moved to its cgroup, and ``running`` once it has its network.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CLONE_NEWCGROUP = 0x02000000
 
 
 def main(directory: str) -> None:
-    """Be the VM."""
+    """Run the VM."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     disk = os.open(directory, os.O_PATH | os.O_CLOEXEC)
     _say("up")
@@ -73,7 +73,7 @@ def main(directory: str) -> None:
 
 
 def read_line() -> str:
-    """Read a line of the input; "": it has ended. The next one is left, for `select` to know of it."""
+    """Read one line of the input; "" at its end. Reads no further, so that `select` sees the next line."""
     with open(0, "rb", buffering=0, closefd=False) as raw:
         return raw.readline().decode()
 
@@ -86,7 +86,7 @@ def _say(word: str) -> None:
 
 
 def _mount_all(disk: int) -> None:
-    """Give the VM its file systems: the machine's, read-only, and what has to be its own."""
+    """Mount the VM's file systems: the machine's read-only, and those that have to be its own."""
     with open("/proc/self/mountinfo") as file:
         kinds = [_cgroup_kind(line) for line in file]
     resolver = _text(_RESOLV_CONF)
@@ -165,7 +165,7 @@ def _checked(outcome: int, what: str) -> None:
 
 
 class _Agent:
-    """Keeps the agent as it is to be, and waits for every process that ends in the VM."""
+    """Keeps the agent in the wanted state, and reaps every process that ends in the VM."""
 
     def __init__(self, behaviour: str, configuration: str) -> None:
         self._behaviour = behaviour

@@ -3,9 +3,9 @@
 
     python -m infranetes_simulation.machine.hypervisor DIRECTORY
 
-The first line of its input is a `Hardware` as JSON; each further one says how the agent behaves from now on
-(`guest`). It says ``running`` once the VM runs. It ends when the VM does; then nothing of the VM is left but
-its directory. So it is if it is killed, but for the VM's cgroup.
+The first line of its input is a `Hardware` as JSON; each further one changes the agent's behaviour (`guest`).
+It writes ``running`` once the VM runs. It ends when the VM does, and then only the VM's directory is left. If
+it is killed, the VM's cgroup is left too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _off(number: int, frame: FrameType | None) -> None:
 
 
 class Hypervisor:
-    """A VM and what it holds on the machine."""
+    """A VM and its resources on the machine."""
 
     def __init__(self, hardware: Hardware, directory: str) -> None:
         self._hardware = hardware
@@ -72,7 +72,7 @@ class Hypervisor:
         )
 
     def turn_on(self) -> None:
-        """Let the VM run. :raise OSError, subprocess.CalledProcessError: it can't."""
+        """Start the VM. :raise OSError, subprocess.CalledProcessError: it can't be started."""
         assert self._outer.stdout is not None
         if self._outer.stdout.readline() != b"up\n":
             raise OSError("its first process has ended")
@@ -92,7 +92,7 @@ class Hypervisor:
             self._outer.stdin.flush()
 
     def wait(self) -> None:
-        """Pass on what the input says, until that or the VM ends."""
+        """Pass the input to the VM until one of them ends."""
         ended = os.pidfd_open(self._outer.pid)
         while True:
             ready, _, _ = select.select([0, ended], [], [])
@@ -104,7 +104,7 @@ class Hypervisor:
             self.tell(line.strip())
 
     def turn_off(self) -> None:
-        """End it, whatever state it is in, and take away what it held. Idempotent."""
+        """Stop the VM, whatever its state, and release its resources. Idempotent."""
         for pid in (self._first, self._outer.pid):
             if pid and self._outer.poll() is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -34,11 +34,11 @@ def cable_of(bridge: str, id: str) -> str:
 
 
 def plug_in(lock: Path, bridge: str, cable: str, gateway: str, namespace: int | str) -> None:
-    """Lay a cable from the bridge, which is made where there is none, to a network namespace.
+    """Connect a network namespace to the bridge by a cable; the bridge is created if it does not exist.
 
     :param namespace: its name, or a process that has it.
     :param gateway: the machine's address there, with the length of its prefix.
-    :raise OSError, subprocess.CalledProcessError: it can't be had.
+    :raise OSError, subprocess.CalledProcessError: it can't be connected.
     """
     with _held(lock):
         if not _exists(bridge):
@@ -56,7 +56,7 @@ def plug_in(lock: Path, bridge: str, cable: str, gateway: str, namespace: int | 
 
 
 def unplug(lock: Path, bridge: str, cable: str) -> None:
-    """Take a VM's cable away, and with the last one the bridge. Idempotent."""
+    """Remove a VM's cable, and with the last one the bridge. Idempotent."""
     if not _exists(bridge):
         return
     with _held(lock):
@@ -72,12 +72,12 @@ def _exists(link: str) -> bool:
 
 
 def switch_on() -> None:
-    """Switch on the network cards of the VM, whose network namespace this is."""
+    """Switch on the network cards of the VM. Called in its network namespace."""
     ip("link set lo up", f"link set {NETWORK_CARD} up")
 
 
 def set_up(address: str, gateway: str) -> None:
-    """Give the VM, likewise, its address and its way out."""
+    """Give the VM its address and its default route. Called in its network namespace."""
     ip(
         f"address add {address} dev {NETWORK_CARD}",
         f"route add default via {gateway.partition('/')[0]}",
@@ -86,7 +86,7 @@ def set_up(address: str, gateway: str) -> None:
 
 
 def ip(*commands: str, check: bool = True) -> str:
-    """Run the program `ip` with each of these; return what it says.
+    """Run the program `ip` with each of these; return its output.
 
     :raise subprocess.CalledProcessError: one fails.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text for `nft`: the tables, and changes of what is in them. Each script is one transaction.
+"""Scripts for `nft`: the tables, and changes of their content. Each script is one transaction.
 
 There is a table for each family, with
 
@@ -9,7 +9,7 @@ map numbers          an address, protocol, port and place in a row → a number;
 map affinity         an address, protocol and port → the number that was chosen last, for some time
 map refusals         an address, protocol and port without endpoints → the chain that refuses or drops
 set cluster-ips      addresses of which all other ports are refused
-chain ranges         drops what goes to addresses that Services may have, and none has
+chain ranges         drops packets to addresses of the Services' ranges that no Service has
 chain spread-N       chooses one of the numbers below N
 chain keep-N-S       chooses one of N numbers, or goes on with the last one if that was S seconds ago at most
 counter refused      packets that were refused; counter dropped: that were dropped
@@ -44,7 +44,7 @@ Change = tuple[Placement | None, Placement | None]
 
 
 def table(version: int) -> str:
-    """Return the script that makes an empty table, in the place of one that is there."""
+    """Return the script that creates an empty table, replacing an existing one."""
     ip = FAMILIES[version]
     key = f"ipv{version}_addr . inet_proto . inet_service"
     noted = key if version == 4 else "mark"
@@ -76,13 +76,13 @@ table {ip} {NAME} {{
 
 
 def removal(version: int) -> str:
-    """Return the script that removes a table, be it there or not."""
+    """Return the script that removes a table, whether it exists or not."""
     ip = FAMILIES[version]
     return f"table {ip} {NAME} {{}}\ndelete table {ip} {NAME}\n"
 
 
 def chains(version: int, names: Iterable[str]) -> str:
-    """Return the script that makes chains for `Placement.chain`. Nothing has them yet."""
+    """Return the script that creates the chains of `Placement.chain`. No map refers to them yet."""
     ip = FAMILIES[version]
     return "".join(
         f"table {ip} {NAME} {{\n  chain {name} {{\n    {_chain(ip, name)}\n  }}\n}}\n" for name in names
@@ -119,7 +119,7 @@ def changes(
     new_addresses: Iterable[str] = (),
     old_addresses: Iterable[str] = (),
 ) -> str:
-    """Return the script that changes what is in the tables for keys. The chains are there.
+    """Return the script that changes the tables' elements for keys. Their chains must exist.
 
     :param new_addresses: for `cluster-ips`. :param old_addresses: of it.
     """
@@ -140,7 +140,7 @@ def changes(
 
 
 def ranges(version: int, networks: Iterable[str]) -> str:
-    """Return the script that has these ranges of addresses, and no others, dropped where no Service is."""
+    """Return the script that drops packets to these ranges, and to no others, where there is no Service."""
     ip = FAMILIES[version]
     rules = (f"add rule {ip} {NAME} {RANGES} {ip} daddr {each} goto {DROPPED}\n" for each in networks)
     return f"flush chain {ip} {NAME} {RANGES}\n" + "".join(rules)

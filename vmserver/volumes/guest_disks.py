@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks that the pod was given, found by what each says of itself, whichever IaaS shows it.
+"""The pod's disks, found by the identifiers that they report, on every IaaS.
 
     IaaS            its disk says                                    which is in
     QEMU            a serial number, at a SCSI target of its own     VPD page 0x80 (see ScsiDisks)
@@ -8,8 +8,8 @@
                     the device's name, as JSON                       what is the vendor's of an NVMe namespace
     vSphere         the VMDK's UUID, with disk.EnableUUID            VPD pages 0x80, and 0x83: an NAA id
 
-A disk is taken if it says exactly what is asked for and no other disk does: never by its place, its size or
-its order. Others are looked at, and left as they are. Every method blocks: call it in a thread.
+A disk is used only if it reports exactly the identifier asked for and no other disk does: never by its place,
+size or order. Other disks are read, and not changed. Every method blocks: call it in a thread.
 
 Sources: Amazon EBS user guide, "Identify the EBS device"; Google's guest-configs, `google_nvme_id`; SPC-4,
 7.8; NVM Express base specification 1.4, figure 245.
@@ -129,7 +129,7 @@ def _designators(page: bytes) -> Iterator[str]:
 
 
 def _google_name(namespace: bytes) -> str:
-    """The device's name. :raise ValueError: it says none."""
+    """The device's name. :raise ValueError: the disk reports none."""
     said = json.loads(namespace[_VENDORS_OWN:].partition(b"\0")[0])
     name = said.get("device_name") if isinstance(said, dict) else None
     if not isinstance(name, str):

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark on a disk on which a file system is being made: what is found there then is nobody's data.
+"""The mark on a disk whose file system is being made: while it is there, the disk has nobody's data.
 
-Making one takes many writes, and a VM may end between any two of them. What is left is neither blank nor a
-file system. So a disk that was blank is marked first, and the mark taken away once the file system is whole:
+mkfs writes many times, and the VM may end between any two writes. Then the disk is neither blank nor has a
+file system. Therefore a blank disk is marked first, and the mark is removed once the file system is complete:
 
     mark    file system                           what it is
     none    none, and the disk is blank           new: mark it, make one
-    there   none, or the one asked for, which     half made: make it again
+    there   none, or the one asked for, which     incomplete: make it again
             was certainly never mounted
-    there   the one asked for, maybe mounted      whole: the mark is a rest, or content of a file
-    any     another one                           somebody's
-    none    none, and the disk is not blank       somebody's
+    there   the one asked for, maybe mounted      complete: the mark was left, or is content of a file
+    any     another one                           has data: refuse it
+    none    none, and the disk is not blank       has data: refuse it
 
-The mark is in the last 4 MiB, which were all zeros; if mkfs writes there, the mark is gone, and what is left
-of a killed one is somebody's. Whoever may write files could write a block like it, so on a file system that
-may have been mounted it means nothing. Every function blocks.
+The mark is in the last 4 MiB, which were all zeros. If mkfs writes there, the mark is gone, and what a killed
+mkfs leaves is refused as somebody's data. Whoever may write files could write a block like the mark, so it is
+ignored on a file system that may have been mounted. Every function blocks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_marked(device: str, serial: str) -> bool:
 
 
 def unmark(device: str, serial: str) -> None:
-    """Take the mark away, if it is there. :raise DataLoss: it can't be."""
+    """Remove the mark, if there is one. :raise DataLoss: it can't be removed."""
     if is_marked(device, serial):
         _write(device, bytes(_BLOCK))
 
