@@ -57,7 +57,7 @@ class NfsServer:
         libraries = self._top / "packages" / "usr" / "lib"
         [plugins] = libraries.glob("*/ganesha")
         # Later releases ask the kernel for what a test's machine may refuse.
-        late = any(plugins.glob("libganesha_nfsd.so.[5-9]*"))
+        late = any((libraries / "ganesha").glob("libganesha_nfsd.so.[5-9]*"))
         more = " Allow_Set_Io_Flusher_Fail = true;" if late else ""
         config = _CONFIG.format(port=self.port, plugins=plugins, state=self._top / "state", more=more)
         for number, (name, path) in enumerate(exports.items(), 1):

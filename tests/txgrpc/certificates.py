@@ -11,6 +11,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from twisted.internet.ssl import Certificate, PrivateCertificate
 
+_SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 class Authority:
     """A CA of its own."""
@@ -38,7 +50,7 @@ class Authority:
 
     def _sign(self, name: str, subject: x509.Name, key: ec.EllipticCurvePublicKey, ca: bool) -> bytes:
         now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017
-        certificate = (
+        builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
@@ -48,10 +60,12 @@ class Authority:
             .not_valid_after(now + datetime.timedelta(hours=1))
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            # Python 3.13 and later trust no certificate without it.
+            # Python 3.13 and later want this, and the key usage of an authority.
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
             )
-            .sign(self._key, hashes.SHA256())
         )
-        return certificate.public_bytes(serialization.Encoding.PEM)
+        if ca:
+            builder = builder.add_extension(_SIGNS, critical=True)
+        signed = builder.sign(self._key, hashes.SHA256())
+        return signed.public_bytes(serialization.Encoding.PEM)
