@@ -24,7 +24,7 @@ mount -t sysfs -o ro sysfs /sys
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /etc/systemd/network
 mkdir -p /run/systemd/network /run/systemd/netif/links /run/systemd/netif/leases /run/systemd/netif/lldp
-chown -R systemd-network /run/systemd/netif
+chown -R systemd-network:systemd-network /run/systemd/netif
 cp "$1" /etc/systemd/network/
 exec /lib/systemd/systemd-networkd
 """
