@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node from its installation to a pod in a VM: the first guest image is built by its unit, to its end.
 
-It takes a quarter of an hour, and has a name that is not looked for: ``make test-first-image`` runs it.
+And the packages' own test as Debian runs it, by the program autopkgtest. It all takes half an hour, and has
+a name that is not looked for: ``make test-first-image`` runs it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from infranetes.guest import sources
 from tests.e2e import cleanroot
 from tests.e2e.booted import Booted
 from tests.e2e.cleanroot import TREE
+from tests.e2e.test_package import PACKAGES
 from tests.e2e.test_repository import KEYRING, RepositoryCase
 from tests.e2e.uplink import Uplink
 
@@ -66,3 +68,33 @@ class FirstImageTests(RepositoryCase):
         )
         self.assertTrue(system.path("var/lib/infranetes/guest/current").exists())
         self.assertEqual(system.systemctl("show", "--property=NRestarts", "--value", "infranetes"), "0")
+
+
+class AutopkgtestTests(RepositoryCase):
+    """In a booted Debian with autopkgtest and what the packages depend on."""
+
+    timeout = 1800
+
+    def test_autopkgtest_runs_the_packages_own_test_of_a_simulated_pod(self) -> None:
+        root = cleanroot.CleanRoot(
+            cleanroot.base(["autopkgtest", "dpkg-dev", *cleanroot.depends(*PACKAGES)], RELEASE, "tested")
+        )
+        self.addCleanup(root.remove)
+        self.make_repository(root)
+        (root.path / "etc/apt/sources.list").write_text(
+            f"deb [signed-by={KEYRING}] file:/repo {RELEASE} main\n"
+        )
+        system = Booted(root)
+        self.addCleanup(system.end)
+        shutil.copytree(TREE / "debian", system.path("opt/tree/debian"))
+        command = (
+            "autopkgtest",
+            "--test-name=pod-simulated",
+            "--no-built-binaries",
+            "/opt/tree",
+            "--",
+            "null",
+        )
+        ran = system.run(*command, timeout=900)
+        self.assertEqual(ran.returncode, 0, ran.stdout[-6000:])
+        self.assertRegex(ran.stdout, r"(?m)^pod-simulated +PASS$")
