@@ -68,7 +68,8 @@ rm -rf "$1"
 
 # Nothing of the machine can be changed from inside: its file system is read-only there, but for /tmp, where
 # systemd makes units' own /dev, and /var/tmp, which is for temporary files too; and none of its own units are
-# known, so that none of them is begun (some clean /tmp, set the clock or the kernel's settings).
+# known, so that none of them is begun (some clean /tmp, set the clock or the kernel's settings). Only the
+# network's settings can be changed: ours may, and systemd 257 lets no unit write where it can't itself.
 _INSIDE = """
 set -e
 mount --make-rprivate /
@@ -89,6 +90,7 @@ mount --bind /tmp /tmp
 mount --bind /var/tmp /var/tmp
 mount --bind "$1" "$1"
 mount --bind /proc/sys /proc/sys
+mount --bind /proc/sys/net /proc/sys/net
 mount -o remount,bind,ro /proc/sys
 mount -o remount,bind,ro /
 exec env -i container=infranetes-test PATH="$PATH" SYSTEMD_UNIT_PATH=/run/systemd/units-of-the-test \\
