@@ -86,6 +86,8 @@ class AutopkgtestTests(RepositoryCase):
         )
         system = Booted(root)
         self.addCleanup(system.end)
+        updated = system.run("apt-get", "update")
+        self.assertEqual(updated.returncode, 0, updated.stdout)
         shutil.copytree(TREE / "debian", system.path("opt/tree/debian"))
         command = (
             "autopkgtest",
