@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import UNIXServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -20,6 +21,7 @@ from tests.contract.container_provider_case import pieces
 from tests.support.dockerd import Dockerd, archive
 from tests.support.oci import busybox
 from tests.vmserver.containers.test_docker import DockerCase
+from vmserver.containers.docker.bodies import StreamBody
 from vmserver.containers.docker.engine import Engine
 from vmserver.containers.docker.execs import CapturedOutput
 from vmserver.containers.docker.kernel import KernelLog
@@ -260,6 +262,14 @@ class _Chunked(_Halting):
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[1\r\n"
 
 
+class _Hasty(Protocol):
+    """Closes the connection with the first bytes of a request."""
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.loseConnection()
+
+
 class BlockedTests(TestCase):
     """An engine that accepts connections and does not answer, or does not exist."""
 
@@ -285,8 +295,6 @@ class BlockedTests(TestCase):
         self.assertIn("the agent is stopping", str(late.exception))
 
     async def test_a_cancelled_call_is_cancelled(self) -> None:
-        from twisted.internet.defer import CancelledError
-
         short = Path("/tmp") / f"mute-{os.getpid()}.sock"
         port = await UNIXServerEndpoint(reactor, str(short)).listen(Factory.forProtocol(_Mute))
         self.addCleanup(port.stopListening)
@@ -296,6 +304,29 @@ class BlockedTests(TestCase):
         with self.assertRaises(CancelledError):
             await calling
         await engine.close()
+
+    async def test_one_that_ends_while_it_is_sent_an_image_is_unavailable_and_a_cancelled_upload_is_cancelled(
+        self,
+    ) -> None:
+        async def endless() -> AsyncIterator[bytes]:
+            yield b"an image"
+            await Deferred()
+
+        for kind, seconds, expected in ((_Hasty, 20.0, Unavailable), (_Mute, 0.2, CancelledError)):
+            short = Path("/tmp") / f"{kind.__name__}-{os.getpid()}.sock"
+            port = await UNIXServerEndpoint(reactor, str(short)).listen(Factory.forProtocol(kind))
+            self.addCleanup(port.stopListening)
+            engine = Engine(reactor, short)
+            sending = Deferred.fromCoroutine(
+                engine.stream("POST", "/images/load", body=StreamBody(endless()))
+            )
+            late = reactor.callLater(seconds, sending.cancel)
+            with self.assertRaises(expected) as caught:
+                await sending
+            if late.active():
+                late.cancel()
+                self.assertIn("closed the connection", str(caught.exception))
+            await engine.close()
 
     async def test_an_answer_that_does_not_go_on_is_given_up_without_a_word(self) -> None:
         """Whatever still comes of it: nothing is logged, which would fail this test."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.error import ConnectionLost
 from twisted.internet.interfaces import IConsumer, IPushProducer
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
@@ -131,6 +132,7 @@ class StreamBody:
     def __init__(self, source: AsyncIterator[bytes]) -> None:
         self._source = source
         self._paused = False
+        self._stopped = False
         self._resumed = Notifier()
         self._task: Deferred[None] | None = None
         self.failure: Failure | None = None
@@ -140,6 +142,18 @@ class StreamBody:
         return self._task
 
     async def _produce(self, consumer: IConsumer) -> None:
+        try:
+            await self._write_all(consumer)
+        except CancelledError:
+            if (
+                self._stopped
+            ):  # by the HTTP client, which has lost the connection: nobody has cancelled the request
+                raise ConnectionLost(
+                    "the engine closed the connection before it had the whole body"
+                ) from None
+            raise
+
+    async def _write_all(self, consumer: IConsumer) -> None:
         while True:
             if self._paused:
                 await self._resumed.wait()
@@ -162,6 +176,7 @@ class StreamBody:
         self._resumed.notify()
 
     def stopProducing(self) -> None:
+        self._stopped = True
         if self._task is not None:
             self._task.addErrback(lambda failure: None)
             self._task.cancel()
