@@ -170,7 +170,7 @@ class MachineMemory:
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int:
-    """Return how much memory is available. :raise InfranetesError: the kernel does not say."""
+    """Return the available memory in bytes. :raise InfranetesError: the kernel does not say."""
     found = _AVAILABLE.search(meminfo.read_text())
     if found is None:
         raise InfranetesError(f"{meminfo} does not say how much memory is available")

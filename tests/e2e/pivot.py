@@ -27,7 +27,7 @@ def main(root: str, *command: str) -> None:
     _check(libc.umount2(b".", _DETACH))
     os.chdir("/")
     _check(libc.mount(b"none", b"/", None, _REC | _SHARED, None))
-    # env looks for the command in the new root.
+    # In this process' place, so that it dies with its parent; env looks for the command in the new root.
     os.execv("/usr/bin/env", ["env", *command])  # noqa: S606
 
 

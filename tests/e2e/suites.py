@@ -12,6 +12,7 @@ has just installed that release, make and git: it installs the rest, and builds 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from infranetes.guest.image import DEFAULT_DIR
@@ -33,7 +34,8 @@ UNNAMED = ("build-essential", "debhelper", "dpkg-dev", "fakeroot", "systemd")
 # What somebody has before the first `make`.
 FRESH = ("ca-certificates", "git", "make")
 # This machine's authorities of certificates and addresses of packages, by what pip and Go read.
-REGISTRIES = ("SSL_CERT_FILE", "PIP_CERT", "PIP_INDEX_URL", "PIP_TRUSTED_HOST", "GOPROXY", "GONOSUMDB")
+AUTHORITIES = "SSL_CERT_FILE"
+REGISTRIES = (AUTHORITIES, "PIP_CERT", "PIP_INDEX_URL", "PIP_TRUSTED_HOST", "GOPROXY", "GONOSUMDB")
 BUILD_SECONDS = 1800
 RUN_SECONDS = 3600
 MAKE_SECONDS = 3 * 3600
@@ -99,7 +101,7 @@ class Suite:
 
     def copy_checkout(self) -> None:
         """Copy all of the tree, and make of it what runs from there."""
-        self._copy([*_listed("git", "ls-files", "--cached", "--others", "--exclude-standard"), DESCRIPTORS])
+        self._copy([*_checkout(), DESCRIPTORS])
         self._run("sh", "-c", "cd /tree && python3 setup.py --quiet egg_info")  # by which plug-ins are found
         pth = self._root.path / "usr/lib/python3/dist-packages/tree.pth"
         pth.write_text("/tree\n")  # children of the daemon's run isolated from where they are started
@@ -117,7 +119,7 @@ class Suite:
 
     def make(self, arguments: str) -> int:
         """Run make in a fresh checkout; what it says goes to standard output."""
-        self._copy(_listed("git", "ls-files", "--cached", "--others", "--exclude-standard"))
+        self._copy(_checkout())
         self._run("git", "init", "--quiet", "/tree")  # what lists the tree's files asks git
         self._say(f"make {arguments}")
         registries = [f"{name}={os.environ[name]}" for name in REGISTRIES if name in os.environ]
@@ -154,6 +156,24 @@ def _listed(*command: str) -> list[str]:
     return subprocess.run(command, cwd=TREE, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
+def _checkout() -> list[str]:
+    return _listed("git", "ls-files", "--cached", "--others", "--exclude-standard")
+
+
+@contextlib.contextmanager
+def _networked(suite: str, tar: Path, binds: Sequence[Path]) -> Iterator[Suite]:
+    """A root in a network of its own, which go afterwards. :param binds: see `CleanRoot`."""
+    uplink = Uplink()
+    try:
+        one = Suite(suite, CleanRoot(tar, uplink.path, binds))
+        try:
+            yield one
+        finally:
+            one.remove()
+    finally:
+        uplink.end()
+
+
 def build(suite: str) -> int:
     """Build and install the packages."""
     one = Suite(suite, CleanRoot(base(suite)))
@@ -168,32 +188,17 @@ def build(suite: str) -> int:
 
 def run(suite: str, purpose: str, packages: Sequence[str], images: Path, command: Sequence[str]) -> int:
     """Run a program of the tree there, in a network of its own, with this machine's guest images."""
-    tar = base(suite, purpose, packages)
-    uplink = Uplink()
-    try:
-        one = Suite(suite, CleanRoot(tar, uplink.path, [images]))
-        try:
-            one.copy_checkout()
-            return one.run_there(*command)
-        finally:
-            one.remove()
-    finally:
-        uplink.end()
+    with _networked(suite, base(suite, purpose, packages), [images]) as one:
+        one.copy_checkout()
+        return one.run_there(*command)
 
 
 def make(suite: str, arguments: str) -> int:
     """Run make on a release that has little but `FRESH`, in a network of its own."""
     tar = cleanroot.base(list(FRESH), suite, "fresh")
-    authorities = [Path(os.environ[name]).parent for name in REGISTRIES[:1] if name in os.environ]
-    uplink = Uplink()
-    try:
-        one = Suite(suite, CleanRoot(tar, uplink.path, authorities))
-        try:
-            return one.make(arguments)
-        finally:
-            one.remove()
-    finally:
-        uplink.end()
+    authorities = os.environ.get(AUTHORITIES)
+    with _networked(suite, tar, [Path(authorities).parent] if authorities else []) as one:
+        return one.make(arguments)
 
 
 def main() -> int:

@@ -68,11 +68,11 @@ class VolumeSnapshotTests(VolumeCase):
         await controller.CreateVolume(request, timeout=120)
 
     def acknowledged(self) -> int:
-        """How many records the container's log tells of, which comes to the node behind the writes."""
+        """Count the records in the container's log, which lags behind the writes."""
         return len(self.lines("main"))
 
     async def records(self, container: str) -> int:
-        """How many records the volume has by now, the one that is being written too."""
+        """Count the records on the volume, including one that is just being written."""
         answer = await self.execute(container, "wc", "-l", "/data/log")
         self.assertEqual(answer.exit_code, 0, answer.stderr)
         return int(answer.stdout.split()[0]) + 1

@@ -30,7 +30,7 @@ def state(full: messages.ContainerState) -> messages.ContainerState:
 
 
 def record(record: messages.LogRecord) -> messages.LogRecord:
-    """Truncate a record's line in place: programs that write to the journal directly may exceed it."""
+    """Truncate a record's line in place: programs can write longer ones to the journal directly."""
     if len(record.line) > MAX_LINE:
         record.line = record.line[:MAX_LINE]
     return record

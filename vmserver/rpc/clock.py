@@ -10,7 +10,7 @@ from vmserver.timekeeping import Timekeeping
 
 
 class ClockCalls:
-    """Passes the times to `timekeeping`; None: the machine is shared, and its clock is left alone."""
+    """Passes the times to `timekeeping`, which is None where the machine is shared: its clock stays."""
 
     def __init__(self, timekeeping: Timekeeping | None) -> None:
         self._timekeeping = timekeeping

@@ -15,7 +15,7 @@ from vmserver.firewall.message import as_firewall
 
 
 class FirewallCalls:
-    """Passes the rules to `firewall`; None: this machine has none."""
+    """Passes the rules to `firewall`, which is None where the machine has none."""
 
     def __init__(self, firewall: Firewall | None) -> None:
         self._firewall = firewall

@@ -16,7 +16,7 @@ MAX_SECONDS = 3600.0
 
 
 class MemoryCalls:
-    """Passes the ranges to `memory`; None: the machine is shared."""
+    """Passes the ranges to `memory`, which is None where the machine is shared."""
 
     def __init__(self, memory: MachineMemory | None) -> None:
         self._memory = memory

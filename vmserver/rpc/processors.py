@@ -12,7 +12,7 @@ SECONDS = 60.0
 
 
 class ProcessorCalls:
-    """Passes the number to `processors`; None: the machine is shared."""
+    """Passes the number to `processors`, which is None where the machine is shared."""
 
     def __init__(self, processors: MachineProcessors | None) -> None:
         self._processors = processors

@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import CancelledError
+from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images import index
+from infranetes.images.reference import parse
+from infranetes.images.skopeo import classify
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
     NotFound,
     ResourceExhausted,
+    Unauthenticated,
     Unavailable,
 )
 from tests.infranetes.images.hostile import HostileRegistry, begin_then_hang, endless, hang, send
@@ -31,6 +35,18 @@ from tests.support.oci import Blob
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+class WordsTests(SynchronousTestCase):
+    """What skopeo says, as an error."""
+
+    def test_a_registry_that_wants_credentials(self) -> None:
+        for words in (
+            "reading manifest 1 in example.org/web: unauthorized: authentication required",
+            "reading manifest 1 in example.org/web: authentication required",  # skopeo 1.18
+        ):
+            error = classify(f'level=fatal msg="{words}"', parse("example.org/web:1"))
+            self.assertIsInstance(error, Unauthenticated, words)
 
 
 def skopeos(directory: Path) -> list[int]:

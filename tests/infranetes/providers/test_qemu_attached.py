@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,17 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         qmp = await self.monitor(attacher, machine)
         self.assertEqual(await qmp.execute("query-named-block-nodes"), [])
         self.assertEqual(await qmp.execute("query-fdsets"), [])
+
+    async def test_its_file_is_open_as_qemu_is_to_use_it(self) -> None:
+        """QEMU 9.1 and later refuse another one."""
+        attacher = await self.attacher()
+        volume = await self.volume(attacher, "one")
+        for read_only in (False, True):
+            file = open_volume(volume, self.file(volume), read_only)
+            self.addCleanup(os.close, file.descriptor)
+            flags = fcntl.fcntl(file.descriptor, fcntl.F_GETFL)
+            self.assertEqual(bool(flags & os.O_DIRECT), file.direct)
+            fcntl.flock(file.descriptor, fcntl.LOCK_UN)
 
     async def test_what_the_guest_flushes_is_flushed(self) -> None:
         attacher, machine, volume = await self.one()

@@ -145,13 +145,10 @@ class StreamBody:
         try:
             await self._write_all(consumer)
         except CancelledError:
-            if (
-                self._stopped
-            ):  # by the HTTP client, which has lost the connection: nobody has cancelled the request
-                raise ConnectionLost(
-                    "the engine closed the connection before it had the whole body"
-                ) from None
-            raise
+            if not self._stopped:
+                raise
+            # The HTTP client has lost the connection; nobody has cancelled the request.
+            raise ConnectionLost("the engine closed the connection before it had the whole body") from None
 
     async def _write_all(self, consumer: IConsumer) -> None:
         while True:
