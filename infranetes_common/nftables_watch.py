@@ -18,12 +18,13 @@ import struct
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import Flight, start
 from infranetes_common.reactors import IReactor
 
 READS, PAUSE = 200, 1.0
@@ -117,6 +118,7 @@ class TablesWatch:
         self._paused: IDelayedCall | None = None
         self._resting: IDelayedCall | None = None
         self._mending = False
+        self._repair: Flight[None] = Flight(succeed(None))  # the last one that has begun
         self._sure = False  # what is to be mended is known to have been changed
         self._again = False  # there was word while tables were mended
         self._rest, self._last = FIRST_REST, 0.0
@@ -135,8 +137,8 @@ class TablesWatch:
             return
         self._reactor.addReader(self)
 
-    def end(self) -> None:
-        """End. Idempotent."""
+    def end(self) -> Deferred[None]:
+        """Stop listening, and fire when no repair is under way: one that has begun ends first. Idempotent."""
         for call in (self._paused, self._resting):
             if call is not None:
                 call.cancel()
@@ -146,6 +148,7 @@ class TablesWatch:
             self._reactor.removeReader(self)
             self._socket.close()
             self._socket = None
+        return self._repair.join()
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -222,8 +225,10 @@ class TablesWatch:
     def _begin_to_mend(self) -> None:
         self._resting = None
         self._mending = True
-        start(self._mended()).addErrback(
-            lambda failure: _log.warn("nftables can't be mended: {error}", error=failure.value)
+        self._repair = Flight(
+            start(self._mended()).addErrback(
+                lambda failure: _log.warn("nftables can't be mended: {error}", error=failure.value)
+            )
         )
 
     async def _mended(self) -> None:

@@ -155,10 +155,10 @@ class Vmserver(Service):
     def stopService(self) -> Deferred[None]:
         """Stop listening, give calls in flight a moment to end, and stop the provider."""
         super().stopService()  # type: ignore[no-untyped-call]
-        self._agent.stop()
+        stopped = self._agent.stop()
         if self._hangups is not None:
             self._hangups.stop()
-        return start(self._stop())
+        return start(self._stop(stopped))
 
     async def _start(self) -> None:
         try:
@@ -179,7 +179,7 @@ class Vmserver(Service):
         if not failure.check(CancelledError):
             _log.failure("the agent could not start", failure)
 
-    async def _stop(self) -> None:
+    async def _stop(self, agent_stopped: Deferred[None]) -> None:
         if self._starting is not None:
             self._starting.cancel()
         if self._source is not None:
@@ -189,6 +189,7 @@ class Vmserver(Service):
             await self._server.drain(DRAIN_SECONDS)
         self._listener.abort_connections()
         await self._choice.stop()
+        await agent_stopped
 
     # What the configuration says
 

@@ -141,7 +141,7 @@ class PodsService(Service):
         if node.firewalls is not None:
             node.firewalls.stop()
         if node.overlay is not None:
-            node.overlay.stop()
+            await node.overlay.stop()
         for pool in node.all_pools():
             await pool.stop()
         await node.logs.stop(node.inventory.containers.values())

@@ -19,6 +19,7 @@ from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.tunnels import Peer, Tunnels
 from infranetes.overlay.walls import Walls
 from infranetes.providers.qemu.subnet import free_address, gateway, subnet
+from infranetes_common.concurrency import deferred, settled
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
 from infranetes_common.pod_firewall import PodFirewall
 
@@ -202,10 +203,12 @@ class Overlay:
         except InfranetesError as error:
             _log.error("there are no tunnels to VMs for now: {error}", error=error)
 
-    def stop(self) -> None:
-        """Stop repairing tunnels and firewalls. All of them stay in force. Idempotent."""
-        self._watch.end()
-        self._walls.stop()
+    @deferred
+    async def stop(self) -> None:
+        """Stop repairing tunnels and firewalls, and fire when no repair is under way. Idempotent.
+
+        All of them stay in force."""
+        await settled([self._watch.end(), self._walls.stop()])
 
     async def sweep(self) -> None:
         """Repair tunnels that another program has changed, or that an earlier daemon has left."""

@@ -17,6 +17,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from infranetes.firewalls import Firewalls
@@ -70,9 +71,9 @@ class Walls:
         if self._enforcing:
             self._firewalls.watch.begin()
 
-    def stop(self) -> None:
-        """Stop repairing tables. Idempotent."""
-        self._firewalls.watch.end()
+    def stop(self) -> Deferred[None]:
+        """Stop repairing tables, and fire when no repair is under way. Idempotent."""
+        return self._firewalls.watch.end()
 
     async def restore(self, addresses: Mapping[str, str]) -> None:
         """Restore, after a start of the daemon, the firewalls of exactly these sandboxes.

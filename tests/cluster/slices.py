@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+
+from tests.harness import days
 
 PACKAGE = "tests.cluster"
 #: One for every second day, in turn, as clusters have every second day; what is in none runs each time.
@@ -24,4 +25,4 @@ def resting(day: int) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    print(*(f"--without={name}" for name in resting(int(time.time() // 86400))))
+    print(*(f"--without={name}" for name in resting(days.today())))

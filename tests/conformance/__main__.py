@@ -33,6 +33,7 @@ from tests.conformance.report import (
     summary,
 )
 from tests.conformance.specs import SUITE, Runner, Spec, listed, sliced
+from tests.harness import days
 from tests.interop.critest_specs import PASSED, Outcome
 
 FOCUS = r"\[sig-network\]"
@@ -83,7 +84,7 @@ def _slice(words: str) -> tuple[int, int]:
     """K/N, of which K may be `today`: another one each day, until all have had their turn."""
     number, _, of = words.partition("/")
     parts = int(of)
-    chosen_ = int(time.time() // 86400) % parts + 1 if number == "today" else int(number)
+    chosen_ = days.today() % parts + 1 if number == "today" else int(number)
     if not 1 <= chosen_ <= parts:
         raise argparse.ArgumentTypeError(f"{words}: there are parts 1 to {parts}")
     return chosen_, parts

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+
+from tests.harness import days
 
 PACKAGE = "tests.e2e"
 #: One for each day, in turn; what is in none runs each day. Each takes about five minutes without KVM.
@@ -26,4 +27,4 @@ def resting(day: int) -> Sequence[str]:
 
 def resting_today() -> Sequence[str]:
     """Those of today, by UTC."""
-    return resting(int(time.time() // 86400))
+    return resting(days.today())

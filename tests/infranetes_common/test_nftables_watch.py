@@ -279,6 +279,20 @@ class BoundTests(SynchronousTestCase):
             self.watch.end()
         self.assertEqual((self.reactor.readers, self.reactor.getDelayedCalls()), ([], []))
 
+    def test_the_end_waits_for_a_repair_under_way_and_begins_no_other(self) -> None:
+        self.successResultOf(self.watch.end())
+        self.watch.begin()
+        self.mending = Deferred()
+        self.socket.datagrams = [MINE_GONE]
+        self.live(1)
+        self.socket.datagrams = [MINE_GONE]
+        self.live(1)
+        ended = self.watch.end()
+        self.assertNoResult(ended)
+        self.mending.callback(None)
+        self.successResultOf(ended)
+        self.assertEqual((len(self.mended), self.reactor.getDelayedCalls()), (1, []))
+
     def test_a_socket_that_breaks_is_let_go_of(self) -> None:
         self.socket.datagrams = [errno.EIO]
         self.live(1)

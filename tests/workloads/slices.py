@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+
+from tests.harness import days
 
 PACKAGE = "tests.workloads"
 #: One for each day, in turn. Each takes up to a hundred seconds on two processors without KVM.
@@ -43,4 +44,4 @@ def of_day(day: int) -> Sequence[str]:
 
 def today() -> Sequence[str]:
     """Those of today, by UTC."""
-    return of_day(int(time.time() // 86400))
+    return of_day(days.today())

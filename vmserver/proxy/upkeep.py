@@ -9,7 +9,7 @@ from typing import Protocol
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from infranetes_common.concurrency import deferred, run_in_thread, start
+from infranetes_common.concurrency import deferred, run_in_thread, settled, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.nftables_watch import TablesWatch
 from infranetes_common.reactors import IReactor
@@ -70,12 +70,12 @@ class Upkeep:
             raised = start(run_in_thread(self._reactor, self._kernel.thd_raise_limits, memory))
             raised.addErrback(lambda failure: _log.failure("the number of connections", failure=failure))
 
-    def end(self) -> None:
-        """End. Idempotent."""
-        for each in self._mended:
-            each.watch.end()
+    @deferred
+    async def end(self) -> None:
+        """End, and fire when no repair is under way. Idempotent."""
         if self._looking.running:
             self._looking.stop()
+        await settled([each.watch.end() for each in self._mended])
 
     @deferred
     async def _look(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from infranetes_common.concurrency import deferred
 from infranetes_common.reactors import IReactor
 from vmserver.config import LimitsConfig
 from vmserver.firewall.firewall import Firewall
@@ -159,7 +160,8 @@ class AgentService:
         if self._upkeep is not None:
             await self._upkeep.prepare()
 
-    def stop(self) -> None:
+    @deferred
+    async def stop(self) -> None:
         """Stop all background work. Idempotent."""
         self.volumes.stop()
         if self._interruptions is not None:
@@ -170,10 +172,10 @@ class AgentService:
             self._pod_disks.stop()
         if self._nfs is not None:
             self._nfs.stop()
-        if self._upkeep is not None:
-            self._upkeep.end()
         if self._memory is not None:
             self._memory.stop()
+        if self._upkeep is not None:
+            await self._upkeep.end()
 
     def limit(self, limits: LimitsConfig) -> None:
         """Change the limits for new calls; calls in progress continue."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from twisted.internet.defer import DeferredLock
+from twisted.internet.defer import Deferred, DeferredLock, succeed
 from twisted.logger import Logger
 
 from infranetes.providers.qemu.bridge import Bridge, BridgePort
@@ -69,10 +69,9 @@ class PodNetwork:
         if self._firewalls is not None:
             self._firewalls.watch.begin()
 
-    def stop(self) -> None:
-        """Do nothing by itself any more. Idempotent."""
-        if self._firewalls is not None:
-            self._firewalls.watch.end()
+    def stop(self) -> Deferred[None]:
+        """Stop repairing firewalls, and fire when no repair is under way. Idempotent."""
+        return self._firewalls.watch.end() if self._firewalls is not None else succeed(None)
 
     async def restore_tables(self, ports: Sequence[BridgePort]) -> None:
         """Make the bridge's tables again if somebody has removed them."""

@@ -144,7 +144,7 @@ class QemuProvider:
     @deferred
     async def stop(self) -> None:
         self._maintenance.end()
-        self._pod_network.stop()
+        await self._pod_network.stop()
         await self.volumes.stop()
         launcher, self._launcher = self._launcher, None
         await settled([flight.join() for flight in self._under_way])

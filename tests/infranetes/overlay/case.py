@@ -94,7 +94,7 @@ class TunnelCase(TestCase):
         walls = Walls(reactor, config.device, self.remembered, self.enforcing, inside, opener)
         overlay = Overlay(tunnels, walls, config, networks)
         if self.last is not None:
-            self.last.stop()
+            await self.last.stop()
         self.last = overlay
         self.addCleanup(overlay.stop)
         await overlay.restore(self.found)
