@@ -15,7 +15,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_postgresql", "test_memory", "test_qemu_firewalls", "test_services"),
     ("test_vm_image_volumes", "test_oci", "test_repository"),
     ("test_cloud_disk", "test_unit_pod"),
-    ("test_docker_volumes", "test_full_volumes"),
+    ("test_docker_volumes", "test_full_volumes", "test_package_upgrade"),
 )
 
 

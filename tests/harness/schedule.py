@@ -52,6 +52,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.workloads": ("real VMs", "host ports", "Kubernetes"),
     # build/deb, dist and the clean root's cache.
     "tests.e2e.test_package": ("built packages",),
+    "tests.e2e.test_package_upgrade": ("built packages",),
     "tests.e2e.test_repository": ("built packages",),
     "tests.e2e.test_units": ("built packages",),
     # route_localnet and the table that guards it exist once per network namespace.
@@ -81,6 +82,7 @@ ALONE: Mapping[str, str] = {
 SECONDS: Mapping[str, float] = {
     "tests.e2e.test_demo": 300,
     "tests.e2e.test_package": 120,
+    "tests.e2e.test_package_upgrade": 100,
     "tests.e2e.test_pod": 300,
     "tests.e2e.test_pod_docker": 250,
     "tests.e2e.test_empty_dirs": 30,

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The release before this one, as a tree that can be run: what a node was before it was upgraded."""
+"""The release before this one, as a tree that can be run and as packages: a node before its upgrade."""
 
 from __future__ import annotations
 
 import atexit
+import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -16,8 +18,6 @@ from infranetes_common import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 _VERSION_FILE = "infranetes_common/__init__.py"
-
-_made: list[Path] = []
 
 
 def _git(*arguments: str) -> bytes:
@@ -33,17 +33,39 @@ def _last_commit() -> str:
     return f"{raised[0]}^"
 
 
-def previous_release() -> Path:
-    """Its tree, made once for this process. Blocks.
+def _unpacked() -> Path:
+    """A new directory with the tree, for this process' life.
 
     :raise SkipTest: this tree is no clone, such as a source package: it has no history.
     """
     if not (ROOT / ".git").exists():
         raise SkipTest("no history here: the release before this one is made from git")
-    if not _made:
-        tree = Path(tempfile.mkdtemp(prefix="infranetes-previous-"))
-        atexit.register(shutil.rmtree, tree, True)
-        subprocess.run(["tar", "-x", "-C", tree], input=_git("archive", _last_commit()), check=True)
-        subprocess.run([sys.executable, "proto/compile.py"], cwd=tree, check=True)
-        _made.append(tree)
-    return _made[0]
+    tree = Path(tempfile.mkdtemp(prefix="infranetes-previous-", dir="/var/tmp"))
+    atexit.register(shutil.rmtree, tree, True)
+    subprocess.run(["tar", "-x", "-C", tree], input=_git("archive", _last_commit()), check=True)
+    return tree
+
+
+@functools.cache
+def previous_release() -> Path:
+    """Return its tree, made once for this process. Blocks.
+
+    :raise SkipTest: this tree has no history."""
+    tree = _unpacked()
+    subprocess.run([sys.executable, "proto/compile.py"], cwd=tree, check=True)
+    return tree
+
+
+@functools.cache
+def previous_packages() -> Path:
+    """Return the directory of its Debian packages, built once for this process without their tests. Blocks.
+
+    :raise SkipTest: this tree has no history."""
+    tree = _unpacked()
+    environment = {**os.environ, "DEB_BUILD_OPTIONS": "nocheck"}
+    made = subprocess.run(
+        ["debian/make-deb"], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        raise AssertionError(f"{made.stdout}\n{made.stderr}")
+    return tree / "dist"

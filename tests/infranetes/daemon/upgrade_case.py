@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to go on when a node's release is replaced by another one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from infranetes_common.wire import cri
+from tests.infranetes.daemon.case import DaemonCase
+
+_COUNTS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.1; done"
+
+
+class UpgradeCase(DaemonCase):
+    """A node with pods whose release is replaced."""
+
+    timeout = 300
+
+    async def check_pods_live_on(self, replace: Callable[[], Awaitable[None]]) -> None:
+        """The daemon's pods, with its agents, are the next one's, whatever is done with them.
+
+        :param replace: has the other release's daemon run."""
+        before = await self.release()
+        pod, stopped = await self.run_pod(), await self.run_pod("stopped")
+        main = await self.run_container(pod, self.box(script=_COUNTS))
+        ended = await self.run_container(pod, self.box("ended", script="exit 3"))
+        await self.in_state(ended, cri.CONTAINER_EXITED)
+        waiting = await self.create(pod, self.box("waiting", script="exit 4"))
+        await self.stop_pod(stopped)
+        await self.until(lambda: len(self.counted()) > 3, "the container counts")
+        started = (await self.container_status(main)).started_at
+
+        await replace()
+        self.assertNotEqual(await self.release(), before)
+        listed = {each.id: each.state for each in await self.sandboxes()}
+        self.assertEqual(listed, {pod: cri.SANDBOX_READY, stopped: cri.SANDBOX_NOTREADY})
+        self.assertEqual((await self.in_state(main, cri.CONTAINER_RUNNING)).started_at, started)
+        self.assertEqual((await self.container_status(ended)).exit_code, 3)
+        seen = len(self.counted())
+        await self.until(lambda: len(self.counted()) > seen + 3, "its log goes on")
+        self.assertEqual(self.counted(), list(range(len(self.counted()))))
+
+        execute = cri.ExecSyncRequest(container_id=main, cmd=["sh", "-c", "echo here; exit 5"], timeout=20)
+        said = await self.runtime.ExecSync(execute, timeout=30.0)
+        self.assertEqual((said.stdout, said.exit_code), (b"here\n", 5))
+        await self.runtime.StartContainer(cri.StartContainerRequest(container_id=waiting), timeout=30.0)
+        self.assertEqual((await self.in_state(waiting, cri.CONTAINER_EXITED)).exit_code, 4)
+        late = await self.run_container(pod, self.box("late", script="exit 6"))
+        self.assertEqual((await self.in_state(late, cri.CONTAINER_EXITED)).exit_code, 6)
+        stats = await self.runtime.ContainerStats(cri.ContainerStatsRequest(container_id=main), timeout=30.0)
+        self.assertEqual(stats.stats.attributes.id, main)
+        stop = cri.StopContainerRequest(container_id=main, timeout=0)
+        await self.runtime.StopContainer(stop, timeout=30.0)
+        another = await self.run_container(await self.run_pod("another"), self.box("main", script="exit 7"))
+        self.assertEqual((await self.in_state(another, cri.CONTAINER_EXITED)).exit_code, 7)
+        for sandbox in await self.sandboxes():
+            await self.stop_pod(sandbox.id)
+            await self.remove_pod(sandbox.id)
+        self.assertEqual((await self.sandboxes(), await self.containers(), await self.vms()), ([], [], []))
+        self.assertNotIn("Traceback", self.log)
+
+    async def release(self) -> str:
+        """Which one the daemon is of."""
+        return str((await self.runtime.Version(cri.VersionRequest(), timeout=10.0)).runtime_version)
+
+    def counted(self) -> list[int]:
+        """The numbers in the log of the container that counts."""
+        lines = (self.log_directory / "web" / "main.log").read_text().splitlines()
+        return [int(line.split(" ", 3)[3]) for line in lines]
