@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -74,6 +75,8 @@ class Suite:
     def __init__(self, name: str, root: CleanRoot) -> None:
         self._name = name
         self._root = root
+        # As every machine has after its first boot; networkd asks for addresses by it.
+        (root.path / "etc/machine-id").write_text(f"{uuid.uuid4().hex}\n")
         self._begun = time.monotonic()
 
     def remove(self) -> None:

@@ -14,9 +14,11 @@ from infranetes_common.errors import FailedPrecondition
 from vmserver import config as agent
 
 MTU = 1460  # of Compute Engine's networks
+# PersistLeases, which systemd 252 does not know: 257 waits for a disk to keep leases on.
 SERVER = (
     "[Match]\nName=other\n[Network]\nAddress=10.77.0.1/24\nDHCPServer=yes\n"
     f"[DHCPServer]\nSendOption=26:uint16:{MTU}\nEmitNTP=yes\nNTP=10.77.0.1 10.77.0.2\n"
+    "PersistLeases=no\n"
 )
 # One networkd, which sees no other files than its unit. Without udev it takes cards as they are.
 NETWORKD = """\
@@ -51,7 +53,7 @@ for _ in $(seq 50); do
 done
 ip addr show dev eth0
 for _ in $(seq 100); do
-    nsenter --target "$(cat client.pid)" --mount cat /run/systemd/netif/state >state || true
+    cat "/proc/$(cat client.pid)/root/run/systemd/netif/state" >state || true
     grep -q '^NTP=10[.]77' state && break
     sleep 0.1
 done

@@ -12,6 +12,7 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import UNIXServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.errors import InvalidArgument, ResourceExhausted, Unavailable
@@ -270,6 +271,28 @@ class _Hasty(Protocol):
         self.transport.loseConnection()
 
 
+class _Refusing(Protocol):
+    """Answers with the first bytes of a request, in two parts, and closes the connection."""
+
+    header = b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = b'14\r\n{"error": "no room"}\r\n0\r\n\r\n'
+
+    def connectionMade(self) -> None:
+        self._asked = False
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        if not self._asked:
+            self._asked = True
+            self.transport.write(self.header)
+            reactor.callLater(0.1, self._end)
+
+    def _end(self) -> None:
+        assert self.transport is not None
+        self.transport.write(self.body)
+        self.transport.loseConnection()
+
+
 class BlockedTests(TestCase):
     """An engine that accepts connections and does not answer, or does not exist."""
 
@@ -325,8 +348,23 @@ class BlockedTests(TestCase):
                 await sending
             if late.active():
                 late.cancel()
-                self.assertIn("closed the connection", str(caught.exception))
+                self.assertIn("Connection was closed", str(caught.exception))
             await engine.close()
+
+    async def test_what_it_says_of_an_image_before_it_has_all_of_it_is_heard(self) -> None:
+        async def endless() -> AsyncIterator[bytes]:
+            while True:
+                yield b"an image" * 1000
+                await deferLater(reactor, 0.01)
+
+        short = Path("/tmp") / f"refusing-{os.getpid()}.sock"
+        port = await UNIXServerEndpoint(reactor, str(short)).listen(Factory.forProtocol(_Refusing))
+        self.addCleanup(port.stopListening)
+        engine = Engine(reactor, short)
+        stream = await engine.stream("POST", "/images/load", body=StreamBody(endless()))
+        self.assertEqual(await stream.read(), _Refusing.body.splitlines()[1])
+        self.assertEqual(await stream.read(), b"")
+        await engine.close()
 
     async def test_an_answer_that_does_not_go_on_is_given_up_without_a_word(self) -> None:
         """Whatever still comes of it: nothing is logged, which would fail this test."""

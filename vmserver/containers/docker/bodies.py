@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.error import ConnectionLost
 from twisted.internet.interfaces import IConsumer, IPushProducer
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
@@ -138,17 +137,16 @@ class StreamBody:
         self.failure: Failure | None = None
 
     def startProducing(self, consumer: IConsumer) -> Deferred[None]:
-        self._task = start(self._produce(consumer))
-        return self._task
+        written: Deferred[None] = Deferred()
+        self._task = start(self._write_all(consumer))
+        self._task.addBoth(self._tell, written)
+        return written
 
-    async def _produce(self, consumer: IConsumer) -> None:
-        try:
-            await self._write_all(consumer)
-        except CancelledError:
-            if not self._stopped:
-                raise
-            # The HTTP client has lost the connection; nobody has cancelled the request.
-            raise ConnectionLost("the engine closed the connection before it had the whole body") from None
+    def _tell(self, result: Failure | None, written: Deferred[None]) -> None:
+        # IBodyProducer: once it is stopped, the Deferred never fires. The HTTP client, which has lost the
+        # connection, has an error of its own for the request, or an answer that came before the body's end.
+        if not self._stopped:
+            written.callback(result)  # a Failure becomes an errback
 
     async def _write_all(self, consumer: IConsumer) -> None:
         while True:
@@ -175,5 +173,4 @@ class StreamBody:
     def stopProducing(self) -> None:
         self._stopped = True
         if self._task is not None:
-            self._task.addErrback(lambda failure: None)
             self._task.cancel()

@@ -52,6 +52,7 @@ from vmserver.containers.docker.api import (
     Request,
 )
 from vmserver.containers.docker.bodies import ByteStream, JsonBody, StreamBody, read_body
+from vmserver.containers.docker.early_answers import ReadingEndpoint
 
 API = "/v1.41"
 CONNECT_SECONDS = 5.0
@@ -97,8 +98,8 @@ class EngineError(Exception):
 
 @implementer(IAgentEndpointFactory)
 class _UnixSocket:
-    def __init__(self, reactor: IReactor, path: Path) -> None:
-        self._endpoint = UNIXClientEndpoint(reactor, str(path), timeout=CONNECT_SECONDS)
+    def __init__(self, endpoint: IStreamClientEndpoint) -> None:
+        self._endpoint = endpoint
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
         return self._endpoint
@@ -118,7 +119,9 @@ class Engine:
         self._pool.maxPersistentPerHost = 4
         self._pending: set[Deferred[Any]] = set()  # Any: calls with results of every kind
         self._closed = False
-        self._agent = Agent.usingEndpointFactory(reactor, _UnixSocket(reactor, socket), self._pool)
+        endpoint = UNIXClientEndpoint(reactor, str(socket), timeout=CONNECT_SECONDS)
+        self._agent = Agent.usingEndpointFactory(reactor, _UnixSocket(endpoint), self._pool)
+        self._uploads = Agent.usingEndpointFactory(reactor, _UnixSocket(ReadingEndpoint(endpoint)))
 
     @deferred
     async def close(self) -> None:
@@ -231,7 +234,8 @@ class Engine:
         if body is not None:
             kind = "application/json" if isinstance(body, JsonBody) else "application/x-tar"
             headers.addRawHeader("Content-Type", kind)
-        response: IResponse = await self._agent.request(method.encode(), uri.encode(), headers, body)
+        agent = self._uploads if isinstance(body, StreamBody) else self._agent
+        response: IResponse = await agent.request(method.encode(), uri.encode(), headers, body)
         return response
 
     async def _within(self, seconds: float, work: _Work[T], what: str) -> T:

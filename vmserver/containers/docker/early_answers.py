@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections on which an answer may come before the request's body has been written.
+
+An engine that can't take an image says why and closes the connection, whatever is still to be sent. Once
+Twisted's client has an answer's header, it stops reading until the request is written. Here that never
+happens: the connection is lost first, and the reason with it. So these connections are read all the time.
+The client keeps what it has not been asked for; the engine's answer to an upload is short.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from zope.interface import implementer
+
+from infranetes_common.concurrency import deferred
+
+
+class _Reading(ProtocolWrapper):
+    """A connection that is always read."""
+
+    def pauseProducing(self) -> None:
+        """Do nothing."""
+
+
+class _Factory(WrappingFactory):
+    noisy = False
+    protocol = _Reading
+
+
+@implementer(IStreamClientEndpoint)
+class ReadingEndpoint:
+    """An endpoint whose connections are read at any time."""
+
+    def __init__(self, endpoint: IStreamClientEndpoint) -> None:
+        self._endpoint = endpoint
+
+    @deferred
+    async def connect(self, protocolFactory: IProtocolFactory) -> IProtocol:
+        """See `IStreamClientEndpoint.connect`."""
+        wrapping = _Factory(protocolFactory)  # type: ignore[no-untyped-call]
+        reading = cast(ProtocolWrapper, await self._endpoint.connect(wrapping))
+        return reading.wrappedProtocol
