@@ -55,15 +55,22 @@ class MessageReader:
         :raise FramingError: RESOURCE_EXHAUSTED for a message over the limit, INTERNAL for a
             compressed one or a prefix that is neither. Nothing may be fed afterwards.
         """
+        before = self._held
         self._held += len(data)
         if self._held < self._need:
             self._chunks.append(data)
             return []
-        if self._chunks:
-            self._chunks.append(data)
-            data = b"".join(self._chunks)
         messages = []
-        start, size = 0, len(data)
+        start = 0
+        if before >= PREFIX_SIZE:  # copied only once: it may have many MiB
+            start = self._need - before
+            first, *others = self._chunks
+            last = memoryview(data)[:start]
+            parts: list[bytes | memoryview] = [memoryview(first)[PREFIX_SIZE:], *others, last]
+            messages.append(b"".join(parts))
+        elif before:
+            data = b"".join((*self._chunks, data))
+        size = len(data)
         while size - start >= PREFIX_SIZE:
             end = start + PREFIX_SIZE + self._length(data, start)
             if end > size:

@@ -161,9 +161,10 @@ async def checked_stats(answer: vmserver.StatsResponse, turns: Turns) -> vmserve
 
 def checked_output(response: vmserver.ExecSyncResponse, most: int) -> vmserver.ExecSyncResponse:
     """Return a command's output, with each stream cut to `most` bytes."""
-    if len(response.stdout) > most or len(response.stderr) > most:
+    stdout, stderr = response.stdout, response.stderr  # each look makes a copy, of up to 16 MiB
+    if len(stdout) > most or len(stderr) > most:
         return vmserver.ExecSyncResponse(
-            stdout=response.stdout[:most], stderr=response.stderr[:most], exit_code=response.exit_code
+            stdout=stdout[:most], stderr=stderr[:most], exit_code=response.exit_code
         )
     response.DiscardUnknownFields()
     return response
