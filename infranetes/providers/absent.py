@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 @implementer(IPodProvider)
 class AbsentProvider:
-    """Can't be asked for anything: what is recorded of its VMs stays as it is until it is there again.
+    """A provider that serves nothing: the records of its VMs stay as they are until it can be made again.
 
     :param why: for people.
     """

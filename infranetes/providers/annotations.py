@@ -18,10 +18,10 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.quantities import Needs, thousandths, units
 
 PREFIX = "infranetes.io/"
-CONTAINERS = "containers"  # which of CONTAINER_PROVIDERS is to run the pod's containers
+CONTAINERS = "containers"  # names the one of CONTAINER_PROVIDERS that runs the pod's containers
 CONTAINER_PROVIDERS = ("docker", "oci")
 MOST_CPU_MILLIS = 1024 * 1000
-LEAST_MEMORY, MOST_MEMORY = 1 << 20, 64 << 40  # bytes; less is a number whose unit was forgotten
+LEAST_MEMORY, MOST_MEMORY = 1 << 20, 64 << 40  # bytes; a smaller number most likely lacks its unit
 _MAX_VALUE = 4096
 
 
@@ -64,7 +64,7 @@ class Annotation:
     """An annotation: one row of the table."""
 
     name: str  # without the prefix
-    field: str  # of Wishes; "": checked here and used elsewhere
+    field: str  # the field of Wishes that it sets; "": only checked here, and used elsewhere
     parse: Callable[[str], object]
     expected: str  # for people
     aliases: tuple[str, ...] = ()
@@ -179,7 +179,8 @@ TABLE = (
     Annotation("shared-paths", "", _matching(r"[^\0]*"), "paths", ("infranetes.sharedpaths",)),
 )
 
-# Meant for ImageSpec.annotations, which kubelet fills from the pod's: so pods have them.
+# kubelet copies a pod's annotations to ImageSpec.annotations, for which these are meant, so they are valid on
+# pods.
 _OF_IMAGES = ("executable-url", "executable-sha256")
 
 
@@ -223,7 +224,7 @@ def wants_spot(annotations: Mapping[str, str]) -> bool:
 def requests(annotations: Mapping[str, str]) -> Needs:
     """Return what a pod requests for all of its containers together.
 
-    :raise InvalidArgument: that is malformed.
+    :raise InvalidArgument: the annotation is malformed.
     """
     cpu, memory = (
         _value(row, PREFIX + row.name, annotations[PREFIX + row.name])

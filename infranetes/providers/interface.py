@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class Awaited(Unavailable):
-    """The start of a provider waits for work in progress; the message says how far it is. Try again soon."""
+    """A provider's start waits for work in progress; the message says how far that has come. Try again
+    soon."""
 
 
 class InstanceState(enum.Enum):
@@ -45,9 +46,9 @@ class Size:
 
     cpu_millis: int = 0  # thousandths of a core; 0: the provider's default
     memory_bytes: int = 0  # for the pod, without the guest system's own need; 0: the provider's default
-    overhead_bytes: int = 0  # what the pod is counted beyond that, for whatever it takes to run it
+    overhead_bytes: int = 0  # counted for the pod on top of that, for whatever it takes to run it
     huge_bytes: int = 0  # for huge pages, beside `memory_bytes` or the provider's default
-    # Whether containers have limits of memory, so that the pod's control group may have one.
+    # Whether the containers have memory limits, so that the pod's control group may have one.
     memory_limited: bool = attrs.field(default=True, eq=False)
 
     @property
@@ -61,7 +62,7 @@ class Attachment:
     """A network namespace on the node whose place a VM takes; see IJoinsNamespaces."""
 
     namespace: Path  # such as /run/netns/cni-1
-    interface: str = "eth0"  # the link in it whose frames are the VM's
+    interface: str = "eth0"  # the link in it whose place the VM takes
 
 
 @attrs.frozen
@@ -72,14 +73,16 @@ class InstanceSpec:
     sandbox_id: str  # the sandbox that the VM is for, or that it will be once it is claimed from the pool
     cluster: str
     node: str
-    identity: Identity  # without its network, which the provider fills in
+    identity: Identity  # the provider fills in its network
     size: Size = Size()
     annotations: Mapping[str, str] = attrs.field(factory=dict)
-    granted: frozenset[str] = frozenset()  # names of those that the configuration says, not the pod's author
+    # Names of the annotations that the configuration sets, not the pod's author.
+    granted: frozenset[str] = frozenset()
     image: str = ""  # the machine image to boot, as the catalogue names it; "": the provider's own for pods
     attachment: Attachment | None = None  # only for providers of IJoinsNamespaces; None: their own network
-    cgroup_parent: str = ""  # of the node's cgroups, where the VM's process is to count; "": nowhere special
-    zone: str = ""  # where its volumes are, as `volumes.VolumeDisk.zone`; "": anywhere
+    # The node's control group in which the VM's process is to count; "": none in particular.
+    cgroup_parent: str = ""
+    zone: str = ""  # the zone of its volumes, as in `volumes.VolumeDisk.zone`; "": any
 
 
 @attrs.frozen
@@ -91,14 +94,14 @@ class Instance:
     sandbox_id: str
     state: InstanceState
     address: str = ""  # the pod's IP; "": none yet
-    more_addresses: tuple[str, ...] = ()  # its further ones, of either family
-    agent_host: str = ""  # where the node reaches its agent; mostly the same as the address
+    more_addresses: tuple[str, ...] = ()  # its further addresses, of either family
+    agent_host: str = ""  # where the node reaches its agent; usually the same as the address
     agent_port: int = 0
     created_at: float = 0.0  # seconds since 1970 UTC
     detail: str = ""  # for people, why it is in this state: an exit reason, the console's last line
-    size: str = ""  # for people, such as an instance type; "": the provider does not tell
+    size: str = ""  # an instance type, for people; "": the provider does not tell
     cost_per_hour: float | None = None  # US dollars; None: the provider does not tell
-    zone: str = ""  # where it is, in the words of `volumes.VolumeDisk.zone`; "": the provider has no zones
+    zone: str = ""  # its zone, as `volumes.VolumeDisk.zone` names it; "": the provider has no zones
 
 
 @attrs.frozen
@@ -107,10 +110,10 @@ class Console:
 
     instance_id: str
     sandbox_id: str
-    ended_at: float  # when it was destroyed, in seconds since 1970 UTC; 0: it is not
-    detail: str  # why it ended, as far as is known
+    ended_at: float  # when the VM was destroyed, in seconds since 1970 UTC; 0: it was not
+    detail: str  # why the VM ended, as far as is known
     text: str  # the end of the console
-    output: str  # what the hypervisor wrote itself
+    output: str  # what the hypervisor itself wrote
 
 
 Progress = Callable[[str], None]
@@ -121,8 +124,8 @@ Progress = Callable[[str], None]
 class ReadOnlyDisk:
     """A file of the node that a VM is shown as a read-only disk."""
 
-    name: str  # [0-9a-f]{64}: its content's. Disks of the same name are the same disk
-    path: Path  # a regular file of whole sectors of 512 bytes, which nobody writes to any more
+    name: str  # [0-9a-f]{64}: depends on its content; disks of the same name are the same disk
+    path: Path  # a regular file of whole sectors of 512 bytes, which is no longer written to
 
 
 @attrs.frozen
@@ -130,21 +133,21 @@ class ProviderContext:
     """The facts about the daemon that a provider gets when it is made (see `registry.ProviderFactory`)."""
 
     state_dir: Path  # survives reboots; a provider uses the subdirectory of its own name
-    run_dir: Path  # emptied by a reboot, for sockets and pid files; likewise its own subdirectory
+    # Emptied by a reboot, for sockets and pid files; a provider uses the subdirectory of its own name.
+    run_dir: Path
     cluster: str
     node: str
-    # For `start`: makes one file of the images that VMs are to have from the beginning; None: there are none.
+    # For `start`: makes one file of the images that VMs are to have from the start; None: there are none.
     preload: Callable[[Progress], Awaitable[Preload | None]] | None = None
-    # For `start`: makes the layers of these images disks, for a provider whose VMs are shown them.
+    # For `start`: makes disks of the layers of these images, for a provider that shows them to its VMs.
     preload_disks: Callable[[Progress], Awaitable[Sequence[ReadOnlyDisk]]] | None = None
-    source: str = "configuration"  # the configuration file, for errors
-    # The cluster's pods and Services, who are to see pods' own addresses.
+    source: str = "configuration"  # the name of the configuration file, for errors
+    # The networks of the cluster's pods and Services, which are to see pods' own addresses.
     cluster_networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    network_policies: bool = False  # pods are to be closed until their firewalls are said; see IFirewallsPods
-    joins_namespaces: bool = (
-        False  # VMs will be asked to; `start` fails where they can't. See IJoinsNamespaces
-    )
-    observer: Observer = NULL_OBSERVER  # is told of the requests to a cloud
+    network_policies: bool = False  # pods are closed until their firewalls are set; see IFirewallsPods
+    # Whether VMs will be asked to join namespaces; `start` fails where they can't. See IJoinsNamespaces.
+    joins_namespaces: bool = False
+    observer: Observer = NULL_OBSERVER  # notified of the requests to a cloud
 
 
 class IInVpc(Interface):
@@ -197,20 +200,20 @@ class IResizesVms(Interface):
     - Only the hypervisor keeps a VM's size, so a restarted daemon finds it there. It ends with the VM."""
 
     def resize(instance_id: str, size: Size, guest: IGuest | None = None) -> Deferred[Size]:
-        """Make a VM what one that is made anew for `size` is, as far as it can be while it runs. Idempotent.
+        """Make a running VM as large as one newly made for `size`, as far as is possible. Idempotent.
 
-        Fires with the size that the VM has then: what `size` says, but where it has more or less than one
-        made anew, what that leaves to the pod. A VM that could not be made larger has no more than before,
-        as far as it gives back what it was given.
+        Fires with the size that the VM has then. That is `size`, except where the VM has more or less than a
+        newly made one: there, it is what the VM leaves to the pod. A VM that could not be made larger has no
+        more than before, as far as it gives back what was plugged in.
 
-        :param size: a part of 0 is left as it is.
-        :param guest: is asked before memory is taken out; without it none is. Processors that can't be taken
-            out it lets rest.
+        :param size: a field of 0 leaves that resource as it is.
+        :param guest: is asked before memory is taken out; without it, none is. It leaves processors idle that
+            can't be taken out.
         :raise NotFound: there is no such VM.
         :raise InvalidArgument: more than a VM can have.
         :raise FailedPrecondition: its hypervisor or its guest refuses; the VM is as large as before.
         :raise Unavailable: the VM does not run, or its hypervisor does not answer.
-        :raise DeadlineExceeded: its guest does not take in time what it is given.
+        :raise DeadlineExceeded: its guest does not use in time what was plugged in.
         """
 
 
@@ -302,8 +305,8 @@ class IShowsDisks(Interface):
         Names of disks that it is not shown are no error. A VM that still uses one gets read errors.
 
         :raise NotFound: there is no such VM.
-        :raise Unavailable: the hypervisor does not answer, or does not let go of a disk. What it has let go
-            of stays hidden.
+        :raise Unavailable: the hypervisor does not answer, or does not release a disk. Disks that it has
+            released stay hidden.
         """
 
 
@@ -311,9 +314,9 @@ class IFirewallsPods(Interface):
     """Also provided by an IPodProvider that enforces pods' firewalls itself, where no pod gets around them.
 
     - Where `ProviderContext.network_policies` is set, a VM is CLOSED from before it can send anything until
-      its firewall is said; else nothing is enforced.
-    - What was said last is in force until the VM is destroyed, also while there is no daemon, and it is put
-      in force again by the next one. Whatever it is, the VM can be reached from its node.
+      its firewall is set; otherwise nothing is enforced.
+    - The firewall that was set last is in force until the VM is destroyed, even while no daemon runs, and the
+      next daemon puts it in force again. Whatever it says, the VM can be reached from its node.
     - Established connections are judged by it too.
     """
 

@@ -33,7 +33,7 @@ ProviderFactory = Callable[[IReactor, Mapping[str, object], ProviderContext], IP
 (`infranetes_common.config`) and raises a `ConfigError` that names the wrong key. It has no effect outside the
 process."""
 
-# module:attribute of each built-in ProviderFactory
+# The factory of each built-in provider, as module:attribute.
 _BUILT_IN: dict[str, str] = {
     "aws": "infranetes.providers.cloud.aws:create",
     "azure": "infranetes.providers.cloud.azure:create",
@@ -57,7 +57,7 @@ _SETTINGS: dict[str, str] = {
     "vsphere": "infranetes.providers.cloud.vsphere.settings:Settings",
 }
 
-# packages of the plug-ins that are this project's own
+# The packages of the plug-ins that are this project's own.
 _PACKAGES = {"simulated": "infranetes-simulation"}
 
 _log = Logger()

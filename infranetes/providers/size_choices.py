@@ -13,9 +13,10 @@ from infranetes.providers.interface import Size
 class SizeOnOffer:
     """A size of VM on offer.
 
-    :ivar cpu_millis: usable for good. :ivar shared_cpus: the CPUs that this is a share of; 0: its own CPUs.
-    :ivar price: of an hour; None: not known. :ivar priced_by: who says so.
-    :ivar why_not: why it does not do; "": it does.
+    :ivar cpu_millis: what it can sustain. :ivar shared_cpus: the CPUs that this is a share of; 0: its CPUs
+        are its own.
+    :ivar price: of an hour; None: not known. :ivar priced_by: its source.
+    :ivar why_not: why it does not fit; "": it does.
     """
 
     name: str
@@ -36,8 +37,8 @@ class SizeChoice:
     :ivar needed: what its VM must have, with all that is added to what the pod asks for.
     :ivar guest_memory: what is added for the guest. :ivar min_memory: the least memory of any VM.
     :ivar fitting: sizes in the order in which they are tried. :ivar fitting_count: how many there are.
-    :ivar cheaper: those that cost no more than the first of these and do not do, the dearest first; of all
-        where none fits. :ivar cheaper_count: how many there are.
+    :ivar cheaper: those that cost no more than the first of `fitting` and do not fit, the dearest first;
+        where none fits, they are chosen from all. :ivar cheaper_count: how many there are.
     :ivar offers_from: who tells of sizes. :ivar offers_at: when, in seconds since 1970; 0: not known.
     :ivar prices_from: who tells prices. :ivar prices_at: likewise.
     :ivar currency: of all prices.
@@ -64,5 +65,5 @@ class IChoosesSizes(Interface):
     def choose_size(size: Size, gpus: int, limit: int) -> SizeChoice:
         """Return what a pod would get now. Nothing is asked of the IaaS.
 
-        :param limit: of `fitting` and `cheaper`, each.
+        :param limit: the most entries of `fitting`, and of `cheaper`.
         :raise Unavailable: the provider has not started. :raise InvalidArgument: it is no size."""

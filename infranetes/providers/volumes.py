@@ -11,8 +11,8 @@ import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
-MAX_NAME = 128  # bytes of a name, as CSI has it
-ZONE = "topology.kubernetes.io/zone"  # Kubernetes' label of what is in a zone
+MAX_NAME = 128  # bytes of a name: CSI's limit
+ZONE = "topology.kubernetes.io/zone"  # Kubernetes' label for the zone that something is in
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
@@ -132,8 +132,8 @@ class IVolumes(Interface):
         """Attach a volume to a running VM. Returns the disk's serial number there, which the guest finds a
         moment later: `serial_of(volume_id)` where the provider can choose. Idempotent.
 
-        :param read_only: whether the VM can't write to the disk, where the IaaS can see to that: elsewhere
-            the guest alone does.
+        :param read_only: whether the VM is kept from writing to the disk: by the IaaS if it can, otherwise
+            only by the guest.
         :raise NotFound: there is no such VM, or no such volume.
         :raise FailedPrecondition: it is attached to another VM, or to this one in the other mode
             where the IaaS has modes.
@@ -147,7 +147,7 @@ class IVolumes(Interface):
         It is no error if it is not attached to this VM, or there is no such VM or volume: once this has
         succeeded the VM has no way to the volume.
 
-        :raise Unavailable: the VM or the IaaS does not let go of it; it is still attached.
+        :raise Unavailable: the VM or the IaaS does not release it; it is still attached.
         """
 
 
@@ -172,10 +172,10 @@ class ISnapshots(Interface):
     """A maker of snapshots of volumes, and of volumes that begin with the content of a snapshot or volume.
 
     - What `IVolumes` says of its methods holds for these too: errors, calls made twice, cancelling.
-    - A snapshot, or clone, holds what its volume held at one instant between call and answer, which is what
-      a loss of power would have left: all that a VM had flushed by the call, and of what was written since
-      nothing that was written after something it lacks and that had been flushed. Nobody has to
-      stop writing, and the VM is not held up for as long as the content takes to be copied.
+    - A snapshot, or clone, holds what its volume held at one instant between call and answer, as a loss of
+      power would have left it: all that the VM had flushed by the call, and of later writes none without the
+      flushed writes that came before it. Nobody has to stop writing, and the VM is not held up while the
+      content is copied.
     - It depends on nothing else: its volume may be changed, enlarged or deleted, and so may a snapshot of
       which volumes were made. Without `outlive_volumes`, a volume that has snapshots is neither enlarged nor
       deleted: both fail with `FailedPrecondition`.

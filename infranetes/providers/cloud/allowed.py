@@ -16,7 +16,7 @@ from infranetes.providers.annotations import PREFIX, TABLE, Annotation, Wishes
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.errors import InvalidArgument
 
-_KEYS = {  # of CloudSettings, by the fields of Wishes
+_KEYS = {  # the key of CloudSettings that limits each field of Wishes
     "image": "allowed_images",
     "subnet": "allowed_subnets",
     "security_groups": "allowed_security_groups",
@@ -28,10 +28,11 @@ _LIMITED = tuple(row for row in TABLE if row.field in _KEYS)
 
 
 def check_allowed(wishes: Wishes, granted: Container[str], settings: CloudSettings, provider: str) -> None:
-    """Check that a pod asks for nothing but what it may have.
+    """Check that a pod asks only for what it may have.
 
     :param granted: annotations that a handler sets, by any of their names.
-    :raise InvalidArgument: it asks for more; names the annotation, the value and the key to change."""
+    :raise InvalidArgument: it asks for more; the message names the annotation, the value and the key to
+        change."""
     for row in _LIMITED:
         if not any(name in granted for name in (PREFIX + row.name, *row.aliases)):
             _check(row, getattr(wishes, row.field), getattr(settings, _KEYS[row.field]), provider)

@@ -37,9 +37,11 @@ class Attempt:
 class Attempts:
     """All attempts at one launch, which are iterated over again for each VM that is asked for.
 
-    :param offers: that fit, in the order in which they are tried. :param zones: for each of them, likewise.
+    :param offers: the offers that fit, in the order in which they are tried. :param zones: the zones to try
+        each in, likewise in order.
     :param markets: whether a spot VM is asked for, likewise.
-    :param max_sizes: that are tried on each market. Those that are ruled out by others do not count.
+    :param max_sizes: how many sizes are tried on each market, not counting those that another's refusal rules
+        out.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Attempts:
         self._zones = zones
         self._markets = markets
         self._max_sizes = max_sizes
-        self._full: set[tuple[str | None, bool]] = set()  # quotas, None: all of them, and their markets
+        self._full: set[tuple[str | None, bool]] = set()  # (a full quota, whether of spot VMs); None: all
         self._full_zones: set[str] = set()
         self._refused: list[tuple[Attempt, CloudError]] = []
 
@@ -65,7 +67,8 @@ class Attempts:
                 for zone in self._zones:
                     if zone in self._full_zones:
                         continue
-                    if not self._is_full(offer.quota, spot):  # as the zone before may have said
+                    # A refusal in the zone before may have filled it.
+                    if not self._is_full(offer.quota, spot):
                         yield Attempt(offer.name, offer.quota, zone, spot)
 
     def _is_full(self, quota: str, spot: bool) -> bool:

@@ -23,7 +23,7 @@ CONSOLE_CHARACTERS = 1000
 class Boots(Generic[D]):
     """The boots of one provider's VMs.
 
-    :param waiting: has lists show a VM's changes, as `Watcher.waiting`. :param get: looks at a VM.
+    :param waiting: makes lists show a VM's changes, as `Watcher.waiting`. :param get: looks at a VM.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class Boots(Generic[D]):
         self._get = get
 
     async def wait_running(self, id: str) -> CloudVM:
-        """Return a VM once it runs and has its addresses. The one that it shall have is given to it.
+        """Return a VM once it runs and has its addresses. If it is to have an elastic address, it is given
+        that first.
 
         :raise Unavailable: it has ended; says why.
         :raise NotFound: it was destroyed meanwhile, or there is none."""

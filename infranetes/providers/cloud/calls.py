@@ -26,8 +26,9 @@ from infranetes_common.reactors import IReactor
 T = TypeVar("T")
 
 RETRIED = (ErrorKind.THROTTLED, ErrorKind.TRANSIENT)
-HELD_BACK = "held_back"  # the outcome of a call that was not made: no turn in time, or an open circuit
-BY_THE_WAY = "by the way: "  # begins the circuits of calls that nothing depends on
+# The outcome of a call that was not made: it got no turn in time, or the circuit is open.
+HELD_BACK = "held_back"
+BY_THE_WAY = "by the way: "  # the prefix of circuits for calls that nothing depends on
 _SILENT, _UNASKED = "does not answer", "can't be called without credentials"
 STOP_SECONDS = 5.0
 GRACE_SECONDS = 5.0  # on top of the driver's own deadline, which a slowly trickling answer evades
@@ -62,7 +63,7 @@ class Calls(Generic[D]):
         self._observer = observer
         self._pool = _DaemonThreadPool(settings.threads, settings.threads, f"infranetes.{cloud.name}")
         self._free_threads = DeferredSemaphore(settings.threads)
-        self._thread_local = threading.local()  # has each thread's driver
+        self._thread_local = threading.local()  # holds each thread's driver
         self._drivers: set[D] = set()
         self._stopped = False
         self._turns: dict[Action, Turns] = {}
@@ -132,7 +133,7 @@ class Calls(Generic[D]):
 
         :param what: for people. :param seconds: including retries; None: as configured.
         :param circuit: the name of the circuit breaker that counts this call.
-        :param action: what the call is to the cloud, which limits how often that is done.
+        :param action: the kind of call that it is to the cloud, which limits the rate of each kind.
         :raise CloudError: it failed, and trying again did not help or would not.
         """
         deadline = self._reactor.seconds() + (seconds or self._settings.retry_seconds)
@@ -168,7 +169,7 @@ class Calls(Generic[D]):
                 if error.kind not in RETRIED:
                     raise
                 again = error.kind is ErrorKind.THROTTLED
-                # The limit has all calls of this kind pause, and this one is the next.
+                # The rate limit makes all calls of this kind pause, and this one is made first.
                 pause = 0.0 if again else max(next(pauses), error.retry_after)
                 if self._reactor.seconds() + pause > deadline:
                     raise CloudError(
@@ -214,7 +215,7 @@ class Calls(Generic[D]):
         return self._turns[action]
 
     def slowed(self) -> dict[Action, float]:
-        """Return the calls a second of what the cloud throttles."""
+        """Return the current rate, in calls per second, of each action that the cloud throttles."""
         limits = {action: turns.limit for action, turns in self._turns.items()}
         return {action: limit.current for action, limit in limits.items() if limit.current < limit.rate}
 
@@ -281,7 +282,7 @@ class Calls(Generic[D]):
             cloud_error = error if isinstance(error, CloudError) else self._cloud.classify(error)
             cloud_error = cloud_error or classify(error)
             if cloud_error.kind in (ErrorKind.TRANSIENT, ErrorKind.CREDENTIALS, ErrorKind.UNEXPECTED):
-                self._thd_drop_driver()  # its connection or credentials may be at fault
+                self._thd_drop_driver()  # the fault may be in its connection or credentials
             if cloud_error.kind is ErrorKind.UNEXPECTED:
                 _log.failure("{cloud}: a call failed unexpectedly", cloud=self._cloud.name)
             raise cloud_error from error

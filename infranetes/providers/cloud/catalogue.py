@@ -79,7 +79,7 @@ class MachineImages(Generic[D]):
             raise NotFound(image)
         if not (image.id.isprintable() and 0 < len(image.id) <= MAX_ID):
             raise NotFound(f"{missing} that can be booted: its id is {image.id[:80]!r}")
-        # At one location an id always means the same image.
+        # At one location, an id always means the same image.
         id = "sha256:" + hashlib.sha256(f"{self._cloud.location}\0{image.id}".encode()).hexdigest()
         if wanted and wanted != id:
             raise NotFound(f"{missing} with the digest {wanted}: the newest is {image.id}, {id}")

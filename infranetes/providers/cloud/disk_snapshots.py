@@ -13,17 +13,17 @@ import attrs
 
 from infranetes.providers.cloud.disks import D_contra
 
-# The tag of a snapshot that was made by us: its name. It has `interface.CLUSTER` besides.
+# The tag that marks a snapshot as made by us; its value is the name. The tag `interface.CLUSTER` is set too.
 SNAPSHOT = "infranetes-snapshot"
 
 
 class SnapshotState(enum.Enum):
     """The state of a snapshot."""
 
-    TAKING = "taking"  # it may come to nothing, or still hold what the disk has next
-    COPYING = "copying"  # what it holds is settled, and no disk can be made from it yet
+    TAKING = "taking"  # it may still fail, or still take in what is written to the disk next
+    COPYING = "copying"  # its content is settled, but no disk can be made from it yet
     READY = "ready"
-    DELETING = "deleting"  # on its way to be gone
+    DELETING = "deleting"
     FAILED = "failed"  # will never be ready
 
 
@@ -31,13 +31,13 @@ class SnapshotState(enum.Enum):
 class CloudSnapshot:
     """A snapshot as the cloud describes it."""
 
-    id: str  # as in `ISnapshots`; is_volume_id
-    volume: str  # the id of the disk that it is of, which may be gone
-    size: int  # that disk's when it was taken, in bytes
+    id: str  # as in `ISnapshots`; satisfies `is_volume_id`
+    volume: str  # the id of its disk, which may be gone
+    size: int  # the disk's size in bytes when the snapshot was taken
     created: float  # seconds since 1970 UTC
     state: SnapshotState
     ours: bool = False  # made by us, for this cluster: has both tags
-    name: str = ""  # by which it was asked for; "": it is not ours, or the cloud can't tell the name
+    name: str = ""  # the name that was asked for; "": it is not ours, or the cloud can't tell
     detail: str = ""  # why it failed, for people
 
 
@@ -55,7 +55,8 @@ class DiskSnapshots(Protocol[D_contra]):
     """The snapshots of one cloud's disks, for one cluster."""
 
     clones: bool  # whether disks can be made from disks: see `DiskRequest.source`
-    outlive_volumes: bool  # as `ISnapshots.outlive_volumes`; else `CloudDisks` refuse with INVALID
+    # As `ISnapshots.outlive_volumes`; if not, `CloudDisks` refuses to delete a disk with snapshots (INVALID).
+    outlive_volumes: bool
 
     def is_id(self, text: str) -> bool:
         """Return whether a text could be a snapshot's id. Nothing else is ever sent to the cloud as one."""

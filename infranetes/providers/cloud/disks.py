@@ -5,8 +5,8 @@ As with `interface.Cloud`: blocking methods named `_thd_…`, each in one of a b
 that thread's own driver, retried, limited and broken off by `calls.Calls`. A call whose answer was lost is
 made again, so each of them is idempotent, or fails with `ErrorKind.STATE` the second time.
 
-What changes something returns the cloud's operation, if it has to be followed: "" where the state of the disk
-tells all, and otherwise a text that `_thd_is_done` understands. No method waits for anything.
+A method that changes something returns the cloud's operation, if it has to be followed: "" where the state of
+the disk tells all, and otherwise a text that `_thd_is_done` understands. No method waits for anything.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from infranetes.providers.volumes import VolumeSource
 
 D_contra = TypeVar("D_contra", contravariant=True)  # a cloud's driver
 
-# The tag of a volume that was made by us: its name. It has `interface.CLUSTER` besides, but never NODE and
-# TOKEN: what has those goes with its VM.
+# The tag that marks a volume as made by us; its value is the name. The tag `interface.CLUSTER` is set too,
+# but never NODE and TOKEN: a disk that has those is deleted with its VM.
 VOLUME = "infranetes-volume"
 
 
 class DiskState(enum.Enum):
-    """The state of a disk, whoever has it."""
+    """The state of a disk, whichever VM it is attached to."""
 
     CREATING = "creating"  # can't be attached yet
-    READY = "ready"  # whether attached or not
-    DELETING = "deleting"  # on its way to be gone
+    READY = "ready"  # whether it is attached or not
+    DELETING = "deleting"
     FAILED = "failed"  # will never be ready
 
 
@@ -56,19 +56,18 @@ class Hold:
 class CloudDisk:
     """A disk as the cloud describes it."""
 
-    id: str  # as in `IVolumes`; is_volume_id
-    size: int  # bytes: what a VM has, or will have, of it. Old until the disk has really grown
+    id: str  # as in `IVolumes`; satisfies `is_volume_id`
+    size: int  # bytes that a VM sees or will see; the old size until the disk has really grown
     state: DiskState
-    serial: str = ""  # by which a guest finds it; see `infranetes_common.volume_disks.SERIAL`
+    serial: str = ""  # a guest finds the disk by it; see `infranetes_common.volume_disks.SERIAL`
     ours: bool = False  # made by us, for this cluster: has both tags
-    name: str = ""  # by which it was asked for; "": it is not ours, or the cloud can't tell the name
+    name: str = ""  # the name that was asked for; "": it is not ours, or the cloud can't tell
     zone: str = ""  # as `volumes.VolumeDisk.zone`
     source: VolumeSource | None = None  # as `volumes.VolumeDisk.source`
     holds: tuple[Hold, ...] = ()
     detail: str = ""  # why it failed, for people
-    age: float = (
-        0.0  # seconds, of one that was just asked for, if the cloud tells: the request may be an old one
-    )
+    # Seconds, for a disk that was just asked for, if the cloud tells: the request may repeat an old one.
+    age: float = 0.0
 
 
 @attrs.frozen
@@ -76,10 +75,10 @@ class DiskRequest:
     """A request for one disk."""
 
     name: str  # 1 to 128 bytes of any text: the cloud makes a name or a tag of it
-    number: int  # of this name's disks that came to nothing: each disk needs an idempotency key of its own
+    number: int  # how many disks of this name came to nothing: each disk needs an idempotency key of its own
     size: int  # bytes, a multiple of `CloudDisks.unit`, at most `CloudDisks.max_size`
     cluster: str
-    source: VolumeSource | None = None  # what it begins with, which is no larger; None: with zeros
+    source: VolumeSource | None = None  # its initial content, no larger than the disk; None: zeros
 
 
 @runtime_checkable
@@ -93,10 +92,10 @@ class CloudDisks(Protocol[D_contra]):
     - INVALID: it can never be done, such as a disk in another zone than the VM.
     """
 
-    unit: int  # sizes are multiples of so many bytes
+    unit: int  # bytes; all sizes are multiples of it
     max_size: int  # bytes
-    at_once: int  # how many disks one look is for at most: it has to end within `CloudSettings.call_seconds`
-    has_modes: bool  # whether the cloud can keep a VM from writing; else only the guest's mount does
+    at_once: int  # the most disks in one look-up, which has to end within `CloudSettings.call_seconds`
+    has_modes: bool  # whether the cloud can keep a VM from writing; if not, only the guest's mount does
 
     @property
     def zone(self) -> str:
@@ -110,7 +109,7 @@ class CloudDisks(Protocol[D_contra]):
         """Our disks with these names, in any state. Where the cloud has several of a name, all of them."""
 
     def _thd_get(self, driver: D_contra, ids: Sequence[str]) -> list[CloudDisk]:
-        """Return those of these disks that exist, whoever made them. One that does not is no error."""
+        """Return those of these disks that exist, whoever made them. A missing disk is no error."""
 
     def _thd_list(self, driver: D_contra) -> list[CloudDisk]:
         """Return all disks of ours, in any state."""

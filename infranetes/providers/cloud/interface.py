@@ -25,7 +25,7 @@ CLUSTER, NODE, SANDBOX, TOKEN = (
     "infranetes-sandbox",
     "infranetes-token",
 )
-ADDRESS = "infranetes-address"  # on a VM: the elastic address that it shall get
+ADDRESS = "infranetes-address"  # a VM's tag: the elastic address that it is to get
 
 D = TypeVar("D")  # a cloud's driver
 
@@ -37,8 +37,8 @@ class ErrorKind(enum.Enum):
     TRANSIENT = "transient"  # may or may not have been done; the same call again is harmless
     CAPACITY = "capacity"  # not done; another size or zone may be available
     QUOTA = "quota"  # not done; a limit has to be raised, or pods removed
-    FULL_ZONE = "full zone"  # not done; of no size, and another zone may have room
-    FAMILY_QUOTA = "family quota"  # likewise, and a size with another `Offer.quota` may be available
+    FULL_ZONE = "full zone"  # not done; the zone has room for no size, but another zone may have
+    FAMILY_QUOTA = "family quota"  # as QUOTA, but a size with another `Offer.quota` may be available
     CREDENTIALS = "credentials"  # not done; our credentials or permissions are refused
     CONFLICT = "conflict"  # the token was used for a different request: the VM exists
     STATE = "state"  # not done; a disk or VM is in a state that does not allow it, or out of reach
@@ -86,15 +86,15 @@ class Offer:
     """A size of VM that the cloud sells."""
 
     name: str
-    cpu_millis: int  # that last; see `shared_cpus`
+    cpu_millis: int  # thousandths of a CPU that it can sustain; see `shared_cpus`
     memory_bytes: int
     price: float | None = None  # per hour, in the currency of the cloud's price list
     gpus: int = 0
     architecture: str = "x86_64"
-    shared_cpus: int = 0  # of a size that has no more than a share of its CPUs for good; 0: they are its own
-    zones: tuple[str, ...] = ()  # of the cloud's own, that offer it; empty: all, or the cloud does not tell
-    priced_by: str = ""  # for people: where the price is from
-    quota: str = ""  # the name of the limit that it shares with others of its family; "": not known
+    shared_cpus: int = 0  # the CPUs of a size that can sustain only a share of them; 0: its CPUs are its own
+    zones: tuple[str, ...] = ()  # the cloud's zones that offer it; empty: all, or the cloud does not tell
+    priced_by: str = ""  # the source of the price, for people
+    quota: str = ""  # the name of the limit that it shares with other sizes of its family; "": not known
 
 
 @attrs.frozen
@@ -103,7 +103,7 @@ class LaunchRequest:
 
     token: str
     sandbox_id: str
-    number: int  # of this token's VMs that were destroyed: each VM needs an idempotency key of its own
+    number: int  # how many VMs of this token were destroyed: each VM needs an idempotency key of its own
     tags: Mapping[str, str]
     identity: bytes = attrs.field(repr=False)  # the document for the agent, with a private key
     wishes: Wishes
@@ -124,14 +124,14 @@ class CloudVM:
     public_address: str = ""
     created_at: float = 0.0  # seconds since 1970 UTC
     size: str = ""
-    wanted_address: str = ""  # the elastic address that it shall get, as in `Wishes.elastic_address`
+    wanted_address: str = ""  # the elastic address that it is to get, as in `Wishes.elastic_address`
     detail: str = ""  # why it ended, for people
-    operation: str = ""  # of a launch: the cloud's operation that is still running and may fail
-    operation_listed: bool = (
-        False  # lists show the VM as ended if it fails: it need not be asked about before
-    )
-    zone: str = ""  # whose volumes it can be given, as `InstanceSpec.zone`; "": the cloud has no zones
-    gone: bool = False  # nothing is left of it but what the cloud tells of it for a while
+    operation: str = ""  # the cloud's operation of its launch, while that is still running and may fail
+    # Whether lists show the VM as ended if the operation fails, so that it need not be polled first.
+    operation_listed: bool = False
+    # The zone whose volumes it can be given, as `InstanceSpec.zone`; "": the cloud has no zones.
+    zone: str = ""
+    gone: bool = False  # it no longer exists, though the cloud still shows it for a while
 
 
 @attrs.frozen
@@ -139,7 +139,7 @@ class Leftover:
     """An address or disk of ours that no VM uses."""
 
     id: str
-    kind: str  # "address" or "disk"
+    kind: str  # "address", "disk" or, at Azure, "network interface"
     token: str
 
 
@@ -157,9 +157,9 @@ class MachineImage:
 class Cloud(Protocol[D]):
     """A cloud, for one cluster and node. Methods named `_thd_…` run in threads and may raise any error."""
 
-    name: str  # the provider's: `aws`, ...
-    location: str  # for people: `aws eu-west-1`
-    rates: Mapping[Action, Rate]  # that the cloud documents for whoever has not asked for more
+    name: str  # the provider's name, such as `aws`
+    location: str  # for people, such as `aws eu-west-1`
+    rates: Mapping[Action, Rate]  # the limits that the cloud documents for accounts without a raised limit
 
     @property
     def offers(self) -> Sequence[Offer]:

@@ -40,8 +40,8 @@ from infranetes_common.concurrency import sleep
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import encode
 
-_POLL_GROWTH = 1.5  # of the pause between polls of a launch's operation
-_MAX_NUMBERS = 4  # VMs of a token to ask for, where each turns out to have ended
+_POLL_GROWTH = 1.5  # the growth of the pause between polls of a launch's operation
+_MAX_NUMBERS = 4  # the most VMs of a token that are asked for, if each turns out to have ended
 
 _log = Logger()
 
@@ -49,9 +49,10 @@ _log = Logger()
 class Launcher(Generic[D]):
     """Launches VMs.
 
-    :param waiting: has lists show a VM's changes, as `Watcher.waiting`.
-    :param launching: ids of VMs of whose end nobody else is to be told.
-    :param unwanted: tokens of failed launches, until when: VMs that turn up with them are destroyed.
+    :param waiting: makes lists show a VM's changes, as `Watcher.waiting`.
+    :param launching: ids of VMs whose end is reported to nobody but the launch.
+    :param unwanted: tokens of failed launches, each with the time until which VMs that turn up with it are
+        destroyed.
     :param destroy: destroys a VM.
     """
 
@@ -98,7 +99,8 @@ class Launcher(Generic[D]):
             raise
 
     def need(self, size: Size, wishes: Wishes) -> Need:
-        """Return what the VM of such a pod must have. :raise InvalidArgument: it is no size."""
+        """Return what the VM of such a pod must have. :raise InvalidArgument: the pod's requests are not a
+        valid size."""
         return need_of(
             size,
             wishes,
@@ -180,7 +182,7 @@ class Launcher(Generic[D]):
                 )
                 if not vm.operation:
                     return vm
-                # A VM that is refused from here on has had an id, so the next attempt needs another one.
+                # A VM that is refused from here on has used its id, so the next attempt needs another number.
                 request = attrs.evolve(request, number=request.number + 1)
                 self._launching.add(vm.id)
                 try:
@@ -205,8 +207,8 @@ class Launcher(Generic[D]):
         raise attempts.failure()
 
     async def _wait_for_operation(self, vm: CloudVM) -> CloudVM:
-        """Wait until the launch's operation has ended, or a list shows that the VM runs, or `settle_seconds`:
-        later failures show in lists.
+        """Wait until the launch's operation has ended, or a list shows that the VM runs, or `settle_seconds`
+        are over: later failures show in lists.
 
         :raise CloudError: the VM is refused and does not exist."""
         deadline = self._reactor.seconds() + self._settings.settle_seconds
@@ -218,7 +220,7 @@ class Launcher(Generic[D]):
             if running is not None:
                 return running
             listed = False
-            pause *= _POLL_GROWTH  # each poll asks for one VM only, and the VM boots meanwhile
+            pause *= _POLL_GROWTH  # each poll asks for only one VM, which boots meanwhile
             try:
                 vm = await self._calls.call(what, partial(self._cloud._thd_poll_launch, vm=vm))
             except CloudError as error:
@@ -228,9 +230,9 @@ class Launcher(Generic[D]):
         return attrs.evolve(vm, operation="")
 
     async def _seen_running(self, id: str, seconds: float, *, or_ended: bool) -> CloudVM | None:
-        """Wait for a list that shows that a VM runs, so long at most. Return the VM.
+        """Wait for a list that shows that a VM runs, for `seconds` at most. Return the VM.
 
-        :param or_ended: wait no longer either once a list shows that it has ended."""
+        :param or_ended: also stop waiting once a list shows that it has ended."""
         until = self._reactor.seconds() + seconds
         with self._waiting(id) as changed:
             while (left := until - self._reactor.seconds()) > 0:

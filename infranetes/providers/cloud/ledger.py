@@ -22,9 +22,9 @@ class LedgerEntry:
     """The ledger's entry of one VM."""
 
     vm: CloudVM
-    launched_at: float | None = None  # when this daemon launched it; None: an earlier one did
-    end_reported: bool = False  # to watchers; also true if it had ended when first seen
-    lists_missed: int = 0  # lists in a row that lacked it
+    launched_at: float | None = None  # when this daemon launched it; None: an earlier daemon did
+    end_reported: bool = False  # its end was reported to watchers; also true if it had ended when first seen
+    lists_missed: int = 0  # consecutive lists that lacked it
 
 
 @attrs.define
@@ -37,18 +37,18 @@ class Ledger:
     now: Callable[[], float]
     staleness: float
     entries: dict[str, LedgerEntry] = attrs.field(factory=dict)
-    destroyed: dict[str, str] = attrs.field(factory=dict)  # the tokens of destroyed VMs, by id
-    destroyed_at: dict[str, float] = attrs.field(factory=dict)  # of those that this daemon destroyed
-    ending: set[str] = attrs.field(factory=set)  # destroyed, and no list has confirmed that they are gone
-    lasting: set[str] = attrs.field(factory=set)  # that were destroyed, and are there all the same
-    changed: set[str] = attrs.field(factory=set)  # ids of VMs with changes that were not published yet
+    destroyed: dict[str, str] = attrs.field(factory=dict)  # by the id of a destroyed VM: its token
+    destroyed_at: dict[str, float] = attrs.field(factory=dict)  # when this daemon destroyed VMs, by id
+    ending: set[str] = attrs.field(factory=set)  # ids of destroyed VMs that no list has confirmed to be gone
+    lasting: set[str] = attrs.field(factory=set)  # ids of destroyed VMs that still exist
+    changed: set[str] = attrs.field(factory=set)  # ids of VMs with changes that are not yet published
     started_at: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.started_at = self.now()
 
     def last_said(self, id: str) -> CloudVM | None:
-        """Return what was said last of a VM; None: nothing, or it is destroyed."""
+        """Return what the cloud said last of a VM; None: nothing, or it is destroyed."""
         entry = self.entries.get(id)
         return entry.vm if entry is not None else None
 
@@ -138,7 +138,7 @@ class Ledger:
         self.ending.update(tokens)
 
     def record_destroyed(self, id: str, token: str) -> None:
-        """Record that a VM is destroyed: the cloud has taken its end."""
+        """Record that a VM is destroyed: the cloud has accepted the request."""
         self.entries.pop(id, None)
         self.lasting.discard(id)
         self.ending.add(id)

@@ -45,8 +45,9 @@ S = TypeVar("S", bound=Sized)
 class Sources:
     """The sources of sizes and prices, for people.
 
-    :ivar location: whose they are; a file of another one is not used.
-    :ivar offers: who tells sizes. :ivar prices: who tells prices. :ivar bundled: what came with the software.
+    :ivar location: the cloud's location that they are for; a file of another one is not used.
+    :ivar offers: the source of sizes. :ivar prices: the source of prices. :ivar bundled: what came with the
+        software.
     """
 
     location: str
@@ -65,11 +66,11 @@ class OfferSource(Protocol[D_contra]):
         """Ask for the sizes. :raise Exception: as a cloud's calls."""
 
     def _thd_prices(self, driver: D_contra, offers: Sequence[Offer]) -> Mapping[str, float]:
-        """Ask for the prices of an hour of these, by name. :raise Exception: as a cloud's calls."""
+        """Ask for the prices of an hour of these sizes, by name. :raise Exception: as a cloud's calls."""
 
     def _thd_bundled(self, offers: Sequence[Offer]) -> Sequence[Offer]:
-        """Return sizes with prices that came with the software, or at least prices of these. The first call
-        takes long."""
+        """Return the sizes and prices that came with the software, or at least prices of these sizes. The
+        first call takes long."""
 
 
 @attrs.frozen
@@ -87,7 +88,8 @@ class Told:
 class OfferBook(Generic[D]):
     """The book of offers that the module describes.
 
-    :param path: of the file. :param own: prices of one's own, which win. :param now: seconds since 1970.
+    :param path: the file's. :param own: the administrator's own prices, which win. :param now: seconds since
+        1970.
     :ivar everything: all sizes, with the best price that is known of each.
     :ivar offers: those of them that the zones in use offer.
     :ivar told: what the cloud has told. :ivar bundled: what is used where it has not.
@@ -125,7 +127,7 @@ class OfferBook(Generic[D]):
         try:
             told = cattrs.structure(json.loads(content), Told)
             checked = attrs.evolve(told, offers=valid(told.offers), prices=valid_prices(told.prices))
-        except Exception as error:  # whatever a file of somebody else's has
+        except Exception as error:  # a file that is not ours may contain anything
             return f"{self._path} is none of ours: {type(error).__name__}"
         if (told.location, told.format) == (self.told.location, _FORMAT):
             self.told = checked
@@ -137,7 +139,7 @@ class OfferBook(Generic[D]):
     ) -> str:
         """Use what the cloud has told, and write it down. Returns why that failed; "": it did not.
 
-        :raise CloudError: it can't be; what was told before is kept."""
+        :raise CloudError: the answer can't be right; what was told before is kept."""
         now = self.now()
         if offers is not None:
             self.told = attrs.evolve(self.told, offers=_some(valid(offers), "sizes"), offers_at=now)
@@ -152,12 +154,12 @@ class OfferBook(Generic[D]):
         return ""
 
     def use_zones(self, zones: Iterable[str]) -> None:
-        """Offer what one of these zones has; none: what any has."""
+        """Offer the sizes that one of these zones has; without zones, those that any has."""
         self._zones = frozenset(zones)
         self._merge()
 
     def use_own(self, prices: Mapping[str, float]) -> None:
-        """Have these win over all others."""
+        """Prefer these prices to all others."""
         self._own = prices
         self._merge()
 
@@ -194,7 +196,7 @@ class OfferBook(Generic[D]):
 
 
 def valid(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Return those of these offers that can be, without prices."""
+    """Return those of these offers that are plausible, without prices."""
     found = {
         offer.name: attrs.evolve(offer, price=None, priced_by="")
         for offer in offers[:MAX_OFFERS]
@@ -213,7 +215,7 @@ def _some(found: S, what: str) -> S:
 
 
 def valid_prices(prices: Mapping[str, float]) -> dict[str, float]:
-    """Return those of these prices that can be."""
+    """Return those of these prices that are plausible."""
     found = list(prices.items())[:MAX_OFFERS]
     return {
         name: price

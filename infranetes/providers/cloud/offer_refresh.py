@@ -18,10 +18,10 @@ from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 
 FRESH_SECONDS = 24 * 3600.0
-AGAIN_SECONDS = 3600.0  # after a failure
-FIRST_SECONDS = 15.0  # after which the first start asks for neither again
+AGAIN_SECONDS = 3600.0  # between attempts, after a failure
+FIRST_SECONDS = 15.0  # after which the first start asks for neither sizes nor prices again
 _LATER_SECONDS = 300.0
-_PATIENCE = 10.0  # for which the first start waits for prices
+_PATIENCE = 10.0  # how long the first start waits for prices
 
 _log = Logger()
 
@@ -29,7 +29,7 @@ _log = Logger()
 class OfferRefresh(Generic[D]):
     """Keeps a book up to date.
 
-    :ivar trouble: why sizes or prices could not be asked for the last time, by which."""
+    :ivar trouble: why the last request for sizes or prices failed, by `sizes` or `prices`."""
 
     def __init__(self, reactor: IReactor, book: OfferBook[D], calls: Calls[D], retry_seconds: float) -> None:
         self._reactor = reactor
@@ -37,11 +37,11 @@ class OfferRefresh(Generic[D]):
         self._calls = calls
         self._first_seconds = min(FIRST_SECONDS, retry_seconds)
         self._stopped = False
-        self._warned = False  # that something is bundled
+        self._warned = False  # whether the log says that something is bundled
         self.trouble: dict[str, str] = {}
 
     async def begin(self) -> None:
-        """Have sizes to choose from: those of the file, or else of the cloud, or else bundled ones.
+        """Find sizes to choose from: those of the file, or else of the cloud, or else bundled ones.
 
         :raise Unavailable: there are none; says why."""
         self._tell("the file", await run_in_thread(self._reactor, self._book._thd_load))
@@ -81,7 +81,7 @@ class OfferRefresh(Generic[D]):
             await self._ask("prices", self._thd_ask_prices, seconds)
 
     async def _ask_for_prices(self, patience: float) -> None:
-        """Ask for prices, and go on without them after so long: they are used once they come."""
+        """Ask for prices, but wait no longer than `patience`: they are used once they come."""
         asking = start(self._ask("prices", self._thd_ask_prices, self._first_seconds))
         waiting: Deferred[None] = Deferred()
         asking.addBoth(lambda _: None if waiting.called else waiting.callback(None))
@@ -89,7 +89,7 @@ class OfferRefresh(Generic[D]):
             await waiting.addTimeout(patience, self._reactor)
 
     def _due(self) -> float:
-        """Seconds until it is to be asked again."""
+        """Seconds until the cloud is to be asked again."""
         told = self._book.told
         if self.trouble or not told.prices_at:
             return AGAIN_SECONDS

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of one's own prices, for who is offline or has an agreement with the cloud.
+"""A file of one's own prices, for a node that is offline or an account with an agreement with the cloud.
 
 It is TOML or JSON, one table: a size's name and its price for an hour::
 
     "m5.large" = 0.081
     "m5.xlarge" = 0.162
 
-It is read again when it is another one. A file that is wrong then leaves the prices from before.
+It is read again when it has changed. If it is wrong then, the previous prices stay in use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from infranetes_common.concurrency import run_in_thread, sleep
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
 
-LOOK_SECONDS = 30.0  # between looks at the file
+LOOK_SECONDS = 30.0  # between two looks at the file
 _MAX_BYTES = 1 << 20
 
 _log = Logger()
@@ -33,7 +33,7 @@ class OwnPrices:
     """The prices of a file.
 
     :param path: "": there is none. :param key: the configuration's key that names it, for errors.
-    :raise ConfigError: it can't be read, or is none; says what is wrong.
+    :raise ConfigError: it can't be read, or is malformed; the message says what is wrong.
     :ivar prices: by sizes' names.
     """
 
@@ -45,7 +45,7 @@ class OwnPrices:
         self.prices = read(path, key)
 
     def tell(self, user: Callable[[Mapping[str, float]], None]) -> None:
-        """Have `user` called with prices that have changed."""
+        """Call `user` with the prices whenever they have changed."""
         self._users.append(user)
 
     async def follow(self, reactor: IReactor) -> None:
@@ -65,7 +65,7 @@ class OwnPrices:
                 user(prices)
 
     def _thd_changed(self) -> Mapping[str, float] | None:
-        """Read the file if it is another one than before. :raise ConfigError: it is wrong, told once."""
+        """Read the file if it has changed. :raise ConfigError: it is wrong; raised once for each change."""
         version = _version(self._path)
         if version == self._version:
             return None
@@ -86,7 +86,7 @@ def read(path: str, key: str) -> Mapping[str, float]:
     """Return the file's prices by sizes' names; none without a file.
 
     :param key: the configuration's key that names the file, for errors.
-    :raise ConfigError: it can't be read, or is none; says what is wrong.
+    :raise ConfigError: it can't be read, or is malformed; the message says what is wrong.
     """
     if not path:
         return {}

@@ -84,9 +84,9 @@ _log = Logger()
 class CloudProvider(Generic[D]):
     """See `IPodProvider`.
 
-    :param disks: for volumes; None: there are none of this cloud. :param snapshots: of these.
-    :param book: of the cloud's sizes and prices; None: the cloud itself knows them, without prices.
-    :param own: prices of one's own."""
+    :param disks: for volumes; None: the cloud has none here. :param snapshots: of these volumes.
+    :param book: the cloud's sizes and prices; None: the cloud itself knows its sizes, without prices.
+    :param own: the administrator's own prices."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class CloudProvider(Generic[D]):
         self._cloud = cloud
         self._settings = settings
         self._started = False
-        self._unwanted: set[str] = set()  # ids of VMs that are being destroyed unasked
+        self._unwanted: set[str] = set()  # ids of VMs that are being destroyed without a caller's request
         self._tasks = Tasks()
-        self._locks: KeyedLock[str] = KeyedLock()  # of tokens
+        self._locks: KeyedLock[str] = KeyedLock()  # by token
         self._calls = Calls(reactor, cloud, settings, context.observer)
         self.catalogue = MachineImages(cloud, self._call_for_catalogue)
         self._ledger = Ledger(reactor.seconds, settings.settle_seconds)
@@ -328,7 +328,7 @@ class CloudProvider(Generic[D]):
             self._watcher.destroying.discard(vm.id)
 
     async def _is_destroyed(self, vm: CloudVM, what: str) -> bool:
-        """Ask the cloud to destroy a VM. Returns whether it has taken that."""
+        """Ask the cloud to destroy a VM. Returns whether it has accepted the request."""
         try:
             return await self._calls.call(
                 what, partial(self._cloud._thd_destroy, vm=vm), action=Action.DESTROY
@@ -338,12 +338,12 @@ class CloudProvider(Generic[D]):
                 raise
             entry = self._ledger.entries.get(vm.id)
             if entry is not None and self._ledger.is_new(entry):
-                return False  # not all of the cloud knows it yet
+                return False  # a part of the cloud may not know the VM yet
         await self._calls.call(what, partial(self._cloud._thd_release_resources, vm=vm), action=Action.CHANGE)
         return True
 
     def _destroy_unwanted(self, vm: CloudVM, why: str) -> None:
-        """Destroy a VM that no caller was told of, in the background."""
+        """Destroy a VM that no caller knows, in the background."""
         if vm.id in self._unwanted:
             return
         self._unwanted.add(vm.id)

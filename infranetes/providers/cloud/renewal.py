@@ -16,9 +16,10 @@ from infranetes.providers.cloud.interface import CloudError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_EARLY = 300.0  # seconds before its end that a value is renewed; Google's metadata server keeps its so long
-_SPARE = 5.0  # seconds before its end that it serves no more
-_PAUSE = 30.0  # seconds between attempts at the next one, while the last one still serves
+# Seconds before its end that a value is renewed; Google's metadata server keeps a token that long.
+_EARLY = 300.0
+_SPARE = 5.0  # seconds before its end from which a value is no longer used
+_PAUSE = 30.0  # seconds between attempts to get the next value while the last one still serves
 
 _log = Logger()
 
@@ -77,8 +78,8 @@ class Renewed(Generic[T]):
         self._what = what
         self._get = get
         self._seconds = seconds
-        self._lock = threading.Lock()  # held while a value is got
-        self._renewing = threading.Lock()  # held while a thread of its own is there for that
+        self._lock = threading.Lock()  # held while a value is being fetched
+        self._renewing = threading.Lock()  # held while a background thread fetches the next value
         self._lease: Lease[T] | None = None
         self._failure: _Failure | None = None
         self._not_before = 0.0
@@ -109,7 +110,8 @@ class Renewed(Generic[T]):
             lease, failure = self._lease, self._failure
             if lease is not None and not lease.has_ended():
                 return lease.value
-            if failure is not None and failure.at > begun:  # of whom this thread has waited for
+            # The attempt that this thread has waited for failed.
+            if failure is not None and failure.at > begun:
                 raise _unasked(failure.error)
             try:
                 lease = self._lease = self._get()

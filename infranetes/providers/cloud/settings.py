@@ -22,7 +22,7 @@ def _is_port(instance: object, attribute: attrs.Attribute[int], value: int) -> N
 class CloudSettings:
     """Keys of every cloud's table."""
 
-    sizes: tuple[str, ...] = ()  # that pods may get, with * and ?; empty: all that the cloud has
+    sizes: tuple[str, ...] = ()  # the sizes that pods may get, with * and ?; empty: all that the cloud has
     # What pods may ask for by annotation, with * and ?; empty: nothing. See `allowed`.
     allowed_images: tuple[str, ...] = ()
     allowed_subnets: tuple[str, ...] = ()
@@ -30,23 +30,26 @@ class CloudSettings:
     allowed_instance_profiles: tuple[str, ...] = ()
     allowed_elastic_addresses: tuple[str, ...] = ()
     allow_public_address: bool = False
-    # How many sizes are tried while there is no capacity.
+    # How many sizes are tried if the cloud has no capacity.
     max_sizes: int = attrs.field(default=5, validator=attrs.validators.ge(1))
     guest_memory: Bytes = Bytes(256 << 20)
-    min_memory: Bytes = Bytes(1 << 30)  # of a VM, whatever its pod asks for
+    min_memory: Bytes = Bytes(1 << 30)  # the least for a VM, whatever its pod asks for
     agent_port: int = attrs.field(default=2475, validator=_is_port)
-    agent_address: Literal["private", "public"] = "private"  # at which the node reaches agents
+    # Which of a VM's addresses the node uses to reach its agent.
+    agent_address: Literal["private", "public"] = "private"
     threads: int = attrs.field(default=8, validator=attrs.validators.in_(range(1, 65)))
     call_seconds: float = attrs.field(default=30.0, validator=_positive)  # one call
     retry_seconds: float = attrs.field(default=120.0, validator=_positive)  # a call with its retries
     retry_first: float = attrs.field(default=0.5, validator=_positive)
     retry_most: float = attrs.field(default=15.0, validator=_positive)
-    # Of each kind of calls; 0: as many as the cloud serves by default.
+    # For each kind of call; 0: as many as the cloud serves by default.
     calls_per_second: float = attrs.field(default=0.0, validator=_not_negative)
-    poll_seconds: float = attrs.field(default=1.5, validator=_positive)  # while a call waits for a VM
-    watch_seconds: float = attrs.field(default=15.0, validator=_positive)  # otherwise
-    # How stale the cloud's answers may be.
+    # Between polls while a call waits for a VM.
+    poll_seconds: float = attrs.field(default=1.5, validator=_positive)
+    watch_seconds: float = attrs.field(default=15.0, validator=_positive)  # between polls otherwise
+    # How old the cloud's answers may be.
     settle_seconds: float = attrs.field(default=120.0, validator=_not_negative)
     destroy_seconds: float = attrs.field(default=300.0, validator=_positive)
-    volume_seconds: float = attrs.field(default=120.0, validator=_positive)  # one step of a volume's life
-    sweep_seconds: float = attrs.field(default=600.0, validator=_positive)  # addresses and disks
+    volume_seconds: float = attrs.field(default=120.0, validator=_positive)  # for one step in a volume's life
+    # Between sweeps for unused addresses and disks.
+    sweep_seconds: float = attrs.field(default=600.0, validator=_positive)

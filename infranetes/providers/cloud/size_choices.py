@@ -26,7 +26,7 @@ def explain(
 ) -> SizeChoice:
     """Return what a pod would get, as `IChoosesSizes.choose_size`.
 
-    :param offers: of the zones in use. :param book: of all; None: these are all.
+    :param offers: those of the zones in use. :param book: has all offers; None: `offers` are all.
     """
     everything = book.everything if book is not None else offers
     prices = estimated_prices(everything)

@@ -21,7 +21,7 @@ class Need:
     """The requirements of a pod on its VM.
 
     :ivar allowed: the names that the configuration allows, with * and ?; empty: all.
-    :ivar name: that the pod itself has chosen; then nothing else but `allowed` is asked. "": none."""
+    :ivar name: the size that the pod itself has chosen; then only `allowed` is checked. "": none."""
 
     cpu_millis: int
     memory_bytes: int
@@ -44,7 +44,7 @@ def need_of(
 
     :param guest_memory: bytes that the guest itself needs, unless the pod's overhead is more.
     :param min_memory: bytes that a VM has at least.
-    :raise InvalidArgument: it is no size.
+    :raise InvalidArgument: the pod's requests are not a valid size.
     """
     if min(size.cpu_millis, size.memory_bytes, size.huge_bytes) < 0:
         raise InvalidArgument(f"{size.cpu_millis} millicores and {size.all_bytes} bytes are no size")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of any cloud's volumes, and volumes made from these.
 
-Only the cloud keeps what has to be known: each step looks at the snapshot and does what its state asks for.
+All state is kept by the cloud: each step looks at the snapshot and does what its state requires.
 
 snapshot   create             delete            make a volume
 none       ask, look again    done              refuse (1)
@@ -13,7 +13,7 @@ deleting   look again         done              refuse (1)
 
 (1) NotFound (2) Unavailable (3) FailedPrecondition
 
-A volume that was asked for goes its way as `volumes` has it, whatever becomes of its source.
+Once a volume has been asked for, it proceeds as described in `volumes`, whatever becomes of its source.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TAKEN = (SnapshotState.COPYING, SnapshotState.READY)
 
 @implementer(ISnapshots)
 class CloudSnapshots(Generic[D]):
-    """See `ISnapshots`. What is asked for one snapshot is done in order.
+    """See `ISnapshots`. Requests for one snapshot are served in order.
 
     :param volumes: makes volumes from snapshots. :param cluster: whose snapshots they are."""
 
@@ -72,7 +72,7 @@ class CloudSnapshots(Generic[D]):
         self._calls = calls
         self._volumes = volumes
         self._cluster = cluster
-        self._in_work: KeyedLock[tuple[str, str]] = KeyedLock()  # kind of key, key
+        self._in_work: KeyedLock[tuple[str, str]] = KeyedLock()  # (kind of key, key)
         self.clones = snapshots.clones
         self.outlive_volumes = snapshots.outlive_volumes
 
@@ -107,7 +107,7 @@ class CloudSnapshots(Generic[D]):
         check_name(name)
         what = f"take snapshot {name!r}"
         wait = self._calls.wait(what)
-        begun: str | None = None  # the operation
+        begun: str | None = None  # the operation, if one was begun
         async with self._in_work.held(("name", name)):
             while True:
                 found = await self._find(name)
@@ -197,7 +197,7 @@ class CloudSnapshots(Generic[D]):
 def give_snapshots(
     volumes: CloudVolumes[D], snapshots: DiskSnapshots[D], calls: DiskCalls[D], cluster: str
 ) -> None:
-    """Have volumes provide `IHasSnapshots`."""
+    """Make volumes provide `IHasSnapshots`."""
     volumes.snapshots = CloudSnapshots(snapshots, calls, volumes, cluster)
     alsoProvides(volumes, IHasSnapshots)
 

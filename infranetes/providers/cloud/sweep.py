@@ -24,7 +24,8 @@ _log = Logger()
 class Sweeper(Generic[D]):
     """Releases what was unused in two consecutive passes.
 
-    :param busy_tokens: returns tokens that something is under way for: what has them is left alone.
+    :param busy_tokens: returns the tokens of VMs that are being worked on: leftovers with these tokens are
+        left alone.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Sweeper(Generic[D]):
         self._calls = calls
         self._ledger = ledger
         self._busy_tokens = busy_tokens
-        self._unused: set[Leftover] = set()  # in the last pass
+        self._unused: set[Leftover] = set()  # found unused in the last pass
         self._stopped = False
 
     async def run(self) -> None:

@@ -19,14 +19,14 @@ class Tasks:
     """All tasks of a provider. :ivar abandoned: keys of running tasks that nobody waits for any more."""
 
     def __init__(self) -> None:
-        self._cancels: set[Callable[[], None]] = set()  # of running tasks
+        self._cancels: set[Callable[[], None]] = set()  # cancel running tasks
         self._stopped = False
         self.abandoned: set[str] = set()
 
     def start(self, work: Coroutine[Any, Any, T], key: str = "") -> Deferred[T]:  # Any: awaits anything
         """Start a task. Cancelling what is returned does not cancel the task.
 
-        :param key: what `abandoned` has when the task goes on without its caller; "": nothing."""
+        :param key: what is in `abandoned` while the task goes on without its caller; "": nothing."""
         if self._stopped:
             work.close()
             return fail(Unavailable("the provider is stopped"))

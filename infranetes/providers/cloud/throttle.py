@@ -9,8 +9,8 @@ from collections.abc import Callable
 import attrs
 
 _SLOWER = 0.7  # the rate is multiplied by this when the cloud throttles us
-_SLOWEST = 0.1  # of the documented rate
-_RECOVERY = 0.2  # of the documented rate, that it grows by in a second
+_SLOWEST = 0.1  # of the documented rate: the current one never falls below it
+_RECOVERY = 0.2  # of the documented rate: how much the current rate recovers in a second
 
 
 @attrs.define
@@ -19,7 +19,8 @@ class RateLimit:
 
     :param now: seconds of a monotonic clock.
     :param rate: calls per second. :param burst: calls at once after a rest.
-    :param chance: a number from 0 to 1, by which nodes that are throttled at once come back one by one.
+    :param chance: a number from 0 to 1, so that nodes that are throttled at the same time come back one by
+        one.
     """
 
     now: Callable[[], float]
@@ -38,7 +39,7 @@ class RateLimit:
         """Seconds until a call may be made, after `before` others."""
         self._refill()
         missing = 1.0 + before - self._tokens
-        # What is left of rounding would be a wait that no clock can make.
+        # A remainder from rounding would be a wait too short for any clock.
         wait = missing / self._current if missing > 1e-6 else 0.0
         return max(wait, self._closed_until - self._at, 0.0)
 
@@ -57,7 +58,7 @@ class RateLimit:
 
     def _refill(self) -> None:
         now = self.now()
-        # Of a pause nothing is saved up: who comes back after it comes alone.
+        # Nothing is saved up during a pause: after it, calls are let through one by one.
         open_since = max(self._at, min(self._closed_until, now))
         past, self._at = now - self._at, now
         self._tokens = min(self.burst, self._tokens + (now - open_since) * self._current)
@@ -80,7 +81,7 @@ class CircuitBreaker:
     half-open  the probe succeeds             closed
     half-open  the probe fails                open, for twice as long
 
-    :ivar why: of the last failure, for people.
+    :ivar why: the reason of the last failure, for people.
     """
 
     now: Callable[[], float]

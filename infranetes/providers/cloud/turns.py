@@ -25,7 +25,7 @@ class Turns:
         return self.limit.wait(0 if again else len(self._waiting))
 
     def take(self, *, again: bool = False) -> Deferred[None]:
-        """Fire when it is the caller's turn; one who is cancelled leaves the queue.
+        """Fire when it is the caller's turn; a cancelled caller leaves the queue.
 
         :param again: a call that was refused, which goes before all that were not made yet."""
         turn: Deferred[None] = Deferred(self._leave)

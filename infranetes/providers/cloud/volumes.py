@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The volumes of any cloud: disks that outlive VMs, of which nothing is half made whatever fails on the way.
+"""The volumes of any cloud: disks that outlive VMs, and are never left half made, whatever fails on the way.
 
-Only the cloud keeps what has to be known: each step looks at the disk and does what its state asks for.
+All state is kept by the cloud: each step looks at the disk and does what its state requires.
 
 disk          create             attach to VM     detach from VM   delete           expand
 none          ask, look again    refuse (1)       done             done             refuse (1)
@@ -17,9 +17,9 @@ failed        delete and refuse  refuse (2)       as if free       ask, look aga
 (1) NotFound (2) FailedPrecondition, as with deleting and enlarging a disk with snapshots where these are a
 part of it
 
-Looks are ever rarer, until `CloudSettings.volume_seconds` are over: then the call fails with Unavailable, and
-the next one goes on from there. So does one of the next daemon, and one whose request was carried out though
-the answer was lost.
+The pauses between looks grow, until `CloudSettings.volume_seconds` are over: then the call fails with
+Unavailable, and the next call goes on from there. So does a call to the next daemon, and one whose request
+was carried out though the answer was lost.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ from infranetes_common.errors import (
 
 T = TypeVar("T")
 
-_MOST_REFUSALS = 5  # of a volume's growth
-_MOST_NUMBERS = 16  # of disks of a name that were asked for and are never shown
-_MOST_DELETED = 10_000  # that are remembered
+_MOST_REFUSALS = 5  # refusals of a volume's growth in one call
+_MOST_NUMBERS = 16  # disks of one name that were asked for and never shown
+_MOST_DELETED = 10_000  # ids that are remembered
 
 
 @attrs.frozen
@@ -71,7 +71,8 @@ class Vms:
     """The VMs that disks are attached to.
 
     :ivar check_started: raises Unavailable unless the provider has started.
-    :ivar known: what the cloud said last of one. :ivar get: what it says now; raises NotFound."""
+    :ivar known: returns what the cloud said last of a VM. :ivar get: returns what it says now; raises
+        NotFound."""
 
     check_started: Callable[[], None]
     known: Callable[[str], CloudVM | None]
@@ -80,7 +81,7 @@ class Vms:
 
 @implementer(IVolumes)
 class CloudVolumes(Generic[D]):
-    """See `IVolumes`. What is asked for one volume is done in order.
+    """See `IVolumes`. Requests for one volume are served in order.
 
     :param settle_seconds: how old the cloud's answers may be. :param cluster: whose volumes they are.
     :ivar snapshots: only where the cloud has them: see `snapshots.give_snapshots`."""
@@ -104,16 +105,16 @@ class CloudVolumes(Generic[D]):
         self._calls = calls
         self._tasks = tasks
         self._vms = vms
-        self._in_work: KeyedLock[tuple[str, str]] = KeyedLock()  # kind of key, key
-        self._unseen: dict[tuple[str, int], float] = {}  # name and number asked for in vain: since when
-        self._deleted: set[str] = set()  # ids of the last ones
+        self._in_work: KeyedLock[tuple[str, str]] = KeyedLock()  # (kind of key, key)
+        self._unseen: dict[tuple[str, int], float] = {}  # since when a name and number were asked for in vain
+        self._deleted: set[str] = set()  # ids of the last deleted disks
         self.unit = disks.unit
 
     # ---- IVolumes
 
     @property
     def topology(self) -> Mapping[str, str]:
-        self._vms.check_started()  # the zone is known from then on
+        self._vms.check_started()  # the zone is known only once the provider has started
         return {ZONE: self._disks.zone} if self._disks.zone else {}
 
     def create(self, name: str, size: int) -> Deferred[VolumeDisk]:
@@ -185,7 +186,7 @@ class CloudVolumes(Generic[D]):
                 if disk is None:
                     if check is not None:
                         await check()
-                    check = None  # from now on the disk may be there, whatever becomes of its source
+                    check = None  # from now on the disk may exist, whatever becomes of its source
                     disk, request = await self._created(request, wait)
                 if disk is not None and disk.state is DiskState.READY:
                     return _shown(disk)
@@ -198,10 +199,10 @@ class CloudVolumes(Generic[D]):
                 await wait.pause()
 
     async def _created(self, request: DiskRequest, wait: Wait) -> tuple[CloudDisk | None, DiskRequest]:
-        """Ask for a disk, and look until it is there; None: it is not. Return also the request that follows.
+        """Ask for a disk, and look at it; None: it is not there. Return also the request to make next.
 
-        The cloud may know the request of a disk that has been deleted since, by whichever daemon: one that it
-        does not show though it made it longer ago than its answers are old."""
+        The cloud may answer with a disk that any daemon has deleted since: one that it does not show, though
+        it made it longer ago than its answers may be old."""
         what, disk, age = f"make volume {request.name!r}", None, 0.0
         try:
             create = partial(self._disks._thd_create, request=request)
@@ -266,7 +267,7 @@ class CloudVolumes(Generic[D]):
                 if disk.size >= size:
                     return _shown(disk)
                 self._check_size(size)
-                if refusals == _MOST_REFUSALS:  # it is not what an earlier request has it busy with
+                if refusals == _MOST_REFUSALS:  # an earlier request would not keep it busy for so long
                     raise Unavailable(
                         f"{self._calls.location}: volume {volume_id} can't grow now: {wait.refusal}"
                     )
@@ -307,7 +308,8 @@ class CloudVolumes(Generic[D]):
                 await self._running(vm_id, now=bool(wait.refusal))
 
     def _hold_of(self, disk: CloudDisk, vm_id: str, read_only: bool) -> Hold | None:
-        """This VM's hold of the disk; None: it has none yet. :raise FailedPrecondition: it can't have one."""
+        """Return this VM's hold of the disk; None: it has none yet. :raise FailedPrecondition: it can't have
+        one."""
         if disk.state is DiskState.FAILED:
             raise FailedPrecondition(f"volume {disk.id} has failed: {disk.detail}")
         for hold in disk.holds:
@@ -366,7 +368,7 @@ class CloudVolumes(Generic[D]):
     # ---- Calls
 
     def task(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: awaits anything
-        """Run `work` to its end, whoever waits; clouds' errors become Infranetes' errors."""
+        """Run `work` to its end, even if its caller goes away; clouds' errors become Infranetes' errors."""
 
         async def translated() -> T:
             try:

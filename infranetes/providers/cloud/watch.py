@@ -30,15 +30,15 @@ from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common.concurrency import Notifier
 
-_MAX_LISTS_MISSED = 2  # then the cloud is asked for the VM by its id
-_BOOTS = 10  # of which the shortest counts
-_SHARE = 0.9  # of it, for which no VM is expected to run
+_MAX_LISTS_MISSED = 2  # after so many, the cloud is asked for the VM by its id
+_BOOTS = 10  # how many recent boots are remembered; the shortest counts
+_SHARE = 0.9  # of the shortest boot: before that, no VM is expected to run
 
 _log = Logger()
 
 
 class Watcher(Generic[D]):
-    """Polls with one list call, however many wait.
+    """Polls with one list call, however many callers wait.
 
     :param to_instance: makes what watchers are called with.
     :param destroy: starts to destroy a VM; its second argument says why.
@@ -63,11 +63,13 @@ class Watcher(Generic[D]):
         self._destroy = destroy
         self.watchers: list[Callable[[Instance], None]] = []
         self.destroying: set[str] = set()
-        self.launching: set[str] = set()  # ids of VMs whose ends their launches tell
-        self.unwanted: dict[str, float] = {}  # tokens of failed launches, and until when they are
+        self.launching: set[str] = set()  # ids of VMs whose ends are reported by their launches
+        # By the token of a failed launch: until when its VMs are unwanted.
+        self.unwanted: dict[str, float] = {}
         self._changes: dict[str, Notifier] = {}  # by the VM's id
-        self._waiting: list[str] = []  # the ids of VMs, once for each who waits
-        self._since: dict[str, float] = {}  # when somebody waited first, of VMs that do not run yet
+        self._waiting: list[str] = []  # ids of VMs, once for each caller that waits
+        # By the id of a VM that does not run yet: when the first caller began to wait.
+        self._since: dict[str, float] = {}
         self._boots: deque[float] = deque(maxlen=_BOOTS)  # seconds
         self._somebody_waits = Notifier()
         self._stopped = False
@@ -177,7 +179,7 @@ class Watcher(Generic[D]):
         except CloudError as error:
             if error.kind is not ErrorKind.STATE:
                 raise
-            return  # the cloud can't tell of this one now, and can of others
+            return  # the cloud can't tell about this VM now, but can about others
         if vm is not None:
             self._ledger.record(vm)
         elif id in self._ledger.entries:

@@ -25,10 +25,10 @@ from infranetes_common.reactors import IReactor
 
 KVM = "/dev/kvm"
 PROBE_SECONDS = 5.0
-KERNEL_SECONDS = 20.0  # a boot takes 1 s by KVM, and 3 s where KVM itself is emulated
+KERNEL_SECONDS = 20.0  # a boot takes 1 s under KVM, and 3 s where KVM itself is emulated
 KERNEL_SAYS = b"Unable to mount root fs"
 _PORT, _VALUE = 0xF4, 0x2A
-_EXIT_CODE = (_VALUE << 1) | 1  # QEMU's isa-debug-exit
+_EXIT_CODE = (_VALUE << 1) | 1  # the exit code of QEMU's isa-debug-exit
 # mov dx, port; mov al, value; out dx, al; hlt; jmp $-1
 _CODE = bytes([0xBA, _PORT & 0xFF, _PORT >> 8, 0xB0, _VALUE, 0xEE, 0xF4, 0xEB, 0xFD])
 BOOT_SECTOR = _CODE.ljust(510, b"\0") + b"\x55\xaa"

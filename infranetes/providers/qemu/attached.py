@@ -45,7 +45,7 @@ from infranetes_common.errors import (
 from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import TARGET, serial_of
 
-MOST = 64  # volumes of a VM
+MOST = 64  # volumes of one VM
 _UNPLUG_SECONDS = 10.0
 _DEVICE = re.compile(r"volume-([0-9]{1,3})-([0-9a-f]{20})")
 _NODE = re.compile(r"volume-([0-9a-f]{20})")
@@ -58,7 +58,7 @@ class _State:
 
     luns: Mapping[str, int]
     nodes: Mapping[str, bool]
-    files: Mapping[int, str]  # that no node has opened yet: the serial, by the number of the file set
+    files: Mapping[int, str]  # file sets that no node has opened yet: the serial, by the set's number
 
     def rests(self) -> list[str]:
         """Return the serials of nodes without a device."""
@@ -107,7 +107,7 @@ class AttachedVolumes:
                 await self._remove(vm, serial_of(volume), volume)
 
     async def resize(self, vm: Vm, volume: str, size: int) -> bool:
-        """Have a VM see that a volume's file has become larger. Return whether it has the volume."""
+        """Make a VM see that a volume's file has become larger. Return whether it has the volume."""
         serial = serial_of(volume)
         async with self._vms_in_work.held(vm.record.token):
             if vm.state is not InstanceState.RUNNING or serial not in (await self._read(vm)).luns:
@@ -120,8 +120,8 @@ class AttachedVolumes:
         return True
 
     async def mirror(self, vm: Vm, volume: str, target: int) -> float | None:
-        """Copy a volume while the VM has it, to a file of the same size that is open. Return of which instant
-        the copy is; None: the VM has no such volume."""
+        """Copy a volume while the VM has it, to a file of the same size that is open. Return the time of the
+        copy's content; None: the VM has no such volume."""
         serial = serial_of(volume)
         async with self._vms_in_work.held(vm.record.token):
             if vm.state is not InstanceState.RUNNING or serial not in (await self._read(vm)).luns:
@@ -129,7 +129,7 @@ class AttachedVolumes:
         return await mirrors.mirror(self._reactor, vm, serial, _node_id(serial), target, make_direct(target))
 
     async def end_mirrors(self, vm: Vm) -> None:
-        """End what an earlier daemon has had copied of a VM's volumes."""
+        """End the copies of a VM's volumes that an earlier daemon began."""
         await mirrors.clear_all(self._reactor, vm)
 
     async def _monitor_or_close(self, vm: Vm, file: VolumeFile) -> VmConnections:
@@ -155,7 +155,7 @@ class AttachedVolumes:
         failure: InfranetesError | None = None
         if serial in state.nodes:
             try:
-                await mirrors.clear(self._reactor, monitor.qmp, serial)  # a killed daemon's
+                await mirrors.clear(self._reactor, monitor.qmp, serial)  # a killed daemon may have left one
             except InfranetesError as error:
                 failure = error
         if serial in state.luns:
@@ -173,7 +173,8 @@ class AttachedVolumes:
         )
 
     async def _tidied(self, vm: Vm) -> _State:
-        """The state, once the rests of interrupted calls are removed, as far as QEMU does not use them."""
+        """Return the state, after removing what interrupted calls have left, as far as QEMU does not use
+        it."""
         monitor = await vm.monitor(self._reactor)
         state = await self._read(vm)
         if not state.files and not state.rests():
@@ -192,7 +193,7 @@ class AttachedVolumes:
     async def _read(self, vm: Vm) -> _State:
         """Ask QEMU for its state of the VM's volumes. :raise Unavailable: it does not answer."""
         qmp = (await vm.monitor(self._reactor)).qmp
-        asked = (  # all at once: a VM that is emulated keeps QEMU busy, and each answer waiting
+        asked = (  # all at once: an emulated VM keeps QEMU busy, which delays each answer
             qmp.execute("qom-list", path="/machine/peripheral"),
             qmp.execute("query-named-block-nodes", flat=True),
             qmp.execute("query-fdsets"),
@@ -214,7 +215,7 @@ class AttachedVolumes:
 
 
 class VolumeAttacher:
-    """The volumes of all VMs, as `IVolumes` speaks of them; whose files are where is up to the caller.
+    """The volumes of all VMs, as `IVolumes` has them; the caller knows where their files are.
 
     :param find: the VM with an instance's id. :param vms: all of them. :param to_the_end: lets work go on
         when its caller is cancelled.
@@ -251,8 +252,8 @@ class VolumeAttacher:
 
     @deferred
     async def mirror(self, volume: str, target: int) -> float:
-        """Copy a volume that a VM has to a file of the same size, which is open. Return of which instant the
-        copy is. Cancelling it ends the copy.
+        """Copy a volume that a VM has to a file of the same size, which is open. Return the time of the
+        copy's content. Cancelling it ends the copy.
 
         :raise Unavailable: no VM has it, or the VM that has it ends."""
         for vm in self._vms():
@@ -263,14 +264,14 @@ class VolumeAttacher:
 
     @deferred
     async def end_mirrors(self) -> None:
-        """End what an earlier daemon has had copied. :raise Unavailable: a QEMU does not."""
+        """End the copies that an earlier daemon began. :raise Unavailable: a QEMU does not end one."""
         for outcome in await settled(self.volumes.end_mirrors(vm) for vm in self._vms()):
             if isinstance(outcome, Failure):
                 outcome.raiseException()
 
     @deferred
     async def grown(self, volume: str, size: int) -> None:
-        """Have the VM that has a volume, if there is one, see the new size of its file."""
+        """Make the VM that has a volume, if there is one, see the new size of its file."""
         for vm in self._vms():
             if await self._to_the_end(self.volumes.resize(vm, volume, size)):
                 return
@@ -309,11 +310,11 @@ async def _plug(monitor: VmConnections, serial: str, lun: int, file: VolumeFile,
         filename=f"/dev/fdset/{number}",
         read_only=read_only,
         auto_read_only=False,
-        locking="off",  # of QEMU's own; see above
+        locking="off",  # instead of QEMU's own locks there is the one on the file; see above
         discard="unmap",
-        cache={"direct": file.direct, "no-flush": False},  # what the guest flushes is on the disk
+        cache={"direct": file.direct, "no-flush": False},  # what the guest flushes reaches the disk
     )
-    await qmp.execute("remove-fd", fdset_id=number)  # the node has its own
+    await qmp.execute("remove-fd", fdset_id=number)  # the node has a descriptor of its own
     await qmp.execute(
         "device_add",
         driver="scsi-hd",
@@ -323,7 +324,7 @@ async def _plug(monitor: VmConnections, serial: str, lun: int, file: VolumeFile,
         lun=lun,
         drive=node,
         serial=serial,
-        # By default QEMU halts a VM whose disk is full on the node: then nothing in the pod would answer.
+        # By default, QEMU halts a VM when its disk is full on the node: then nothing in the pod would answer.
         werror="report",
         rerror="report",
     )

@@ -34,13 +34,13 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Invali
 from infranetes_common.reactors import IReactor
 
 _SECONDS = 15.0  # for each command
-# The bridge's own, which marks it as Infranetes'. 02: locally administered; then "infra".
+# The bridge's own address, which marks it as Infranetes'. 02: locally administered; then "infra".
 MAC = "02:69:6e:66:72:61"
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _DEFAULT_MTU = 1500
-# Have frames to the link-local groups (IEEE 802.1D) forwarded like others, so that the table drops them.
-# Otherwise the node would receive some, or the bridge learn from them, before any table sees them.
+# Makes the bridge forward frames to the link-local groups (IEEE 802.1D) like others, so that the table drops
+# them. Otherwise the node would receive some, or the bridge learn from them, before any table sees them.
 # Pause frames (bit 1) can't be chosen; the kernel drops them.
 _GROUP_FORWARD_MASK = 0xFFFD
 _OUR_TAP = re.compile("inf[0-9a-f]{12}")
@@ -72,12 +72,12 @@ class BridgePort:
 
 
 def port_group(bridge: str) -> int:
-    """Return the interface group of a bridge's ports, which rules know them by."""
+    """Return the interface group of a bridge's ports, by which rules know them."""
     return int.from_bytes(hashlib.sha256(bridge.encode()).digest()[:3], "big") | 1
 
 
 def open_tap(name: str) -> int:
-    """Make a tap and return its descriptor. The tap exists as long as somebody has it open.
+    """Make a tap and return its descriptor. The tap exists as long as a process has it open.
 
     :raise FailedPrecondition: the node can't have taps.
     :raise OSError: the name is taken.
@@ -160,7 +160,7 @@ class Bridge:
             _sysctl(self._proc_sys / f"net/ipv6/conf/{self.name}/disable_ipv6", "1")
         on_it = {each["ifname"] for each in interfaces if each.get("master") == self.name}
         await self._adopt(ports, {tap for tap in on_it if _OUR_TAP.fullmatch(tap)})
-        # Last: until now the tables of an earlier version guard its ports.
+        # This comes last, as until now the tables of an earlier version guard its ports.
         await self._set_up_tables(network, ports)
 
     async def _adopt(self, ports: list[BridgePort], taps: set[str]) -> None:
@@ -180,7 +180,7 @@ class Bridge:
         await self._batch("ip", [f"link set dev {tap} group {self._group}" for tap in unknown])
 
     async def restore_tables(self, network: IPv4Network, ports: Iterable[BridgePort]) -> None:
-        """Make the tables again if somebody has removed them, as the reload of a firewall does."""
+        """Make the tables again if they were removed, as the reload of a firewall does."""
         for family in ("ip", "bridge"):
             command = ["nft", "--terse", "list", "table", family, self._table]
             if (await run(self._reactor, command, _SECONDS)).code != 0:
@@ -202,7 +202,8 @@ class Bridge:
                     continue
                 other = IPv4Interface(f"{each['local']}/{each['prefixlen']}").network
                 if other == IPv4Network(network.network_address):
-                    continue  # an overlay's device may have the subnet's first number, which is no pod's
+                    # An overlay's device may have the subnet's first address, which is never a pod's.
+                    continue
                 if other.overlaps(network):
                     raise InvalidArgument(
                         f"pod CIDR {network} overlaps {other} of the node's interface {name}; choose another"

@@ -20,9 +20,9 @@ from infranetes_common.reactors import IReactor
 
 MOUNTS = Path("/proc/self/mountinfo")
 PROC = Path("/proc")
-UNIFIED = ""  # the name that /proc/PID/cgroup has for the one hierarchy of version 2
+UNIFIED = ""  # the name of version 2's only hierarchy in /proc/PID/cgroup
 _MOUNT_OPTIONS = ("rw", "ro", "xattr", "noprefix", "clone_children", "cpuset_v2_mode")
-_REMOVE_SECONDS = 2.0  # a group is busy until the kernel has let go of the last process
+_REMOVE_SECONDS = 2.0  # a group is busy until the kernel has released the last process
 _PAUSE_SECONDS = 0.01
 
 
@@ -31,7 +31,7 @@ class Hierarchy:
     """A tree of control groups."""
 
     mount: Path
-    name: str  # as /proc/PID/cgroup has it, such as "memory", "cpu,cpuacct", "name=systemd" or UNIFIED
+    name: str  # as in /proc/PID/cgroup, such as "memory", "cpu,cpuacct", "name=systemd" or UNIFIED
 
     def has(self, controller: str) -> bool:
         """Return whether groups of this tree have `controller`."""
@@ -52,7 +52,7 @@ def hierarchies(mounts: Path = MOUNTS) -> list[Hierarchy]:
             continue
         _number, _parent, _device, root, mount, *_ = fields.split()
         if root != "/":
-            continue  # a part that is mounted somewhere else once more
+            continue  # only a part of it, which is mounted a second time elsewhere
         options = rest.split()[-1].split(",")
         named = [each for each in options if each.startswith("name=")]
         name = ",".join(named or [each for each in options if each not in _MOUNT_OPTIONS])
@@ -109,7 +109,8 @@ class CgroupFiles:
         await run_in_thread(self._reactor, self._thd_place, pid, relative(parent), name)
 
     async def forget(self, parent: str, name: str) -> None:
-        """Remove the group, whose processes have ended. Idempotent; what is left is the parent's owner's."""
+        """Remove the group, whose processes have ended. Idempotent; what is left is up to the parent's
+        owner."""
         await run_in_thread(self._reactor, self._thd_forget, relative(parent), name)
 
     def directories(self, parent: str, name: str) -> Iterator[tuple[Hierarchy, Path]]:
@@ -166,13 +167,14 @@ def _make(hierarchy: Hierarchy, directory: Path) -> None:
     """Make a group that processes can be put into."""
     directory.mkdir(exist_ok=True)
     if hierarchy.name == UNIFIED:
-        # Its own counts, beside the parent's; what the parent does not hand down it counts itself.
+        # Gives the group counts of its own, beside the parent's. If the parent does not delegate a
+        # controller, it counts the group's use itself.
         with contextlib.suppress(OSError):
             given = (directory.parent / "cgroup.controllers").read_text().split()
             words = " ".join(f"+{each}" for each in given)
             (directory.parent / "cgroup.subtree_control").write_text(words)
     elif hierarchy.has("cpuset"):
-        for file in ("cpuset.cpus", "cpuset.mems"):  # version 1 begins with none
+        for file in ("cpuset.cpus", "cpuset.mems"):  # in version 1, a new group has none
             if not (directory / file).read_text().strip():
                 (directory / file).write_text((directory.parent / file).read_text())
 
@@ -195,7 +197,7 @@ def kills(directory: Path) -> Kills:
 
 
 def _kills(directory: Path) -> int:
-    for file in ("memory.events", "memory.oom_control"):  # version 2, version 1
+    for file in ("memory.events", "memory.oom_control"):  # of version 2, and of version 1
         counts = _fields(directory / file)
         if "oom_kill" in counts:
             return int(counts["oom_kill"])

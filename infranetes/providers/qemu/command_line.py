@@ -16,15 +16,15 @@ from infranetes.providers.qemu.settings import BLOCK_MIB, round_up_to_block
 from infranetes_common.image_bundle import SERIAL
 
 IDENTITY_PORT = "infranetes.identity"
-TEMPLATE_MAC = "0a:58:00:00:00:00"  # the guest of a clone sets the clone's own
+TEMPLATE_MAC = "0a:58:00:00:00:00"  # in a clone, the guest sets the clone's own
 NIC, NETDEV, LINK = "nic0", "net0", "net0"
-SLOTS = 16  # for memory that a VM gets beyond the template's, each time in one piece
+SLOTS = 16  # for memory beyond the template's, which a VM gets in pieces
 SCSI = "scsi0"  # the controller of the disks that running VMs are shown
 
-# Measured under QEMU 7.2, per second of its CPU: SHA-256 is five times and ECDSA twice as fast without AVX.
-# Without ERMS, for which Linux and the C library copy and clear memory by the byte, and with four levels of
-# page tables, not five, TCP carries twice as much, and 16 KiB are cleared 13 times as fast.
-# FSRM says so of short copies; with it, which later releases have too, Linux 6.1 never boots in QEMU 10.
+# Measured under QEMU 7.2, per second of its CPU: without AVX, SHA-256 is five times and ECDSA twice as fast.
+# Without ERMS, which makes Linux and the C library copy and clear memory by the byte, and with four levels of
+# page tables instead of five, TCP carries twice as much, and 16 KiB are cleared 13 times as fast. FSRM does
+# for short copies what ERMS does; later releases have it too, and with it Linux 6.1 never boots in QEMU 10.
 _CPU_MODELS = {"kvm": "host", "tcg": "max,-avx,-avx2,-erms,-fsrm,-la57"}
 
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
@@ -60,7 +60,7 @@ class CommandLine:
     cpu_model: str = ""
     preload: str = ""  # the key of the images that are loaded into the template; "": none
     disk_mib: int = 20 << 10
-    code_mib: int = 64  # for translated code, under tcg alone
+    code_mib: int = 64  # the buffer for translated code, only used under tcg
 
     @property
     def cpu(self) -> str:
@@ -74,14 +74,17 @@ class CommandLine:
             "panic=-1",  # a VM whose kernel panics ends at once
             "apparmor=1 security=apparmor",
             "memhp_default_state=online memory_hotplug.memmap_on_memory=1",
-            # What is plugged in can be given back where the kernel keeps nothing of its own there. That is so
-            # for four times what it has from the start, beyond which its own would have too little room.
+            # Plugged-in memory can be given back only where the kernel keeps nothing of its own. That is
+            # possible for up to four times the memory that it has from the start; beyond that, its own data
+            # would have too little room.
             "memory_hotplug.online_policy=auto-movable memory_hotplug.auto_movable_ratio=400",
-            "nowatchdog",  # a clone wakes up with a clock that has jumped
+            "nowatchdog",  # because a clone wakes up with a clock that has jumped
             "random.trust_cpu=on",
-            # A page of 2 MiB is written to as a whole: 512 pages of the node that no clone shares any more.
+            # A write to a page of 2 MiB unshares all of it: 512 pages of the node that no clone shares any
+            # more.
             "transparent_hugepage=madvise",
-            # For devices that can't reach memory above 4 GiB, which might be plugged in: there are none.
+            # Memory above 4 GiB may be plugged in; bounce buffers serve devices that can't reach it: there
+            # are none.
             "swiotlb=noforce",
         ]
         if self.accelerator == "tcg":
@@ -151,11 +154,11 @@ class CommandLine:
             *("-netdev", f"tap,id={NETDEV},fd={Fd.TAP:d}"),
             *("-device", f"virtio-net-pci,id={NIC},netdev={NETDEV},mac={TEMPLATE_MAC},romfile="),
             *("-device", "virtio-rng-pci"),
-            # Two queues, for with one the guest gives each disk a scheduler with requests of its own. No
-            # events of disks that come and go, of which a guest loses those after the eighth: its agent looks
+            # Two queues, since with one the guest gives each disk a scheduler with requests of its own. No
+            # events for disks that come and go, as a guest loses those after the eighth: its agent looks
             # where the node says.
             *("-device", f"virtio-scsi-pci,id={SCSI},num_queues=2,hotplug=off"),
-            *("-global", "scsi-hd.rotation_rate=1"),  # none rotates
+            *("-global", "scsi-hd.rotation_rate=1"),  # no disk rotates
             *("-chardev", f"socket,id=qmp,fd={Fd.QMP:d},server=on,wait=off"),
             *("-mon", "chardev=qmp,mode=control"),
             *(_preloaded_images() if self.preload else ()),
@@ -185,7 +188,7 @@ def _disk(*layers: Fd) -> list[str]:
             options.append(f"{prefix}driver={'raw' if layer is Fd.IMAGE_DISK else 'qcow2'}")
         options += [f"{prefix}file.driver=file", f"{prefix}file.filename={_path(layer)}"]
         prefix += "backing."
-    # The disk is deleted with the VM: nothing is gained by flushing it to the medium.
+    # The disk is deleted with the VM, so there is nothing to gain by flushing it to the medium.
     options += ["cache.no-flush=on", "detect-zeroes=unmap"]
     device = "virtio-blk-pci,drive=disk,werror=report,rerror=report"
     return ["-blockdev", ",".join(options), "-device", device]

@@ -32,7 +32,7 @@ class VmConnections:
         self._reactor = reactor
         self._loaded: Event[None] = Event()
         self._hotplugged: dict[str, Event[None]] = {}  # by device
-        self._unplugged: dict[str, Event[None]] = {}  # likewise
+        self._unplugged: dict[str, Event[None]] = {}  # by device
         self._qmp: QmpConnection | None = None
         self._identity_port: IdentityPort | None = None
         self.shutdown_reason = ""
@@ -89,7 +89,7 @@ class VmConnections:
                 self._loaded.fail(Unavailable("QEMU could not load the template's state"))
 
     def _on_device_status(self, info: Mapping[str, object]) -> None:
-        """The guest has taken a device into use, or refused it (ACPI specification, _OST)."""
+        """Note that the guest has taken a device into use, or refused it (ACPI specification, _OST)."""
         device = str(info.get("device"))
         hotplugged = self._hotplugged.get(device)
         if hotplugged is None or info.get("source") not in _INSERTION_EVENTS:
@@ -107,7 +107,7 @@ class VmConnections:
         self._loaded.fail(Unavailable("QEMU ended before it had loaded the template's state"))
 
     async def load_state(self, seconds: float) -> None:
-        """Have QEMU load the template's state. :raise InfranetesError: it can't, or not in that time."""
+        """Make QEMU load the template's state. :raise InfranetesError: it can't, or not in that time."""
         capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
         await self.qmp.execute("migrate-set-capabilities", seconds, capabilities=capabilities)
         await self.qmp.execute("migrate-incoming", seconds, uri=f"fd:{Fd.STATE:d}")
@@ -151,7 +151,7 @@ class VmConnections:
             self._hotplugged.pop(name, None)
 
     async def unplug(self, device: str, seconds: float) -> None:
-        """Take a device out, and wait until QEMU has let go of what belongs to it.
+        """Take a device out, and wait until QEMU has released what belongs to it.
 
         :raise InfranetesError: QEMU refuses, or takes longer than `seconds`.
         """

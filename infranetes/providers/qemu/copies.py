@@ -6,7 +6,7 @@ file system that shares blocks     its blocks are shared         what the volume
 other file system, no VM has it    data is read, the file locked what the volume has by now
 other file system, a VM has it     QEMU copies it                the volume's whole size
 
-A copy gives way: whoever attaches, detaches, enlarges or deletes a volume ends what copies it.
+A copy gives way: attaching, detaching, enlarging or deleting a volume ends the copying of it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from infranetes_common.concurrency import Flight, Work, run_in_thread, settled
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 
-_AT_ONCE = 2  # copies that read all data
+_AT_ONCE = 2  # how many copies that read all data run at a time
 
 
 class Copies:
-    """Makes copies. :param lock: held while room is given away."""
+    """Makes copies. :param lock: held while room is being reserved."""
 
     def __init__(
         self, reactor: IReactor, files: VolumeFiles, attacher: VolumeAttacher, lock: DeferredLock
@@ -43,13 +43,13 @@ class Copies:
         self._attacher = attacher
         self._lock = lock
         self._places = DeferredSemaphore(_AT_ONCE)
-        self._running: dict[Flight[float], str] = {}  # of which volume; "": of none
+        self._running: dict[Flight[float], str] = {}  # the volume that each copies; "": none
         self._ending: set[Flight[float]] = set()
         self._wanted: Counter[str] = Counter()
 
     async def of_volume(self, volume_id: str, source: Path, target: Path) -> float:
-        """Copy a volume, whether a VM has it or not. Return of which instant the copy is. Room is kept for
-        the target until whoever calls releases it.
+        """Copy a volume, whether a VM has it or not. Return the time of the copy's content. Room is kept for
+        the target until the caller releases it.
 
         :raise Unavailable: something had to be done with the volume, or its VM has ended; try again.
         :raise ResourceExhausted: there is no room."""
@@ -63,7 +63,7 @@ class Copies:
 
     @asynccontextmanager
     async def none_of(self, volume_id: str) -> AsyncIterator[None]:
-        """End what copies a volume, and let nothing copy it for the block."""
+        """End the copying of a volume, and let none begin during the block."""
         self._wanted[volume_id] += 1
         try:
             await self._end([flight for flight, of in self._running.items() if of == volume_id])
@@ -80,7 +80,7 @@ class Copies:
     async def _end(self, flights: Iterable[Flight[float]]) -> None:
         flights = list(flights)
         for flight in flights:
-            if flight not in self._ending:  # a second time would cancel the cleaning up
+            if flight not in self._ending:  # cancelling it twice would cancel the cleanup
                 self._ending.add(flight)
                 flight.cancel()
         await settled([flight.join() for flight in flights])
@@ -149,7 +149,8 @@ def _gave_way(what: str) -> Unavailable:
 
 
 def _thd_clone(source: Path, target: Path) -> float | None:
-    """Have a new file share the blocks of another. Return of when it is; None: the file system can't."""
+    """Make a new file share the blocks of another. Return the time of its content; None: the file system
+    can't."""
     with _opened(source, os.O_RDONLY) as old, _opened(target, os.O_RDWR | os.O_CREAT | os.O_EXCL) as new:
         instant = time.time()
         if not sparse_files.clone(old, new):
@@ -159,7 +160,7 @@ def _thd_clone(source: Path, target: Path) -> float | None:
 
 
 def _thd_copy(source: Path, target: Path, locked: bool, stop: Event) -> float | None:
-    """Copy what a file holds to an empty one. Return of when it is.
+    """Copy what a file holds to an empty one. Return the time of its content.
 
     :param locked: whether only if no VM can write to it; None: one can."""
     with _opened(source, os.O_RDONLY) as old, _opened(target, os.O_RDWR) as new:
@@ -175,7 +176,7 @@ def _thd_copy(source: Path, target: Path, locked: bool, stop: Event) -> float | 
 
 
 def _thd_resized(path: Path, size: int) -> int:
-    """Open a file and make it so large."""
+    """Open a file and make it `size` bytes large."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.ftruncate(descriptor, size)

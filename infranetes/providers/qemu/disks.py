@@ -41,17 +41,17 @@ from infranetes_common.errors import (
 )
 from infranetes_common.reactors import IReactor
 
-# A VM's QEMU holds one descriptor for each, and has to do with 1024 where a daemon is not started by systemd.
+# A VM's QEMU holds one descriptor for each disk, and has only 1024 if the daemon is not started by systemd.
 MOST = 512
-_LUNS = 256  # of a target; higher ones are addressed in another way
+_LUNS = 256  # LUNs of one target; higher ones are addressed in another way
 _SECTOR = 512
 _UNPLUG_SECONDS = 10.0
 _FILE = "infranetes-"
 _DEVICE = re.compile(r"shown-([0-9]{1,3})-([0-9]{1,3})-([0-9a-f]{64})")
 _NODE = re.compile(r"shown-([0-9]{1,3})-([0-9]{1,3})-([0-9a-f]{16})")
-_SERIAL = 36  # characters, the most that QEMU takes: the agent knows by it which disk has come
-_DEVICE_ID = 20  # characters, the most that QEMU takes; 9.1 and later refuse a longer serial as its default
-_BEGINNING = 16  # of a name, in a node's
+_SERIAL = 36  # characters, QEMU's limit; the agent knows by the serial which disk has come
+_DEVICE_ID = 20  # characters, QEMU's limit; the default is the serial, and 9.1 and later refuse a longer one
+_BEGINNING = 16  # characters of a disk's name in the name of its node
 _NAME = re.compile(r"[0-9a-f]{64}")
 _log = Logger()
 
@@ -62,7 +62,7 @@ class _State:
 
     shown: Mapping[str, ShownDisk]  # by name
     nodes: frozenset[str]
-    files: Sequence[int]  # that no node has opened yet
+    files: Sequence[int]  # numbers of file sets that no node has opened yet
 
     def leftovers(self) -> list[str]:
         """Return the nodes without a device."""
@@ -172,7 +172,8 @@ class Disks:
             raise Unavailable(f"VM {vm.record.id}: QEMU still uses the files of {', '.join(held)}; try later")
 
     async def _tidied(self, vm: Vm) -> _State:
-        """The state, once the rests of interrupted calls are removed, as far as QEMU does not use them."""
+        """Return the state, after removing what interrupted calls have left, as far as QEMU does not use
+        it."""
         monitor = await vm.monitor(self._reactor)
         state = await _read(monitor, vm)
         if not state.files and not state.leftovers():
@@ -202,7 +203,7 @@ async def _plug(monitor: VmConnections, disk: ShownDisk, file: int) -> None:
         auto_read_only=False,
         locking="off",
     )
-    await qmp.execute("remove-fd", fdset_id=number)  # the node has its own
+    await qmp.execute("remove-fd", fdset_id=number)  # the node has a descriptor of its own
     await qmp.execute(
         "device_add",
         driver="scsi-hd",
@@ -234,7 +235,7 @@ async def _read(monitor: VmConnections, vm: Vm) -> _State:
 
 
 def entries(answer: object) -> list[Mapping[str, object]]:
-    """The objects of a list that QEMU answered with. Who has taken over a QEMU may answer with anything."""
+    """Return the objects of a list in QEMU's answer. A QEMU that was taken over may answer with anything."""
     return [entry for entry in answer if isinstance(entry, dict)] if isinstance(answer, list) else []
 
 

@@ -52,7 +52,7 @@ async def find_vms(
 
 
 async def _place(placement: Placement, vm: Vm, pid: int) -> None:
-    """Have its end told by where it counts, and put it there if it is elsewhere; it runs in any case."""
+    """Place a found VM in its control group, which also tells why it ends. It runs in any case."""
     try:
         await placement.place(vm.record, pid)
     except InfranetesError as error:

@@ -22,8 +22,8 @@ from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.pod_firewall_rules import Way
 from infranetes_common.reactors import IReactor
 
-# Frames. Those to one port that it sees forwarded are on their way to an endpoint of a Service: where
-# br_netfilter has translated them, it has them judged as the routed ones.
+# Matches for frames. A frame to one port that the bridge forwards is on its way to an endpoint of a Service:
+# if br_netfilter has translated it, it also has it judged like a routed packet.
 _TO_ONE = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00"
 _TO_MANY = "ether daddr & 01:00:00:00:00:00 != 00:00:00:00:00:00"
 
@@ -69,5 +69,6 @@ class _BridgeRules:
         return lines
 
     def unjudged(self) -> str:
-        # Such packets are not routed, but br_netfilter has those of bridges pass there.
+        # Broadcasts and multicasts are not routed, but br_netfilter passes those of bridges through these
+        # rules.
         return f'iifname "{self._bridge}" meta pkttype {{ broadcast, multicast }} accept'

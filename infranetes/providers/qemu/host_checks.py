@@ -22,7 +22,7 @@ from infranetes_common.concurrency import lock_file
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
 
-# Programs, and the Debian packages that have them.
+# Programs, and the Debian packages that contain them.
 _PROGRAMS = {
     "setsid": "util-linux",
     "setpriv": "util-linux",

@@ -41,7 +41,7 @@ from infranetes_common.reactors import IReactor
 
 _KILL_SECONDS = 10.0
 _CLOCK_SECONDS = 10.0
-_SERVED = ("disk", "set_hostname")  # of what a pod may ask for by annotation
+_SERVED = ("disk", "set_hostname")  # the annotations, as fields of `Wishes`, that this provider serves
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _log = Logger()
 
@@ -119,7 +119,7 @@ class Launcher:
         :raise ResourceExhausted: all users or all addresses are taken.
         """
         taken_uids = {vm.record.uid for vm in vms.values()}
-        address = ""  # in somebody else's network it is read there, before anything is made
+        address = ""  # in a namespace, it is read from the link there, before anything is made
         if spec.attachment is None:
             taken = {IPv4Address(vm.record.address) for vm in vms.values() if vm.record.on_bridge}
             self._last_address = subnet.free_address(network, taken, self._last_address)
@@ -228,7 +228,7 @@ class Launcher:
         port.send(encode(identity))
         seconds = self._settings.boot_timeout
         agent_port = await within(self._reactor, seconds, port.ready.wait(), "its agent's start")
-        # The identity took long on its way through a guest that has just woken up; this line does not.
+        # The identity took long to reach a guest that had just woken up; this line does not.
         port.send(encode_clock(time.time_ns()))
         port.clock_set.wait().addTimeout(_CLOCK_SECONDS, self._reactor).addBoth(lambda _: port.close())
         return agent_port

@@ -15,7 +15,7 @@ from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
-_SECONDS = 30.0  # between two rounds
+_SECONDS = 30.0  # between rounds
 _log = Logger()
 
 
@@ -52,5 +52,5 @@ class Maintenance:
                 await self._pod_network.restore_tables(ports)
         except InfranetesError as error:
             _log.error("the pods' network could not be checked: {error}", error=error)
-        except Exception:  # the next round comes all the same
+        except Exception:  # the next round is made all the same
             _log.failure("the check of consoles and network failed")

@@ -34,8 +34,8 @@ class Piece:
     """A piece that a VM has."""
 
     device: str
-    memory: str  # the object that the device has
-    address: int  # where the guest has it
+    memory: str  # the name of its memory object
+    address: int  # in the guest
     mib: int
 
     @property
@@ -55,9 +55,9 @@ def read_piece(data: Mapping[str, object]) -> Piece:
 
 
 def choose(pieces: Iterable[Piece], surplus: int) -> tuple[Sequence[Piece], int]:
-    """The pieces to take out for a VM to have `surplus` MiB less, and how much is to be put in for them.
+    """The pieces to take out for a VM to have `surplus` MiB less, and how much is to be plugged in instead.
 
-    None is put in if that can be.
+    Nothing is plugged in if that is possible.
     """
     chosen, kept = [], []
     for piece in sorted(pieces, key=lambda piece: piece.mib, reverse=True):
@@ -80,7 +80,7 @@ class PluggedMemory:
     async def change(
         self, monitor: VmConnections, pieces: Sequence[Piece], wanted: int, guest: IGuest | None
     ) -> None:
-        """Have a VM have `wanted` MiB in pieces; at least, if there is no guest to ask.
+        """Give a VM `wanted` MiB in pieces; at least, if there is no guest to ask.
 
         :raise InfranetesError: it has what it had, as far as QEMU and the guest go along.
         """
@@ -117,7 +117,7 @@ class PluggedMemory:
                 gone.append(piece)
                 await _forget(monitor, piece.memory)
             if instead:
-                # Not before: the pod's control group may have no room for both.
+                # Only now: the pod's control group may have no room for both at once.
                 await self._add(monitor, left, instead)
         except Exception as error:
             await shielded(self._put_back(monitor, chosen, gone, left, guest))
@@ -156,4 +156,4 @@ async def _forget(monitor: VmConnections, memory: str) -> None:
     try:
         await monitor.qmp.execute("object-del", id=memory)
     except QmpError:
-        return  # there is none
+        return  # there is no such object

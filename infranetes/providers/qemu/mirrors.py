@@ -34,12 +34,12 @@ from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 
 _NAME = re.compile(r"copy-([0-9a-f]{20})")
-_LOOK_SECONDS = 0.1  # between two looks at a job
+_LOOK_SECONDS = 0.1  # between looks at a job
 _END_SECONDS = 10.0
 
 
 async def mirror(reactor: IReactor, vm: Vm, serial: str, source: str, target: int, direct: bool) -> float:
-    """Copy a volume that a VM has to a file of the same size. Return of which instant the copy is.
+    """Copy a volume that a VM has to a file of the same size. Return the time of the copy's content.
 
     Cancelling it ends the copy at once.
 
@@ -72,7 +72,7 @@ async def clear(reactor: IReactor, qmp: QmpConnection, serial: str) -> None:
         if job.get("status") == "concluded":
             await qmp.execute("job-dismiss", id=name)
             break
-        with suppress(QmpError):  # it may be about to end by itself
+        with suppress(QmpError):  # the job may be about to end by itself
             await qmp.execute("block-job-cancel", device=name, force=True)
         await sleep(reactor, _LOOK_SECONDS / 10)
     else:
@@ -84,7 +84,7 @@ async def clear(reactor: IReactor, qmp: QmpConnection, serial: str) -> None:
 
 
 async def clear_all(reactor: IReactor, vm: Vm) -> None:
-    """End whatever an earlier daemon has had copied of a VM's volumes. Idempotent.
+    """End the copies of a VM's volumes that an earlier daemon began. Idempotent.
 
     :raise Unavailable: QEMU does not answer, or does not end it."""
     if vm.state is not InstanceState.RUNNING:
@@ -108,7 +108,7 @@ async def _begin(qmp: QmpConnection, name: str, source: str, target: int, direct
         node_name=name,
         filename=f"/dev/fdset/{number}",
         locking="off",
-        discard="unmap",  # zeros take no room
+        discard="unmap",  # so that zeros take no room
         cache={"direct": direct, "no-flush": False},
     )
     await qmp.execute("remove-fd", fdset_id=number)
@@ -118,9 +118,10 @@ async def _begin(qmp: QmpConnection, name: str, source: str, target: int, direct
         device=source,
         target=name,
         sync="full",
-        copy_mode="write-blocking",  # else a VM that writes as fast as the disk does would never be done
+        # Otherwise the copy would never catch up with a VM that writes as fast as the disk.
+        copy_mode="write-blocking",
         on_source_error="report",
-        on_target_error="report",  # which ends the copy; the VM gets none of it
+        on_target_error="report",  # an error ends the copy; the VM does not notice it
         auto_dismiss=False,
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs in network namespaces that somebody else made, such as a CNI: a VM takes the place of a link there.
+"""VMs in network namespaces that another program made, such as a CNI: a VM takes the place of a link there.
 
 Its tap is moved into the namespace, and every frame that the link receives is redirected to the tap, and the
 reverse, by the kernel's traffic control: an ingress qdisc and one filter with the action mirred on each. The
@@ -39,7 +39,7 @@ _RIGHTS = (
     "the daemon may not enter network namespaces: it needs CAP_SYS_ADMIN, which its unit does not give; give "
     "it by the drop-in systemd-cni.conf (docs/networking.md) and restart it"
 )
-_IPV6 = Path("/proc/sys/net/ipv6")  # not there: the kernel was started without IPv6
+_IPV6 = Path("/proc/sys/net/ipv6")  # does not exist if the kernel was started without IPv6
 
 
 class Namespaces:
@@ -135,13 +135,13 @@ class Namespaces:
         if moved.code == 0:
             return
         words = moved.message()
-        if "Cannot find device" in words:  # moved already?
+        if "Cannot find device" in words:  # it may have been moved already
             await self._inside(attachment, ["ip", "link", "show", "dev", tap])
             return
         raise self._error(attachment, words)
 
     async def _has_ingress(self, attachment: Attachment, device: str) -> bool:
-        """Return whether the device has a place for filters already, perhaps somebody else's (clsact)."""
+        """Return whether the device has a place for filters already, perhaps another program's (clsact)."""
         shown = json.loads(await self._inside(attachment, ["tc", "-j", "qdisc", "show", "dev", device]))
         return any(each.get("kind") in ("ingress", "clsact") for each in shown)
 
@@ -202,7 +202,8 @@ def _no_right(words: str) -> bool:
 
 
 def _redirection(device: str, to: str) -> str:
-    """All frames that a device receives go out by another one. The handle makes a second time the same."""
+    """Return the filter that sends all frames that a device receives out by another one. Its handle makes
+    adding it idempotent."""
     return (
         f"dev {device} ingress pref 1 protocol all handle 800::1 "
         f"u32 match u8 0 0 action mirred egress redirect dev {to}"
@@ -245,11 +246,11 @@ def _routes(shown: list[dict[str, Any]], link: str, default: str) -> Iterable[Ro
         to = default if each["dst"] == "default" else each["dst"]
         subnet = ip_network(to)
         if subnet.version == 6 and (subnet.is_link_local or subnet.is_multicast):
-            continue  # the guest's kernel makes these itself
+            continue  # the guest's kernel makes these routes itself
         if "nexthops" in each or "via" in each or each.get("type", "unicast") != "unicast":
             raise _Unfit(f"has a route to {to} that a VM can't be told")
         if subnet in seen:
-            continue  # of several the first has the best metric
+            continue  # the first of several routes has the best metric
         seen.add(subnet)
         yield Route(
             str(subnet),

@@ -17,8 +17,8 @@ from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
 SLICE = "infranetes.slice"
-BOOTED = Path("/run/systemd/system")  # exists where systemd is process 1, see sd_booted(3)
-MOST_TASKS = 2048  # a QEMU has a few dozen threads, and can't be kept from starting more
+BOOTED = Path("/run/systemd/system")  # exists if systemd is process 1, see sd_booted(3)
+MOST_TASKS = 2048  # a QEMU has a few dozen threads, and nothing else keeps it from starting more
 _SECONDS = 5.0
 
 _log = Logger()

@@ -45,7 +45,7 @@ class PodCgroups:
         self._scopes = scopes or SystemdScopes(reactor)
         self._own = OwnSlice(reactor, self._scopes, booted)
         self._booted = booted
-        self._before: dict[str, Kills] = {}  # what had been killed when a VM was placed, by token
+        self._before: dict[str, Kills] = {}  # by token: the kills that were counted when the VM was placed
         self._warned = False
 
     async def place(self, record: VmRecord, pid: int) -> None:

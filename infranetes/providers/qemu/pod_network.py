@@ -58,14 +58,14 @@ class PodNetwork:
     async def set_up(self, ports: Mapping[BridgePort, Path]) -> None:
         """Make or repair the bridge. :param ports: those of running VMs, and the VMs' directories."""
         if self._firewalls is None:
-            await Firewalls(self._reactor, self.bridge.name).remove()  # of a daemon that had them
+            await Firewalls(self._reactor, self.bridge.name).remove()  # an earlier daemon may have had them
         else:
             known = await run_in_thread(self._reactor, load_firewalls, ports)
             await self._firewalls.set_up(known)
         await self.bridge.set_up(await self.subnet(), ports)
 
     def watch_firewalls(self) -> None:
-        """Have firewalls that somebody else changes made again soon, until `stop`. Idempotent."""
+        """Until `stop`, repair firewalls soon after another program changes them. Idempotent."""
         if self._firewalls is not None:
             self._firewalls.watch.begin()
 
@@ -74,18 +74,18 @@ class PodNetwork:
         return self._firewalls.watch.end() if self._firewalls is not None else succeed(None)
 
     async def restore_tables(self, ports: Sequence[BridgePort]) -> None:
-        """Make the bridge's tables again if somebody has removed them."""
+        """Make the bridge's tables again if they were removed."""
         await self.bridge.restore_tables(await self.subnet(), ports)
         if self._firewalls is not None:
             await self._firewalls.restore()
 
     async def join(self, port: BridgePort) -> None:
-        """Let a VM into the network; it is closed until its firewall is said. Idempotent."""
+        """Let a VM into the network; it is closed until its firewall is set. Idempotent."""
         await self.bridge.allow(port)
         await self.bridge.join(port)
 
     async def leave(self, port: BridgePort) -> None:
-        """Let go of what belongs to a VM that is no more. Idempotent."""
+        """Release what belongs to a VM that no longer exists. Idempotent."""
         await self.bridge.forbid(port)
         if self._firewalls is not None:
             await self._firewalls.forget(port)
@@ -143,7 +143,7 @@ def save_firewall(directory: Path, firewall: PodFirewall | None) -> None:
     if firewall is None:
         (directory / _FIREWALL).unlink(missing_ok=True)
         return
-    replace_file(directory / _FIREWALL, encode(firewall), durable=False)  # a loss of power ends the VM too
+    replace_file(directory / _FIREWALL, encode(firewall), durable=False)  # a loss of power ends the VM, too
 
 
 def load_subnet(path: Path, configured: str) -> IPv4Network:

@@ -37,7 +37,7 @@ class PreloadedImages:
         self._disks: Sequence[ReadOnlyDisk] = ()
 
     async def gather(self, image: GuestImage, progress: Progress) -> None:
-        """Have them on the node. What fails is logged: pods are only slower without."""
+        """Get the images onto the node. A failure is logged: pods are only slower without them."""
         context = self._context
         if image.providers[:1] == _TAKE_LAYERS:
             self._disks = await context.preload_disks(progress) if context.preload_disks else ()

@@ -12,7 +12,7 @@ class QemuUser(NamedTuple):
 
     uid: int
     gid: int
-    groups: Sequence[int] = ()  # supplementary
+    groups: Sequence[int] = ()  # supplementary groups
 
 
 def unprivileged(command: Sequence[str], user: QemuUser, *, dies_with_parent: bool) -> list[str]:

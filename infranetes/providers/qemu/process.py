@@ -99,7 +99,7 @@ class WatchedProcess:
         return "qemu"
 
     def doRead(self) -> None:
-        # The reactor may also deliver an event here that it had fetched for an earlier file of this number.
+        # The reactor may also deliver an event that it had fetched for an earlier file with the same number.
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         if not poll.poll(0):

@@ -85,7 +85,7 @@ class QemuProvider:
         self._records = VmRecords(self._paths.vms)
         self._parts = make_parts(reactor, settings, context, self._paths)
         self._pod_network = self._parts.pod_network
-        # By token. Also those of other nodes that share this directory, for they share the addresses, too.
+        # By token. Includes VMs of other nodes that share this directory, as they share the addresses, too.
         self._vms: dict[str, Vm] = {}
         self._tokens_in_work: KeyedLock[str] = KeyedLock()
         self._disks = Disks(reactor)
@@ -114,7 +114,8 @@ class QemuProvider:
         try:
             images.current(self._settings.image_dir)
         except images.NoGuestImage as error:
-            # As after every new installation, while infranetes-guest.service or a person builds it.
+            # This is so after every new installation, until infranetes-guest.service or a person has built
+            # the image.
             raise host_checks.without_image(self._settings.image_dir, error) from None
         templates = self._paths.templates(self._settings.template_dir)
         host_checks.make_directories(self._paths, templates)
@@ -138,7 +139,7 @@ class QemuProvider:
             await self.stop()
             raise
         self._maintenance.begin()
-        Flight(self.volumes.snapshots.sweep())  # which a VM that does not answer may delay
+        Flight(self.volumes.snapshots.sweep())  # in the background, as a VM that does not answer may delay it
         self._pod_network.watch_firewalls()
 
     @deferred
@@ -249,7 +250,8 @@ class QemuProvider:
 
     async def _change(self, instance_id: str, change: Callable[[Vm], Awaitable[_T]]) -> _T:
         async with self._tokens_in_work.held(self._find(instance_id).record.token):
-            return await change(self._find(instance_id))  # it may have been destroyed meanwhile
+            # Found anew, as it may have been destroyed meanwhile.
+            return await change(self._find(instance_id))
 
     # ---- Starting
 
@@ -266,7 +268,7 @@ class QemuProvider:
             self._command_line = attrs.evolve(command_line, preload=self._preloaded.archive.key)
 
     async def _intact_template(self, progress: Progress) -> Template:
-        """Return the template, made again if somebody has touched it."""
+        """Return the template, made again if its files were changed."""
         if self._template is not None and self._template.intact():
             return self._template
         assert self._maker is not None
@@ -299,7 +301,7 @@ class QemuProvider:
             if earlier is not None:
                 if earlier.launching or earlier.record.phase is not Phase.STARTING:
                     return earlier.instance()
-                await launcher.tear_down(earlier)  # an earlier daemon was killed while it made this
+                await launcher.tear_down(earlier)  # an earlier daemon was killed while it made this VM
                 self._vms.pop(spec.token, None)
             template = await self._intact_template(lambda message: _log.info("{message}", message=message))
             launcher.validate(spec, template)
@@ -311,7 +313,7 @@ class QemuProvider:
             except Exception as error:
                 vm.launching = False
                 if not vm.paths.directory.exists():
-                    self._vms.pop(spec.token, None)  # else it could not be torn down and stays listed
+                    self._vms.pop(spec.token, None)  # otherwise it could not be torn down, and stays listed
                 vm.changes.notify()
                 raise as_infranetes_error(error) from error
             return vm.instance()

@@ -63,7 +63,7 @@ class QmpCore:
         """Number a command. Returns the number, and the bytes to send."""
         self._count += 1
         message = {"execute": name, "arguments": dict(arguments), "id": self._count}
-        # QEMU reads a byte at a time, so none is wasted.
+        # QEMU reads one byte at a time, so no byte is wasted.
         return self._count, json.dumps(message, separators=(",", ":")).encode() + b"\r\n"
 
     def receive(self, data: bytes) -> list[Greeting | Answer | QmpEvent]:
@@ -174,7 +174,8 @@ class QmpConnection(Protocol):
     async def _execute_with(
         self, descriptor: int, name: str, **arguments: object
     ) -> Any:  # Any: as `execute` returns
-        # A descriptor goes with the next bytes, whichever they are, and of several QEMU keeps the last.
+        # A descriptor is sent with the next bytes, whatever they are, and QEMU keeps only the last of
+        # several.
         async with self._passing:
             if not self._closed:
                 assert self._ready
@@ -183,7 +184,7 @@ class QmpConnection(Protocol):
             try:
                 return await self.execute(name, **arguments)
             except (CancelledError, DeadlineExceeded):
-                # It may still be on its way, while its number comes to stand for another file here.
+                # The descriptor may still be on its way, while its number comes to mean another file here.
                 self.close()
                 raise
 
@@ -204,7 +205,7 @@ class QmpConnection(Protocol):
     def _take(self, message: Greeting | Answer | QmpEvent) -> None:
         if isinstance(message, Greeting):
             self._write(self._core.command("qmp_capabilities", {})[1])
-            self._ready = True  # QEMU reads what is sent from now on after it
+            self._ready = True  # QEMU reads what is sent from now on after that command
             unsent, self._unsent = self._unsent, []
             for data in unsent:
                 self._write(data)

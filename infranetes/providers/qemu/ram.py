@@ -24,7 +24,7 @@ from infranetes_common.concurrency import run_in_thread
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 NAME = "infranetes-ram"
 _CHUNK = 1 << 20
-_BLOCK = 1 << 16  # blocks of zeros are left out, for they would take memory
+_BLOCK = 1 << 16  # blocks of zeros are left out, as they would take memory
 _ZEROS = bytes(_BLOCK)
 _FileState = tuple[str, int, int, int]  # path, inode, size, ctime
 
@@ -36,7 +36,7 @@ def load(path: Path) -> int:
     """
     memory = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.fchmod(memory, 0o666)  # QEMU's users open it again; the seals protect it
+        os.fchmod(memory, 0o666)  # the VMs' users open it again; the seals protect it
         source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(source).st_size
@@ -44,7 +44,8 @@ def load(path: Path) -> int:
             for begin, end in _data(source, size):
                 for offset in range(begin, end, _CHUNK):
                     _copy(memory, os.pread(source, min(_CHUNK, end - offset), offset), offset)
-            os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)  # one copy in memory is enough
+            # Drops the page cache: one copy in memory is enough.
+            os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(source)
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)

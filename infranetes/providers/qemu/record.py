@@ -51,12 +51,12 @@ class VmRecord:
     node: str
     address: str
     created_at: float
-    uid: int = 0  # of its process, and its gid; 0: made by a version that had one user for all VMs
+    uid: int = 0  # the uid and gid of its process; 0: made by a version that had one user for all VMs
     phase: Phase = Phase.STARTING
     agent_port: int = 0
     detail: str = ""
     namespace: str = ""  # the path of the network namespace that it has joined; "": it is on the bridge
-    interface: str = ""  # the link there whose place it takes
+    interface: str = ""  # the link in it whose place the VM takes
     cgroup_parent: str = ""  # as in InstanceSpec
     more_addresses: tuple[str, ...] = ()  # as in Instance
 
@@ -122,11 +122,11 @@ class VmRecords:
     def _read(self, path: Path) -> VmRecord:
         try:
             fields = json.loads((path / RECORD).read_bytes())
-            IPv4Address(fields["address"])  # known before there is a record
+            IPv4Address(fields["address"])  # always valid: it is known before there is a record
             fields["more_addresses"] = tuple(fields.get("more_addresses", ()))
             return VmRecord(**{**fields, "phase": Phase(fields["phase"]), "token": path.name})
         except (OSError, ValueError, TypeError, KeyError) as error:
-            # It has to stay listed, or nothing would ever end the VM.
+            # The VM has to stay listed, or nothing would ever end it.
             _log.error("{path} can't be read: {error}", path=str(path / RECORD), error=str(error))
             return VmRecord(
                 path.name,
@@ -148,7 +148,7 @@ class VmRecords:
         shutil.rmtree(work, ignore_errors=True)
         try:
             work.mkdir(mode=0o700)
-            # Not synced: the VM is gone after a loss of power, too.
+            # Not synced, as the VM does not survive a loss of power either.
             (work / RECORD).write_text(_encode(record))
             shutil.copyfile(overlay, work / DISK)
             for name in (DISK, CONSOLE):

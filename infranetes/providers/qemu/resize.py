@@ -36,8 +36,8 @@ class _Cpu:
     """A processor, or the place of one."""
 
     driver: str
-    properties: Mapping[str, int]  # where it is
-    path: str  # of the object in QEMU; "": there is none
+    properties: Mapping[str, int]  # its place
+    path: str  # the path of the object in QEMU; "": there is none
 
     @property
     def there(self) -> bool:
@@ -99,7 +99,7 @@ class Resizer:
             if guest is not None and size.cpu_millis and hardware.emulated:
                 has = await _let_rest(vm, guest, has, wanted)
         if has.cpus > wanted.cpus and vm.record.cgroup_parent:
-            has = attrs.evolve(has, cpus=wanted.cpus)  # the pod's control group has the limit
+            has = attrs.evolve(has, cpus=wanted.cpus)  # the pod's control group limits it
         return _told(size, own, wanted, has, self._settings)
 
     async def _add_cpus(
@@ -110,7 +110,7 @@ class Resizer:
         missing = [cpu for cpu in hardware.cpus if not cpu.there][: max(0, wanted - hardware.more.cpus)]
         try:
             for cpu in missing:
-                # QEMU may keep the name of one that was taken out.
+                # QEMU may still hold the name of a processor that was taken out.
                 added.append(f"cpu{cpu.core}-{secrets.token_hex(4)}")
                 device = {"driver": cpu.driver, "id": added[-1], **cpu.properties}
                 await monitor.plug(device, self._settings.resize_timeout)
@@ -143,7 +143,7 @@ class Resizer:
 
 
 async def _let_rest(vm: Vm, guest: IGuest, has: Hotplug, wanted: Hotplug) -> Hotplug:
-    """Have the guest use the processors of its pod alone. Return what it uses."""
+    """Make the guest use only as many processors as its pod has. Return what it uses."""
     if not has.cpus:
         return has
     try:

@@ -37,7 +37,7 @@ class Room:
         return min(MAX_SIZE, max(0, free.f_bavail * free.f_frsize - promised) // UNIT * UNIT)
 
     def keep(self, path: Path, size: int, volumes: Iterable[Path]) -> None:
-        """Keep room for a file, this much in all, until it is released, whether it is there yet or not.
+        """Keep room for a file of `size` bytes in all, whether it exists yet or not, until it is released.
 
         :raise ResourceExhausted: there is none. :raise OSError: it can't be looked at."""
         kept = self._kept.get(path, 0)

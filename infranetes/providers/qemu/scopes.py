@@ -21,8 +21,8 @@ from infranetes_common.systemd_bus import Body, Bus, BusError
 
 SOCKET = "/run/systemd/private"
 SLICE, SCOPE = ".slice", ".scope"
-_SYSTEMDS = "name=systemd"  # the hierarchy where systemd keeps units, unless it has the unified one alone
-_ATTEMPTS = 2  # a reload of systemd between the call and the scope's start loses the process
+_SYSTEMDS = "name=systemd"  # the hierarchy where systemd keeps units, unless it uses only the unified one
+_ATTEMPTS = 2  # if systemd is reloaded between the call and the scope's start, it forgets the process
 _JOB_SECONDS = 10.0
 
 Properties = Mapping[str, tuple[str, object]]
@@ -93,7 +93,7 @@ class SystemdScopes:
         return units.endswith(f"/{slice_unit}/{name}{SCOPE}") and f"/{slice_unit}/" in f"{counted}/"
 
     async def _start(self, name: str, properties: Sequence[tuple[str, tuple[str, object]]]) -> str:
-        """Have systemd start the scope; return what went wrong."""
+        """Make systemd start the scope; return what went wrong."""
         results: dict[str, str] = {}  # by job
         changed = Notifier()
 
@@ -131,7 +131,8 @@ def _properties(
         ("Description", ("s", description)),
         ("PIDs", ("au", [pid])),
         ("Slice", ("s", slice_unit)),
-        # Else it would be ended with the node's other units at a shutdown, before kubelet has ended its pods.
+        # Otherwise systemd would end it with the node's other units at a shutdown, before kubelet has ended
+        # its pods.
         ("DefaultDependencies", ("b", False)),
         ("CollectMode", ("s", "inactive-or-failed")),
         ("CPUAccounting", ("b", True)),

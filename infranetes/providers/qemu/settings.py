@@ -80,7 +80,7 @@ class QemuSettings:
     """MTU of the pods' network; 0: that of the interface with the node's default route."""
 
     image_dir: Path = DEFAULT_DIR
-    """Where guest images are, which `infranetes-guest build` makes."""
+    """The directory of the guest images, which `infranetes-guest build` makes."""
     template_dir: Path | None = None
     """Where templates are kept; by default in the daemon's state directory."""
     volumes_dir: Path | None = None
@@ -99,8 +99,8 @@ class QemuSettings:
     """auto: KVM if a small guest proves that it works, else emulation (tcg)."""
 
     cpu: str = attrs.field(default="", validator=attrs.validators.matches_re(r"[A-Za-z0-9_.,=+-]*"))
-    """QEMU's processor model, with features; empty: under KVM the node's own, under emulation everything but
-    AVX, which is slower when emulated than what programs use instead."""
+    """QEMU's processor model, with features; empty: under KVM the node's own; under emulation all features
+    but AVX, ERMS, FSRM and LA57, which make it slow or keep it from booting: see `command_line`."""
 
     memory: Bytes = attrs.field(default=Bytes(1 << 30), validator=_at_least(256 * MIB))
     """Memory of a VM whose pod asks for no more. Pages that a VM never touches take no memory of the node."""
@@ -114,8 +114,8 @@ class QemuSettings:
     """Processors of the largest VM; a pod that asks for more gets this many. By default the node's own."""
 
     code_cache: Bytes = attrs.field(default=Bytes(64 * MIB), validator=_at_least(8 * MIB))
-    """Memory of the node that a VM's translated code may take, under emulation alone. What runs out of it is
-    translated anew."""
+    """Memory of the node that a VM's translated code may take, under emulation alone. Code that finds no room
+    in it is translated anew."""
 
     disk: Bytes = attrs.field(default=Bytes(20 << 30), validator=_at_least(1 << 30))
     """Disk of a VM whose pod asks for no size; at least the guest image's. Unwritten blocks take no room."""

@@ -13,7 +13,7 @@ from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.settings import BLOCK_MIB, MIB, QemuSettings, round_up_to_block
 from infranetes_common.errors import InvalidArgument
 
-MEMORY = "more"  # how the names of QEMU's objects begin that are such memory
+MEMORY = "more"  # the prefix of the names that QEMU's objects for such memory have
 
 
 def memory_names(number: int) -> tuple[str, str]:
@@ -25,7 +25,7 @@ def memory_names(number: int) -> tuple[str, str]:
 class Hotplug:
     """The hardware that is plugged into a clone beyond the template's size."""
 
-    cpus: int  # beside the one that is there from the start
+    cpus: int  # in addition to the one that is there from the start
     memory_mib: int
 
     @property
@@ -75,7 +75,7 @@ def hotplug_for(template: CommandLine, size: Size, settings: QemuSettings) -> Ho
 
 
 def memory_for_pod(template: CommandLine, has: Hotplug, size: Size, settings: QemuSettings) -> int:
-    """Bytes that a VM which `has` so much leaves to its pod."""
+    """Return how many bytes of its memory a VM with the hardware `has` leaves to its pod."""
     whole = (template.memory_mib + has.memory_mib) * MIB
     return max(0, whole - _own(template, size, settings) - size.huge_bytes)
 

@@ -37,7 +37,7 @@ class SnapshotFiles:
         self._directory = volumes / _DIRECTORY
 
     def disk(self, snapshot_id: str) -> Path:
-        """Return the file with what a snapshot holds. :raise NotFound: there is none."""
+        """Return the file with a snapshot's content. :raise NotFound: there is none."""
         self.get(snapshot_id)
         return self._path(snapshot_id) / _DISK
 
@@ -57,12 +57,12 @@ class SnapshotFiles:
     def all(self) -> list[VolumeSnapshot]:
         found = []
         for name in self._names():
-            with contextlib.suppress(NotFound):  # removed meanwhile, or none
+            with contextlib.suppress(NotFound):  # removed meanwhile, or not a snapshot
                 found.append(self.get(name.removesuffix(_SUFFIX)))
         return sorted(found, key=lambda each: each.id)
 
     def begin(self, snapshot_id: str) -> Path:
-        """Begin a snapshot. Return the file for what it holds, which is not there yet."""
+        """Begin a snapshot. Return the file for its content, which is not there yet."""
         partial = self._partial(snapshot_id)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class SnapshotFiles:
         return partial / _DISK
 
     def finish(self, snapshot_id: str, volume: str, created: float) -> VolumeSnapshot:
-        """Have what was begun be a snapshot."""
+        """Make what was begun a snapshot."""
         partial = self._partial(snapshot_id)
         try:
             replace_file(partial / _ABOUT, json.dumps({"volume": volume, "created": created}))
@@ -84,7 +84,7 @@ class SnapshotFiles:
         return self.get(snapshot_id)
 
     def drop(self, snapshot_id: str) -> None:
-        """Remove what was begun. Idempotent; what can't be removed now is a rest."""
+        """Remove what was begun. Idempotent; what can't be removed now is one of the `rests`."""
         shutil.rmtree(self._partial(snapshot_id), ignore_errors=True)
 
     def delete(self, snapshot_id: str) -> None:
@@ -93,7 +93,7 @@ class SnapshotFiles:
         partial = self._partial(snapshot_id)
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            self._path(snapshot_id).rename(partial)  # from now on there is none
+            self._path(snapshot_id).rename(partial)  # from now on there is no such snapshot
             sync_directory(self._directory)
             shutil.rmtree(partial)
         except FileNotFoundError:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of volumes of this node, and volumes that begin with what others hold: copies of files."""
+"""Snapshots of volumes of this node, and volumes that begin with the content of a snapshot or another volume:
+copies of files."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _log = Logger()
 class QemuSnapshots:
     """See `ISnapshots`. A call that copies much takes as long as that takes.
 
-    :param volumes: the files of volumes. :param being_made: held by whoever makes a volume, by its id.
-    :param room: held by whoever gives away room."""
+    :param volumes: the files of volumes. :param being_made: held while a volume is made, by its id.
+    :param room: held while room is reserved."""
 
     clones = True
     outlive_volumes = True

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of large files: blocks that two files share, where the file system can do that, or data alone.
 
-A file system that can have files share blocks (xfs, btrfs) holds back all who write to a file while it is
-cloned: so a clone is of one instant, also while somebody writes. It takes the longer the more pieces the file
-is in.
+A file system whose files can share blocks (xfs, btrfs) holds back all writes to a file while it is cloned, so
+a clone is of one instant even if the file is being written to. The more pieces the file is in, the longer a
+clone takes.
 
 Everything here blocks.
 """
@@ -21,11 +21,11 @@ _FICLONE = 0x40049409
 _FIEMAP = 0xC020660B
 _FIEMAP_HEAD = struct.Struct("=QQIIII")  # start, length, flags, mapped extents, room for extents, reserved
 _FIEMAP_EXTENT = struct.Struct("=QQQQQIIII")  # logical, physical, length, 2 reserved, flags, 3 reserved
-_EXTENTS = 512  # asked for at once
+_EXTENTS = 512  # in one request
 _LAST = 0x1
 _SHARED = 0x2000
 _CHUNK = 8 << 20
-# What says that no blocks can be shared, here or between these two.
+# Errors which mean that this file system, or these two files, can't share blocks.
 _NO_CLONE = frozenset((errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS))
 
 
@@ -34,7 +34,7 @@ class Cancelled(Exception):
 
 
 def clone(source: int, target: int) -> bool:
-    """Have a file become one that is, but shares the blocks of another; False: that is not possible here."""
+    """Make a file an independent copy of another that shares its blocks; False: that is not possible here."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as error:
@@ -56,7 +56,7 @@ def copy(source: int, target: int, cancelled: Event) -> None:
             if cancelled.is_set():
                 raise Cancelled
             count = os.copy_file_range(source, target, min(_CHUNK, end - start), start, start)
-            if not count:  # somebody has made the file smaller
+            if not count:  # the file has been made smaller meanwhile
                 raise OSError(errno.EIO, "the file ends before its end")
             start += count
 
@@ -81,7 +81,7 @@ def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         try:
             start = os.lseek(descriptor, end, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # there is none from there on
+            if error.errno == errno.ENXIO:  # there is no data from there on
                 return
             raise
         end = min(size, os.lseek(descriptor, start, os.SEEK_HOLE))
@@ -95,7 +95,8 @@ def _extents(descriptor: int, start: int) -> list[tuple[int, int, int]]:
     try:
         fcntl.ioctl(descriptor, _FIEMAP, request)
     except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.ENOTTY):  # no such file system shares blocks
+        # A file system without this call shares no blocks.
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOTTY):
             return []
         raise
     mapped = _FIEMAP_HEAD.unpack_from(request)[3]

@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 
 from infranetes_common.errors import InvalidArgument, ResourceExhausted
 
-_LONGEST = 30  # room for one pod beside the node
+_LONGEST = 30  # leaves room for one pod beside the node
 _SHORTEST = 8
 
 
@@ -48,7 +48,8 @@ def free_address(
 
     :raise ResourceExhausted: all are taken.
     """
-    first, end = 2, network.num_addresses - 1  # without network, gateway and broadcast
+    # Leaves out the network's, the gateway's and the broadcast address.
+    first, end = 2, network.num_addresses - 1
     count = end - first
     begin = (
         int(last) - int(network.network_address) + 1 - first if last is not None and last in network else 0

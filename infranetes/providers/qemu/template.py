@@ -22,7 +22,7 @@ from infranetes.providers.qemu.open_files import OpenFiles
 
 RAM, STATE, DISK, OVERLAY = "ram", "state", "disk.qcow2", "overlay.qcow2"
 PARTS = (RAM, STATE, DISK, OVERLAY)
-IMAGES = "images"  # one more part of a template with preloaded images
+IMAGES = "images"  # a further part of a template with preloaded images
 _MANIFEST, _LAST_USED = "manifest.json", "used"
 
 

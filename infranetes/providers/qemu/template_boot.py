@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infranetes.providers.interface import Progress
     from infranetes.providers.qemu.qmp import QmpConnection
 
-# A guest that uses less than this share of a processor for so many seconds has finished booting.
+# A guest has finished booting once it uses less than this share of a processor for so many seconds.
 _IDLE_SECONDS, _IDLE_SHARE = 2.0, 0.15
 _SETTLE_SECONDS = 30.0
 _SAVE_SECONDS = 60.0
@@ -150,7 +150,7 @@ class TemplateBoot:
                 return
 
     async def _save_state(self, qmp: QmpConnection) -> None:
-        """Have QEMU write its device state, without the memory, which is in a file already."""
+        """Make QEMU write its device state, without the memory, which is in a file already."""
         capability = {"capability": "x-ignore-shared", "state": True}
         await qmp.execute("migrate-set-capabilities", capabilities=[capability])
         await qmp.execute("migrate-set-parameters", max_bandwidth=1 << 40)

@@ -27,8 +27,8 @@ from infranetes_common.reactors import IReactor
 
 _LOCK, _WORK = "lock", ".build-"
 _PROCESS_NAME = "guest=infranetes-template-"
-_MOST = 3  # templates beside each other: changing the configuration back and forth needs no boot
-_SPACE_MIB = 1024  # of disk, beside the RAM
+_MOST = 3  # templates that are kept: changing the configuration back and forth needs no boot
+_SPACE_MIB = 1024  # of disk that has to be free, beside the RAM's size
 
 
 class TemplateMaker:

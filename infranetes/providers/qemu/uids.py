@@ -23,9 +23,9 @@ import attrs
 
 from infranetes_common.errors import InvalidArgument, ResourceExhausted, Unavailable
 
-LEAST = 16  # a smaller range holds too few VMs to be meant
+LEAST = 16  # a smaller range is for so few VMs that it must be a mistake
 _RANGE = re.compile(r"([0-9]{1,10})-([0-9]{1,10})")
-_LARGEST = (1 << 32) - 2  # 2**32 - 1 stands for none
+_LARGEST = (1 << 32) - 2  # 2**32 - 1 means no uid
 _RESERVED = (65534, 65535)
 _WORLD_WRITABLE = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108
 _KILL_TRIES, _KILL_PAUSE = 10, 0.02

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The uplink of a VM's tap: the provider's own bridge, or a link in somebody else's namespace."""
+"""The uplink of a VM's tap: the provider's own bridge, or a link in a namespace that another program made."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Uplink(Protocol):
         """
 
     async def leave(self, vm: Vm) -> None:
-        """Let go of what belongs to a VM that is no more."""
+        """Release what belongs to a VM that no longer exists."""
 
     async def guest_network(self, vm: Vm) -> Network:
         """Return the network configuration that the guest is given."""
@@ -58,7 +58,7 @@ class BridgeUplink:
         pass  # the bridge is set up with the provider
 
     async def addresses(self, vm: Vm) -> Sequence[str]:
-        return [vm.record.address]  # chosen when it was reserved
+        return [vm.record.address]  # chosen when the VM was reserved
 
     async def join(self, vm: Vm) -> None:
         await self._network.join(vm.record.bridge_port)
@@ -96,7 +96,7 @@ class NamespaceUplink:
         await self._namespaces.join(_attachment(vm), vm.record.tap, network.mtu)
 
     async def leave(self, vm: Vm) -> None:
-        pass  # all that was made is gone with the tap
+        pass  # all that was made disappears with the tap
 
     async def guest_network(self, vm: Vm) -> Network:
         if vm.taken_over is None:
@@ -112,7 +112,7 @@ def _attachment(vm: Vm) -> Attachment:
 
 
 class UplinkOfRecord:
-    """Each VM's is the one that its record says. See `Uplink`."""
+    """Uses for each VM the uplink that its record names. See `Uplink`."""
 
     def __init__(self, bridge: Uplink, namespaces: Uplink) -> None:
         self._bridge = bridge

@@ -110,7 +110,7 @@ class Vm:
         return f"{why}; last output: {last}"[:_DETAIL_CHARACTERS] if last else why
 
     def ended_error(self) -> Unavailable:
-        """Return the error for those who wait for it to run, although it has ended."""
+        """Return the error for callers that wait for the VM to run, although it has ended."""
         output = self.paths.last_output()
         tail = f"; the end of its console:\n{output}" if output else ""
         return Unavailable(f"VM {self.record.id} has ended: {self.instance().detail}{tail}")
@@ -119,7 +119,7 @@ class Vm:
         """Return a connection to its QEMU, anew if an earlier daemon had it or it was lost.
 
         :raise Unavailable: QEMU does not answer."""
-        async with self._connecting:  # QEMU serves one at a time
+        async with self._connecting:  # QEMU serves one connection at a time
             if self.connections is None or self.connections.lost:
                 connections = VmConnections(reactor)
                 await connections.open_monitor(self.paths.sockets)

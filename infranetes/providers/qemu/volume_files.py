@@ -94,7 +94,8 @@ class VolumeFiles:
         new = path.with_name(path.name + _NEW)
         try:
             new.unlink(missing_ok=True)
-            self._source(volume_id).unlink(missing_ok=True)  # of one that somebody has removed
+            # Left by a volume whose file a person has removed.
+            self._source(volume_id).unlink(missing_ok=True)
             write_file(new, size)
             new.replace(path)
             sync_directory(self.directory)
@@ -104,8 +105,8 @@ class VolumeFiles:
         return VolumeDisk(volume_id, size)
 
     def begin(self, volume_id: str, size: int) -> Path:
-        """Begin a volume that is filled by whoever calls. Return the file, which is not there yet, and for
-        which room is kept until it is finished or dropped."""
+        """Begin a volume that the caller fills. Return the file, which is not there yet, and for which room
+        is kept until it is finished or dropped."""
         check_size(size)
         new = self._new(volume_id)
         try:
@@ -130,7 +131,7 @@ class VolumeFiles:
         return VolumeDisk(volume_id, size, source=source)
 
     def drop(self, volume_id: str) -> None:
-        """Remove a file that was begun. Idempotent; what can't be removed now is a rest."""
+        """Remove a file that was begun. Idempotent; what can't be removed now is one of the `rests`."""
         new = self._new(volume_id)
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
@@ -194,7 +195,7 @@ class VolumeFiles:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise FailedPrecondition(f"{path} is no file: nothing but a person may remove it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody attaches it from now on
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no VM can attach it from now on
             path.unlink(missing_ok=True)
             self._source(volume_id).unlink(missing_ok=True)
             sync_directory(self.directory)
@@ -288,7 +289,7 @@ class VolumeFiles:
 
 
 def write_file(path: Path, size: int) -> None:
-    """Have a file that only root can read be there, so large, also after a loss of power."""
+    """Make a file of this size that only root can read, and that survives a loss of power."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
     try:
         os.fchmod(descriptor, MODE)  # whatever the umask is

@@ -31,7 +31,8 @@ def open_volume(volume: str, path: Path, read_only: bool) -> VolumeFile:
     with contextlib.ExitStack() as opened:
         try:
             if stat.S_ISBLK(os.stat(path).st_mode):
-                flags |= os.O_EXCL  # the node itself doesn't use it, and does not for as long as it is open
+                # Fails if the node itself uses it, and keeps the node from doing so while it is open.
+                flags |= os.O_EXCL
             descriptor = os.open(path, flags)
             opened.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,8 +53,8 @@ def open_volume(volume: str, path: Path, read_only: bool) -> VolumeFile:
 
 
 def make_direct(descriptor: int) -> bool:
-    """Have an open file used without the page cache; return whether its file system can: some, such as an
-    older tmpfs, can't.
+    """Make an open file bypass the page cache; return whether its file system can: some, such as an older
+    tmpfs, can't.
 
     QEMU 9.1 and later refuse `cache.direct` for a file that was not opened so; earlier ones change it.
     """

@@ -85,7 +85,8 @@ class QemuVolumes:
     async def _expand(self, volume_id: str, size: int) -> VolumeDisk:
         async with self._copies.none_of(volume_id):
             disk = await self._alone(self._files.expand, volume_id, size)
-            await self._attacher.grown(volume_id, disk.size)  # also where an earlier call got no further
+            # Also if an earlier call was cut short before this.
+            await self._attacher.grown(volume_id, disk.size)
         return disk
 
     @deferred

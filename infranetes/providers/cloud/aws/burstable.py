@@ -35,7 +35,7 @@ _CREDITS = {
     },
 }
 _MINUTES = 60
-_LEAST = 0.05  # of a vCPU: the smallest baseline in the table, for types that are newer than it
+_LEAST = 0.05  # vCPUs: the smallest baseline in the table, assumed for types that it lacks
 _FAMILY = re.compile(r"t[0-9]+[a-z]*\.")
 
 

@@ -37,7 +37,7 @@ from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
 _ID = re.compile(r"i-[0-9a-f]{8,17}")
-_SUBNET = "subnet-"  # begins subnets' ids
+_SUBNET = "subnet-"  # the prefix of subnets' ids
 _MAX_USER_DATA = 16 * 1024  # bytes, before base64
 _STATES = {
     "pending": InstanceState.PENDING,
@@ -49,8 +49,8 @@ _STATES = {
 }
 
 
-# Source: "Request throttling for the Amazon EC2 API". EC2 has a bucket for each action of an account and
-# region; looks have here the rate of those that name no filter.
+# Source: "Request throttling for the Amazon EC2 API". EC2 keeps a bucket for each action of an account and
+# region; LOOK has the rate of requests without a filter.
 _RATES = {
     Action.LAUNCH: Rate(2.0, 5.0),
     Action.DESTROY: Rate(5.0, 100.0),
@@ -72,9 +72,10 @@ class AwsCloud:
             settings.access_key, settings.secret_key, settings.profile, settings.region, settings.call_seconds
         )
         self._images = Images(settings.image_owners)
-        self._architecture = "x86_64"  # of the configured image; all others have to fit
-        self._given: dict[str, addresses.Association] = {}  # by the VM's id, of addresses of its own
-        self._subnet_zones: Mapping[str, str] = {}  # of the configured subnets
+        self._architecture = "x86_64"  # the configured image's; all other images must have the same
+        # By VM id: the association with an elastic address.
+        self._given: dict[str, addresses.Association] = {}
+        self._subnet_zones: Mapping[str, str] = {}  # the zone of each configured subnet
         self._book = book
         self.location = f"aws {settings.region}"
 
@@ -201,16 +202,16 @@ class AwsCloud:
         return _vm(instance)
 
     def _check_offered(self, request: LaunchRequest) -> None:
-        """Check that a zone has a size, as far as is known. EC2 is not asked for what it does not have.
+        """Check that a zone has a size, as far as is known, so that EC2 is not asked for what it lacks.
 
-        :raise CloudError: it has not."""
+        :raise CloudError: the zone does not have it."""
         zone = self._subnet_zones.get(request.zone, request.zone)
         zones = next((offer.zones for offer in self.offers if offer.name == request.size), ())
         if zones and zone and not zone.startswith(_SUBNET) and zone not in zones:
             raise CloudError(ErrorKind.CAPACITY, f"zone {zone} does not offer {request.size}")
 
     def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
-        return vm  # EC2 refuses at once or not at all
+        return vm  # EC2 refuses a launch at once or not at all
 
     def _thd_find(self, driver: Driver, token: str) -> list[CloudVM]:
         return self._thd_listed(driver, {f"tag:{TOKEN}": token})

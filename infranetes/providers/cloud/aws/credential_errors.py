@@ -11,8 +11,7 @@ from typing import Protocol, TypedDict, cast
 from infranetes.providers.cloud.errors import message_of
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
-# STS' codes, and those of the SSO portal. A web identity's token that has expired is replaced by whoever
-# wrote it.
+# Codes of STS and of the SSO portal. An expired web identity token may pass: its issuer writes a new one.
 _PASSING = frozenset(
     (
         "IDPCommunicationError",
@@ -56,12 +55,12 @@ class _ClientError(Protocol):
 
 
 def broken(words: str) -> CloudError:
-    """Return the error of credentials that somebody has to mend."""
+    """Return the error for credentials that stay broken until an administrator repairs them."""
     return CloudError(ErrorKind.CREDENTIALS, f"no credentials: {words}")
 
 
 def classify(error: Exception) -> CloudError:
-    """Return what an error means that was met while keys were found or renewed."""
+    """Classify an error that was met while keys were found or renewed."""
     from botocore import exceptions
 
     if isinstance(error, CloudError):
@@ -76,9 +75,9 @@ def classify(error: Exception) -> CloudError:
         return _passing(words) if name in _PASSING_ERRORS else broken(words)
     if isinstance(error, OSError):
         return broken(f"{error.filename or 'a file'} can't be read: {error.strerror}")
-    if isinstance(error, RuntimeError):  # keys have expired already when they are given
+    if isinstance(error, RuntimeError):  # botocore's, when new keys have already expired
         return _passing(message_of(error))
-    # What it could not read may be in its message.
+    # The error's own message is left out: it may quote what botocore could not read.
     return broken(f"what gives them answers something else ({name})")
 
 

@@ -20,12 +20,12 @@ from infranetes.providers.cloud.aws.credential_errors import broken, classify
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.renewal import Renewed
 
-_LOOK_AGAIN = 60.0  # seconds after which keys that never end are looked for anew: they may be others by then
-_SPARE = 5.0  # seconds before their end that keys serve no more
+_LOOK_AGAIN = 60.0  # seconds until keys without an expiry are looked up again, as they may have been replaced
+_SPARE = 5.0  # seconds before their expiry from which keys are no longer used
 _CONNECT_SECONDS = 3.0
 _METADATA_ATTEMPTS = 3
 _VENDOR = Path("/sys/class/dmi/id/sys_vendor")
-_MOST_PROFILES = 10  # that stand on each other
+_MOST_PROFILES = 10  # in a chain of source_profile references
 
 
 @attrs.frozen
@@ -75,7 +75,7 @@ class _Lease:
 
     value: Keys
     found: _BotocoreCredentials = attrs.field(repr=False)
-    at: float  # of the monotonic clock
+    at: float  # when they were found, by the monotonic clock
 
     def is_due(self) -> bool:
         if isinstance(self.found, _Refreshable):
@@ -91,7 +91,7 @@ class Credentials:
 
     :param access_key: of the configuration; "": botocore finds others. :param profile: of AWS' files.
     :param region: whose STS is asked. :param timeout: seconds in which keys are found, or are not.
-    :param vendor_file: says who has made this machine.
+    :param vendor_file: the file that names this machine's vendor.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Credentials:
         return self._given or self._keys._thd_now()
 
     def _thd_get(self) -> _Lease:
-        """Find keys, or renew those that were found before and end."""
+        """Find keys, or renew those that were found before if they expire."""
         at = time.monotonic()
         try:
             if not isinstance(self._found, _Refreshable):
@@ -125,7 +125,7 @@ class Credentials:
         except Exception as error:
             cloud_error = classify(error)
             if cloud_error.kind is not ErrorKind.TRANSIENT:
-                self._found = None  # whoever mends it may do so in AWS' files
+                self._found = None  # the repair may be in AWS' files, which are then read anew
             raise cloud_error from error
         return _Lease(Keys(frozen.access_key, frozen.secret_key, frozen.token), self._found, at)
 
@@ -140,7 +140,7 @@ class Credentials:
         if found is not None:
             return found
         if self._is_instance():
-            # botocore says the same of a metadata service that does not answer.
+            # botocore also finds nothing if the metadata service does not answer.
             raise CloudError(
                 ErrorKind.TRANSIENT,
                 "no credentials: the metadata service of this instance gives none; give the instance a role, "
@@ -165,7 +165,7 @@ class Credentials:
         session.set_config_variable("region", self._region)
         if session.get_config_variable("metadata_service_num_attempts") == 1:  # botocore's default
             session.set_config_variable("metadata_service_num_attempts", _METADATA_ATTEMPTS)
-        # Of what asks for keys: what fails is tried again by `calls.Calls`, with its own pauses.
+        # For the requests for keys. They are not repeated here: `calls.Calls` does that, with its own pauses.
         session.set_default_client_config(
             Config(
                 connect_timeout=_CONNECT_SECONDS,
@@ -176,7 +176,8 @@ class Credentials:
         return session
 
     def _wants_code(self, session: _Session) -> bool:
-        """Return whether the profile, or one that it stands on, asks for the code of an MFA device."""
+        """Return whether the profile, or one in its chain of source profiles, asks for the code of an MFA
+        device."""
         profiles = session.full_config.get("profiles", {})
         name = str(session.get_config_variable("profile") or "default")
         for _ in range(_MOST_PROFILES):

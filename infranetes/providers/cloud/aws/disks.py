@@ -53,13 +53,14 @@ _HOLDS = {
     "detaching": HoldState.DETACHING,
     "busy": HoldState.DETACHING,
 }
-# What EC2 takes for volumes beside the root's, and beside what instances have of themselves (source: EC2 user
-# guide, "Available device names"). On Nitro instances they are no names of devices: each is taken once.
+# The device names that EC2 accepts for volumes other than the root's and an instance's own disks (source: EC2
+# user guide, "Available device names"). On Nitro instances they do not name the guest's devices, but each can
+# still be taken only once.
 _DEVICES = tuple(f"/dev/sd{each}" for each in ascii_lowercase[5:16]) + tuple(
     f"/dev/xvd{first}{second}" for first in "bcd" for second in ascii_lowercase
 )
 _DEVICE_TAKEN = re.compile(r"Attachment point \S+ is already in use")
-_MAX_FILTERS = 200  # values of a filter
+_MAX_FILTERS = 200  # values that one filter may have
 
 
 class AwsDisks:
@@ -90,7 +91,7 @@ class AwsDisks:
         return list(self._thd_described(driver, f"tag:{VOLUME}", names, ours=True))
 
     def _thd_get(self, driver: Driver, ids: Sequence[str]) -> list[CloudDisk]:
-        # By a filter, as asking for an id that does not exist is an error.
+        # A filter is used because asking for an id that does not exist is an error.
         return list(self._thd_described(driver, "volume-id", ids))
 
     def _thd_list(self, driver: Driver) -> list[CloudDisk]:
@@ -130,8 +131,8 @@ class AwsDisks:
     # ---- Changing
 
     def _thd_create(self, driver: Driver, request: DiskRequest) -> tuple[CloudDisk, str]:
-        """Ask EC2 itself: libcloud's `create_volume` has no client token, and tags a volume once it is there:
-        one could stay without tags."""
+        """Send EC2's own request: libcloud's `create_volume` has no client token, and tags a volume only once
+        it exists, so one could stay without tags."""
         if not self.zone:
             raise FailedPrecondition(
                 "EC2 makes volumes in a zone: give subnets in providers.aws, or volume_zone there"
@@ -166,7 +167,7 @@ class AwsDisks:
         return disk.id
 
     def _thd_attach(self, driver: Driver, disk: CloudDisk, vm_id: str, read_only: bool) -> str:
-        """Attach it for writing, also if `read_only` is asked for: EC2 has no other mode."""
+        """Attach a disk for writing, even if `read_only` is asked for: EC2 has no other mode."""
         start = zlib.crc32(disk.id.encode()) % len(_DEVICES)
         for device in _DEVICES[start:] + _DEVICES[:start]:
             try:

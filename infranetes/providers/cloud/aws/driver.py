@@ -43,7 +43,7 @@ from infranetes.providers.cloud.aws.regions import ec2
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _MAX_PAGES = 100
-_KNOWN_REGION = "us-east-1"  # to libcloud; its host and name are replaced
+_KNOWN_REGION = "us-east-1"  # a region that libcloud knows; its host and name are replaced
 _FORM = "application/x-www-form-urlencoded; charset=utf-8"
 
 
@@ -205,14 +205,14 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
             ex_clienttoken=client_token,
             ex_blockdevicemappings=list(disks) or None,
             ex_iamprofile=instance_profile or None,
-            ex_assign_public_ip=True,  # describes the interface; `Connection.adding` says whether it is so
+            ex_assign_public_ip=True,  # makes libcloud describe it; `Connection.adding` sets the value
         )
         return instance
 
     def terminate_instance(self, id: str) -> bool:
         """Ask for an instance's end, without waiting for its system. Returns whether it shuts down.
 
-        libcloud would take the first state that the answer names, be it what the instance has left."""
+        libcloud would read the first state in the answer, which may be the one that the instance has left."""
         answer = self.request("TerminateInstances", **{"InstanceId.1": id, "SkipOsShutdown": "true"})
         told = {text(each, "instanceId"): each for each in items(answer, "instancesSet/item")}
         return text(told.get(id), "currentState/name") in ("shutting-down", "terminated")
@@ -226,8 +226,8 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         self.attach_volume(self._node(instance), self._volume(volume), device)
 
     def detach(self, volume: str, instance: str, *, force: bool) -> None:
-        """Ask for a volume to be detached from this instance; libcloud would say from any."""
-        forced = {"Force": "true"} if force else {}  # libcloud would say 1
+        """Ask for a volume to be detached from this instance; libcloud would detach it from any."""
+        forced = {"Force": "true"} if force else {}  # libcloud would send 1
         with self.connection.adding({"InstanceId": instance, **forced}):
             self.detach_volume(self._volume(volume), ex_force=force)
 

@@ -36,7 +36,7 @@ _CODES = {
         "MissingAuthenticationToken"
     ),
     ErrorKind.CONFLICT: "IdempotentParameterMismatch IdempotentInstanceTerminated",
-    # The last one: a volume is modified at most once in six hours.
+    # VolumeModificationRateExceeded: a volume can be modified at most once in six hours.
     ErrorKind.STATE: (
         "IncorrectState IncorrectInstanceState VolumeInUse InvalidAttachment.NotFound "
         "InvalidSnapshot.InUse IncorrectModificationState VolumeModificationRateExceeded"

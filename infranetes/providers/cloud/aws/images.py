@@ -18,7 +18,7 @@ NAME = "infranetes.image_name"  # the tag with NAME:VERSION
 _ID = re.compile(r"ami-[0-9a-f]{8,17}")
 _OWNER = re.compile(r"self|amazon|aws-marketplace|[0-9]{12}")
 _GIB = 1 << 30
-_MAX_DISKS = 256  # images whose disks are remembered
+_MAX_DISKS = 256  # how many images' disks are remembered
 
 
 def are_owners(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ class Images:
 
     def __init__(self, owners: Sequence[str]) -> None:
         self._owners = owners
-        self._disks: dict[str, RootDisk] = {}  # by the image, which never changes
+        self._disks: dict[str, RootDisk] = {}  # by image id; an image never changes
 
     def _thd_get(self, driver: Driver, id: str) -> Image | None:
         """Return the image with this id, if there is one."""
@@ -56,7 +56,7 @@ class Images:
             "architecture": architecture,
             "state": "available",
         }
-        # libcloud's own parameter takes one owner only.
+        # libcloud's own parameter takes only one owner.
         with driver.connection.adding({f"Owner.{n}": owner for n, owner in enumerate(self._owners, 1)}):
             images = driver.images(filters=wanted)
         usable = [image for image in images if _ID.fullmatch(image.id or "")]
@@ -71,7 +71,7 @@ class Images:
         return MachineImage(newest.id, name, version, newest.extra["disks_gib"] * _GIB)
 
     def _thd_has(self, driver: Driver, id: str) -> bool:
-        # By a filter, as asking for an id that does not exist is an error.
+        # A filter is used because asking for an id that does not exist is an error.
         return bool(driver.images(filters={"image-id": id, "state": "available"}))
 
     def _thd_root_disk(self, driver: Driver, id: str) -> RootDisk:

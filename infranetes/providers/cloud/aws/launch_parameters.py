@@ -12,14 +12,14 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind, LaunchRe
 
 
 def launch_parameters(settings: Settings, request: LaunchRequest) -> dict[str, str]:
-    """Return the parameters, of all but the disk and the place."""
+    """Return the parameters for everything but the disk and the place."""
     wishes = request.wishes
     public = settings.public_address if wishes.public_address is None else wishes.public_address
     found = {
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "MetadataOptions.HttpTokens": "required",  # against requests that pods are tricked into
+        "MetadataOptions.HttpTokens": "required",  # against requests that pods are tricked into (SSRF)
         "MetadataOptions.HttpPutResponseHopLimit": "1",
-        # Said either way: left out, a subnet's own setting would decide, and bill an address.
+        # Always stated: otherwise the subnet's own setting would decide, and an address might be billed.
         "NetworkInterface.1.AssociatePublicIpAddress": "true" if public else "false",
     }
     tagged = ["volume", "network-interface"]
@@ -30,7 +30,7 @@ def launch_parameters(settings: Settings, request: LaunchRequest) -> dict[str, s
         found["InstanceMarketOptions.MarketType"] = "spot"
         if wishes.spot_max_price is not None:
             found["InstanceMarketOptions.SpotOptions.MaxPrice"] = str(wishes.spot_max_price)
-    for number, kind in enumerate(tagged, start=2):  # libcloud tags the instance first
+    for number, kind in enumerate(tagged, start=2):  # number 1 is libcloud's tags of the instance
         found |= tag_parameters(kind, request.tags, number)
     return found
 
@@ -38,7 +38,7 @@ def launch_parameters(settings: Settings, request: LaunchRequest) -> dict[str, s
 def root_disk_mappings(settings: Settings, root: RootDisk) -> list[BlockDevice]:
     """Return the root disk, which must not outlive the VM, whatever its image says.
 
-    :raise CloudError: the image has none that can be as the configuration says."""
+    :raise CloudError: the image has no root disk that can be made as configured."""
     disk = {
         "VolumeType": settings.disk_type,
         "Iops": str(settings.disk_iops or ""),

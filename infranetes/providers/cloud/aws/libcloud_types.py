@@ -36,7 +36,7 @@ class InstanceExtra(TypedDict, total=False):
     status: str
     instance_type: str
     reason: str
-    state_reason: str  # our driver adds it
+    state_reason: str  # added by our driver
     availability: str  # its availability zone
 
 
@@ -67,10 +67,10 @@ class ImageExtra(TypedDict, total=False):
     """The attributes of an EC2 `NodeImage` in addition to libcloud's common ones."""
 
     architecture: str
-    root_device_name: str  # our driver adds this and all below
+    root_device_name: str  # added by our driver, as is all below
     root_disk_gib: int
     disks_gib: int
-    created: str  # ISO 8601, so it sorts
+    created: str  # ISO 8601, which sorts by time
 
 
 class Image(Protocol):
@@ -106,7 +106,7 @@ class BlockDevice(TypedDict):
 
 
 class VolumeModification(Protocol):
-    """A `libcloud.compute.drivers.ec2.EC2VolumeModification`: how far a volume has grown."""
+    """A `libcloud.compute.drivers.ec2.EC2VolumeModification`: the progress of a volume's growth."""
 
     modification_state: str
     start_time: datetime | None

@@ -15,14 +15,14 @@ from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 from infranetes.providers.cloud.offer_book import MAX_OFFERS, Sources
 
-_PAGE = "100"  # the most types that EC2 describes at once
+_PAGE = "100"  # how many types EC2 describes at most in one page
 _OFFERINGS_PAGE = "1000"
-_ARCHITECTURES = ("x86_64", "arm64")  # in this order, of types that have several
-_PRICE_SECONDS = 10.0  # for which a page of the price list is waited
+_ARCHITECTURES = ("x86_64", "arm64")  # in order of preference, for types with several
+_PRICE_SECONDS = 10.0  # the timeout of one page of the price list
 
 
 def sources(region: str) -> Sources:
-    """Return where a region's types and prices are from."""
+    """Return the sources of a region's types and prices."""
     return Sources(f"aws {region}", "EC2", "AWS' price list", bundled.NAME, regions.currency(region))
 
 

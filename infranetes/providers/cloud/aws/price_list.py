@@ -22,9 +22,9 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _TARGET = "AWSPriceListService.GetProducts"
 _MAX_PAGES = 100
-_MAX_BYTES = 8 << 20  # of a page
-_PAGE = 100  # the most that the API gives
-# Linux by the second, on hardware that is shared, without licences: what RunInstances gives by default.
+_MAX_BYTES = 8 << 20  # bytes of one page
+_PAGE = 100  # products in one page; the API allows no more
+# What RunInstances gives by default: Linux, billed by the second, on shared hardware, without licences.
 _ON_DEMAND = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -39,7 +39,7 @@ class _Answer(Protocol):
 
 
 class _Response(JsonResponse):  # type: ignore[misc]
-    """An answer, or an error in the form that the other one has: `CODE: MESSAGE`."""
+    """An answer of the API, whose errors are put into the form of EC2's: `CODE: MESSAGE`."""
 
     def parse_body(self) -> object:
         if len(self.body or "") > _MAX_BYTES:
@@ -73,10 +73,12 @@ class _Connection(SignedAWSConnection):  # type: ignore[misc]
 
 
 class PriceList:
-    """A connection to the API, for one thread. :param endpoint: in place of AWS' own; "": that."""
+    """A connection to the API, for one thread. :param endpoint: the one to use in place of AWS' own; "": AWS'
+    own."""
 
     def __init__(self, where: Endpoint, keys: Keys, timeout: float, endpoint: str) -> None:
-        arguments: dict[str, Any] = {"host": where.host, **connection_arguments(endpoint)}  # Any: libcloud's
+        # Any: libcloud has no types.
+        arguments: dict[str, Any] = {"host": where.host, **connection_arguments(endpoint)}
         self._connection = _Connection(
             keys.access_key,
             keys.secret_key,
@@ -142,7 +144,8 @@ def price_of(product: object, currency: str) -> tuple[str, float] | None:
 
     :param product: JSON, as the API has it: an item of a list of prices."""
     try:
-        said: Any = json.loads(product) if isinstance(product, str) else product  # Any: it is seen below
+        # Any: its form is checked below.
+        said: Any = json.loads(product) if isinstance(product, str) else product
         name = said["product"]["attributes"]["instanceType"]
         prices = [
             float(dimension["pricePerUnit"][currency])

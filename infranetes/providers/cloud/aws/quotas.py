@@ -7,7 +7,9 @@ from __future__ import annotations
 import re
 
 _FAMILY = re.compile(r"[a-z]+")  # m of m5.large, inf of inf2.xlarge, u of u-6tb1.metal
-_STANDARD = "Standard"  # A, C, D, H, I, M, R, T and Z, with all that begins like one of these but for:
+# A, C, D, H, I, M, R, T and Z, and every family that begins with one of these letters, except
+# those of `_OTHERS`.
+_STANDARD = "Standard"
 _OTHERS = {
     "dl": "DL",
     "f": "F",

@@ -42,12 +42,12 @@ def is_region(name: str) -> bool:
 
 
 def ec2(region: str) -> Endpoint:
-    """Return where a region's EC2 is."""
+    """Return the endpoint of a region's EC2."""
     return Endpoint(_host("ec2", region), region)
 
 
 def price_list(region: str) -> Endpoint | None:
-    """Return where a region's prices are told; None: its partition has no price list."""
+    """Return the endpoint of a region's price list; None: its partition has none."""
     found = _PRICE_LISTS.get(partition(region))
     if found is None:
         return None
@@ -57,7 +57,7 @@ def price_list(region: str) -> Endpoint | None:
 
 
 def currency(region: str) -> str:
-    """Return what a region's prices are in."""
+    """Return the currency of a region's prices."""
     return "CNY" if partition(region) == "aws-cn" else "USD"
 
 

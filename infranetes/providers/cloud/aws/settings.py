@@ -13,7 +13,7 @@ from infranetes.providers.cloud.aws.regions import is_region
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.config import secret
 
-_PROVISIONED = ("io1", "io2")  # types of disks that are sold by their operations
+_PROVISIONED = ("io1", "io2")  # disk types that are sold with a number of operations per second
 _not_negative = attrs.validators.ge(0)
 
 
@@ -59,32 +59,32 @@ class Settings(CloudSettings):
     """The table `providers.aws`."""
 
     region: str = attrs.field(validator=_is_region)
-    image: str = attrs.field(validator=_is_image)  # of a guest with our agent
-    # Whose images the catalogue has: self, account ids, amazon, aws-marketplace.
+    image: str = attrs.field(validator=_is_image)  # the image of a guest with our agent
+    # The owners of the catalogue's images: self, account ids, amazon, aws-marketplace.
     image_owners: tuple[str, ...] = attrs.field(default=("self",), validator=are_owners)
     subnets: tuple[str, ...] = ()  # tried in this order; empty: the default VPC's choice
     security_groups: tuple[str, ...] = attrs.field(default=(), validator=_have_subnets)  # ids
-    key_name: str = ""  # an SSH key pair's, for looking into a VM
-    instance_profile: str = ""  # what pods may do at AWS, unless their annotation says otherwise
+    key_name: str = ""  # the name of an SSH key pair, for looking into a VM
+    instance_profile: str = ""  # gives pods their rights at AWS, unless an annotation names another
     public_address: bool = False  # for pods without an annotation
-    volume_type: Literal["gp3", "gp2", "st1", "sc1", "standard"] = "gp3"  # of new volumes
-    volume_zone: str = ""  # where volumes are made; empty: where the first subnet is
-    encrypt_volumes: bool = False  # in any case; else as the account's default says
-    volume_key: str = ""  # of KMS, that new volumes are encrypted with; empty: the account's default
-    # Of VMs' disks. Empty and 0: as the image, or EC2, has it.
+    volume_type: Literal["gp3", "gp2", "st1", "sc1", "standard"] = "gp3"  # the type of new volumes
+    volume_zone: str = ""  # the zone where volumes are made; empty: that of the first subnet
+    encrypt_volumes: bool = False  # true: always; false: as the account's default says
+    volume_key: str = ""  # the KMS key that encrypts new volumes; empty: the account's default
+    # The root disks of VMs. Empty or 0: as the image, or EC2, has it.
     disk_gib: int = attrs.field(default=0, validator=_not_negative)
     disk_type: Literal["", "gp3", "gp2", "io1", "io2", "standard"] = ""
     disk_iops: int = attrs.field(default=0, validator=[_not_negative, _iops])
     disk_throughput: int = attrs.field(default=0, validator=[_not_negative, _throughput])  # MiB a second
-    encrypt_disk: bool = False  # in any case; else as the image and the account's default say
-    disk_key: str = ""  # of KMS; empty: the account's default
-    # Of burstable instances that have used up their CPU credits: the baseline, or more for money.
+    encrypt_disk: bool = False  # true: always; false: as the image and the account's default say
+    disk_key: str = ""  # the KMS key; empty: the account's default
+    # What burstable instances get once their CPU credits are used up: the baseline, or more for money.
     burst: Literal["standard", "unlimited"] = "standard"
     sizes: tuple[str, ...] = ("t3.*", "m5.*", "c5.*", "r5.*", "m6i.*", "c6i.*", "r6i.*", "g4dn.*", "g5.*")
     access_key: str = ""
     secret_key: str = secret(default="", validator=_pair)
-    profile: str = ""  # of the AWS configuration files, when no keys are given here
+    profile: str = ""  # a profile in AWS' configuration files, used when no keys are given here
     endpoint: str = attrs.field(default="", validator=_is_endpoint)  # in place of the region's own
-    # In place of that of AWS' price list.
+    # In place of the endpoint of AWS' price list.
     price_endpoint: str = attrs.field(default="", validator=_is_endpoint)
-    prices_file: str = ""  # of one's own prices, see `own_prices`
+    prices_file: str = ""  # a file with one's own prices, see `own_prices`

@@ -9,9 +9,9 @@ completed                READY
 error                    FAILED
 recoverable, recovering  DELETING: somebody has deleted it, and EC2's recycle bin has it
 
-EC2 knows no client token of snapshots, so a request whose answer was lost may have made one that is not
-listed yet, and the next request a second. Of several of a name the first is the snapshot, no other is listed,
-and all of them are deleted with it.
+EC2 has no client tokens for snapshots: a request whose answer was lost may have made a snapshot that is not
+listed yet, and the next request then makes a second one. Of several with one name only the first is listed,
+and all of them are deleted together.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AwsSnapshots:
         return [each for each in found if each.name == name]
 
     def _thd_get(self, driver: Driver, id: str) -> CloudSnapshot | None:
-        # By a filter, as asking for an id that does not exist is an error.
+        # A filter is used because asking for an id that does not exist is an error.
         found = self._thd_described(driver, {"snapshot-id": id})
         return found[0] if found else None
 
@@ -68,8 +68,8 @@ class AwsSnapshots:
         return list(first.values())
 
     def _thd_create(self, driver: Driver, request: SnapshotRequest) -> str:
-        """libcloud's `create_volume_snapshot` tags a snapshot once it is there: one could stay without
-        tags."""
+        """Send EC2's own request: libcloud's `create_volume_snapshot` tags a snapshot only once it exists, so
+        one could stay without tags."""
         if not self._thd_find(driver, request.name):
             tags = {CLUSTER: request.cluster, SNAPSHOT: request.name}
             parameters = tag_parameters("snapshot", tags)
@@ -92,7 +92,8 @@ class AwsSnapshots:
         return [each for each in found if each.ours]
 
     def _thd_described(self, driver: Driver, filters: dict[str, str]) -> list[CloudSnapshot]:
-        """libcloud's `list_snapshots` has no filters, and would list everybody's."""
+        """Describe snapshots; libcloud's `list_snapshots` has no filters, and would list those of all
+        accounts."""
         answer = driver.request("DescribeSnapshots", **filter_parameters(filters))
         return [self._shown(each) for each in items(answer, "snapshotSet/item")]
 

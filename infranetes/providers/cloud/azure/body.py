@@ -112,7 +112,8 @@ def _disk(settings: Settings, request: LaunchRequest, name: str) -> Mapping[str,
 
 
 def _priority(request: LaunchRequest) -> Mapping[str, object]:
-    """Have a spot VM that is evicted stopped rather than deleted, so that its end can be seen."""
+    """Return the options of a spot VM: if it is evicted it is stopped, not deleted, so that its end can be
+    seen."""
     if not request.wishes.spot:
         return {}
     price = request.wishes.spot_max_price

@@ -45,11 +45,12 @@ from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
-_KINDS = {"network interface": NIC, "address": ADDRESS, "disk": DISK}  # of leftovers, in the order of release
+# The kinds of leftovers, in the order of their release.
+_KINDS = {"network interface": NIC, "address": ADDRESS, "disk": DISK}
 
 # Source: Azure Resource Manager, "Understand how Azure Resource Manager throttles requests": buckets of 250
-# reads, 200 writes and 200 deletions, filled by 25, 10 and 10 a second. A launch is two writes, or three with
-# a public address; a look up to four reads; all other changes are deletions.
+# reads, 200 writes and 200 deletions, refilled by 25, 10 and 10 a second. A launch takes two writes, or three
+# with a public address; a look takes up to four reads; all other changes are deletions.
 _RATES = {
     Action.LAUNCH: Rate(5.0, 100.0),
     Action.DESTROY: Rate(7.0, 180.0),
@@ -72,11 +73,11 @@ class AzureCloud:
         self._book = book
         book.use_zones(self._zone(each) for each in settings.zones)
         self._addresses = Addresses()
-        # Names of VMs that are asked for, since each step of a launch can fail: with an interface, and that
-        # Azure has made.
+        # How far launches have come, as each step can fail: the names of VMs that have a network interface,
+        # and of VMs that Azure has created.
         self._with_nic: set[str] = set()
         self._with_vm: set[str] = set()
-        self._architecture = "x86_64"  # of the configured image; all others have to fit
+        self._architecture = "x86_64"  # the configured image's; all other images must have the same
         self.location = f"azure {settings.resource_group} {settings.location}"
 
     @property
@@ -219,7 +220,7 @@ class AzureCloud:
         driver.create(NIC, name, body.nic(self._settings, self._group, request, address, is_kept))
 
     def _thd_reserved(self, driver: Driver, name: str) -> str:
-        """Return the id of a public address that is somebody's own."""
+        """Return the id of an existing public address, which a pod asks for by name."""
         if driver.public_address(name) is None:
             raise CloudError(
                 ErrorKind.INVALID,
@@ -244,12 +245,12 @@ class AzureCloud:
         status = operation.get("status", "")
         if status not in ("Failed", "Canceled"):
             return attrs.evolve(vm, operation="") if status == "Succeeded" else vm
-        driver.delete(VM, vm.id)  # which is there all the same
+        driver.delete(VM, vm.id)  # a VM whose creation failed exists all the same
         said = operation.get("error") or {}
         error = AzureError(409, said.get("code", status), said.get("message", "its operation failed"))
         cloud_error = errors.classify(error)
         if cloud_error is not None and cloud_error.kind is ErrorKind.TRANSIENT:
-            # It stays failed however often it is looked at: only another launch may succeed.
+            # The operation stays failed however often it is polled: only another launch may succeed.
             raise CloudError(ErrorKind.CAPACITY, str(cloud_error)) from error
         raise error
 

@@ -34,7 +34,8 @@ _METADATA = "http://169.254.169.254"
 _METADATA_PATH = "/metadata/identity/oauth2/token"
 _METADATA_VERSION = "2018-02-01"
 _ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-_PASSING = (408, 410, 429)  # statuses; the metadata service says 410 while it is updated
+# Statuses of temporary refusals; the metadata service answers 410 while it is being updated.
+_PASSING = (408, 410, 429)
 _MAX_FILE = 64 * 1024
 
 
@@ -59,7 +60,7 @@ class _Answer(TypedDict, total=False):
 
 
 class _Response(JsonResponse):  # type: ignore[misc]
-    """An answer of the token service, whose errors are no resource's."""
+    """An answer of the token service, whose errors have another form than Resource Manager's."""
 
     def parse_error(self) -> str:
         try:
@@ -94,7 +95,7 @@ class Credentials:
         self._token._thd_forget(text)
 
     def _thd_get(self) -> TimedLease[str]:
-        """Get a token. Files are read anew for each: whoever replaces one needs no new daemon."""
+        """Get a token. Files are read anew for each, so replacing one needs no restart of the daemon."""
         settings, begun = self._settings, time.monotonic()
         try:
             if settings.secret_file:

@@ -55,7 +55,7 @@ _MAX_PAGES = 1000
 _MAX_CONSOLE = 64 * 1024
 
 _Json: TypeAlias = Any
-"""What Azure answers, before whoever asked says which resource it is."""
+"""Azure's answer, before the caller gives it the type of its resource."""
 
 
 class Response(AzureJsonResponse):  # type: ignore[misc]
@@ -195,7 +195,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         """Delete a resource of the group. Returns whether there was one. Idempotent."""
         params = {"api-version": _VERSIONS[kind]}
         if kind == VM:
-            params["forceDeletion"] = "true"  # its system is not waited for
+            params["forceDeletion"] = "true"  # does not wait for the guest to shut down
         try:
             answer = self.connection.request(
                 self._group.resource(kind, name), params=params, method="DELETE", retry_failed=False
@@ -276,8 +276,8 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
     def _request(
         self, method: str, path: str, params: Mapping[str, str], body: Mapping[str, object] | None = None
     ) -> _Json:
-        """Return what Azure answers. A look is several reads: one that fails within Azure is made once more,
-        so that the others were not made in vain."""
+        """Return what Azure answers. A look takes several reads: one that fails within Azure is repeated
+        once, so that the others are not wasted."""
         try:
             return self._send(method, path, params, body)
         except AzureError as error:

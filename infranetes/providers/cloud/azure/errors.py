@@ -52,8 +52,8 @@ _CODES = {
         "GalleryImageNotFound ImageNotFound"
     ),
 }
-# "… it results in exceeding approved standardDSv5Family Cores quota." Others are of all families, such as
-# Total Regional Cores and, of spot VMs, LowPriorityCores.
+# "… it results in exceeding approved standardDSv5Family Cores quota." Other quotas count all families, such
+# as Total Regional Cores and, for spot VMs, LowPriorityCores.
 _FAMILY_QUOTA = re.compile(r"approved [\w ]+Family Cores quota", re.IGNORECASE)
 _KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
@@ -73,11 +73,11 @@ def classify(error: Exception) -> CloudError | None:
     if not isinstance(error, AzureError):
         return None
     kind = _KINDS.get(error.error_code)
-    if error.error_code == "OperationNotAllowed":  # for whatever can't be done now
+    if error.error_code == "OperationNotAllowed":  # Azure's code for anything that can't be done now
         kind = ErrorKind.QUOTA if "quota" in str(error).lower() else ErrorKind.STATE
     if kind is ErrorKind.QUOTA and _FAMILY_QUOTA.search(str(error)):
         kind = ErrorKind.FAMILY_QUOTA
-    if int(error.code) == 429:  # whatever its code says
+    if int(error.code) == 429:  # whatever its error code is
         kind = ErrorKind.THROTTLED
     if kind is None:
         return classify_status(error)

@@ -23,7 +23,7 @@ def architecture_of(image: Image) -> str:
 def check(image: Image, where: str) -> None:
     """Check that VMs of an image need nothing but itself.
 
-    :param where: of it, for people. :raise FailedPrecondition: it is a generalized one."""
+    :param where: the image, for people. :raise FailedPrecondition: it is a generalized one."""
     if image["properties"].get("osState") != "Specialized":
         raise FailedPrecondition(
             f"{where} is a generalized image: Azure would wait for its own agent in VMs of it; make it again "

@@ -14,7 +14,7 @@ from infranetes.providers.cloud.azure.sizes import Wanted, offers
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 from infranetes.providers.cloud.offer_book import Sources
 
-_PRICE_SECONDS = 10.0  # for which a page of prices is waited
+_PRICE_SECONDS = 10.0  # the timeout of one page of prices
 
 
 class AzureOffers:
@@ -25,7 +25,7 @@ class AzureOffers:
         self._group = group
         zones = "in zones" if settings.zones else "in no zone"
         self.sources = Sources(
-            # All that decides which sizes can be used.
+            # Everything that decides which sizes can be used.
             f"azure {settings.location}, {settings.image} on {settings.disk_type} {zones} of {group.path}",
             "Azure",
             "Azure's retail prices",

@@ -21,8 +21,8 @@ _HOST = "https://prices.azure.com"
 _PATH = "/api/retail/prices"
 _VERSION = "2023-01-01-preview"
 _MAX_PAGES = 200
-_MAX_BYTES = 8 << 20  # of a page
-# What is no VM of its own with Linux, on demand.
+_MAX_BYTES = 8 << 20  # bytes of one page
+# Words in the names of products and meters that are not for a Linux VM on demand.
 _OTHER_PRODUCTS = ("Windows", "Cloud Services", "CloudServices", "Dedicated Host")
 _OTHER_METERS = ("Spot", "Low Priority", "Expired")
 
@@ -60,7 +60,8 @@ class _Connection(Connection):  # type: ignore[misc]
 
 
 class RetailPrices:
-    """A connection to the API, for one thread. :param endpoint: in place of Azure's own; "": that."""
+    """A connection to the API, for one thread. :param endpoint: the one to use in place of Azure's own; "":
+    Azure's own."""
 
     def __init__(self, endpoint: str, timeout: float) -> None:
         self._connection = _Connection(timeout=timeout, **connection_arguments(endpoint or _HOST))
@@ -91,8 +92,9 @@ class RetailPrices:
 
 
 def prices_of(items: Iterable[Item]) -> dict[str, float]:
-    """Return the prices of sizes. One meter may count several, as E16 v3 and E16s v3, and is the primary one
-    of one of them: a price of another meter holds, unless the size has a primary one too."""
+    """Return the prices of sizes. One meter may be for several sizes, such as E16 v3 and E16s v3, and is
+    primary for one of them: a size's price of a meter that is not primary counts only if it has no primary
+    one."""
     found: dict[str, tuple[bool, float]] = {}
     for item in items:
         price = price_of(item)

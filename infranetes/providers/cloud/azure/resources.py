@@ -183,7 +183,7 @@ class Sku(TypedDict, total=False):
 
     name: str
     resourceType: str
-    family: str  # as in messages about its quota
+    family: str  # as messages about its quota name it
     capabilities: Sequence[Capability]
     locationInfo: Sequence[LocationInfo]
     restrictions: Sequence[Restriction]

@@ -64,7 +64,7 @@ class Settings(CloudSettings):
     zones: tuple[str, ...] = attrs.field(default=(), validator=_all(ZONE, "zones, such as 1,"))
     image: str = attrs.field(
         validator=[_given, _matching(IMAGE, "GALLERY/IMAGE, GALLERY/IMAGE/VERSION, or an image's id")]
-    )  # of a guest with our agent
+    )  # the image of a guest with our agent
     subnet: str = attrs.field(validator=[_given, _matching(SUBNET, "NETWORK/SUBNET, or a subnet's id")])
     security_group: str = attrs.field(
         default="", validator=_matching(SECURITY_GROUP, "a network security group's name or id")
@@ -82,14 +82,15 @@ class Settings(CloudSettings):
     sizes: tuple[str, ...] = ("Standard_B*", "Standard_D*", "Standard_E*", "Standard_F*", "Standard_NC*")
     environment: Literal["AzureCloud", "AzureChinaCloud", "AzureUSGovernment"] = "AzureCloud"
     tenant: str = attrs.field(default="", validator=_matching(UUID, "a tenant's id"))
-    # Of an application, or of one of several user-assigned identities of the node's VM.
+    # The client id of an application, or of one of several user-assigned identities of the node's VM.
     client_id: str = attrs.field(default="", validator=_matching(UUID, "a client's id"))
-    secret_file: str = ""  # of the application
-    federated_token_file: str = ""  # in place of a secret; neither: the node's own managed identity
+    secret_file: str = ""  # holds the application's secret
+    # In place of a secret; if neither is set, the node's own managed identity is used.
+    federated_token_file: str = ""
     endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
     login_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
     price_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
-    prices_file: str = ""  # of one's own prices, see `own_prices`
+    prices_file: str = ""  # a file with one's own prices, see `own_prices`
     metadata_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "http://HOST"))
 
     def __attrs_post_init__(self) -> None:

@@ -13,8 +13,8 @@ import attrs
 from infranetes.providers.cloud.azure.resources import Sku
 from infranetes.providers.cloud.interface import Offer
 
-# The share of each vCPU that burstable sizes may use for good, and their vCPUs (source: Virtual Machines, "B
-# family sizes"). Azure tells the vCPUs only.
+# The share of each vCPU that burstable sizes may use for good (source: Virtual Machines, "B family sizes").
+# Azure's API tells only how many vCPUs a size has.
 _BASELINES = {
     "Standard_B1ls": 0.05,
     "Standard_B1s": 0.1,
@@ -27,7 +27,8 @@ _BASELINES = {
     "Standard_B16ms": 0.16875,
     "Standard_B20ms": 0.16875,
 }
-_SMALL_V2, _NEXT_V2, _LARGE_V2 = 0.2, 0.3, 0.4  # of B…ts_v2, B…ls_v2 and all others of the second version
+# Shares of B…ts_v2, B…ls_v2 and all others of the second version.
+_SMALL_V2, _NEXT_V2, _LARGE_V2 = 0.2, 0.3, 0.4
 _GIB = 1 << 30
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Azure says of a VM, and what it is:
+"""The states of VMs, by what Azure says of them:
 
 provisioningState      power state                       InstanceState
 Creating               running                           RUNNING

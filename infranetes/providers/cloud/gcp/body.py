@@ -19,7 +19,7 @@ def instance(
 ) -> Mapping[str, object]:
     """Return the body.
 
-    :param address: the reserved address that it shall get, or "". :param gpus: of its machine type.
+    :param address: the reserved address for it, or "". :param gpus: how many its machine type has.
     :param gib: the size of its disk; 0: as the image says."""
     zone, wishes = request.zone, request.wishes
     account = wishes.instance_profile or settings.service_account

@@ -51,7 +51,7 @@ from infranetes.providers.cloud.offer_book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
-_STATES = {  # all other states mean that it has ended
+_STATES = {  # a VM in any other state has ended
     "PROVISIONING": InstanceState.PENDING,
     "STAGING": InstanceState.PENDING,
     "PENDING": InstanceState.PENDING,
@@ -62,8 +62,8 @@ _PREEMPTED = 'operationType = "compute.instances.preempted"'
 _MAX_DETAILS = 1000
 
 
-# Source: "Compute Engine rate quotas": 1,500 calls a minute and project of each kind. A burst and what
-# follows it in that minute are that many together.
+# Source: "Compute Engine rate quotas": 1,500 calls of each kind per minute and project. A burst and the calls
+# that follow it within that minute add up to that number.
 _RATES = dict.fromkeys(Action, Rate(20.0, 300.0))
 
 
@@ -78,10 +78,10 @@ class GcpCloud:
         self._ours = {CLUSTER: context.cluster, NODE: context.node}
         self._credentials = Credentials(settings)
         self._book = book
-        self._destroyed: set[str] = set()  # ids of VMs of which nobody asks why they ended
+        self._destroyed: set[str] = set()  # ids of VMs that we destroyed, so that nobody asks why they ended
         self._details: dict[str, str] = {}  # why VMs ended, by id
-        self._architecture = "x86_64"  # of the configured image; all others have to fit
-        self._disk_gib = 0  # of VMs of the configured image; 0: as the image says
+        self._architecture = "x86_64"  # the configured image's; all other images must have the same
+        self._disk_gib = 0  # the disk size of VMs of the configured image; 0: as the image says
         self._region = region_of(settings.zones[0])
         self.location = f"gcp {settings.project} {self._region}"
 
@@ -180,7 +180,7 @@ class GcpCloud:
             cloud_error = errors.classify(error)
             if cloud_error is None or cloud_error.kind is not ErrorKind.CONFLICT:
                 raise
-            existing = self._thd_get(driver, id)  # launched before, and the answer was lost
+            existing = self._thd_get(driver, id)  # it was launched before, and the answer was lost
             if existing is None:
                 raise
             return existing
@@ -265,7 +265,7 @@ class GcpCloud:
             preemptions = driver.operations(zone, _PREEMPTED)
             if any(each.get("targetId") == instance["id"] for each in preemptions):
                 detail = "preempted: GCP has taken the spot VM away"
-        if instance.get("status") == "TERMINATED":  # before that the preemption may not be listed yet
+        if instance.get("status") == "TERMINATED":  # earlier, the preemption may not be listed yet
             if len(self._details) > _MAX_DETAILS:
                 self._details.clear()
             self._details[id] = detail
@@ -274,7 +274,7 @@ class GcpCloud:
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
         if len(self._destroyed) > _MAX_DETAILS:
             self._destroyed.clear()
-        self._destroyed.add(vm.id)  # before lists can show it stopping
+        self._destroyed.add(vm.id)  # done first: lists can show it stopping at once
         driver.delete_instance(*split_id(vm.id))
         return True
 

@@ -70,7 +70,8 @@ def _thd_read(path: Path, named_by: str) -> Identity:
 
 
 def _check_mode(where: str, mode: int, found: Identity) -> None:
-    """Check a file's mode. :raise CloudError: others may read a secret, or change a file without one."""
+    """Check a file's mode. :raise CloudError: other users may read the secret in it, or change a file without
+    a secret."""
     if mode & 0o077 and _holds_secret(found):
         raise broken(f"{where} may be read by others (mode {mode:04o}): chmod 600 it")
     if mode & 0o022:

@@ -33,14 +33,14 @@ class Credentials:
     """Gives the current token, as libcloud's connections ask for it. Used in threads.
 
     :param scope: what the token is for; scopes are separated by spaces.
-    :param product_file: says which product this machine is.
+    :param product_file: the file that names this machine's product.
     """
 
     def __init__(self, settings: Settings, scope: str = SCOPE, product_file: Path = _PRODUCT) -> None:
         self._scope = scope
         self._key_file = settings.key_file
         self._impersonated = settings.impersonated_account
-        # Up to three are asked for one token: what fails is tried again by `calls.Calls`.
+        # Up to three services are asked for one token. What fails is tried again by `calls.Calls`.
         self._requests = TokenRequests(settings.token_endpoint, max(settings.call_seconds / 3, 1.0))
         self._product_file = product_file
         self._token = Renewed("Google's token", self._thd_get)
@@ -55,7 +55,8 @@ class Credentials:
         self._token._thd_forget(text)
 
     def _thd_get(self) -> TimedLease[str]:
-        """Get a token. Files are read anew for each: whoever mends or replaces one needs no new daemon."""
+        """Get a token. Files are read anew for each, so repairing or replacing one needs no restart of the
+        daemon."""
         begun = time.monotonic()
         who = self._thd_identity()
         if self._impersonated:

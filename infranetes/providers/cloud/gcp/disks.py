@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute Engine's zonal disks as `CloudDisks`.
 
-A disk's name is made of its cluster's and its volume's, so a request that is made again finds the disk of the
-first. What changes a disk has a `requestId` that is made anew each time the disk is looked at: a request that
-is repeated because its answer was lost does nothing more, even if Google comes to the first one late.
+A disk's name is made of the cluster's and the volume's names, so a repeated request finds the disk of the
+first. A request that changes a disk has a `requestId` that is made anew each time the disk is looked at: if
+it is repeated because its answer was lost, it does nothing more, even if Google handles the first one late.
 
 status of a disk                    DiskState
 CREATING, RESTORING, UNAVAILABLE    CREATING
@@ -57,12 +57,12 @@ _STATES = {
 _USER = re.compile(r"zones/([^/]+)/instances/([^/]+)$")
 _READ_ONLY = "READ_ONLY"
 NO_ZONE = "global"
-_MOST_NAMES = 50  # in a filter, which is a part of a URL
+_MOST_NAMES = 50  # names in one filter, which is part of a URL
 
 
 @attrs.frozen
 class LookedAt(CloudDisk):
-    """A disk, and what requests for it are told from others by."""
+    """A disk, with the UUID from which the ids of requests about it are made."""
 
     requests: uuid.UUID = attrs.field(factory=uuid.uuid4, eq=False)
 
@@ -118,7 +118,7 @@ class GcpDisks:
         return [] if disk is None else [disk]
 
     def _thd_shown(self, driver: Driver, disks: Sequence[Disk]) -> list[CloudDisk]:
-        """Return disks as the cloud describes them, which takes a look at those who have them."""
+        """Return disks as the cloud describes them, which takes a look at the instances that have them."""
         users: dict[str, set[str]] = {}
         for disk in disks:
             for user in disk.get("users") or ():
@@ -187,12 +187,12 @@ class GcpDisks:
             found = self._thd_get(driver, [id])
             if not found or not found[0].ours:
                 raise
-            return found[0], ""  # asked for before, and the answer was lost
+            return found[0], ""  # it was asked for before, and the answer was lost
         return LookedAt(id, request.size, DiskState.CREATING, ours=True, name=request.name), operation
 
     def _thd_source(self, driver: Driver, source: VolumeSource | None) -> tuple[str, dict[str, str]]:
-        """Return the zone of a disk with this source, and what its body has of it. Google clones a disk in
-        its zone, as one of its type."""
+        """Return the zone for a disk with this source, and the fields of its body that name the source.
+        Google clones a disk in the same zone, and with the same type."""
         project, zone, kind = self._settings.project, self.zone, self._settings.volume_type
         if isinstance(source, FromSnapshot):
             found = {"sourceSnapshot": f"projects/{project}/global/snapshots/{source.id}"}
@@ -239,7 +239,8 @@ class GcpDisks:
                 operation = driver.attach_disk(zone, vm, body, request_id)
         except GoogleBaseError as error:
             if _attached(driver.instance(zone, vm) or {}, zone, name):
-                # Since it was looked at. Google may say first that the VM has a device of this name.
+                # It was attached after the last look. Google may first report that the VM has a device of
+                # this name.
                 raise CloudError(ErrorKind.STATE, f"VM {vm_id} has it") from error
             raise
         return as_text(zone, operation) + (f" {vm} {name}" if read_only else "")
@@ -266,7 +267,7 @@ class GcpDisks:
 
     @staticmethod
     def _thd_check_alone(driver: Driver, zone: str, vm: str, name: str) -> None:
-        """Give back a disk that another VM was given at the same time: Google lets many read one."""
+        """Detach a disk that another VM was given at the same time: Google lets many VMs read one disk."""
         disk = driver.disk(zone, name)
         users = (disk or {}).get("users") or ()
         if len(users) > 1:

@@ -43,10 +43,10 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _MAX_PAGES = 1000
 _PAGE = 500
-_ROOT = f"https://www.googleapis.com/compute/{API_VERSION}/"  # libcloud takes the path of such a URL
+_ROOT = f"https://www.googleapis.com/compute/{API_VERSION}/"  # libcloud uses only the path of such a URL
 
 _Json: TypeAlias = Any
-"""What Google answers, before whoever asked says which resource it is."""
+"""Google's answer, before the caller gives it the type of its resource."""
 
 
 class Response(GCEResponse):  # type: ignore[misc]
@@ -58,7 +58,7 @@ class Response(GCEResponse):  # type: ignore[misc]
         except GoogleBaseError as error:
             error.headers = self.headers
             raise
-        except AttributeError:  # libcloud looks into the code of an error that has none
+        except AttributeError:  # libcloud fails on an error that has no code
             raise GoogleBaseError("an error without a code", self.status, None) from None
 
 

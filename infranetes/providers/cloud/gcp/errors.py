@@ -29,7 +29,7 @@ _CODES = {
         "ZONE_RESOURCE_POOL_EXHAUSTED ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS STOCKOUT "
         "RESOURCE_POOL_EXHAUSTED"
     ),
-    # The last two: of the subnetwork, which all zones share.
+    # IP_SPACE_EXHAUSTED and the last one: the subnetwork, which all zones share, is full.
     ErrorKind.QUOTA: (
         "quotaExceeded QUOTA_EXCEEDED limitExceeded LIMIT_EXCEEDED dailyLimitExceeded IP_SPACE_EXHAUSTED "
         "IP_SPACE_EXHAUSTED_WITH_DETAILS"
@@ -55,21 +55,21 @@ _OTHER_STATE = (
     "RESOURCE_NOT_READY",
 )
 # "Cloud KMS error when using key projects/…: Permission 'cloudkms.cryptoKeyVersions.useToEncrypt' denied", or
-# that it is disabled: at once, or as the error of an operation.
+# that the key is disabled: in the answer to the request, or as the error of an operation.
 _KEY_REFUSED = "Cloud KMS error when using key"
-# "Quota exceeded for quota metric 'Queries' and limit 'Queries per minute per region' …". It starts anew with
-# the next minute; the answer does not say when that is.
+# "Quota exceeded for quota metric 'Queries' and limit 'Queries per minute per region' …". The quota is
+# renewed with the next minute; the answer does not say when that begins.
 _PER_MINUTE, _MINUTE_PAUSE = "per minute", 10.0
 _NO_DEVICE = "No attached disk found"
-# "Quota 'N2_CPUS' exceeded.  Limit: 24.0 in region europe-west1." Others are of all families, such as
+# "Quota 'N2_CPUS' exceeded.  Limit: 24.0 in region europe-west1." Other quotas count all families, such as
 # CPUS_ALL_REGIONS, PREEMPTIBLE_CPUS and INSTANCES.
 _FAMILY_METRIC = re.compile(
     r"Quota '("
     r"CPUS|[A-Z]+[0-9]+[A-Z]*_CPUS|CPUS_PER_VM_FAMILY|(PREEMPTIBLE_)?NVIDIA_[A-Z0-9_]+_GPUS"
     r")' exceeded"
 )
-# Google says of instances that have as many disks as they can: "Maximum hyperdisk-balanced disks count should
-# be less than or equal to [16]", as it says of what is unsupported.
+# Google's refusal of a disk for an instance that has as many as it can: "Maximum hyperdisk-balanced disks
+# count should be less than or equal to [16]". Its code is that of unsupported requests.
 _FULL = re.compile(r"Maximum \S+ disks count")
 
 
@@ -92,10 +92,10 @@ def classify(error: Exception) -> CloudError | None:
 
 @contextmanager
 def disk_refusals() -> Iterator[None]:
-    """Say of Google's errors what they mean for disks.
+    """Raise Google's errors as what they mean for disks.
 
-    :raise CloudError: one that means something else. An operation that failed has to be asked for again,
-        whatever it failed of: asking how it ended never has another answer."""
+    :raise CloudError: an error that means something else for disks. An operation that failed has to be
+        requested again, whatever the reason: asking how it ended never has another answer."""
     try:
         yield
     except GoogleBaseError as error:
@@ -104,7 +104,8 @@ def disk_refusals() -> Iterator[None]:
             raise
         words, code = str(found), str(error.code or "")
         passes = found.kind in (ErrorKind.TRANSIENT, ErrorKind.THROTTLED)
-        has_failed = int(error.http_code or 0) == 200 and code and passes  # it is answered with its error
+        # A failed operation is returned, with its error.
+        has_failed = int(error.http_code or 0) == 200 and code and passes
         if code in _OTHER_STATE or _NO_DEVICE in words or has_failed:
             raise CloudError(ErrorKind.STATE, words) from error
         if _FULL.search(words):
@@ -113,7 +114,7 @@ def disk_refusals() -> Iterator[None]:
 
 
 def _kind_of_status(status: int) -> ErrorKind:
-    # 200 comes with an answer that is no JSON, and with an operation that failed with an unknown code.
+    # 200: the answer is not JSON, or an operation failed with an unknown code.
     if status >= 500 or status in (200, 408):
         return ErrorKind.TRANSIENT
     if status == 429:
@@ -127,5 +128,5 @@ def _message(value: object, code: str, status: int) -> str:
     given = value.get("message") if isinstance(value, dict) else value
     message = " ".join(str(given or "").split())
     if "<" in message[:20]:
-        message = ""  # a page for browsers
+        message = ""  # an HTML page
     return f"{code or status}: {message or 'no message'}"[:_MAX_MESSAGE]

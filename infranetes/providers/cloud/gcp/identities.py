@@ -31,7 +31,8 @@ class AuthorizedUser:
 
 @attrs.frozen
 class FileToken:
-    """Another issuer's token, in a file. :ivar field: of JSON, which has it; "": it is the whole content."""
+    """Another issuer's token, in a file. :ivar field: the JSON field with the token; "": it is the whole
+    content."""
 
     path: str
     field: str = ""
@@ -48,7 +49,8 @@ class UrlToken:
 
 @attrs.frozen
 class AwsToken:
-    """The role that this machine has at AWS. :ivar verification: where Google has AWS say which one it is."""
+    """The role that this machine has at AWS. :ivar verification: the URL at which Google has AWS confirm the
+    role."""
 
     verification: str
 
@@ -70,9 +72,10 @@ class Instance:
 
 @attrs.frozen
 class Impersonated:
-    """A service account, on behalf of which somebody else may ask.
+    """A service account that another identity may impersonate.
 
-    :ivar url: where for its tokens. :ivar delegates: accounts between the two. :ivar seconds: of a token.
+    :ivar url: where its tokens are asked for. :ivar delegates: the accounts between the two. :ivar seconds: a
+        token's lifetime.
     """
 
     account: str
@@ -83,7 +86,7 @@ class Impersonated:
 
 
 Identity: TypeAlias = AccountKey | AuthorizedUser | ExternalAccount | Instance | Impersonated
-"""Who asks for a token."""
+"""The identity that asks for a token."""
 
 
 def impersonated(account: str, source: Identity) -> Impersonated:

@@ -65,7 +65,7 @@ class Disk(Labeled, total=False):
     sizeGb: str
     type: str  # a link
     users: Sequence[str]
-    sourceSnapshot: str  # a link, as are the next; whatever has become of them
+    sourceSnapshot: str  # a link, as are the next two; what they lead to may be gone
     sourceDisk: str
     sourceImage: str
 
@@ -77,7 +77,7 @@ class Snapshot(TypedDict, total=False):
     status: str
     labels: Mapping[str, str]
     diskSizeGb: str
-    sourceDisk: str  # a link; whatever has become of it
+    sourceDisk: str  # a link; the disk may be gone
     creationTimestamp: str
 
 

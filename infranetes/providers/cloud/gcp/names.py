@@ -36,7 +36,7 @@ def name_of(token: str, number: int) -> str:
 
 
 def hashed_name_of(cluster: str, name: str) -> str:
-    """Return the name of a disk or snapshot of a cluster, which may call it as it likes."""
+    """Return a valid name for a disk or snapshot of a cluster, which may give it any name."""
     digest = hashlib.sha256(f"{len(cluster)} {cluster} {name}".encode()).hexdigest()
     return f"infranetes-{digest[:40]}"
 
@@ -52,7 +52,7 @@ def is_id(text: str) -> bool:
 
 
 def is_in_a_zone(id: str) -> bool:
-    """Return whether the zone of an id can be one: people write volumes' ids, too."""
+    """Return whether an id's zone could be a real one: people write volumes' ids, too."""
     return re.fullmatch(ZONE, split_id(id)[0]) is not None
 
 

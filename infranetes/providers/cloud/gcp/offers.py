@@ -18,7 +18,7 @@ from infranetes.providers.cloud.gcp.sizes import _thd_types, bundled_price
 from infranetes.providers.cloud.interface import Offer
 from infranetes.providers.cloud.offer_book import Sources
 
-_PRICE_SECONDS = 10.0  # for which a page of the price list is waited
+_PRICE_SECONDS = 10.0  # the timeout of one page of the price list
 
 
 class GcpOffers:

@@ -19,10 +19,10 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 
 SCOPE = "https://www.googleapis.com/auth/cloud-billing.readonly"
 _HOST = "cloudbilling.googleapis.com"
-_COMPUTE_ENGINE = "/v1/services/6F81-5844-456A/skus"  # the service's own id
+_COMPUTE_ENGINE = "/v1/services/6F81-5844-456A/skus"  # the id is that of the service
 _MAX_PAGES = 200
-_MAX_BYTES = 16 << 20  # of a page
-_PAGE = 2000  # of 5,000 at the most, so that reading one does not hold up other threads for long
+_MAX_BYTES = 16 << 20  # bytes of one page
+_PAGE = 2000  # SKUs in one page, of 5,000 at most, so that reading it does not hold up other threads for long
 _FAMILY = re.compile(r"([A-Z][0-9][A-Z]?) (?:AMD |Arm |Predefined )?Instance (Core|Ram) running in .+")
 _COMPUTE_OPTIMIZED = re.compile(r"Compute optimized (Core|Ram) running in .+")
 # Machine types that have a price of their own.
@@ -80,7 +80,8 @@ class _Connection(Connection):  # type: ignore[misc]
 
 
 class PriceList:
-    """A connection to the API, for one thread. :param endpoint: in place of Google's own; "": that."""
+    """A connection to the API, for one thread. :param endpoint: the one to use in place of Google's own; "":
+    Google's own."""
 
     def __init__(self, token: Token, timeout: float, endpoint: str) -> None:
         self._token = token
@@ -127,12 +128,12 @@ class PriceList:
 
 
 def rate_of(sku: object, region: str) -> tuple[str, str, float] | None:
-    """Return whose price a SKU is, of which part of it (`""`: of all of it), and the price of an hour.
-    None: it is of something else, or of somewhere else.
+    """Return the family or machine type that a SKU is for, the part of it (`""`: all of it), and the price of
+    an hour. None: the SKU is for something else, or for another region.
 
     :param sku: JSON, as the API has it."""
     try:
-        said: Any = sku  # Any: what it is, is seen
+        said: Any = sku  # Any: its form is checked below
         named = _named(str(said["description"]))
         category, [*regions] = said["category"], said["serviceRegions"]
         if named is None or region not in regions:

@@ -66,13 +66,13 @@ class Settings(CloudSettings):
     """The table `providers.gcp`."""
 
     project: str = attrs.field(validator=[_given, _matching(PROJECT, "a project's id")])
-    zones: tuple[str, ...] = attrs.field(validator=_are_zones)  # of one region, tried in this order
+    zones: tuple[str, ...] = attrs.field(validator=_are_zones)  # zones of one region, tried in this order
     image: str = attrs.field(
         validator=[
             _given,
             _matching(IMAGE, "an image's name, family/NAME, or projects/PROJECT/global/images/[family/]NAME"),
         ]
-    )  # of a guest with our agent
+    )  # the image of a guest with our agent
     network: str = attrs.field(default="", validator=_matching(NETWORK, "a network's name"))
     subnetwork: str = attrs.field(default="", validator=_matching(SUBNETWORK, "a subnetwork's name"))
     tags: tuple[str, ...] = attrs.field(default=(), validator=_all(LABEL, "network tags"))
@@ -80,23 +80,25 @@ class Settings(CloudSettings):
     public_address: bool = False  # for pods without an annotation
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
     disk_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
-    # That the VM's disk is encrypted with; empty: Google's own.
+    # The key that VMs' disks are encrypted with; empty: Google's own.
     disk_key: str = attrs.field(
         default="",
         validator=_matching(KEY, "a key, projects/…/locations/…/keyRings/…/cryptoKeys/NAME,"),
     )
-    # Of VMs that boot by UEFI. The defaults are Google's.
+    # Shielded VM options, for VMs that boot by UEFI. The defaults are Google's.
     secure_boot: bool = False
     vtpm: bool = True
     integrity_monitoring: bool = attrs.field(default=True, validator=_needs_vtpm)
     volume_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(PROJECT, "projects' ids"))
     sizes: tuple[str, ...] = ("e2-*", "n2-*", "n2d-*", "c2-*", "g2-*", "a2-*")
-    key_file: str = ""  # of any type that gcloud writes; empty: found as Google's own tools do
-    # A service account that these credentials may impersonate; empty: calls are made with their own.
+    # Of any type that gcloud writes; empty: credentials are found as by Google's own tools.
+    key_file: str = ""
+    # A service account that these credentials impersonate; empty: calls are made with the credentials' own
+    # account.
     impersonated_account: str = attrs.field(default="", validator=_matching(_ACCOUNT, "an account's address"))
     endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
-    # In place of that of Google's price list.
+    # In place of the endpoint of Google's price list.
     price_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
-    prices_file: str = ""  # of one's own prices, see `own_prices`
+    prices_file: str = ""  # a file with one's own prices, see `own_prices`
     token_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))

@@ -13,11 +13,11 @@ from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.libcloud_types import MachineType
 from infranetes.providers.cloud.interface import Offer
 
-# The sustained share of a CPU of types that claim two (source: Compute Engine, "E2 shared-core machine
-# types"). libcloud prices them as if they had two.
+# The share of a CPU that types that claim two CPUs can sustain (source: Compute Engine, "E2 shared-core
+# machine types"). libcloud prices them as if they had two.
 _SHARED = {"e2-micro": 0.25, "e2-small": 0.5, "e2-medium": 1.0, "f1-micro": 0.2, "g1-small": 0.5}
-# The families whose CPUs the quota CPUS counts; all others have one of their own, such as N2_CPUS (source:
-# Compute Engine, "Allocation quotas").
+# The families whose CPUs the quota CPUS counts; every other family has a quota of its own, such as N2_CPUS
+# (source: Compute Engine, "Allocation quotas").
 _FIRST_FAMILIES = ("e2", "f1", "g1", "n1")
 _ARM = ("t2a-", "c4a-", "n4a-", "a4x-")
 

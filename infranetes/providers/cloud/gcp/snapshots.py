@@ -97,7 +97,7 @@ class GcpSnapshots:
             cloud_error = errors.classify(error)
             if cloud_error is None or cloud_error.kind is not ErrorKind.CONFLICT:
                 raise
-            return ""  # asked for before, and the answer was lost
+            return ""  # it was asked for before, and the answer was lost
 
     def _thd_delete(self, driver: Driver, snapshot: CloudSnapshot) -> str:
         with errors.disk_refusals():

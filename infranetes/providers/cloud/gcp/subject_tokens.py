@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other issuers' tokens, which Google's Security Token Service takes for its own.
 
-Of AWS that is a signed request, `GetCallerIdentity`, which Google sends to find out whose it is. Keys for it
-and their signature are botocore's, as the AWS provider has them.
+For AWS, the token is a signed `GetCallerIdentity` request, which Google sends to find out whose it is.
+botocore finds the keys, as for the AWS provider, and signs the request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _thd_read(path: str) -> bytes:
 
 def _thd_from_url(there: UrlToken, ask: TokenRequests) -> str:
     parts = urlsplit(there.url)
-    name = f"{parts.scheme}://{parts.netloc}"  # the rest may be secret
+    name = f"{parts.scheme}://{parts.netloc}"  # the rest of the URL may be secret
     service = Service(
         name,
         there.url,
@@ -65,7 +65,7 @@ def _text(content: bytes, field: str, where: str) -> str:
             found = None
         text = found.get(field) if isinstance(found, dict) else None
     if not isinstance(text, str) or not text or len(text) > MAX_TOKEN:
-        # Such as a file that is being written.
+        # The file may have been read while it was being written, so this may pass.
         raise passing(f"{where} has no token{f' in its field {field}' if field else ''}")
     if not text.isascii() or not text.isprintable():
         raise broken(f"{where} has a token of more than one line")
@@ -85,7 +85,7 @@ def _thd_signed(aws: AwsToken, audience: str, timeout: float) -> str:
         from botocore.awsrequest import AWSRequest
         from botocore.credentials import Credentials as BotocoreKeys
 
-        # Not above: botocore is optional.
+        # Imported here because botocore is optional.
         from infranetes.providers.cloud.aws.credentials import Credentials
     except ImportError:
         raise broken("AWS' part of the federation needs python3-botocore, which is not installed") from None
@@ -95,7 +95,7 @@ def _thd_signed(aws: AwsToken, audience: str, timeout: float) -> str:
     except CloudError as error:
         raise CloudError(error.kind, f"AWS, for Google: {error}", error.retry_after) from error
     url = aws.verification.replace("{region}", region)
-    # Google recommends to sign its own header too, so that the token serves for no other pool.
+    # Google recommends signing its own header too, so that the token is of no use for any other pool.
     request = AWSRequest("POST", url, headers={"host": urlsplit(url).netloc, _TARGET: audience})
     SigV4Auth(BotocoreKeys(keys.access_key, keys.secret_key, keys.token), "sts", region).add_auth(request)
     signed = {
@@ -113,7 +113,8 @@ def _as_described(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _thd_region() -> str:
-    """Return the region whose STS is asked: as AWS' tools are told, or else where this instance is."""
+    """Return the region whose STS is asked: the one that AWS' tools are configured with, or else the
+    instance's own."""
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
     from botocore.utils import IMDSRegionProvider

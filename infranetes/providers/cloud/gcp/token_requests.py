@@ -19,7 +19,7 @@ import requests
 
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
-MAX_TOKEN = 64 * 1024  # bytes, of tokens of others too
+MAX_TOKEN = 64 * 1024  # bytes; also for other issuers' tokens
 _MAX_ANSWER = 2 * MAX_TOKEN
 _MAX_MESSAGE = 300
 _MAX_RETRY_AFTER = 300.0
@@ -42,12 +42,12 @@ Json: TypeAlias = Mapping[str, object]
 
 
 def broken(words: str) -> CloudError:
-    """Return the error of credentials that somebody has to mend."""
+    """Return the error for credentials that stay broken until an administrator repairs them."""
     return CloudError(ErrorKind.CREDENTIALS, f"no credentials: {words}")
 
 
 def passing(words: str, retry_after: float = 0.0) -> CloudError:
-    """Return the error of credentials that are there again in a while."""
+    """Return the error for credentials that are unavailable for a while."""
     return CloudError(ErrorKind.TRANSIENT, f"no credentials for now: {words}", retry_after)
 
 
@@ -79,7 +79,7 @@ class TokenRequests:
     timeout: float
 
     def at(self, url: str) -> str:
-        """Return where one of Google's services is asked."""
+        """Return the URL at which one of Google's services is asked."""
         if not self.endpoint:
             return url
         here, path = urlsplit(self.endpoint), urlsplit(url).path
@@ -96,7 +96,7 @@ class TokenRequests:
         return _object(service, self._thd_send("POST", service, headers, [token], data))
 
     def _thd_get(self, service: Service, headers: Mapping[str, str]) -> bytes:
-        """Get what is there."""
+        """Return the content of a service's URL."""
         return self._thd_send("GET", service, headers, headers.values())
 
     def _thd_send(
@@ -108,7 +108,7 @@ class TokenRequests:
         data: Mapping[str, str] | bytes | None = None,
     ) -> bytes:
         with requests.Session() as session:
-            session.trust_env = False  # no passwords from ~/.netrc
+            session.trust_env = False  # takes no passwords from ~/.netrc
             session.verify = libcloud.security.CA_CERTS_PATH or True  # as for all other calls
             if service.is_remote:
                 session.proxies = requests.utils.get_environ_proxies(service.url)
@@ -124,7 +124,7 @@ class TokenRequests:
                 )
                 content = b"".join(_limited(service, answer.iter_content(8192)))
             except (requests.RequestException, OSError) as error:
-                # Not its words, which have the URL.
+                # The error's own text is left out: it contains the URL.
                 raise passing(f"{service.name} does not answer ({type(error).__name__})") from None
             if answer.status_code == 200:
                 return content
@@ -146,7 +146,7 @@ def _object(service: Service, content: bytes) -> Json:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        # Such as a page of a proxy on the way.
+        # The answer may be the error page of a proxy on the way.
         raise passing(f"{service.name} answers something else")
     return found
 

@@ -32,14 +32,14 @@ from infranetes.providers.cloud.gcp.identities import (
 from infranetes.providers.cloud.gcp.subject_tokens import _thd_subject_token
 from infranetes.providers.cloud.gcp.token_requests import Json, Service, TokenRequests, broken, passing
 
-PLATFORM = "https://www.googleapis.com/auth/cloud-platform"  # what IAM asks of who impersonates
+PLATFORM = "https://www.googleapis.com/auth/cloud-platform"  # the scope that IAM requires for impersonation
 _TOKEN_SERVICE = "https://oauth2.googleapis.com/token"  # noqa: S105  an address
 _METADATA_HOST = "metadata.google.internal"
 _METADATA_PATH = "/computeMetadata/v1/instance/service-accounts/default/token"
 _BY_KEY = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105  a type
-# What Google says of another issuer's token that has ended: whoever gives it gives the next one.
+# Google's words for another issuer's token that has expired: its issuer provides the next one.
 _STALE = r"is stale to sign-in|expired"
 _LONGEST = 12 * 3600.0
 
@@ -95,7 +95,7 @@ def _thd_sign(key: AccountKey, message: bytes) -> bytes:
     try:
         try:
             private = serialization.load_pem_private_key(pem, None, unsafe_skip_rsa_key_validation=True)
-        except TypeError:  # before cryptography 39
+        except TypeError:  # cryptography before 39
             private = serialization.load_pem_private_key(pem, None)
         return cast(RSAPrivateKey, private).sign(message, PKCS1v15(), hashes.SHA256())
     except (ValueError, TypeError, AttributeError):
@@ -149,7 +149,7 @@ def _thd_by_impersonation(account: Impersonated, scope: str, ask: TokenRequests)
     if account.delegates:
         body["delegates"] = [f"projects/-/serviceAccounts/{each}" for each in account.delegates]
     answer = ask._thd_object(service, body, source.text)
-    # Not its expireTime, which the node's clock would have to be right for.
+    # expireTime is not used: it would require that the node's clock is right.
     return _token(service, {"access_token": answer.get("accessToken"), "expires_in": account.seconds})
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floating addresses, which outlive a server.
 
-Neutron gives resources tags only once they exist, so for a moment nobody would know whose an address is. Its
-description is there from the beginning, and lists can be filtered by it: it says whose an address is.
+Neutron can tag a resource only once it exists, so for a moment it would be unknown whose an address is. The
+description is set from the beginning, and lists can be filtered by it, so it says whose an address is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FloatingAddresses:
 
     def __init__(self, cluster: str, node: str) -> None:
         self._ours = f"{tag(CLUSTER, cluster)} {tag(NODE, node)} "
-        self.network = ""  # the id of the network that new ones are of
+        self.network = ""  # the id of the network from which new addresses are allocated
 
     def _description(self, token: str) -> str:
         return self._ours + tag(TOKEN, token)

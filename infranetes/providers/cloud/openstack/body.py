@@ -10,7 +10,7 @@ from infranetes.providers.cloud.interface import ADDRESS, CLUSTER, NODE, TOKEN, 
 from infranetes.providers.cloud.openstack.names import name_of, tag
 from infranetes.providers.cloud.openstack.settings import Settings
 
-ZONE = "infranetes-zone"  # in a server's metadata: the zone that it was asked for in
+ZONE = "infranetes-zone"  # in a server's metadata: the zone in which it was asked for
 
 
 def server(
@@ -42,7 +42,7 @@ def server(
 
 
 def metadata(request: LaunchRequest, address: str) -> Mapping[str, str]:
-    """Return the server's metadata: whose it is, which lists show, unlike tags, whole."""
+    """Return the server's metadata, which says whose it is: lists show it whole, unlike tags."""
     return {
         **request.tags,
         **({ADDRESS: address} if address else {}),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenStack as a `Cloud`.
 
-Nova knows no idempotency tokens, and several servers may have one name. So a launch looks for the name first,
-in the same call: one whose answer was lost finds its server. Nova's lists are of the database that a server
-is in before its launch is answered.
+Nova knows no idempotency tokens, and several servers may have one name. So a launch first looks for the name,
+in the same call, and finds the server if the answer to an earlier launch was lost. Nova's lists are of the
+database that a server is in before its launch is answered.
 
 A launch is answered before a host is found: it is followed until lists show that the server runs, or has
 ended, of which the server itself tells more.
@@ -64,13 +64,13 @@ from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
 _ENDED = ("DELETED", "SOFT_DELETED", "ERROR", "SHUTOFF", "SUSPENDED", "SHELVED", "SHELVED_OFFLOADED")
-_BUILD = "BUILD"  # the operation of a launch: its server's own id tells all
+_BUILD = "BUILD"  # stands for the operation of a launch: the server's own id is enough to follow it
 _MAX_REFUSALS = 1000
 _IMAGE_SECONDS = 60.0
 _MAX_IMAGES = 1000
 
-# Nova itself limits nothing; what stands before it may. These serve a hundred pods at once, and then leave
-# room for the cloud's other users.
+# Nova itself limits nothing, but a proxy in front of it may. These rates serve a hundred pods at once, and
+# then leave room for the cloud's other users.
 _RATES = {
     Action.LAUNCH: Rate(5.0, 100.0),
     Action.DESTROY: Rate(10.0, 100.0),
@@ -84,7 +84,7 @@ class _Found:
     """The findings of a check so far, from which a check that is repeated after an error continues."""
 
     image: Image | None = None
-    networks: Mapping[str, str] = attrs.field(factory=dict)  # ids by what the configuration calls them
+    networks: Mapping[str, str] = attrs.field(factory=dict)  # ids by the names in the configuration
     zones: Sequence[str] = ()
 
 
@@ -102,12 +102,13 @@ class OpenStackCloud:
         self._ours = {CLUSTER: context.cluster, NODE: context.node}
         self._credentials = Credentials(settings)
         self._addresses = FloatingAddresses(context.cluster, context.node)
-        self._architecture = "x86_64"  # of the configured image; all others have to fit
-        self._flavors: dict[str, str] = {}  # ids by names
-        self._images: dict[str, tuple[str, float]] = {}  # ids of newest images by names, and until when
-        self._network = ""  # the id of the configured one
+        self._architecture = "x86_64"  # the configured image's; all other images must have the same
+        self._flavors: dict[str, str] = {}  # by a flavor's name: its id
+        # By name: the newest image's id, and until when it is valid.
+        self._images: dict[str, tuple[str, float]] = {}
+        self._network = ""  # the configured network's id
         self._found = _Found()
-        self._refused: dict[str, tuple[ErrorKind, str]] = {}  # why launches were, by servers' ids
+        self._refused: dict[str, tuple[ErrorKind, str]] = {}  # why launches were refused, by servers' ids
         self.offers: Sequence[Offer] = ()
         self.location = f"openstack {settings.cloud}" + (f" {settings.region}" if settings.region else "")
 
@@ -221,7 +222,7 @@ class OpenStackCloud:
     def _thd_launch(self, driver: Driver, request: LaunchRequest) -> CloudVM:
         existing = self._thd_named(driver, name_of(request.token, request.number))
         if existing is not None:
-            return existing  # launched before, and the answer was lost
+            return existing  # it was launched before, and the answer was lost
         flavor = self._flavors.get(request.size)
         if flavor is None:
             raise CloudError(ErrorKind.CAPACITY, f"there is no flavor {request.size} any more")
@@ -242,7 +243,7 @@ class OpenStackCloud:
         )
 
     def _thd_image_id(self, driver: Driver, text: str) -> str:
-        """Return an image's id. Which is the newest of a name is asked once a minute."""
+        """Return an image's id. The newest image of a name is looked up once a minute."""
         if is_any_id(text):
             return text
         id, until = self._images.get(text, ("", 0.0))
@@ -305,7 +306,8 @@ class OpenStackCloud:
         except BaseHTTPError as error:
             if int(error.code) != 500:
                 raise
-            # So Nova answers of a server in a cell whose database is out of reach. Its lists leave it out.
+            # Nova answers so for a server in a cell whose database is out of reach. Its lists leave that
+            # server out.
             raise CloudError(ErrorKind.STATE, f"Nova can't tell of VM {id} now: {error}") from error
         return self._vm(server) if server is not None and self._is_ours(server) else None
 
@@ -332,13 +334,13 @@ class OpenStackCloud:
         )
 
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
-        self._thd_release_resources(driver, vm)  # first: once the server is gone nobody asks again
+        self._thd_release_resources(driver, vm)  # first, because nobody asks again once the server is gone
         try:
             driver.delete_server(vm.id)
         except BaseHTTPError as error:
             if int(error.code) != 409:
                 raise
-            return False  # something else is being done with it, or it is locked
+            return False  # another change of the server is under way, or it is locked
         return True
 
     def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:

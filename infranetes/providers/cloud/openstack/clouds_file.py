@@ -62,7 +62,7 @@ def _thd_read(path: Path, cloud: str) -> Access:
 
 
 def access(entry: Mapping[str, object], where: str) -> Access:
-    """Return what an entry says. :param where: for people."""
+    """Return the access that an entry describes. :param where: for people."""
     auth = entry.get("auth")
     if not isinstance(auth, Mapping) or not isinstance(auth.get("auth_url"), str):
         raise _refusal(f"{where} has no auth_url below auth; profiles of vendors are not known")
@@ -91,7 +91,7 @@ def token_request(auth: Mapping[str, object], auth_type: str, where: str) -> Map
             "methods": ["application_credential"],
             "application_credential": _application(auth, where),
         }
-        return {"auth": {"identity": identity}}  # whose project is the credential's own
+        return {"auth": {"identity": identity}}  # the project is the credential's own
     if auth_type not in _PASSWORD:
         raise _refusal(f"{where}: auth_type {auth_type!r} is neither password nor v3applicationcredential")
     user = {**_user(auth, where), "password": _required(auth, "password", where)}
@@ -104,7 +104,7 @@ def _application(auth: Mapping[str, object], where: str) -> Mapping[str, object]
     id = _text(auth, "application_credential_id")
     if id:
         return {"id": id, **secret}
-    name = _required(auth, "application_credential_name", where)  # unique for its user only
+    name = _required(auth, "application_credential_name", where)  # a name is unique only for its user
     return {"name": name, "user": _user(auth, where), **secret}
 
 
@@ -131,7 +131,8 @@ def _domain(auth: Mapping[str, object], of: str) -> Mapping[str, str]:
 
 
 def _entry(path: Path, cloud: str) -> Mapping[str, object] | None:
-    """Return a cloud's entry in a file, if it has one. One with secrets is nobody else's to read."""
+    """Return a cloud's entry in a file, if it has one. If it has secrets, no other user may be able to read
+    the file."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777

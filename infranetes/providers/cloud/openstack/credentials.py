@@ -29,7 +29,8 @@ from infranetes.providers.cloud.renewal import Renewed, TimedLease
 
 _PATH = "/v3/auth/tokens"
 SERVICES = ("compute", "network", "image")
-# Versions in a catalog's URLs, which requests have themselves; Nova's first API knows no microversions.
+# Versions in a catalog's URLs, which are replaced by the versions that requests need; Nova's first API knows
+# no microversions.
 _VERSIONS: Mapping[str, tuple[str, str]] = {
     "compute": (r"/v2(?=/|$)", "/v2.1"),
     "network": (r"/v2\.0$", ""),
@@ -90,7 +91,7 @@ class Credentials:
             raise classify(error) from error
 
     def _thd_new(self) -> TimedLease[Session]:
-        """Get a token. The file is read anew for each: whoever replaces it needs no new daemon."""
+        """Get a token. The file is read anew for each, so replacing it needs no restart of the daemon."""
         settings = self._settings
         access = clouds_file._thd_read(clouds_file.find(settings.clouds_file), settings.cloud)
         begun = time.monotonic()

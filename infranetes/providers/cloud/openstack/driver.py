@@ -43,7 +43,7 @@ _MAX_PAGES = 1000
 _MAX_WORDS = 300
 
 _Json: TypeAlias = Any
-"""What OpenStack answers, before whoever asked says which resource it is."""
+"""OpenStack's answer, before the caller gives it the type of its resource."""
 
 
 def words_of(body: str) -> str:
@@ -53,7 +53,7 @@ def words_of(body: str) -> str:
         found = next(iter(found.values())) if isinstance(found, dict) and len(found) == 1 else found
         message = str(found["message"] if isinstance(found, dict) else found)
     except (ValueError, KeyError, StopIteration):
-        message = ""  # a page for browsers
+        message = ""  # an HTML page
     return " ".join(message.split())[:_MAX_WORDS]
 
 
@@ -61,7 +61,7 @@ class Trusting:
     """A mixin for libcloud's connections: trusts the CAs of a file. libcloud has one file for all clouds."""
 
     ca_file = ""
-    connection: Any  # libcloud's, of requests
+    connection: Any  # Any: libcloud's connection, made of requests
 
     def connect(self, *args: Any, **options: Any) -> None:  # Any: libcloud's base class takes them
         """Prepare a session; nothing is sent yet."""
@@ -84,7 +84,7 @@ class Connection(Trusting, OpenStackBaseConnection):  # type: ignore[misc]
     accept_format = "application/json"
     default_content_type = "application/json"
     service_type = ""
-    _session: Session  # that the last request was sent with
+    _session: Session  # with which the last request was sent
 
     # Any: libcloud's base class takes them
     def __init__(self, *args: Any, credentials: Credentials, **options: Any) -> None:
@@ -96,7 +96,7 @@ class Connection(Trusting, OpenStackBaseConnection):  # type: ignore[misc]
         return json.dumps(data)
 
     def morph_action_hook(self, action: str) -> str:
-        """Turn to where the service is now. libcloud calls this first for each request."""
+        """Switch to the service's current endpoint. libcloud calls this first for each request."""
         session = self._session = self._credentials.session
         self.auth_token, self.ca_file = session.token, session.ca_file
         endpoint = session.endpoints[self.service_type]
@@ -150,7 +150,7 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
     connectionCls = ComputeConnection
     network_connectionCls = NetworkConnection
     image_connectionCls = ImageConnection
-    # libcloud makes these, too; nothing is sent over them.
+    # libcloud makes these connections too; nothing is sent over them.
     volumev2_connectionCls = volumev3_connectionCls = reservation_connectionCls = Connection
     connection: ComputeConnection
     network_connection: NetworkConnection
@@ -253,7 +253,7 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
         return made
 
     def give_floating_address(self, id: str, port: str) -> None:
-        """Give a floating address to a port, whoever has it."""
+        """Give a floating address to a port, even if another port has it."""
         self._neutron("PUT", f"floatingips/{id}", body={"floatingip": {"port_id": port}})
 
     def delete_floating_address(self, id: str) -> None:
@@ -276,7 +276,7 @@ def _with(path: str, query: Mapping[str, str]) -> str:
 
 
 def _unless_missing(connection: Connection, path: str, method: str = "GET") -> _Json:
-    """Return what is answered; None: it does not exist."""
+    """Return the answer; None: the resource does not exist."""
     try:
         return connection.request(path, method=method).object
     except BaseHTTPError as error:

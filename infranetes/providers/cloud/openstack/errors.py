@@ -13,22 +13,22 @@ from libcloud.common.exceptions import BaseHTTPError
 from infranetes.providers.cloud.errors import message_of, retry_after
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
-# Nova and Cinder say 403 or 413, Neutron 409; the same statuses mean other things, too.
+# Nova and Cinder refuse over quota with 403 or 413, Neutron with 409; these statuses have other meanings too.
 _QUOTA = re.compile(r"quota|(?:limit|number of \w+) (?:is )?exceeded|OverQuota", re.IGNORECASE)
-# Of Neutron and Nova: the network, which all zones share, has no address left.
+# Messages of Neutron and Nova: the network, which all zones share, has no address left.
 _FULL = re.compile(
     r"No more (?:IP|fixed|floating) ?(?:IP )?addresses|No fixed IP addresses available|"
     r"IpAddressGenerationFailure",
     re.IGNORECASE,
 )
-# Faults of a server that no host took.
+# Faults of a server that no host accepted.
 _NO_HOST = re.compile(
     r"No valid host|Exceeded maximum number of retries|Exhausted all hosts|Insufficient compute resources",
     re.IGNORECASE,
 )
 _OLD_API = "this OpenStack is older than Stein: its Nova does not know version {version} of the Compute API"
 
-MICROVERSION = "2.67"  # of the Compute API, since OpenStack Stein: volumes' types, besides tags at launch
+MICROVERSION = "2.67"  # of the Compute API, since OpenStack Stein: adds volumes' types to tags at launch
 
 
 def classify(error: Exception) -> CloudError | None:
@@ -43,18 +43,18 @@ def classify(error: Exception) -> CloudError | None:
 
 
 def _kind(status: int, message: str) -> ErrorKind | None:
-    """Return the kind of a refusal; None: as that of any other cloud with this status."""
+    """Return the kind of a refusal; None: the status alone decides, as for any other cloud."""
     if status in (400, 403, 409, 413) and _FULL.search(message):
         return ErrorKind.QUOTA
     if status in (403, 409, 413) and _QUOTA.search(message):
         return ErrorKind.QUOTA
     if status == 413:
-        return ErrorKind.THROTTLED  # as of proxies and of old releases; with Retry-After
+        return ErrorKind.THROTTLED  # from proxies and old releases, with Retry-After
     return ErrorKind.STATE if status == 409 else None
 
 
 def of_fault(message: str) -> ErrorKind | None:
-    """Return what the fault of a server says that another launch can mend; None: nothing can."""
+    """Return the kind of a server's fault that another launch may avoid; None: no launch can."""
     if _FULL.search(message) or _QUOTA.search(message):
         return ErrorKind.QUOTA
     return ErrorKind.CAPACITY if _NO_HOST.search(message) else None

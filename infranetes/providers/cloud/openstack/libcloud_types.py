@@ -49,7 +49,7 @@ class Flavor(TypedDict, total=False):
     name: str
     vcpus: int
     ram: int  # MiB
-    disk: int  # GiB; 0: as the image has it, or none
+    disk: int  # GiB; 0: as the image has it, or no disk
     extra_specs: Mapping[str, str]
 
 

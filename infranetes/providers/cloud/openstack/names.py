@@ -7,9 +7,9 @@ import hashlib
 import re
 from collections.abc import Mapping
 
-# An id is a UUID, and of projects and older resources one without hyphens.
+# An id is a UUID; that of a project or an older resource may lack the hyphens.
 ID = r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}"
-NAME = r"[^\s/?#&%,]{1,255}"  # of a resource, or its id
+NAME = r"[^\s/?#&%,]{1,255}"  # a resource's name or id
 
 _SERVER = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _MAX_TAG = 60
@@ -27,7 +27,7 @@ def is_any_id(text: str) -> bool:
 
 
 def name_of(token: str, number: int) -> str:
-    """Return a server's name. Nova allows several of a name: whoever makes one looks for it first."""
+    """Return a server's name. Nova allows several servers of one name: a launch looks for the name first."""
     return f"infranetes-{token}-{number}"
 
 
@@ -42,7 +42,7 @@ def tag(key: str, value: str) -> str:
 
 
 def tags(tagged: Mapping[str, str]) -> str:
-    """Return the filter of lists for servers that have all of these."""
+    """Return the filter for servers that have all of these tags."""
     return ",".join(tag(key, value) for key, value in tagged.items())
 
 

@@ -45,19 +45,21 @@ _are_names = _all(NAME, "names or ids")
 class Settings(CloudSettings):
     """The table `providers.openstack`."""
 
-    cloud: str = attrs.field(validator=[_given, _matching(NAME, "a cloud's name")])  # in clouds.yaml
+    cloud: str = attrs.field(validator=[_given, _matching(NAME, "a cloud's name")])  # an entry of clouds.yaml
     clouds_file: str = ""  # empty: clouds.yaml where OpenStack's other clients look for it
     region: str = attrs.field(default="", validator=_is_name)  # empty: as clouds.yaml says
-    image: str = attrs.field(validator=[_given, _is_name])  # of a guest with our agent
-    network: str = attrs.field(validator=[_given, _is_name])  # that pods have their addresses of
+    image: str = attrs.field(validator=[_given, _is_name])  # the image of a guest with our agent
+    network: str = attrs.field(validator=[_given, _is_name])  # from which pods get their addresses
     security_groups: tuple[str, ...] = attrs.field(default=(), validator=_are_names)
     zones: tuple[str, ...] = attrs.field(default=(), validator=_all(NAME, "availability zones"))
     server_group: str = attrs.field(default="", validator=_matching(ID, "a server group's id"))
-    floating_network: str = attrs.field(default="", validator=_is_name)  # of public addresses
+    # The network from which public addresses are allocated.
+    floating_network: str = attrs.field(default="", validator=_is_name)
     public_address: bool = False  # for pods without an annotation
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the flavor has it
-    disk_type: str = attrs.field(default="", validator=_is_name)  # of volumes; empty: Cinder's default
-    # Names of Nova's PCI aliases that are GPUs, with * and ?.
+    # The type of volumes; empty: Cinder's default.
+    disk_type: str = attrs.field(default="", validator=_is_name)
+    # Names of Nova's PCI aliases that stand for GPUs, with * and ?.
     gpu_aliases: tuple[str, ...] = attrs.field(default=("*",), validator=_all(r"[A-Za-z0-9_*?-]+", "names"))
-    prices_file: str = ""  # of one's own prices, see `own_prices`
+    prices_file: str = ""  # a file with one's own prices, see `own_prices`
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(ID, "projects' ids"))

@@ -12,7 +12,7 @@ from infranetes.providers.cloud.interface import Offer
 from infranetes.providers.cloud.offer_book import OWN
 from infranetes.providers.cloud.openstack.libcloud_types import Flavor, Image
 
-# Source: Nova's administrator guide, "Attaching physical PCI devices to guests", "Virtual GPU"
+# Source: Nova's administrator guide, "Attaching physical PCI devices to guests", "Virtual GPU".
 _ALIASES = "pci_passthrough:alias"
 _RESOURCES = ("resources:VGPU", "resources:PGPU")
 
@@ -20,8 +20,8 @@ _RESOURCES = ("resources:VGPU", "resources:PGPU")
 def usable(flavors: Iterable[Flavor], image: Image, *, own_disk: bool) -> list[Flavor]:
     """Return the flavors that take an image; Nova refuses others.
 
-    :param own_disk: the root disk is a volume, whatever disk the flavor has. Otherwise one without a disk
-        is left out, which most clouds refuse."""
+    :param own_disk: the root disk is a volume, whatever disk the flavor has. Otherwise flavors without a
+        disk, which most clouds refuse, are left out."""
     least, memory = max(int(image.get("min_disk") or 0), 1), int(image.get("min_ram") or 0)
     return [
         each
@@ -36,7 +36,7 @@ def offer(
     """Return a flavor as an offer.
 
     :param architecture: of the image, as flavors tell none.
-    :param prices: one's own, by flavors' names: OpenStack's API knows none."""
+    :param prices: the administrator's own, by flavors' names: OpenStack's API knows none."""
     found = Offer(
         name=flavor["name"],
         cpu_millis=int(flavor["vcpus"]) * 1000,
@@ -48,7 +48,7 @@ def offer(
 
 
 def priced(offer: Offer, prices: Mapping[str, float]) -> Offer:
-    """Return an offer with its price of these, or without."""
+    """Return an offer with its price among these, or without a price."""
     price = prices.get(offer.name)
     return attrs.evolve(offer, price=price, priced_by="" if price is None else OWN)
 

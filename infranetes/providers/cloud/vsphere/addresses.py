@@ -6,8 +6,8 @@ free    nobody has the address               asked
 asked   recorded; no list has shown its VM   shown; free once vCenter refuses the VM, or after two hours
 shown   a list has shown its VM              free once the VM is destroyed, or lists lack it for a minute
 
-A lease is recorded before the VM is asked for, and the VM has its address in its extraConfig: whatever a
-daemon forgets, vCenter's next list tells. A VM that lists show late keeps its address until then.
+A lease is recorded before the VM is asked for, and the VM has its address in its extraConfig: vCenter's next
+list tells whatever a daemon has forgotten. A VM that lists show late keeps its address until then.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes_common.concurrency import replace_file
 from infranetes_common.identity import Network
 
-ASKED_SECONDS = 2 * 3600.0  # a full clone of a large disk has ended by then
-LACKED_SECONDS = 60.0  # a list may be older than that of a moment ago, not as old as this
+ASKED_SECONDS = 2 * 3600.0  # by then, a full clone of a large disk has ended
+LACKED_SECONDS = 60.0  # how long lists must lack a VM before it counts as gone: no list is that old
 
 _CONTENT = re.compile(r"([A-Za-z0-9._-]{1,128})( shown)?\n?")
 _log = Logger()
@@ -78,7 +78,7 @@ class Pool:
         return [address for address in dict.fromkeys(each) if address not in never]
 
     def network_of(self, address: IPv4Address) -> Network:
-        """Return what a VM with that address is told."""
+        """Return the network settings of a VM with that address."""
         return Network(mac_of(address), f"{address}/{self.network.prefixlen}", str(self.gateway))
 
 
@@ -92,10 +92,10 @@ def mac_of(address: IPv4Address) -> str:
 
 @attrs.define
 class _Lease:
-    name: str  # of the VM
+    name: str  # the VM's name
     asked_at: float
     is_shown: bool = False
-    lacked_since: float | None = None  # since when lists lack the VM
+    lacked_since: float | None = None  # when lists began to lack the VM
 
 
 class Leases:
@@ -112,10 +112,11 @@ class Leases:
         self._usable = pool.usable()
         self._lock = threading.Lock()
         self._leases: dict[IPv4Address, _Lease] | None = None
-        self._last = -1  # index of the address that was given last: one that was given back comes last
+        # The index of the last address given: an address that was given back is the last to be used again.
+        self._last = -1
 
     def _thd_take(self, name: str) -> Network:
-        """Return the network of a VM that is about to be asked for. Idempotent.
+        """Return the network settings of a VM that is about to be asked for. Idempotent.
 
         :raise CloudError: there is no free address."""
         with self._lock:
@@ -169,7 +170,8 @@ class Leases:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             found: dict[IPv4Address, _Lease] = {}
             for file in self._directory.iterdir():
-                with contextlib.suppress(ValueError):  # half written, and never used
+                # The file is half written, so its address was never used.
+                with contextlib.suppress(ValueError):
                     content = _CONTENT.fullmatch(file.read_text(errors="replace"))
                     name, is_shown = (content[1], content[2] is not None) if content else ("", False)
                     found[IPv4Address(file.name)] = _Lease(name, file.stat().st_mtime, is_shown)
@@ -190,7 +192,7 @@ class Leases:
         leases[address] = lease
 
     def _thd_note(self, leases: dict[IPv4Address, _Lease], address: IPv4Address, lease: _Lease) -> None:
-        """Record what a list has told, which the next daemon is told as well: a full disk fails no list."""
+        """Record what a list has told. A full disk is no error, as the next daemon gets a list as well."""
         leases[address] = lease
         try:
             self._thd_write(leases, address, lease)

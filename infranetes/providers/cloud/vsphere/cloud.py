@@ -53,16 +53,17 @@ _NOT_OFFERED = {
 }
 
 
-# vCenter documents none, and queues what a host or datastore can't begin yet. A hundred pods may be asked for
-# at once, by as many calls at a time as there are threads; from then on its other clients have room.
-# An end is two calls.
+# vCenter documents no limits, and queues what a host or datastore can't begin yet. A hundred pods may be
+# asked for at once, with as many calls at a time as there are threads; after that, vCenter's other clients
+# have room. Destroying a VM takes two calls.
 _RATES = {**dict.fromkeys(Action, Rate(10.0, 100.0)), Action.DESTROY: Rate(10.0, 200.0)}
 
 
 class VsphereCloud:
     """One folder of one datacenter.
 
-    :ivar disks: for volumes; None: no datastore is for them. :ivar snapshots: of these; None: likewise."""
+    :ivar disks: for volumes; None: no datastore is configured for them. :ivar snapshots: of these volumes;
+        None: likewise."""
 
     name = "vsphere"
     rates: Mapping[Action, Rate] = _RATES
@@ -115,7 +116,7 @@ class VsphereCloud:
         return Rest(settings.host, settings.username, settings.password_file, settings.ca_file, timeout)
 
     def _thd_is_current(self, driver: Driver) -> bool:
-        return True  # a session outlives a change of the password; the next login reads the file anew
+        return True  # a session stays valid when the password is changed; the next login reads the file anew
 
     def _thd_disconnect(self, driver: Driver) -> None:
         driver.close()
@@ -186,13 +187,13 @@ class VsphereCloud:
             self._note_refusal(launch, fault)
             if fault is None or fault.kind is ErrorKind.CONFLICT:
                 break
-            self._inventory.forget()  # there may be something else at some path now
+            self._inventory.forget()  # another object may be at one of the paths now
             if is_last or fault.kind is not ErrorKind.NOT_FOUND:
                 break
         return fault
 
     def _thd_launched(self, driver: Driver, name: str) -> CloudVM:
-        """Return a VM whose clone has ended, or is somebody else's; it is powered on if it never was.
+        """Return a VM whose clone has ended, or was made by another call; it is powered on if it never was.
 
         :raise CloudError: it is refused, and deleted, so that it can be launched in another resource pool."""
         before = self._vms.have_run()
@@ -212,7 +213,7 @@ class VsphereCloud:
         return vm
 
     def _note_refusal(self, launch: Launch, fault: CloudError | None) -> None:
-        """Have the next launch choose another host than one that has refused this."""
+        """Make the next launch avoid a host that has refused this one."""
         refused = fault is not None and fault.kind in (ErrorKind.TRANSIENT, ErrorKind.CAPACITY)
         if refused and launch.host is not None:
             self._inventory.refused_by(launch.host)
@@ -226,8 +227,8 @@ class VsphereCloud:
         return attrs.evolve(request, identity=identity), given
 
     def _thd_poll_launch(self, driver: Driver, vm: CloudVM) -> CloudVM:
-        """Look once whether a clone has failed, as most that do fail soon. It may take minutes: lists tell
-        how it ends."""
+        """Look once whether a clone has failed, as most failures come soon. A clone may take minutes: lists
+        tell how it ends."""
         launch = self._launches.get(vm.id)
         if launch is not None and launch.running and not launch.looked_at:
             self._launches._thd_look(driver)
@@ -262,7 +263,7 @@ class VsphereCloud:
 
     @contextmanager
     def _thd_in_folder(self, driver: Driver) -> Iterator[Entity]:
-        """Yield the folder of VMs. That it is gone must not be taken for a VM that is gone."""
+        """Yield the folder of VMs. A missing folder must not be taken for a missing VM."""
         try:
             yield self._inventory._thd_folder(driver)
         except vmodl.fault.ManagedObjectNotFound:
@@ -280,13 +281,13 @@ class VsphereCloud:
             try:
                 return self._thd_step(driver, vm.id, id, vm.state is InstanceState.ENDED)
             except vmodl.fault.ManagedObjectNotFound:
-                self._vms.forget_id(vm.id)  # somebody may have registered it anew
+                self._vms.forget_id(vm.id)  # the VM may have been registered anew, with another id
         with self._thd_in_folder(driver) as folder:
             node = self._vms._thd_get(driver, folder, vm.id)
         if node is not None:
             return self._thd_end(driver, vm.id, node)
         if launch is not None and launch.running:
-            return False  # it may still appear
+            return False  # the VM may still appear
         if launch is None and vm.id not in self._vms.ends:
             raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {vm.id}")
         self._vms._thd_forget(vm.id)
@@ -307,7 +308,7 @@ class VsphereCloud:
         except vmodl.MethodFault as fault:
             cloud_error = errors.classify(fault)
             if cloud_error is not None and cloud_error.kind in (ErrorKind.TRANSIENT, ErrorKind.NOT_FOUND):
-                return False  # it is being cloned or deleted right now
+                return False  # the VM is being cloned or deleted right now
             raise
         if is_taken:
             self._vms._thd_free(name)
@@ -329,7 +330,7 @@ class VsphereCloud:
         """Do nothing: there are no leftovers."""
 
     def _thd_console_output(self, driver: Driver, id: str) -> str:
-        return ""  # vSphere shows consoles as pictures only
+        return ""  # vSphere shows consoles only as pictures
 
 
 def _in_operation(launch: Launch) -> CloudVM:

@@ -35,13 +35,14 @@ from infranetes.providers.cloud.vsphere.storage import FirstClassDisk, Place
 from infranetes.providers.volumes import FromSnapshot
 
 _ABANDONED_SECONDS = 86_400.0
-_LISTED_SECONDS = 60.0  # after its task, a copy is listed
+_LISTED_SECONDS = 60.0  # how long after its task has ended a copy may not be listed yet
 _BUSY = (vim.fault.InvalidState, vim.fault.TaskInProgress, vim.fault.FileFault)
 
 
 @attrs.frozen
 class Copying:
-    """A step that vCenter has begun. :ivar disk: None: vCenter has not said which it will be."""
+    """A step that vCenter has begun. :ivar disk: the new disk; None: vCenter has not said yet which it will
+    be."""
 
     task: str
     disk: FirstClassDisk | None = None
@@ -53,8 +54,9 @@ class Copies:
     def __init__(self, names: DiskNames) -> None:
         self._names = names
         self._lock = threading.Lock()
-        self._tasks: dict[str, str] = {}  # of copies that this daemon has asked for, by their names
-        self._made: dict[str, float] = {}  # when such tasks have ended, by names
+        # Tasks of copies that this daemon has asked for, by the copies' names.
+        self._tasks: dict[str, str] = {}
+        self._made: dict[str, float] = {}  # when such tasks ended, by the copies' names
 
     def _thd_make(
         self,
@@ -67,8 +69,8 @@ class Copies:
     ) -> FirstClassDisk | Copying:
         """Take the next step to a disk.
 
-        :param there: all copies that are unfinished, of any volume of the cluster's.
-        :param check_room: called before one is asked for: whether the datastore has room for it.
+        :param there: all unfinished copies, of any volume of the cluster.
+        :param check_room: called before a copy is asked for, to check that the datastore has room for it.
         :raise CloudError: `ErrorKind.STATE`: vCenter makes one, and there is no task to follow."""
         name = self._names.copy_of(request.name, source, whole=False)
         if task := self._thd_running(driver, name):
@@ -97,14 +99,15 @@ class Copies:
     def _thd_delete_twins(
         self, driver: Driver, place: Place, disk_name: str, there: Iterable[FirstClassDisk]
     ) -> None:
-        """Delete what was to be the same volume. :param there: as in `_thd_make`."""
+        """Delete the other copies that were to be the same volume. :param there: as in `_thd_make`."""
         name = self._names.unfinished(disk_name)
         _thd_delete(driver, place, [disk for disk in there if disk.name == name])
 
     def _thd_running(self, driver: Driver, name: str) -> str:
         """Return the task of a copy that this daemon has asked for; "": none is being made.
 
-        :raise CloudError: the snapshot is gone; nothing else, as whoever followed the task knows the rest."""
+        :raise CloudError: the snapshot is gone. Other faults are not raised: the call that followed the task
+            has reported them."""
         with self._lock:
             task = self._tasks.get(name, "")
         if not task:
@@ -121,7 +124,8 @@ class Copies:
         return ""
 
     def _check_listed(self, name: str) -> None:
-        """:raise CloudError: a copy has just been made, and vCenter does not list it yet."""
+        """Check that no copy is about to be listed. :raise CloudError: one was just made, and is not listed
+        yet."""
         with self._lock:
             ended = self._made.get(name)
             if ended is None:
@@ -143,7 +147,7 @@ def _is_abandoned(disk: FirstClassDisk) -> bool:
 
 
 def _thd_delete(driver: Driver, place: Place, copies: Iterable[FirstClassDisk]) -> None:
-    """Begin to delete copies, and wait for none: nobody has them, and what stays is found again."""
+    """Begin to delete copies, without waiting: no VM has them, and any that remain are found again."""
     for disk in copies:
         with contextlib.suppress(*_BUSY):
             driver.storage.delete(place, disk.id)

@@ -37,12 +37,12 @@ from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.cloud.vsphere.specs import options
 from infranetes_common.errors import Unavailable
 
-LIBRARY_ITEM = "infranetes.library_item"  # in a template's extraConfig: the id of its item
-SNAPSHOT = "infranetes"  # clones of a snapshot share the template's disks
+LIBRARY_ITEM = "infranetes.library_item"  # the key of a template's extraConfig with the id of its item
+SNAPSHOT = "infranetes"  # the name of a snapshot; its clones share the template's disks
 
 _DEPLOY_SECONDS = 2 * 3600.0
 _RETRIED = (ErrorKind.TRANSIENT, ErrorKind.THROTTLED)
-_VIRTUAL_MACHINE = "VirtualMachine"  # a type, as the REST interface names it
+_VIRTUAL_MACHINE = "VirtualMachine"  # a type's name in the REST interface
 _VM = ("name", "config.template", "config.extraConfig", "snapshot", "recentTask", "disabledMethod")
 
 _log = Logger()
@@ -89,9 +89,9 @@ class _FolderVM:
 class _Image:
     """A template that a pull asks for."""
 
-    item: Item  # to deploy it from
+    item: Item  # the library's item that the template is deployed from
     name: str  # NAME:VERSION
-    template_names: tuple[str, ...]  # that it may have
+    template_names: tuple[str, ...]  # the names that the template may have
 
     @property
     def final_name(self) -> str:
@@ -123,7 +123,7 @@ class LibraryDeployments:
         self._settings = settings
         self._inventory = inventory
         self._connect = connect
-        self._patience = settings.call_seconds / 2  # which leaves time for requests before and after
+        self._patience = settings.call_seconds / 2  # seconds; leaves time for the requests before and after
         self._lock = threading.Lock()  # held while image_folder is read and changed
         self._running: dict[str, _Deployment] = {}  # by the item's id
 

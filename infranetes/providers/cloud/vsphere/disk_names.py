@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What first class disks and their snapshots are called at the vCenter: all that is kept of a volume there.
+"""The names of first class disks and their snapshots at the vCenter, which are all that it keeps of a volume.
 
 CLUSTER-VOLUME             a volume, its file, and likewise a snapshot's description
 CLUSTER-VOLUME-SNAPSHOT    a volume that was made from a snapshot
@@ -47,23 +47,23 @@ class DiskNames:
         self.folder = f"infranetes-{hashlib.sha256(cluster.encode()).hexdigest()[:12]}"
 
     def of(self, name: str) -> str:
-        """Return what a volume, or a snapshot, of this name is called."""
+        """Return the name at the vCenter of a volume, or the description of a snapshot, of this name."""
         return f"{self.folder}-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
 
     def copy_of(self, name: str, source: FromSnapshot, whole: bool = True) -> str:
-        """Return what a volume that is made from a snapshot is called.
+        """Return the name at the vCenter of a volume that is made from a snapshot.
 
-        :param whole: whether it is made already."""
+        :param whole: whether it is completely made."""
         sign = "-" if whole else "+"
         ids = b"".join(UUID(id).bytes for id in source.id.split("/"))
         return f"{self.folder}{sign}{_short(name)}{sign}{_text(ids)}"
 
     def keys(self, name: str) -> tuple[str, ...]:
-        """Return what `key` makes of each name that the volume may have at the vCenter."""
+        """Return the keys, as of `key`, of all names that the volume may have at the vCenter."""
         return (self.of(name), f"{self.folder}-{_short(name)}")
 
     def key(self, disk_name: str) -> str:
-        """Return what all disks have in common that are called so for one volume."""
+        """Return the part of a disk's name that all disks for one volume share."""
         copy = self._copy(disk_name)
         return disk_name if copy is None or copy["sign"] == "+" else disk_name[: copy.end("volume")]
 
@@ -77,12 +77,13 @@ class DiskNames:
         return copy is not None and copy["sign"] == "+"
 
     def unfinished(self, disk_name: str) -> str:
-        """Return what a volume that was made from a snapshot was called before; "": it was not made so."""
+        """Return the name that a volume had while it was made from a snapshot; "": it was not made from
+        one."""
         copy = self._copy(disk_name)
         return "" if copy is None else f"{self.folder}+{copy['volume']}+{copy['source']}"
 
     def source(self, disk_name: str) -> FromSnapshot | None:
-        """Return what a disk of this name began with; None: with zeros."""
+        """Return the source of a disk of this name; None: it began with zeros."""
         copy = self._copy(disk_name)
         if copy is None:
             return None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes as first class disks: vCenter's own disks that belong to no VM, of 6.7 and newer.
 
-Plain files would do, but vCenter deletes every file of a VM with the VM, whoever deletes that. Of a first
-class disk it keeps the file, if it is told so. The names of first class disks are no keys, and requests have
-none before vSphere 9.1. A file's path is one: vCenter creates no second file there, and makes no second disk
-of it. So a volume is made in steps, each of which may be made twice:
+Plain files would do, but vCenter deletes all files of a VM together with it, whoever deletes the VM. It keeps
+the file of a first class disk, if it is told to. The names of first class disks are no idempotency keys, and
+requests have none before vSphere 9.1. A file's path is one: vCenter creates no second file there, and makes
+no second disk of it. So a volume is made in steps, each of which may be made twice:
 
 file     first class disk   kept   what `_thd_create` does
 none     no                 no     creates the file, where the volume's name and the cluster's say
@@ -61,7 +61,7 @@ class VsphereDisks:
 
     unit = MIB
     max_size = 62 << 40
-    at_once = 20  # vSphere 6.7 has no request for several
+    at_once = 20  # few, as vSphere 6.7 has no request for several disks
     has_modes = False
     zone = ""
 
@@ -71,7 +71,7 @@ class VsphereDisks:
         self.disk_names = DiskNames(cluster)
         self._copies = Copies(self.disk_names)
         self._lock = threading.Lock()
-        self._names: dict[str, str] = {}  # at vCenter, of all disks of the datastore, by id
+        self._names: dict[str, str] = {}  # by id: the name at vCenter of each disk of the datastore
 
     def is_id(self, text: str) -> bool:
         return is_disk_id(text)
@@ -86,7 +86,7 @@ class VsphereDisks:
         return self._inventory._thd_place(driver, self.disk_names.folder)
 
     def _thd_find(self, driver: Driver, names: Sequence[str]) -> list[CloudDisk]:
-        """Find those that vCenter was told to keep; `_thd_create` tells it of the others."""
+        """Find the disks that vCenter was told to keep; `_thd_create` makes it keep the others."""
         place = self._thd_place(driver)
         asked = {key: name for name in names for key in self.disk_names.keys(name)}
         key = self.disk_names.key
@@ -135,7 +135,7 @@ class VsphereDisks:
         self, disk: FirstClassDisk, holder: tuple[str, str] | None, asked: Mapping[str, str]
     ) -> CloudDisk:
         vm, serial = holder or ("", "")
-        # Another node's VM is not in our folder: vCenter's own id of it has to do.
+        # Another node's VM is not in our folder, so it is shown by vCenter's own id.
         users = [vm] if vm else [f"{user} of another node" for user in disk.users]
         unfinished = self.disk_names.is_unfinished(disk.name)
         return CloudDisk(
@@ -163,7 +163,8 @@ class VsphereDisks:
     # ---- Making and destroying
 
     def _thd_create(self, driver: Driver, request: DiskRequest) -> tuple[CloudDisk, str]:
-        """The request's number is not needed: once a disk is gone, its file's path is free."""
+        """Take the next step to a disk. The request's number is not needed: once a disk is gone, its file's
+        path is free."""
         place, name = self._thd_place(driver), self.disk_names.of(request.name)
         if isinstance(request.source, FromSnapshot):
             return self._thd_copy(driver, place, request, request.source)
@@ -257,7 +258,7 @@ class VsphereDisks:
         if vm_id in self._vms.ends:
             raise CloudError(ErrorKind.STATE, f"VM {vm_id} is being destroyed")
         known = driver.storage.get(place, disk.id)
-        if known is not None and not known.kept:  # one that a person made, or that was half made
+        if known is not None and not known.kept:  # a person made it, or it was half made
             driver.storage.keep(place, disk.id)
         controller = self._thd_controller(driver, node)
         with refusals():
@@ -330,8 +331,9 @@ def _thd_existing(driver: Driver, place: Place, ids: Sequence[str]) -> list[Firs
 
 
 def _check_guest_finds_disks(node: Node, extra: Sequence[OptionValue]) -> None:
-    """:raise CloudError: a VM's guest is not shown the UUIDs of its disks: it was cloned by a daemon before
-    there were volumes, or somebody has changed it. That takes effect only when it is powered on."""
+    """Check that a VM's guest sees the UUIDs of its disks. :raise CloudError: it does not: an older daemon,
+    without volumes, cloned the VM, or its settings were changed since. They take effect only when it is
+    powered on."""
     shown = {option.key: str(option.value).upper() for option in extra}
     if shown.get(DISK_UUIDS, "") not in ("TRUE", "1"):
         raise CloudError(

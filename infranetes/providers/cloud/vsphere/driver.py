@@ -77,8 +77,8 @@ class ManagedClass(Protocol):
 class Driver(VSphereNodeDriver):  # type: ignore[misc]
     """One thread's driver.
 
-    :ivar rest: for what only vCenter's other interface has. :ivar storage: for volumes, in a session of its
-        own that begins when it is used, as their calls are of a newer release."""
+    :ivar rest: for calls that only vCenter's REST interface has. :ivar storage: for volumes, in a session of
+        its own that begins when it is used, as their calls are of a newer release."""
 
     def __init__(self, session: Session, rest: Rest, storage: Storage) -> None:
         self.session = session
@@ -104,7 +104,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         return vm
 
     def find(self, path: str) -> Entity | None:
-        """Return what is at a path of the inventory."""
+        """Return the object at a path of the inventory."""
         return self.content.searchIndex.FindByInventoryPath(path)
 
     # ---- Properties
@@ -134,7 +134,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
             if refusal is None:
                 break
             if is_last or not isinstance(refusal, vim.fault.NotAuthenticated):
-                # What may not be seen must not be taken for what does not exist.
+                # An object that may not be seen must not be taken for one that does not exist.
                 raise CloudError(ErrorKind.CREDENTIALS, f"properties can't be read: {message_of(refusal)}")
             self.session.expired()
         return [(each.obj, {value.name: value.val for value in each.propSet}) for each in objects]
@@ -178,7 +178,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         except vmodl.fault.ManagedObjectNotFound:
             if not ids:
                 raise
-            seen = self.ex_tasks(ids)  # some of which are forgotten
+            seen = self.ex_tasks(ids)  # vCenter has forgotten some of them
             return self.list_nodes(folder), {id: seen.get(id, (True, None)) for id in ids}
         vms = [each for each in found if isinstance(each[0], vim.VirtualMachine)]
         nodes = [self._node(vm, properties) for vm, properties in cast(list[VMWithProperties], vms)]
@@ -268,7 +268,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
 
 
 def _inside(folder: Entity) -> DataObject:
-    """Return what has a call begin at all that is in a folder."""
+    """Return the specification that makes a call begin at everything in a folder."""
     inside = _Collector.TraversalSpec(type=vim.Folder, path="childEntity", skip=False)
     spec: DataObject = _Collector.ObjectSpec(obj=folder, skip=True, selectSet=[inside])
     return spec

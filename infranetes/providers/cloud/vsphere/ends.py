@@ -25,14 +25,14 @@ from infranetes.providers.cloud.vsphere.hardware import DEVICES, AttachedDisk, h
 from infranetes.providers.cloud.vsphere.launches import _thd_wait_briefly
 from infranetes.providers.cloud.vsphere.storage import disk_id
 
-_OFF_SECONDS = 10.0  # in which a VM is powered off, unless that failed
+_OFF_SECONDS = 10.0  # after this, a VM is off, unless powering it off has failed
 _POWER = "runtime.powerState"
 
 
 @attrs.define
 class _End:
     off_asked_at: float | None = None
-    is_taken: bool = False  # vCenter has taken the deletion
+    is_taken: bool = False  # vCenter has accepted the request to delete it
 
 
 class Ends:

@@ -13,7 +13,7 @@ from pyVmomi import vim, vmodl
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _MAX_MESSAGE = 400
-# The first match counts: some of these derive from others.
+# The first match counts, as some of these classes derive from others.
 _NAMES = (
     (ErrorKind.CREDENTIALS, "InvalidLogin NoPermission NotAuthenticated PasswordExpired NoClientCertificate"),
     (ErrorKind.NOT_FOUND, "ManagedObjectNotFound NotFound FileNotFound"),
@@ -63,7 +63,7 @@ def classify(error: Exception) -> CloudError | None:
         return CloudError(ErrorKind.TRANSIENT, "a malformed answer, perhaps of a proxy in between")
     if isinstance(error, HTTPException):
         match = _STATUS.match(str(error))
-        status = int(match[1]) if match else 500  # without a status there was no answer at all
+        status = int(match[1]) if match else 500  # without a status, there was no answer at all
         kinds = {429: ErrorKind.THROTTLED, 401: ErrorKind.CREDENTIALS, 403: ErrorKind.CREDENTIALS}
         return CloudError(kinds.get(status, ErrorKind.TRANSIENT), message_of(error))
     return None
@@ -73,7 +73,7 @@ def _kind(fault: Exception) -> ErrorKind:
     for kind, fault_class in _FAULTS:
         if isinstance(fault, fault_class):
             return kind
-    # vCenter raises a bare RuntimeFault when something within it failed.
+    # vCenter raises a bare RuntimeFault when something within vCenter failed.
     return ErrorKind.TRANSIENT if type(fault) is vmodl.RuntimeFault else ErrorKind.UNEXPECTED
 
 

@@ -15,8 +15,8 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import DataObject, ScsiCon
 DEVICES: Final = "config.hardware.device"
 EXTRA: Final = "config.extraConfig"
 
-_BUSES = range(4)  # of a VM
-_DISKS = 15  # of a controller, by every release of virtual hardware
+_BUSES = range(4)  # the SCSI buses of a VM
+_DISKS = 15  # disks on one controller, in every release of virtual hardware
 
 
 @attrs.frozen
@@ -29,18 +29,19 @@ class AttachedDisk:
 
 @attrs.frozen
 class Hardware:
-    """One VM's. :ivar disks: those that are first class disks."""
+    """One VM's controllers and disks. :ivar disks: those that are first class disks."""
 
     disks: Sequence[AttachedDisk]
     _controllers: Sequence[ScsiController]
-    _taken: Sequence[int]  # each disk's and CD drive's controller
+    _taken: Sequence[int]  # the controller of each disk and CD drive
 
     def controller(self) -> int | None:
         """Return the key of a paravirtual controller with room for one more disk; None: one has to be added.
 
         :raise CloudError: the VM has no place for one."""
         for each in self._controllers:
-            is_known = isinstance(each, vim.vm.device.ParaVirtualSCSIController)  # by the guest's kernel
+            # The guest's kernel has a driver for it.
+            is_known = isinstance(each, vim.vm.device.ParaVirtualSCSIController)
             if is_known and self._taken.count(each.key) < _DISKS:
                 return each.key
         if len(self._controllers) >= len(_BUSES):
@@ -64,7 +65,7 @@ class Hardware:
 
 
 def hardware(devices: Iterable[DataObject]) -> Hardware:
-    """Return what is among a VM's devices."""
+    """Return the controllers and disks among a VM's devices."""
     controllers, taken, disks = [], [], []
     for device in devices:
         if isinstance(device, vim.vm.device.VirtualSCSIController):

@@ -30,9 +30,10 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import (
     PoolProperties,
 )
 
-_LOOK_SECONDS = 10.0  # afterwards a host may be in maintenance
+_LOOK_SECONDS = 10.0  # how long a look is used; later a host may be in maintenance
 _STATISTICS_SECONDS = 60.0  # until a new VM's memory shows in its host's statistics
-# For which a host comes last that has refused a VM. One that enters maintenance mode looks fit, and empty.
+# For this long, a host that has refused a VM is tried last. A host that enters maintenance mode looks fit,
+# and empty.
 _REFUSED_SECONDS = 60.0
 _HOST = (
     "name",
@@ -80,9 +81,10 @@ class Hosts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._looks: dict[str, tuple[float, Sequence[Host] | None]] = {}  # by pool, with the time of the look
+        # By pool: the time of the look, and the hosts.
+        self._looks: dict[str, tuple[float, Sequence[Host] | None]] = {}
         self._chosen: list[tuple[float, str, int]] = []  # time, host's id, MiB
-        self._refused: dict[str, float] = {}  # hosts' ids, with the time of the refusal
+        self._refused: dict[str, float] = {}  # by host id: the time of the refusal
 
     def forget(self) -> None:
         """Look at hosts anew, as something has changed."""

@@ -33,9 +33,9 @@ from infranetes_common.identity import Network
 
 T = TypeVar("T")
 
-IMAGE_NAME = "infranetes.image_name"  # a template's extraConfig with NAME:VERSION
+IMAGE_NAME = "infranetes.image_name"  # the key of a template's extraConfig with NAME:VERSION
 
-_CACHE_SECONDS = 60.0  # afterwards there may be another template at the same path
+_CACHE_SECONDS = 60.0  # afterwards another template may be at the same path
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TEMPLATE = (
     "name",
@@ -61,7 +61,7 @@ class VCenterInventory:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._cache: dict[str, tuple[float, object]] = {}  # with the time of the lookup
+        self._cache: dict[str, tuple[float, object]] = {}  # the time of the lookup, and its result
         self._hosts = Hosts()
 
     def forget(self) -> None:

@@ -20,7 +20,7 @@ from infranetes.providers.cloud.vsphere.driver import Driver, Tasks
 from infranetes.providers.cloud.vsphere.errors import classify
 from infranetes.providers.cloud.vsphere.pyvmomi_types import ManagedObject, Task
 
-_EARLY_SECONDS = 0.8  # within which most faults come
+_EARLY_SECONDS = 0.8  # most faults are reported within this time
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds between looks at a task that ends soon
 _MANY_PAUSES = (*_PAUSES, 0.5, 0.5, 0.5, 0.5, 0.5)
 
@@ -41,11 +41,11 @@ class Launch:
     task: str = ""  # the id of its current task; "": it is being asked for
     begun_at: float = 0.0  # by a monotonic clock
     running: bool = False
-    looked_at: bool = False  # since faults that come early would show
+    looked_at: bool = False  # whether its task was looked at after early faults would show
     fault: CloudError | None = None  # why it will never run
-    host: ManagedObject | None = None  # that was chosen for it; None: vCenter chooses
+    host: ManagedObject | None = None  # the host that was chosen for it; None: vCenter chooses
     polled_until: float = 0.0  # until when `_thd_poll_launch` is called, by a monotonic clock
-    was_lost: bool = False  # something that the request named was not found before
+    was_lost: bool = False  # an earlier attempt did not find something that the request names
 
     @property
     def may_be_made_anew(self) -> bool:
@@ -101,14 +101,14 @@ class Launches:
 
         :param begin: asks for the step and returns its task."""
         launch.task, launch.running, launch.looked_at, launch.fault = "", True, False, None
-        self.put(launch)  # before vCenter shows the VM
+        self.put(launch)  # first, as vCenter may show the VM at any time
         try:
             task = begin()._moId
         except vmodl.MethodFault as refusal:
             launch.running = False
             self.forget(launch.name)
             return _to_cloud_error(refusal)
-        except BaseException:  # nobody knows its task
+        except BaseException:  # the task's id is not known
             launch.running = False
             self.forget(launch.name)
             raise
@@ -149,7 +149,7 @@ def _end(launch: Launch, fault: Exception | None) -> bool:
         return launch.request is not None
     if launch.fault.kind is ErrorKind.CONFLICT:  # another call has created the VM
         return False
-    # A VM that can't be powered on now may be being cloned, or be on already.
+    # A VM that can't be powered on now may still be in the process of being cloned, or already be on.
     return launch.request is not None or launch.fault.kind is not ErrorKind.TRANSIENT
 
 

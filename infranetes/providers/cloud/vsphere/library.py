@@ -66,7 +66,7 @@ class Library:
         for name in names:
             for id in self._thd_ids(_ITEM, {"library_id": library, "name": name})[:_MAX_NAMESAKES]:
                 item = _item(self._rest._thd_request("GET", f"{_ITEM}/id:{quote(id)}"))
-                if item.name in names:  # vCenter ignores case
+                if item.name in names:  # vCenter's filter ignores case
                     found.append(item)
         return max(found, key=lambda item: (item.modified, item.id), default=None)
 

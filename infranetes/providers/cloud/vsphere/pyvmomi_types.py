@@ -94,7 +94,7 @@ class ScsiController(Protocol):
 
 
 class StorageConfig(Protocol):
-    """What a first class disk is like. :ivar consumerId: the VMs that have it."""
+    """The configuration of a first class disk. :ivar consumerId: the VMs that have it."""
 
     id: DiskId
     name: str
@@ -111,7 +111,7 @@ class StorageObject(Protocol):
 
 
 class StorageObjectState(Protocol):
-    """How far a first class disk is made."""
+    """The progress in making a first class disk."""
 
     tentative: bool | None
 
@@ -238,7 +238,7 @@ class DrsConfig(Protocol):
 
 
 class ClusterConfig(Protocol):
-    """How a cluster is configured."""
+    """The configuration of a cluster."""
 
     drsConfig: DrsConfig
 
@@ -255,7 +255,7 @@ TaskProperties = TypedDict("TaskProperties", {"info.state": str, "info.error": E
 
 
 class NodeExtra(TypedDict):
-    """What our driver's nodes have beside libcloud's common attributes."""
+    """The attributes of our driver's nodes in addition to libcloud's common ones."""
 
     cpus: int
     memory_mib: int

@@ -110,7 +110,7 @@ class Rest:
             return Answer(response.status, response.getheader("Retry-After") or "", content)
 
     def close(self) -> None:
-        """End the session, which would count among the vCenter's."""
+        """End the session, which would otherwise stay among the vCenter's sessions."""
         token, self._token = self._token, ""
         if token:
             with contextlib.suppress(Exception):

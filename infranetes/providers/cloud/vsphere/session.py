@@ -22,14 +22,14 @@ from pyVmomi import SoapStubAdapter, vim
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.pyvmomi_types import ManagedObject, ServiceContent, SessionManager
 
-API = "vim.version.version11"  # vSphere 6.5's, which later ones speak too
-VOLUMES_API = "vim.version.version12"  # vSphere 6.7's, the first that has what volumes need
+API = "vim.version.version11"  # vSphere 6.5's, which later releases support too
+VOLUMES_API = "vim.version.version12"  # vSphere 6.7's, the first with the calls that volumes need
 PORT = 443
 GOODBYE_SECONDS = 2.0
 
 
 class _MethodInfo(Protocol):
-    """What pyVmomi knows of a method."""
+    """pyVmomi's description of a method."""
 
     wsdlName: str
 
@@ -52,7 +52,7 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
         stub = SoapStubAdapter(
             host=name, port=int(port or PORT), path="/sdk", version=api, sslContext=tls_context(ca_file)
         )
-        stub.schemeArgs["timeout"] = timeout  # 6.7.1 has no argument for it
+        stub.schemeArgs["timeout"] = timeout  # pyVmomi 6.7.1 has no argument for it
         super().__init__(stub, self._log_in)
         self._username = username
         self._password_file = password_file
@@ -61,7 +61,8 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
         self, mo: ManagedObject, info: _MethodInfo, args: Sequence[object]
     ) -> Any:  # Any: each method has an answer of its own
         """Send a request, and once more only if it changes nothing: vCenter closes idle connections. pyVmomi
-        itself would repeat several times, each with its own deadline, what may have been done already."""
+        itself would repeat any request several times, each time with a new deadline, even if it may have been
+        carried out."""
         may_repeat, is_renewed = not info.wsdlName.endswith("_Task"), False
         while True:
             try:
@@ -81,7 +82,7 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
             self.expired()
 
     def expired(self) -> None:
-        """The next request logs in."""
+        """Make the next request log in."""
         self._SetStateUnauthenticated()
 
     def close(self) -> None:
@@ -119,7 +120,7 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
 def _thd_password(file: Path) -> str:
     """Read the password, anew for each session: it may have been changed meanwhile.
 
-    :raise CloudError: there is none, or others may read it."""
+    :raise CloudError: there is none, or other users may read it."""
     try:
         with file.open(encoding="utf-8") as opened:
             mode = stat.S_IMODE(file.stat().st_mode)

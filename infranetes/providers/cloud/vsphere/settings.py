@@ -13,7 +13,7 @@ import attrs
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.vsphere.addresses import Pool, parse_range
 
-MOST_SNAPSHOTS = 32  # that vSphere keeps of one disk
+MOST_SNAPSHOTS = 32  # the most that vSphere keeps of one disk
 
 _MOST_ADDRESSES = 1 << 16
 _PATH = re.compile(r"[^/\x00-\x1f]{1,240}(?:/[^/\x00-\x1f]{1,240}){0,20}")
@@ -83,33 +83,35 @@ class Settings(CloudSettings):
 
     host: str = attrs.field(validator=_is_host)  # the vCenter
     username: str = attrs.field(validator=_is_given)
-    password_file: Path  # its first line; nobody but its owner may read it
-    ca_file: Path | None = None  # of trusted CAs; none: the system's
+    password_file: Path  # its first line is the password; only its owner may read it
+    ca_file: Path | None = None  # the trusted CAs; none: the system's
     datacenter: str = attrs.field(validator=_is_path)
-    folder: str = attrs.field(validator=_is_path)  # of pods' VMs, below vm/
+    folder: str = attrs.field(validator=_is_path)  # the folder of pods' VMs, below vm/
     image: str = attrs.field(validator=_is_path)  # the template of a guest with our agent, below vm/
-    # Of templates that pods may name, below vm/.
+    # The folder of templates that pods may name, below vm/.
     image_folder: str = attrs.field(default="", validator=_is_path_or_empty)
-    content_library: str = attrs.field(default="", validator=_has_image_folder)  # whose items pods may name
+    # The library whose items pods may name.
+    content_library: str = attrs.field(default="", validator=_has_image_folder)
     resource_pools: tuple[str, ...] = attrs.field(validator=_are_paths)  # tried in this order, below host/
-    # below network/: the first one is what pods get, the others they may ask for
+    # Below network/. Pods get the first one, and may ask for the others.
     networks: tuple[str, ...] = attrs.field(validator=_are_paths)
-    allowed_subnets: tuple[str, ...] = ("*",)  # of networks
-    datastore: str = attrs.field(default="", validator=_is_path_or_empty)  # empty: where the template is
-    # Of volumes, below datastore/; empty: there are none.
+    allowed_subnets: tuple[str, ...] = ("*",)  # those of `networks` that pods may ask for
+    datastore: str = attrs.field(default="", validator=_is_path_or_empty)  # empty: the template's
+    # The datastore of volumes, below datastore/; empty: there are no volumes.
     volumes_datastore: str = attrs.field(default="", validator=_is_path_or_empty)
-    # Snapshots of one volume, each of which slows it down.
+    # How many snapshots one volume may have; each of them slows it down.
     snapshots_per_volume: int = attrs.field(
         default=3, validator=[attrs.validators.ge(1), attrs.validators.le(MOST_SNAPSHOTS)]
     )
-    # The network of pods' addresses; empty: any.
+    # The network that pods' addresses are from; empty: any.
     addresses: str = attrs.field(default="", validator=_is_network)
-    gateway: str = ""  # of that network, for VMs that have an address of address_ranges
-    # Addresses of it that this node, and no other, gives to VMs on the first network; empty: DHCP does.
+    gateway: str = ""  # that network's gateway, for VMs with an address of address_ranges
+    # Addresses of that network that this node, and no other, gives to VMs on the first of `networks`; empty:
+    # DHCP gives them.
     address_ranges: tuple[str, ...] = attrs.field(default=(), validator=_are_ranges)
-    # A list is one request, of a vCenter that documents no limit of them.
+    # Polling may be frequent: a list is one request, and vCenter documents no limit of requests.
     poll_seconds: float = attrs.field(default=1.0, validator=attrs.validators.gt(0.0))
-    # A larger size is not more likely to be available: other resource pools are tried instead.
+    # A larger size is no more likely to be available, so other resource pools are tried instead.
     max_sizes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
 
     def address_pool(self) -> Pool | None:

@@ -4,9 +4,9 @@
 vCenter takes them at once, of disks that VMs have too, and keeps them in the disk's chain of files: they end
 with their disk, and slow it down the more there are.
 
-A snapshot's name is in its description. That is no key, so a request whose answer was lost may have begun one
-that is not shown yet, and the next request a second. Of several of a name the first is the snapshot, no other
-is listed, and all of them are deleted with it.
+A snapshot's name is in its description. It is no idempotency key: a request whose answer was lost may have
+begun a snapshot that is not shown yet, and the next request then begins a second one. Of several with one
+name only the first is listed, and all of them are deleted together.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from infranetes.providers.cloud.vsphere.launches import _thd_wait_briefly
 from infranetes.providers.cloud.vsphere.storage import DiskSnapshot, Place
 
 _MOST_REMEMBERED = 1000
-_SEEN_SECONDS = 60.0  # for which what was seen of a disk counts, unless this daemon has changed it
+_SEEN_SECONDS = 60.0  # how long what was seen of a disk is used, unless this daemon has changed the disk
 
 
 class VsphereSnapshots:
-    """See `DiskSnapshots`. :param most: of one volume."""
+    """See `DiskSnapshots`. :param most: the most snapshots of one volume."""
 
     clones = False
     outlive_volumes = False
@@ -37,8 +37,9 @@ class VsphereSnapshots:
         self._most = most
         self._lock = threading.Lock()
         self._begun: dict[str, tuple[str, str]] = {}  # by name: the disk, and the task of the last request
-        self._changed: set[str] = set()  # disks
-        self._seen: dict[str, tuple[float, list[DiskSnapshot]]] = {}  # by disk, with the time
+        self._changed: set[str] = set()  # disks whose snapshots this daemon has changed since
+        # By disk: the time of the look, and the snapshots.
+        self._seen: dict[str, tuple[float, list[DiskSnapshot]]] = {}
 
     def is_id(self, text: str) -> bool:
         return is_snapshot_id(text)

@@ -15,14 +15,14 @@ from infranetes.providers.cloud.vsphere import sizes
 from infranetes.providers.cloud.vsphere.pyvmomi_types import DataObject, ManagedObject, NetworkCard
 from infranetes_common.identity import Network
 
-IDENTITY = "guestinfo.infranetes.identity"  # where vmserver's `metadata` looks
-CREATED = "infranetes-created"  # seconds since 1970: vSphere 6.5 itself does not tell
-ADDRESS = "infranetes-address"  # that the node has given it
-# Tells the guest that its agent sets the address, so that no DHCP is asked for one.
+IDENTITY = "guestinfo.infranetes.identity"  # the key at which vmserver's `metadata` looks
+CREATED = "infranetes-created"  # seconds since 1970; vSphere 6.5 itself does not tell a VM's age
+ADDRESS = "infranetes-address"  # the address that the node has given the VM
+# Tells the guest that its agent sets the address, so that it does not ask DHCP for one.
 STATIC = "guestinfo.infranetes.static"
 NAME = "infranetes-name"  # the VM's original name: people may rename it
-DISK_UUIDS = "disk.EnableUUID"  # has the guest see the UUIDs of its disks, by which it finds volumes
-MAX_IDENTITY = 44 * 1024  # bytes: as base64 less than the 64 KiB that open-vm-tools reads at once
+DISK_UUIDS = "disk.EnableUUID"  # makes the guest see the UUIDs of its disks, by which it finds volumes
+MAX_IDENTITY = 44 * 1024  # bytes: less, as base64, than the 64 KiB that open-vm-tools reads at once
 
 _Operation = vim.vm.device.VirtualDeviceSpec.Operation
 _Card = vim.vm.device.VirtualEthernetCard
@@ -36,9 +36,9 @@ class Template:
     uuid: str
     name: str
     is_template: bool
-    snapshot: ManagedObject | None = None  # clones of one share the template's disks
+    snapshot: ManagedObject | None = None  # its clones share the template's disks
     datastores: Sequence[ManagedObject] = ()  # where its disks are
-    card: NetworkCard | None = None  # its first one
+    card: NetworkCard | None = None  # its first network card
 
 
 def clone(

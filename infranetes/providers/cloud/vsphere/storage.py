@@ -111,7 +111,7 @@ class Storage:
             return None
 
     def keep(self, place: Place, id: str) -> None:
-        """Have vCenter keep a disk when a VM that has it is deleted, by whomever."""
+        """Make vCenter keep a disk when a VM that has it is deleted, whoever deletes the VM."""
         self._managers.vStorageObjectManager.SetVStorageObjectControlFlags(
             disk_id(id), place.datastore, [_KEEP]
         )

@@ -67,7 +67,7 @@ class VMs:
         self._range = ip_network(addresses) if addresses else None
         self._lock = threading.Lock()
         self._tags: dict[str, Tags] = {}  # by the VM's id at vCenter
-        self._ids: dict[str, str] = {}  # at vCenter, by the VM's name
+        self._ids: dict[str, str] = {}  # by the VM's name: its id at vCenter
         self._ran: set[str] = set()  # names of VMs that were powered on
         self.ends = Ends()
 
@@ -90,13 +90,14 @@ class VMs:
         nodes = self._thd_ours_among(driver, listed)
         for name in taken - nodes.keys():
             self._thd_forget(name)
-        for name in cloned - nodes.keys():  # it is gone again
+        for name in cloned - nodes.keys():  # the VM is gone again
             self._launches.forget(name)
         self._thd_record_addresses(nodes)
         vms = [self._thd_vm(driver, name, node, before) for name, node in nodes.items()]
         with self._lock:
             self._ran &= set(nodes)
-        # What has ended well may have done so after its VM was read: the next list tells its state.
+        # A launch that has ended well may have done so after its VM was read: the next list tells the VM's
+        # state.
         self._launches.record(tasks, now)
         missing = [launch for launch in self._launches.all() if launch.name not in nodes]
         return vms + [launching_vm(launch) for launch in missing]
@@ -108,7 +109,7 @@ class VMs:
         have, taken = {}, self.ends.taken()
         for name, node in nodes.items():
             if name in taken:
-                continue  # it is off for good, and has given its address back
+                continue  # the VM is off for good, and has given its address back
             texts = [self._given(node), self._address(node)]
             have[name] = {IPv4Address(each) for each in texts if each and ":" not in each}
         self._leases._thd_record_list(have, {launch.name for launch in self._launches.all()})
@@ -139,7 +140,8 @@ class VMs:
         with self._lock:
             self._tags = {id: tags for id, tags in self._tags.items() if id in ids}
         ours: dict[str, Node] = {}
-        # A clone that somebody made of our VM has its tags too: the VM that has the name comes first.
+        # A clone that a person made of our VM has its tags too, so the VM whose name is the original one
+        # comes first.
         for node in sorted(nodes, key=lambda node: node.name != self._name_of(node)):
             name = self._name_of(node)
             if name:
@@ -161,7 +163,7 @@ class VMs:
     def _name_of(self, node: Node) -> str:
         """Return the original name of a VM of ours; "": it is not ours."""
         tags = self._tags.get(node.id)
-        if tags is None:  # it is being cloned, and has nothing but its name
+        if tags is None:  # the VM is being cloned, and has nothing but its name
             return node.name if self.is_name(node.name) else ""
         is_ours = (tags.cluster, tags.node) == (self._cluster, self._node)
         return tags.name if is_ours and self.is_name(tags.name) else ""
@@ -181,7 +183,7 @@ class VMs:
             read = dict(driver.ex_extra_config(node.extra["vm"] for node in new))
         except vmodl.fault.ManagedObjectNotFound:
             if len(new) > 1:
-                for node in new:  # one of them is gone
+                for node in new:  # one of them is gone, so each is read by itself
                     self._thd_read_tags(driver, [node])
             return
         for node in new:
@@ -244,7 +246,7 @@ class VMs:
                 return InstanceState.PENDING, ""
             if self._thd_has_run(driver, name, node):
                 self._launches.forget(name)
-                if driver.ex_is_on(node):  # since a moment ago
+                if driver.ex_is_on(node):  # it was powered on a moment ago
                     return InstanceState.PENDING, ""
                 return InstanceState.ENDED, "the VM is off"
             launch = self._thd_power_on(driver, name, node)
