@@ -44,10 +44,7 @@ class LoopDevice:
         """Return the path of the file behind it, as the mount that it was opened on has it; "": it has
         none."""
         number = os.fstat(self.descriptor).st_rdev
-        attribute = sys / f"dev/block/{os.major(number)}:{os.minor(number)}" / _BACKING_FILE
-        with contextlib.suppress(FileNotFoundError):
-            return attribute.read_text(errors="replace").removesuffix("\n")
-        return ""
+        return _read(sys / f"dev/block/{os.major(number)}:{os.minor(number)}" / _BACKING_FILE)
 
     def keep(self) -> None:
         """Keep the device after its last user has closed it, until `end`. Idempotent."""
@@ -102,17 +99,24 @@ def open_loop_device(path: str) -> Iterator[LoopDevice]:
 
 def loop_devices_of(backing_file: str, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> list[str]:
     """The paths of the loop devices that have a file of this path; see `LoopDevice.backing_file`."""
-    found = []
-    for attribute in sorted((sys / "block").glob(f"loop*/{_BACKING_FILE}")):
-        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
-            if attribute.read_text(errors="replace").removesuffix("\n") == backing_file:
-                found.append(str(dev / attribute.parent.parent.name))
-    return found
+    attributes = sorted((sys / "block").glob(f"loop*/{_BACKING_FILE}"))
+    return [str(dev / each.parent.parent.name) for each in attributes if _read(each) == backing_file]
 
 
 def is_loop_device(about: os.stat_result) -> bool:
     """Return whether this `stat` result is that of a loop device."""
     return stat.S_ISBLK(about.st_mode) and os.major(about.st_rdev) == MAJOR
+
+
+def _read(attribute: Path) -> str:
+    """Return what the kernel has in a device's attribute; "": the device has no file, or has just ended."""
+    try:
+        return attribute.read_text(errors="replace").removesuffix("\n")
+    except OSError as error:
+        # The second for an attribute that is removed between its opening and its reading.
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+        return ""
 
 
 def _opened(opened: contextlib.ExitStack, path: Path, flags: int) -> int:

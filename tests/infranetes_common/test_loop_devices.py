@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -107,6 +108,17 @@ class LoopDeviceTests(SynchronousTestCase):
             ending.clear()
             with self.assertRaises(FileNotFoundError), open_loop_device(device.path):
                 self.fail("it is open")
+
+    def test_one_that_ends_while_it_is_looked_at_is_none_of_the_files(self) -> None:
+        with self.made() as device:
+            self.assertEqual(self.all(), [device.path])
+            for number in (errno.ENODEV, errno.ENOENT):
+                failing = OSError(number, os.strerror(number))
+                patched = self.patch(Path, "read_text", Mock(side_effect=failing))
+                self.assertEqual((self.all(), device.backing_file()), ([], ""))
+                patched.restore()
+            self.patch(Path, "read_text", Mock(side_effect=OSError(errno.EIO, "broken")))
+            self.assertRaises(OSError, self.all)
 
     def test_other_files_are_no_loop_devices(self) -> None:
         for path in ("/dev/null", str(self.file), "/"):
