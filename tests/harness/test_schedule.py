@@ -91,7 +91,8 @@ class DeclarationTests(SynchronousTestCase):
         self.assertEqual(sorted(days + long), sorted(found))
 
     def test_each_test_with_real_vms_has_its_day(self) -> None:
-        days = range(len(e2e_slices.SLICES))
+        """They have every second day; so has each slice of them in turn."""
+        days = [2 * turn + 1 for turn in range(len(e2e_slices.SLICES))]
         rests = Counter(name for day in days for name in e2e_slices.resting(day))
         self.assertEqual(set(rests.values()), {len(days) - 1})
         for name in rests:
