@@ -62,7 +62,7 @@ class _Command(ProcessProtocol):
 
 
 def exit_code(reason: Failure) -> int:
-    """The code, as in `Output`, of a process that Twisted reports to have ended for `reason`."""
+    """Return the code, as in `Output`, of a process that ended for the `reason` that Twisted reports."""
     if reason.check(ProcessDone):
         return 0
     ended = reason.value

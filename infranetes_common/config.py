@@ -77,7 +77,7 @@ def structure(
         raise ConfigError("\n".join(_lines(invalid, source, prefix, flags))) from None
 
 
-def secret(**options: Any) -> Any:  # Any: as attrs.field, whose result stands for the attribute's value
+def secret(**options: Any) -> Any:  # Any: like attrs.field, which returns the type of the attribute
     """Return an attribute whose value is never shown: ``attrs.field`` with ``repr=False``."""
     return attrs.field(repr=False, **options)
 
@@ -87,7 +87,7 @@ def _put(table: dict[str, object], key: str, value: object) -> None:
     for parent in parents:
         inner = table.setdefault(parent, {})
         if not isinstance(inner, dict):
-            return  # the file has a value where a table belongs, which is an error anyway
+            return  # an error in any case: the file has a value where a table belongs
         table = inner
     table[last] = value
 

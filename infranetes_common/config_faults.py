@@ -11,13 +11,13 @@ import attrs
 from infranetes_common.config_files import Sources
 from infranetes_common.errors import ConfigError
 
-_LINE = re.compile(r"\bline (\d+)")  # in the messages of tomllib, and of text that is not UTF-8
+_LINE = re.compile(r"\bline (\d+)")  # in the messages of tomllib, and for text that is not UTF-8
 _KEY = re.compile(r"([A-Za-z0-9_-]+(?:\.[^\s:]+)*)(?:, [^:]*)?: (.*)", re.DOTALL)
 
 
 @attrs.frozen
 class Fault:
-    """A fault. :ivar line: 0: the whole file has it. :ivar key: dotted; "": no key has it."""
+    """A fault. :ivar line: 0 if it concerns the whole file. :ivar key: dotted; "" if it concerns no key."""
 
     file: str
     line: int

@@ -18,7 +18,7 @@ from infranetes_common.config_lines import lines_of
 from infranetes_common.errors import ConfigError
 
 MAX_FILE_BYTES = 1024 * 1024
-SUFFIX = ".d"  # of the drop-ins' directory
+SUFFIX = ".d"  # of the name of the drop-ins' directory
 
 
 @attrs.frozen
@@ -58,7 +58,7 @@ class Sources:
     def placed(self, error: ConfigError) -> ConfigError:
         """Return `error` with each line naming the drop-in that its key is in, where it names the main file.
 
-        Whoever checks a value knows its key and the file that was given, not the drop-ins."""
+        A check of a value knows its key and the given file, not the drop-ins."""
         return ConfigError("\n".join(self._placed(line) for line in str(error).splitlines()))
 
     def _placed(self, line: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 
-_CLOSING = ("]", '"""', "'''")  # one of them is in the last line of whatever has several
+_CLOSING = ("]", '"""', "'''")  # the last line of a statement of several lines has one of these
 
 Path = tuple[str, ...]
 """The names that lead to a value. An element of a list has its number, from 1, as in errors."""
@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 def lines_of(text: str) -> dict[str, int]:
     """Return the line of each dotted key in `text`, a TOML document. A table has the line of its header."""
     found: dict[str, int] = {}
-    counts: dict[Path, int] = {}  # elements so far of each list of tables
+    counts: dict[Path, int] = {}  # the elements so far of each list of tables
     above: Path = ()
     for line, statement in _statements(text):
         table = tomllib.loads(statement)

@@ -24,7 +24,7 @@ class _Factory(Protocol):
     factory: Callable[[], object]
 
 
-_FACTORY = cast(type[_Factory], attrs.Factory)  # a class, which attrs' own types call a function
+_FACTORY = cast(type[_Factory], attrs.Factory)  # attrs.Factory is a class, but its stub is a function
 
 
 @attrs.frozen

@@ -30,7 +30,7 @@ K = TypeVar("K")
 Annotation: TypeAlias = object
 """An attribute's annotation, such as ``int | None``: not every one is a type."""
 
-Hook: TypeAlias = Callable[[Any, Any], object]  # Any: each hook narrows them itself
+Hook: TypeAlias = Callable[[Any, Any], object]  # Any: each hook narrows its arguments
 """Makes a value of a TOML value and an annotation."""
 
 _SIZES = {"": 1, "B": 1} | {
@@ -116,7 +116,7 @@ def _unknown(key: str, known: list[str]) -> str:
     return f"not known; did you mean {close[0]}?" if close else f"not known; known are {', '.join(known)}"
 
 
-# -- hooks, which read one kind of value each
+# -- hooks, each of which reads one kind of value
 
 
 def _is_optional(annotation: Annotation) -> bool:
@@ -150,7 +150,7 @@ def _float(value: object, _annotation: Annotation) -> float:
 
 
 def _path(value: object, _annotation: Annotation) -> Path:
-    if isinstance(value, Path):  # a flag or a default of the program
+    if isinstance(value, Path):  # from a flag, or a default of the program
         return value
     if not isinstance(value, str):
         raise _refused(Path, value)
@@ -290,13 +290,13 @@ def _validated(cls: type[attrs.AttrsInstance], arguments: dict[str, object]) -> 
     return instance
 
 
-def _read(value: object, annotation: Annotation) -> Any:  # Any: cattrs takes more than it is typed for
+def _read(value: object, annotation: Annotation) -> Any:  # Any: cattrs accepts more than its types say
     wanted: Any = annotation  # Any: as above
     return converter.structure(value, wanted)
 
 
 def _said(error: Exception) -> str:
-    # attrs' own validators have the message first, then the attribute and the value
+    # attrs' own validators raise with the message first, then the attribute and the value
     return str(error.args[0]) if error.args else type(error).__name__
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGHUP: the request to read the configuration again.
 
-After `Hangups.install`, SIGHUP never ends the process. Requests from before the daemon can reload are served
-once it can, those from during a reload by one more reload after it. While the daemon ends they are ignored.
+After `Hangups.install`, SIGHUP never ends the process. Requests that arrive before the daemon can reload are
+served once it can. Requests during a reload cause one more reload. While the daemon ends, they are ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Hangups:
         """Cancel a reload that is under way, and ignore the signal until the process has ended."""
         self._reload = None
         if self._installed:
-            # A handler that does nothing would not do: the interpreter restores the default as it ends.
+            # Ignore the signal: when the interpreter ends, it would restore the default in place of a
+            # handler.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if self._running is not None:
             self._running.cancel()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Huge pages: how their sizes are called, and how many the limits of a container ask for."""
+"""Huge pages: the names of their sizes, and the number that the limits of a container ask for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = {"G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
 
 
 def page_bytes(name: str) -> int:
-    """Return the size that limits call so, in bytes. :raise InvalidArgument: that is no size."""
+    """Return the size of this name in limits, in bytes. :raise InvalidArgument: there is no such size."""
     found = _NAME.fullmatch(name)
     if found is None:
         raise InvalidArgument(f"resources.hugepage_limits: {name[:40]!r} is not a page size (2MB, 1GB)")
@@ -43,7 +43,7 @@ def pages_of(limits: cri.LinuxContainerResources) -> dict[int, int]:
 
 
 def bytes_of(limits: cri.LinuxContainerResources) -> int:
-    """Return how much memory the pages take that limits ask for. Raises as `pages_of`."""
+    """Return the bytes of the pages that limits ask for. Raises as `pages_of`."""
     return sum(size * number for size, number in pages_of(limits).items())
 
 

@@ -20,7 +20,7 @@ import attrs
 from infranetes_common.errors import InvalidArgument
 
 MAX_DOCUMENT_BYTES = 64 * 1024
-MAX_LIST = 64  # of routes, of further addresses, of neighbours
+MAX_LIST = 64  # per list: routes, more, neighbours
 _LISTS = ("routes", "more", "neighbours")
 
 
@@ -31,8 +31,8 @@ class Route:
     to: str  # a subnet: 10.88.0.0/16, 0.0.0.0/0, 2001:db8::/64
     via: str = ""  # a router's address of the same family; "": the subnet is on the link
     source: str = ""  # the address to send from; "": the kernel chooses
-    mtu: int = 0  # bytes; 0: the link's
-    onlink: bool = False  # the router is on the link, whatever other routes say
+    mtu: int = 0  # bytes; 0: the link's MTU
+    onlink: bool = False  # the router is on the link, whatever the other routes say
 
 
 @attrs.frozen
@@ -49,11 +49,11 @@ class Network:
 
     mac: str  # aa:bb:cc:dd:ee:ff
     address: str  # IPv4 with prefix length: 10.88.0.7/16
-    gateway: str  # an address of the same subnet; "": the routes are said
+    gateway: str  # an address of the same subnet; "": `routes` has the routes
     mtu: int = 1500  # bytes, 576 to 65535
-    # Of a network that is not the provider's own. Where they are empty they are left out of the document, so
-    # that older agents understand it.
-    routes: tuple[Route, ...] = ()  # all of them; empty: the address's subnet, and a default by the gateway
+    # For a network other than the provider's own. The document omits these fields if they are empty, so that
+    # older agents understand it.
+    routes: tuple[Route, ...] = ()  # all routes; empty: the address's subnet, and a default by the gateway
     more: tuple[str, ...] = ()  # further addresses with prefix lengths, of either family
     neighbours: tuple[Neighbour, ...] = ()
 
@@ -67,10 +67,10 @@ class Identity:
     key_pem: str = attrs.field(repr=False)
     ca_pem: str
     listen: str = "0.0.0.0:2475"  # IPv4:port or [IPv6]:port of the agent's TLS listener; 0: any port
-    hostname: str = ""  # a DNS name of at most 64; "": the machine keeps its own
+    hostname: str = ""  # a DNS name of at most 64 characters; "": the machine keeps its own
     machine_id: str = ""  # 32 hex digits; "": the machine keeps its own
     entropy: str = attrs.field(default="", repr=False)  # hex, mixed into the kernel's pool
-    now_nanos: int = 0  # to set the clock to, in nanoseconds since 1970 UTC; 0: leave it
+    now_nanos: int = 0  # the time to set the clock to, in nanoseconds since 1970 UTC; 0: leave the clock
     network: Network | None = None
 
 
@@ -121,7 +121,7 @@ def _network(
     )
 
 
-# -- what each field must look like, and the words for that in errors
+# -- the form of each field, and the words for it in errors
 
 _LABEL = r"[0-9A-Za-z](?:[0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
 _MAX_PEM = 16 * 1024
@@ -257,7 +257,7 @@ def _is_interface(text: str) -> bool:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address of one machine; None: it is none."""
+    """Return the address of one machine; None if `text` is none."""
     if not isinstance(text, str) or "%" in text:
         return None
     try:

@@ -13,8 +13,8 @@ import attrs
 
 from infranetes_common.errors import InvalidArgument
 
-BLOCK = 512  # bytes: a disk's sector, and a tar's block
-SERIAL = "infranetes-images"  # by which the guest knows the disk; virtio allows 20 bytes
+BLOCK = 512  # bytes; a disk's sector, and a tar archive's block
+SERIAL = "infranetes-images"  # identifies the disk in the guest; virtio allows 20 bytes
 
 _HEADER = re.compile(rb"infranetes-image (sha256:[0-9a-f]{64}) (\d{1,15})\n\0+")
 

@@ -90,17 +90,17 @@ def observer(format: str = "text", level: str = "info", stream: TextIO | None = 
     file = FileLogObserver(output, with_priority(formatted) if is_journal(output) else formatted)
     predicate = LogLevelFilterPredicate(defaultLogLevel=least)
     if least is LogLevel.info:
-        # Twisted's own transports log each start and stop ("_ServerFactory starting on ..."). Errors that are
-        # logged this way are critical.
+        # Twisted's transports log each start and stop ("_ServerFactory starting on ...") in this namespace.
+        # Errors logged in it have the level critical.
         predicate.setLogLevelForNamespace("log_legacy", LogLevel.warn)
     return FilteringLogObserver(file, [predicate])
 
 
 def is_journal(stream: TextIO) -> bool:
-    """Whether what is written to `stream` goes to systemd's journal."""
+    """Return whether `stream` is connected to systemd's journal."""
     try:
         status = os.fstat(stream.fileno())
-    except (OSError, ValueError):  # it has no descriptor, or is closed
+    except (OSError, ValueError):  # without a descriptor, or closed
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
@@ -128,7 +128,7 @@ class Output:
     """
 
     def __init__(self, format: str = "text", level: str = "info") -> None:
-        self._stream = sys.stdout  # as it is now: once twistd logs, what is written there becomes an event
+        self._stream = sys.stdout  # bound now: once twistd logs, writing to sys.stdout makes events
         self._observer = observer(format, level, self._stream)
 
     def change(self, format: str, level: str) -> None:
@@ -150,7 +150,7 @@ class LoggedService(MultiService):
         self.log_observer = log_observer
 
     def setServiceParent(self, parent: IServiceCollection) -> None:
-        if isinstance(parent, Componentized):  # the application; twistd asks it for this component
+        if isinstance(parent, Componentized):  # the application, which twistd asks for this component
             parent.setComponent(ILegacyLogObserver, self.log_observer)  # type: ignore[no-untyped-call]
         MultiService.setServiceParent(self, parent)
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import attrs
 
-MAJOR = 7  # of loop devices' numbers
+MAJOR = 7  # the major number of loop devices
 _CTL_GET_FREE, _CONFIGURE, _CLEAR, _SET_STATUS, _GET_STATUS = 0x4C82, 0x4C0A, 0x4C01, 0x4C04, 0x4C05
 _READ_ONLY, _AUTOCLEAR = 1, 4
-# loop_config: the descriptor and the block size; loop_info64, of which the flags alone are set; 64 bytes
+# loop_config: the descriptor, the block size, a loop_info64 of which only the flags are set, and 64 bytes.
 _CONFIG = struct.Struct("=II 52x I 176x 64x")
 _INFO = struct.Struct("=52x I 176x")  # loop_info64
-_ATTEMPTS = 64  # at a device that is free, and then somebody else's
+_ATTEMPTS = 64  # to configure a free device: another process may take it first
 _BACKING_FILE = "loop/backing_file"
 
 
@@ -98,7 +98,7 @@ def open_loop_device(path: str) -> Iterator[LoopDevice]:
 
 
 def loop_devices_of(backing_file: str, sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> list[str]:
-    """The paths of the loop devices that have a file of this path; see `LoopDevice.backing_file`."""
+    """Return the paths of the loop devices with a file of this path; see `LoopDevice.backing_file`."""
     attributes = sorted((sys / "block").glob(f"loop*/{_BACKING_FILE}"))
     return [str(dev / each.parent.parent.name) for each in attributes if _read(each) == backing_file]
 
@@ -113,7 +113,7 @@ def _read(attribute: Path) -> str:
     try:
         return attribute.read_text(errors="replace").removesuffix("\n")
     except OSError as error:
-        # The second for an attribute that is removed between its opening and its reading.
+        # ENODEV: the attribute was removed after it was opened and before it was read.
         if error.errno not in (errno.ENOENT, errno.ENODEV):
             raise
         return ""

@@ -25,7 +25,7 @@ _SOURCE = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[0-9A-Za-z._-]{1,253}):/[^\0-\x1
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _ADDRESS = re.compile(r"[0-9a-fA-F:.]{2,45}")
 
-# Those of the mount rather than of the file system, with their flags for mount(2).
+# Options of the mount, not of the file system, with their flags for mount(2).
 MOUNT_FLAGS: Mapping[str, int] = {
     name: FLAGS[name] for name in ("nosuid", "nodev", "noexec", "sync", "noatime", "nodiratime")
 }
@@ -74,17 +74,17 @@ class NfsMount:
 
     @property
     def address(self) -> str:
-        """The server's."""
+        """The server's address."""
         return self.values["addr"]
 
     @property
     def version(self) -> str:
-        """NFS's: 3, or 4.x."""
+        """The version of NFS: 3, or 4.x."""
         return self.values["vers"]
 
 
 def checked(source: str, options: Iterable[str]) -> NfsMount:
-    """A mount that a VM's kernel can make by itself.
+    """Return a mount that a VM's kernel can make by itself.
 
     :raise InvalidArgument: there can be no such mount.
     :raise FailedPrecondition: a VM can't have it; says why."""

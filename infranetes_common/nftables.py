@@ -22,11 +22,11 @@ from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.reactors import IReactor
 
 LIBRARY = "libnftables.so.1"
-LARGE = 16 << 10  # characters of a script
-SECONDS = 60.0  # for a transaction of some hundred elements in an emulated VM
+LARGE = 16 << 10  # characters; a longer script is run by the program nft
+SECONDS = 60.0  # enough for a transaction of some hundred elements in an emulated VM
 
 _NETFILTER = 12  # NETLINK_NETFILTER
-_one_at_a_time = threading.Lock()  # the library is not said to be safe otherwise
+_one_at_a_time = threading.Lock()  # the library is not documented to be thread-safe
 _log = Logger()
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Library:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(LIBRARY)
-        # Without such a socket the library would end the process.
+        # If it can't open such a socket, the library ends the process, so try it first.
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER).close()
         self._library.nft_ctx_new.restype = ctypes.c_void_p
         self._context = ctypes.c_void_p(self._library.nft_ctx_new(0))
@@ -49,14 +49,14 @@ class Library:
             getattr(self._library, f"nft_ctx_get_{name}_buffer").restype = ctypes.c_char_p
 
     def close(self) -> None:
-        """Let go of the namespace, which would live on. Nothing is run afterwards."""
+        """Release the namespace, which would otherwise stay. Run nothing afterwards."""
         self._library.nft_ctx_free(self._context)
 
     def thd_run(self, script: str) -> None:
         """Run a script, which is one transaction. Blocks. :raise InfranetesError: why that fails."""
         with _one_at_a_time:
             failed = self._library.nft_run_cmd_from_buffer(self._context, script.encode())
-            self._library.nft_ctx_get_output_buffer(self._context)  # which empties it
+            self._library.nft_ctx_get_output_buffer(self._context)  # empties the buffer
             why: bytes = self._library.nft_ctx_get_error_buffer(self._context)
         if failed:
             raise InfranetesError(f"nftables refuses: {why.decode(errors='replace').strip()[:1000]}")
@@ -93,7 +93,7 @@ class Scripts:
 
     def _thd_run(self, script: str) -> None:
         """Run a script by the library. :raise OSError: there is none."""
-        if self._namespace:  # which others may want to end
+        if self._namespace:  # others may want to delete it: don't keep a library open in it
             library = thd_in_namespace(self._namespace, Library)
         else:
             library = self._library = self._library or Library()

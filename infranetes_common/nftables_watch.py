@@ -28,18 +28,18 @@ from infranetes_common.concurrency import Flight, start
 from infranetes_common.reactors import IReactor
 
 READS, PAUSE = 200, 1.0
-READS_AT_ONCE = 16  # datagrams; the reactor has more to do
-FIRST_REST, MAX_REST = 0.05, 30.0  # seconds before a table is mended
-CALM = 60.0  # seconds without word after which the first rest is the shortest again
+READS_AT_ONCE = 16  # datagrams, after which the reactor has other work
+FIRST_REST, MAX_REST = 0.05, 30.0  # the first and the longest pause before a repair, in seconds
+CALM = 60.0  # seconds without a report after which the pause is the shortest again
 
 _DATAGRAM = 64 * 1024
 _NETFILTER = 12  # NETLINK_NETFILTER
 _SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP = 270, 1, 7  # NFNLGRP_NFTABLES
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type; then struct nfgenmsg of 4 bytes, and attributes
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr (length, type, ...); a 4-byte nfgenmsg and attributes follow
 _ATTRIBUTE = struct.Struct("=HH")
-# NFT_MSG_: NEWTABLE, DELTABLE, NEWCHAIN, DELCHAIN, NEWRULE, DELRULE, NEWSET, DELSET. In all, attribute 1 is
-# the table's name.
+# NFT_MSG_: NEWTABLE, DELTABLE, NEWCHAIN, DELCHAIN, NEWRULE, DELRULE, NEWSET, DELSET. In each of these
+# messages, attribute 1 is the table's name.
 _TELLING = frozenset({0, 2, 3, 5, 6, 8, 9, 11})
 _NAME = 1
 _FAMILIES = {1: "inet", 2: "ip", 7: "bridge", 10: "ip6"}
@@ -91,7 +91,7 @@ def _name(datagram: bytes, offset: int, end: int) -> str:
 
 
 Mend = Callable[[bool], Awaitable[object]]
-"""Mends tables. Its argument: whether they are known to have been changed; if not, word of it may be lost."""
+"""Mends tables. Its argument: whether they are known to have been changed; if not, a report may be lost."""
 
 
 @implementer(IReadDescriptor)
@@ -113,18 +113,18 @@ class TablesWatch:
         self._mend = mend
         self._opener = opener
         self._socket: socket.socket | None = None
-        self._ours = 0  # how often `ours` is entered
+        self._ours = 0  # how many times `ours` is entered
         self._reads, self._second = 0, 0.0
         self._paused: IDelayedCall | None = None
         self._resting: IDelayedCall | None = None
         self._mending = False
-        self._repair: Flight[None] = Flight(succeed(None))  # the last one that has begun
-        self._sure = False  # what is to be mended is known to have been changed
-        self._again = False  # there was word while tables were mended
+        self._repair: Flight[None] = Flight(succeed(None))  # the last repair that has begun
+        self._sure = False  # the tables are known to have been changed
+        self._again = False  # a change was reported while tables were mended
         self._rest, self._last = FIRST_REST, 0.0
 
     def begin(self) -> None:
-        """Begin to listen. Idempotent. Where that can't be, there is never word."""
+        """Begin to listen. Idempotent. If that fails, no change is ever noticed."""
         if self._socket is not None:
             return
         try:
@@ -172,7 +172,7 @@ class TablesWatch:
         return "nftables"
 
     def connectionLost(self, reason: Failure) -> None:
-        """The reactor ends."""
+        """Stop listening, as the reactor ends."""
         self.end()
 
     def doRead(self) -> None:
@@ -190,7 +190,7 @@ class TablesWatch:
         self._reactor.addReader(self)
 
     def _read(self, most: int) -> int:
-        """Read so many datagrams at most, and return how many."""
+        """Read up to `most` datagrams, and return how many were read."""
         for count in range(most):
             if self._socket is None:
                 return count

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 
 from infranetes_common.errors import InvalidArgument
 
-MAX_LINKS = 40  # in one path, as Linux has it
+MAX_LINKS = 40  # in one path; Linux has the same limit
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 
 

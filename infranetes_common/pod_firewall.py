@@ -70,7 +70,7 @@ def decode(text: str | bytes) -> PodFirewall:
 def _encoded(allowed: tuple[Allowed, ...] | None) -> str:
     if allowed is None:
         return "null"
-    # One by one, as json lets no other thread run until it is ready.
+    # Encode one by one: while json encodes, no other thread runs.
     its = (
         json.dumps(
             {

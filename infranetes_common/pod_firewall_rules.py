@@ -75,7 +75,7 @@ def listed(new: Chains) -> str:
 
 
 def _port_chain(ports: Sequence[Ports]) -> tuple[str, list[str]]:
-    """Its name, which tells its content."""
+    """Return its name, which describes its content."""
     written = [
         f"ct original protocol {each.protocol.lower()} ct reply proto-src "
         f"{each.first if each.first == each.last else f'{each.first}-{each.last}'} accept"
@@ -88,7 +88,7 @@ def _set(networks: Iterable[Network], version: int) -> str:
     texts: list[str] = []
     for each in networks:
         if each.version == version:
-            # A set can't have the network of all addresses, but both halves of it.
+            # A set can't contain the network of all addresses, but it can contain both halves of it.
             texts += map(str, each.subnets() if each.prefixlen == 0 else [each])
     return f"{{ {', '.join(texts)} }}" if texts else ""
 

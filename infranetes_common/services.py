@@ -43,7 +43,7 @@ class OrderedServices(MultiService):
                 self._begun.append(service)
                 await maybeDeferred(service.startService)
         except (Exception, CancelledError):
-            await until_ended(start(self._stop()))  # even if this start is cancelled meanwhile
+            await until_ended(start(self._stop()))  # even if the start is cancelled meanwhile
             raise
 
     @deferred

@@ -31,10 +31,10 @@ CONNECT_SECONDS = 10.0
 SETTLE_SECONDS = 0.002
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
-Body = tuple[Any, ...]  # Any: a message's signature, not Python's types, says what is in it
+Body = tuple[Any, ...]  # Any: a message's signature describes its content, not Python's types
 """The values of a D-Bus message."""
 
-Properties = dict[str, Any]  # Any: as `Body`
+Properties = dict[str, Any]  # Any: like `Body`
 """An object's properties by name."""
 
 Signalled = Callable[[str, str, Body], None]
@@ -140,7 +140,7 @@ class Bus(Protocol):
         while True:
             try:
                 message = self._parser.get_next_message()
-            except Exception as error:  # the parser raises whatever its input leads to
+            except Exception as error:  # the parser may raise any exception
                 self._fail(Unavailable(f"systemd sent an invalid D-Bus message: {error}"))
                 return
             if message is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States that may follow each other only as a table says."""
+"""States whose transitions a table defines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class IllegalTransition(Exception):
 
 
 def follow(transitions: Mapping[_State, frozenset[_State]], before: _State, after: _State) -> _State:
-    """`after`, where the table lets it follow `before`.
+    """Return `after`, if the table lets it follow `before`.
 
     :raise IllegalTransition: it does not.
     """

@@ -13,7 +13,7 @@ import attrs
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 
-_END = 2**32 - 1  # the number that is no id
+_END = 2**32 - 1  # the one number that is no id
 
 
 @attrs.frozen
@@ -26,8 +26,8 @@ class IdRange:
     def outside(self, id: int) -> int:
         """Return the id outside that stands for `id`.
 
-        An id that is not inside is one outside that stands for none: nobody's. Each id has another one, so
-        that none is lost on the way there and back.
+        Ids beyond the range are mapped one to one to the ids outside that stand for none inside, so that none
+        is lost on the way there and back.
         """
         if id < self.length:
             return self.first + id
@@ -51,7 +51,7 @@ class UserNamespace:
 def user_namespace(options: cri.NamespaceOption, field: str) -> UserNamespace | None:
     """Return the user namespace of a pod or container; None: that of its VM.
 
-    :param field: what errors call `options`.
+    :param field: the name of `options` in errors.
     :raise InvalidArgument: it is malformed or not supported; names the field."""
     users, named = options.userns_options, f"{field}.userns_options"
     if not options.HasField("userns_options"):

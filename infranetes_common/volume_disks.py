@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 
 from infranetes_common.errors import InvalidArgument
 
-TARGET = 2  # of the virtio-scsi host, where volumes are: layers of images are below
-# What a disk of any IaaS says of itself; `serial_of` is what those can say that take any.
+TARGET = 2  # the virtio-scsi target of volumes' disks; images' layers are at lower targets
+# The identifiers that disks of any IaaS report. `serial_of` makes one where the IaaS lets us choose.
 SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 FILESYSTEMS = ("ext4", "xfs")
-# Mount options, with their flags for mount(2); 0: one of the file system's own. Source: linux/mount.h.
+# Mount options, with their flags for mount(2); 0: an option of the file system. Source: linux/mount.h.
 OPTIONS: Mapping[str, int] = {
     "ro": 1,
     "nosuid": 2,
@@ -27,7 +27,7 @@ OPTIONS: Mapping[str, int] = {
     "lazytime": 1 << 25,
     "discard": 0,
 }
-# What says nothing: the defaults of a mount.
+# Options without effect: a mount's defaults.
 _DEFAULTS = frozenset({"defaults", "rw", "suid", "dev", "exec", "async", "atime", "nodiscard"})
 
 

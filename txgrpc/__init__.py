@@ -13,7 +13,7 @@ A client is a channel to an endpoint and a stub of a service on it::
     channel = Channel(reactor, endpoint)
     response = await channel.stub(DEMO).Hello(request, timeout=5.0)
 
-A proxy has nothing parsed: see :mod:`txgrpc.raw`.
+A proxy need not parse messages: see :mod:`txgrpc.raw`.
 """
 
 from txgrpc.channel import Channel

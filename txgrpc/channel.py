@@ -46,8 +46,8 @@ from txgrpc.status import Code, Disconnected, GrpcError
 from txgrpc.stream import Stream
 from txgrpc.turns import Turns
 
-# Bytes that are read at a time below TLS. All that was read is decrypted in one go, and its records may carry
-# one byte each: of Twisted's 64 KiB a hostile server makes 90 ms.
+# Bytes read at a time below TLS. TLS decrypts all of them at once, in records of maybe one byte each: with
+# Twisted's 64 KiB, a hostile server can keep the reactor busy for 90 ms.
 _READ_BYTES = 4 * 1024
 
 
@@ -106,13 +106,13 @@ class Channel:
         self._backoff = backoff or Backoff()
         self._authority = authority.encode("ascii")
         self._connection: ClientConnection | None = None
-        self._connecting = False  # until the peer's SETTINGS are here
+        self._connecting = False  # until the peer's SETTINGS arrive
         self._attempt: Deferred[IProtocol] | None = None  # until the transport is connected
         self._live: set[ClientConnection] = set()
         self._waiting: dict[Exchange, None] = {}
         self._failures = 0
         self._reason = ""
-        self._retry: IDelayedCall | None = None  # the timer of the backoff
+        self._retry: IDelayedCall | None = None  # the backoff's timer
         self._closing: list[Deferred[None]] = []
 
     def stub(self, descriptor: ServiceDescriptor) -> Stub:
@@ -295,8 +295,7 @@ class ClientConnection(Connection):
         return self.phase is Phase.OPEN and len(self.streams) < self.h2.remote_settings.max_concurrent_streams
 
     def connectionMade(self) -> None:
-        # Older Twisted sets a factory's protocols too late for the first connection of a TLS context.
-        # Any: pyOpenSSL's connection, and the transport below TLS, which no interface has.
+        # Older releases of Twisted set a factory's protocols too late for a TLS context's first connection.
         handle: Any = getattr(self.transport, "getHandle", lambda: None)()  # Any: a socket, or pyOpenSSL's
         if hasattr(handle, "set_alpn_protos"):
             handle.set_alpn_protos([b"h2"])

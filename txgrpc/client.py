@@ -44,7 +44,7 @@ class _Result(Exchange):
 
     def __init__(self, options: CallOptions) -> None:
         super().__init__(options)
-        #: Forgotten when it fires, and the stream with it, so that ended calls are no cyclic garbage.
+        #: Cleared when it fires, as is the stream, so that ended calls are no cyclic garbage.
         self.result: Deferred[Message | bytes] | None = None
 
     def submit(self) -> Deferred[Message | bytes]:
@@ -62,7 +62,7 @@ class _Result(Exchange):
         try:
             if error is not None:
                 raise error
-            assert stream is not None  # only the server says OK
+            assert stream is not None  # only the server sends OK
             payload = stream.inbox.take()
             if payload is None or len(stream.inbox):
                 raise GrpcError(
@@ -137,8 +137,8 @@ class UploadCall(_Result):
                 log.failure("The requests of an ended call failed", failure=failure)
             return
         if self.stream is not None and self.stream.failure is not None:
-            return  # the stream has ended under a request that waited, and its own error is about to come
-        # The caller's own iterable failed: that is what the caller gets to see.
+            return  # the stream ended while a request waited; its own error follows
+        # The caller's own iterable failed, so the caller gets its error.
         result, self.result = self.result, None
         self.cancel()
         if result is not None:
@@ -276,7 +276,7 @@ class Stub:
         for described in descriptor.methods:
             setattr(self, described.name, _caller(channel, Method.from_descriptor(described)))
 
-    def __getattr__(self, name: str) -> Any:  # Any: the methods and their kinds are the descriptor's
+    def __getattr__(self, name: str) -> Any:  # Any: the descriptor defines the methods and their kinds
         raise AttributeError(f"the service has no method {name}")
 
 

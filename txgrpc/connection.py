@@ -82,10 +82,10 @@ class Connection(Protocol):
         self.reactor = reactor
         self.limits = limits
         self.phase = Phase.HANDSHAKE
-        self.closed = False  # as `phase` says; asked for each frame
+        self.closed = False  # the same as `phase`, but fast: checked for each frame
         self.streams: dict[int, Stream] = {}
         self.assembling = Budget(limits.max_assembling)
-        self.reason = "the connection was closed"  # what calls are told when it is lost
+        self.reason = "the connection was closed"  # the reason that calls get when the connection is lost
         self.receiver = Receiver(self)
         self._deadlines = Deadlines(self, keepalive)
         self._unread = 0
@@ -99,7 +99,7 @@ class Connection(Protocol):
     def connectionMade(self) -> None:
         self.h2 = make_connection(self.client_side, self.limits)
         self.sender = Sender(self)
-        with contextlib.suppress(AttributeError, OSError):  # not TCP
+        with contextlib.suppress(AttributeError, OSError):  # the transport is not TCP
             self.transport.setTcpNoDelay(True)
         self.transport.registerProducer(self, True)
         self._deadlines.begin_handshake()
@@ -167,7 +167,7 @@ class Connection(Protocol):
         if self.sender.paused:
             self._unread += len(data)
             if self._unread > self.limits.max_unread_output:
-                # Not from within a method's own send: its coroutine can't be cancelled while it runs.
+                # Not inside a method's own send: a coroutine can't be cancelled while it runs.
                 self.reactor.callLater(0, self.abort, "the peer asks, but does not read the answers")
         self.transport.write(data)
 
@@ -178,7 +178,7 @@ class Connection(Protocol):
         self.closed = True
 
     def close(self, error_code: ErrorCodes, reason: str) -> None:
-        """Say GOAWAY, flush and close. Calls that are still open end with `reason`."""
+        """Send GOAWAY, flush and close. Calls that are still open end with `reason`."""
         if self.closed:
             return
         self.reason = reason
@@ -187,7 +187,7 @@ class Connection(Protocol):
         last = self.h2.highest_inbound_stream_id
         self.transport.write(goaway(last, error_code, reason.encode()[:256]))
         self.transport.unregisterProducer()
-        self.receiver.resume()  # TLS waits for the peer's word
+        self.receiver.resume()  # TLS closes only after the peer's close_notify
         self.transport.loseConnection()
         self.receiver.stop()
         self.sender.clear()
@@ -228,8 +228,8 @@ class Connection(Protocol):
         """Return whether a silent peer is worth a PING."""
         return True
 
-    # For streams. h2 is ahead of us: it has read a few frames before we handle the first one's event, so
-    # that a stream may be closed for h2 whose RST_STREAM we have not handled yet.
+    # For streams. h2 is ahead of us: it reads a few frames before we handle the event of the first one. So a
+    # stream may be closed for h2 although we have not handled its RST_STREAM yet.
 
     def send_headers(self, stream_id: int, headers: Headers, end: bool) -> None:
         if not self.closed:
@@ -306,7 +306,7 @@ class Connection(Protocol):
             self._chatter.earn(2)
         elif event.stream_ended is None:
             self._tolerate(self._chatter, "empty DATA")
-        # The connection's window only bounds what is under way: a call whose messages are not taken must
+        # The connection's window only limits the bytes in flight. A call that does not take its messages must
         # not stop the others.
         self._unacknowledged += length
         if self._unacknowledged >= self.limits.connection_window // 2:
@@ -322,7 +322,8 @@ class Connection(Protocol):
             stream.end_received()
 
     def _reset(self, event: events.StreamReset) -> None:
-        # Also the resets that h2 makes of a peer's wrong frames: provoking them is as bad as sending them.
+        # This includes the resets with which h2 answers wrong frames: causing those is as bad as sending
+        # them.
         self.wasted()
         stream = self.streams.pop(event.stream_id, None)
         if stream is not None:
@@ -372,8 +373,7 @@ class Connection(Protocol):
             if not allowance.spend(self.receiver.heard):
                 raise Misbehaviour(f"too many {what} frames")
 
-    # Any: each handler takes the events of its key's class.
-    _handlers: ClassVar[dict[type, Callable[[Connection, Any], None]]] = {  # Any: each h2 event's own type
+    _handlers: ClassVar[dict[type, Callable[[Connection, Any], None]]] = {  # Any: the event class of each key
         events.RequestReceived: _request,
         events.ResponseReceived: _response,
         events.TrailersReceived: _trailers,

@@ -79,5 +79,5 @@ class Deadlines:
                 connection.h2.ping(_PING)
                 connection.flush()
                 wait = timeout
-        if connection.alive():  # the flush may have closed it
+        if connection.alive():  # the flush may have closed the connection
             self._timer = connection.reactor.callLater(wait, self._keep_alive)

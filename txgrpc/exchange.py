@@ -38,7 +38,7 @@ class Exchange:
     Subclasses define what to send once a stream is open (``opened``) and what the end means (``closed``).
     """
 
-    #: Whether all that was sent can be sent again if the server has not processed it.
+    #: Whether everything sent can be sent again if the server has not processed it.
     replayable = False
 
     def __init__(self, options: CallOptions) -> None:

@@ -31,24 +31,23 @@ from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame
 from txgrpc.limits import Limits
 from txgrpc.metadata import Headers
 
-#: The id that a first GOAWAY names, before it is known which streams the peer has begun.
+#: The stream id of a first GOAWAY, sent while the peer may still have begun streams unknown to us.
 LAST_STREAM_ID = 2**31 - 1
 PREFACE_SIZE = 24
 HEADER_SIZE = 9
-#: How many frames of what arrived go to h2 before their events are looked at. Each costs from 20
-#: microseconds to what a method does until it first waits.
+#: How many received frames h2 gets before their events are handled. A frame costs from 20 microseconds to the
+#: time that a method runs until it first waits.
 FRAMES_AT_ONCE = 8
 _DEFAULT_WINDOW = 65535
 _RESPONSES = (ResponseReceived, InformationalResponseReceived)
 _WITH_HEADERS = (RequestReceived, TrailersReceived, *_RESPONSES)
 _TIMEOUT = b"grpc-timeout"
 _TIMEOUT_VALUE = re.compile(rb"[0-9]{1,8}[HMSmun]")
-#: Of the headers of one connection that are remembered as valid.
+#: The lists of headers that a connection remembers as valid: their number, and the size of each.
 _REMEMBERED_LISTS, _REMEMBERED_BYTES = 64, 1024
 
 
-# Any: a property of a class without types.
-_set_table_size: Any = vars(Encoder)["header_table_size"].fset  # Any: a property of hpack's
+_set_table_size: Any = vars(Encoder)["header_table_size"].fset  # Any: hpack's property, without types
 
 
 class RepeatingEncoder(Encoder):
@@ -69,11 +68,11 @@ class RepeatingEncoder(Encoder):
 
     @header_table_size.setter
     def header_table_size(self, value: int) -> None:
-        # The same size again, before the next block: hpack would forget to announce the first change.
+        # hpack forgets to announce a change if the same size is set again before the next block.
         if value != self.header_table.maxsize:
             _set_table_size(self, value)
 
-    def encode(self, headers: Any, huffman: bool = True) -> bytes:  # Any: as hpack's own, whose types differ
+    def encode(self, headers: Any, huffman: bool = True) -> bytes:  # Any: hpack's own types differ
         key = tuple(headers)
         block = self._blocks.get(key)
         if block is not None and not self.header_table.resized:
@@ -84,7 +83,7 @@ class RepeatingEncoder(Encoder):
         block = super().encode(key, huffman)
         if resized or (entries[0] if entries else None) is not newest:
             self._blocks.clear()
-        elif len(block) == len(key):  # an index each: a literal is longer
+        elif len(block) == len(key):  # one byte, an index, for each field: a literal is longer
             self._blocks[key] = block
         return block
 
@@ -114,7 +113,7 @@ class HeaderValidator:
             is_push_promise=False,
         )
         for _ in validate_headers(headers, flags):
-            pass  # it is a generator in some releases
+            pass  # a generator in some releases of h2
         if sum(len(name) + len(value) for name, value in headers) <= _REMEMBERED_BYTES:
             if len(self._valid) >= _REMEMBERED_LISTS:
                 self._valid.clear()
@@ -142,7 +141,7 @@ class _Frames(FrameBuffer):
 
 
 class _Connection(H2Connection):
-    # h2 remembers how streams ended, for frames which were under way then; 65,536 of them are megabytes.
+    # h2 remembers how streams ended, for frames still in flight then. 65,536 of them take megabytes.
     MAX_CLOSED_STREAMS = 2048
 
     def __init__(self, config: H2Configuration) -> None:
@@ -184,8 +183,8 @@ class FrameGuard:
 
     def __init__(self, client_side: bool, largest: int) -> None:
         self._largest = largest
-        self._skip = 0 if client_side else PREFACE_SIZE  # bytes to the next frame's header
-        self._header = b""  # its first bytes
+        self._skip = 0 if client_side else PREFACE_SIZE  # bytes until the next frame's header
+        self._header = b""  # the first bytes of that header
         self.partial = False
 
     def check(self, data: bytes, start: int = 0) -> int:
@@ -237,7 +236,7 @@ def make_connection(client_side: bool, limits: Limits) -> H2Connection:
     config = H2Configuration(
         client_side=client_side,
         header_encoding=None,
-        # Ours are lower case and valid as they are made.
+        # Our headers are lower case and valid by construction.
         normalize_outbound_headers=False,
         validate_outbound_headers=False,
         validate_inbound_headers=False,  # `HeaderValidator` does
@@ -251,7 +250,7 @@ def make_connection(client_side: bool, limits: Limits) -> H2Connection:
     }
     if client_side:
         settings[SettingCodes.ENABLE_PUSH] = 0
-    # As initial values they hold from the first frame on, not only from the peer's acknowledgement.
+    # As initial values they apply from the first frame on, not only once the peer acknowledges them.
     connection.local_settings = Settings(client=client_side, initial_values=settings)
     connection.max_inbound_frame_size = limits.max_frame
     connection.encoder = RepeatingEncoder()

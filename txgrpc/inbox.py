@@ -35,12 +35,12 @@ class Inbox:
         self._reader = MessageReader(limit)
         self._messages: deque[bytes] = deque()
         self._window = window
-        self._credit_at = window // 2  # fewer, larger WINDOW_UPDATEs
+        self._credit_at = window // 2  # half a window, for fewer and larger WINDOW_UPDATEs
         self._budget = budget
-        self._queued = 0  # bytes of complete messages that are not taken
+        self._queued = 0  # bytes of complete messages that were not taken
         self._arrived = 0  # bytes that arrived and were not credited
         self._reserved = 0
-        self._waiting: Callable[[], None] | None = None  # in the budget's queue
+        self._waiting: Callable[[], None] | None = None  # this inbox's callback in the budget's queue
         self.wanted = False
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Inbox:
         if due <= 0:
             return 0
         if due < self._credit_at and self._window - self._arrived >= self._reader.expected - partial:
-            return 0  # the message that is on its way still fits
+            return 0  # the message in flight still fits
         self._arrived -= due
         return due
 

@@ -22,29 +22,30 @@ class Limits:
 
     #: The largest message taken from the other side; a larger one ends its call with RESOURCE_EXHAUSTED.
     max_receive_message: int = attrs.field(default=16 * MIB, validator=attrs.validators.ge(0))
-    #: What all messages larger than a window, still arriving on one connection, may hold together.
+    #: The most bytes that all incomplete messages larger than a window may hold on one connection.
     max_assembling: int = attrs.field(default=64 * MIB, validator=attrs.validators.ge(0))
-    #: What one call may send us ahead of the application. HTTP/2's first window is the least possible.
+    #: The most bytes that the peer may send ahead of the application on one call. HTTP/2's initial window is
+    #: the minimum.
     stream_window: int = attrs.field(default=128 * KIB, validator=attrs.validators.ge(65535))
-    #: What one connection may have in flight towards us.
+    #: The most bytes that the peer may have in flight on one connection.
     connection_window: int = attrs.field(default=1 * MIB, validator=attrs.validators.ge(65535))
     #: The largest frame taken from the other side. It is handled at once, and buffered until it is complete.
-    #: HTTP/2's own value is the least possible.
+    #: HTTP/2's default is the minimum.
     max_frame: int = attrs.field(
         default=16 * KIB, validator=[attrs.validators.ge(16 * KIB), attrs.validators.lt(16 * MIB)]
     )
-    #: Calls that one peer may have open at once.
+    #: The calls that one peer may have open at once.
     max_concurrent_streams: int = attrs.field(default=512, validator=attrs.validators.ge(1))
-    #: The largest header list (names, values and 32 for each) of one call. Over it the call is refused,
-    #: over four times it the connection is closed.
+    #: The largest header list of one call: names, values and 32 bytes for each field. A call over it is
+    #: refused; over four times the limit, the connection is closed.
     max_header_list: int = attrs.field(default=16 * KIB, validator=attrs.validators.ge(1024))
-    #: Output that may queue up for a peer which asks without reading the answers.
+    #: The most bytes of output that may queue up for a peer that sends requests without reading the answers.
     max_unread_output: int = attrs.field(default=1 * MIB, validator=attrs.validators.ge(KIB))
-    #: From the connection being made until the peer's SETTINGS are here.
+    #: Seconds from the making of the connection until the peer's SETTINGS arrive.
     handshake_timeout: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
-    #: From a keepalive PING to anything heard from the peer.
+    #: Seconds from a keepalive PING until anything arrives from the peer.
     keepalive_timeout: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))
-    #: From GOAWAY for misbehaviour until the connection is cut whether or not the peer reads it.
+    #: Seconds from GOAWAY for misbehaviour until the connection is cut, whether or not the peer has read it.
     close_timeout: float = attrs.field(default=5.0, validator=attrs.validators.gt(0))
 
 

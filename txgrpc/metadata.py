@@ -15,11 +15,11 @@ Headers = list[tuple[bytes, bytes]]
 
 _NAME = re.compile(r"[0-9a-z_.-]+")
 _TEXT = re.compile(r"[\x20-\x7e]*")
-# The one that is the application's though its name begins so: what the status means, as a google.rpc.Status.
+# The one reserved name that belongs to the application: the status's details, as a google.rpc.Status.
 _DETAILS = "grpc-status-details-bin"
 _RESERVED = frozenset({b"content-type", b"te"})
 _PLAIN = "".join(chr(c) for c in range(0x20, 0x7F) if c != 0x25)
-#: The longest text of a status. Longer ones are cut, since peers bound their header lists too.
+#: The longest text of a status. Longer ones are truncated, since peers limit their header lists too.
 MAX_MESSAGE_BYTES = 6 * 1024
 
 
@@ -81,7 +81,7 @@ def encode_message(text: str) -> bytes:
     encoded = quote(text, safe=_PLAIN, errors="replace").encode("ascii")
     if len(encoded) <= MAX_MESSAGE_BYTES:
         return encoded
-    # What a cut inside of %XX or of a character's bytes leaves is dropped.
+    # Drop the rest of an escape %XX, or of a character's bytes, that the cut has split.
     kept = unquote_to_bytes(re.sub(rb"%[0-9A-F]?$", b"", encoded[: MAX_MESSAGE_BYTES - 3]))
     return quote(kept.decode("utf-8", "ignore") + "...", safe=_PLAIN).encode("ascii")
 

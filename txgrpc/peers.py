@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is at the other end of a unix socket, as the kernel says."""
+"""The process at the other end of a unix socket, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PeerCredentials:
 
 
 def credentials_of(transport: object) -> PeerCredentials | None:
-    """Return who is at the other end; None where that is no unix socket, or the transport is lost."""
+    """Return the process at the other end; None if this is no unix socket, or the transport is lost."""
     if not ISystemHandle.providedBy(transport):
         return None
     handle = transport.getHandle()

@@ -23,7 +23,7 @@ from txgrpc.service import Answer, Method
 
 Pairs = Iterable[tuple[str, str | bytes]]
 
-# What a client says of itself, which the proxy's own channel says of the proxy.
+# Metadata in which a client describes itself; the proxy's channel sends its own.
 _OWN = frozenset({"user-agent"})
 
 
@@ -93,7 +93,7 @@ async def relay(stub: RawStub, requests: AsyncIterator[bytes], call: Call) -> As
         await onward.done_sending()
 
     feeding = Deferred.fromCoroutine(feed())
-    # Requests that can't be sent or had any more: the call's own end says why.
+    # If requests can't be read or sent any more, the end of the call itself has the reason.
     feeding.addErrback(lambda _: onward.cancel())
     try:
         async with onward:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = Logger()
 
-_TURN = 0.005  # seconds after which the rest of what arrived waits for another turn of the reactor
+_TURN = 0.005  # seconds, after which the remaining data waits for the next reactor turn
 
 
 class Misbehaviour(Exception):
@@ -50,11 +50,11 @@ class Receiver:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._guard = FrameGuard(connection.client_side, connection.limits.max_frame)
-        self._begun = bytearray()  # a frame that is not complete: h2 would copy it with each piece
+        self._begun = bytearray()  # an incomplete frame, kept here because h2 would copy it with each piece
         self._backlog = b""
-        self._halted = False  # the transport does not read, for the backlog
+        self._halted = False  # reading is paused because of the backlog
         self._turn: IDelayedCall | None = None
-        self._lost: Failure | None = None  # why the connection is lost, while there is a backlog
+        self._lost: Failure | None = None  # why the connection was lost while there was a backlog
         self.handling = False
         self.heard = connection.reactor.seconds()
 

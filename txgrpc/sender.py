@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from txgrpc.connection import Connection
 
 _FLUSH_AT = 64 * 1024
-_TURN = 64  # DATA frames, after which others have the reactor: with its method each may cost 100 microseconds
+# DATA frames sent before the reactor gets its turn: each may cost 100 microseconds, its method included.
+_TURN = 64
 
 
 class Sender:
@@ -32,10 +33,10 @@ class Sender:
         self._h2 = connection.h2
         self._blocked: dict[int, Stream] = {}
         self._pumping = False
-        self._frames = 0  # sent in this turn, or in the ones since the last `_next_turn`
+        self._frames = 0  # sent in this turn, or since the last `_next_turn`
         self._turn: IDelayedCall | None = None
         self.paused = False
-        self.unflushed = 0  # bytes that the transport has not been given, which may then pause us
+        self.unflushed = 0  # bytes not handed to the transport yet; it may pause us when it gets them
 
     def send(self, stream: Stream, data: bytes, end: bool) -> Deferred[None] | None:
         """Send `data` now (None), or later: the Deferred fires when all of it is handed over."""
@@ -70,7 +71,7 @@ class Sender:
     def pump(self) -> None:
         """Send as much as possible now."""
         if self._pumping or self._turn is not None or not self._blocked:
-            return  # if pumping: a caller up the stack does, and will see what is new
+            return  # if pumping, a caller up the stack sends the new data too
         self._pumping = True
         try:
             while self._round():
@@ -96,7 +97,7 @@ class Sender:
             if self._send_frame(stream):
                 sent = True
                 if self._blocked.pop(stream.id, None) is not None:
-                    self._blocked[stream.id] = stream  # behind those whose turn is next
+                    self._blocked[stream.id] = stream  # behind the streams whose turn is next
             if self.unflushed >= _FLUSH_AT:
                 self._connection.flush_now()
         return sent
@@ -130,7 +131,7 @@ class Sender:
         try:
             self._h2.send_data(stream.id, data, end_stream=end)
         except StreamClosedError:
-            return False  # reset by the peer, which we are about to hear of
+            return False  # the peer has reset it; we get that event next
         self.unflushed += len(data)
         self._frames += 1
         return True

@@ -178,7 +178,7 @@ class ServerConnection(Connection):
         super().__init__(server.reactor, server.limits, server.keepalive)
         self.server = server
         self.peer_certificate: X509 | None = None
-        self.running = 0  # methods that run, those of cancelled calls included
+        self.running = 0  # running methods, including those of cancelled calls
         self._last_stream_id = LAST_STREAM_ID
 
     def connectionMade(self) -> None:
@@ -186,7 +186,7 @@ class ServerConnection(Connection):
         super().connectionMade()
 
     def opened(self) -> None:
-        # The transport forgets it when it closes, and methods may outlive that.
+        # Kept here, since the transport drops it on closing, and methods may outlive that.
         get = getattr(self.transport, "getPeerCertificate", None)
         self.peer_certificate = None if get is None else get()
 
@@ -202,8 +202,8 @@ class ServerConnection(Connection):
         self.streams[stream_id] = stream
         stream.begin(headers)
 
-    # To drain: a GOAWAY for any id, and a PING. Once that is answered, every stream that the client began
-    # before it knew is here, and a second GOAWAY names the last one (RFC 9113, 6.8).
+    # To drain, send GOAWAY with the highest id, and a PING. Once the PING is answered, every stream that the
+    # client began before it knew has arrived, and a second GOAWAY names the last one (RFC 9113, 6.8).
 
     def drain(self) -> None:
         """Tell the client to stop beginning calls, and close after the last one."""

@@ -67,7 +67,7 @@ class Call:
         self.deadline: float | None = None
         self.cancelled = False
         self.trailing: Headers = []
-        # Not the stream itself, which refers to this: ended calls should be no garbage.
+        # Not the stream itself, which refers to this call: ended calls must be no cyclic garbage.
         self._connection = stream.connection
         self._stream_id = stream.id
         self._headers = headers
@@ -98,7 +98,7 @@ class Call:
 
     @property
     def peer_credentials(self) -> PeerCredentials | None:
-        """The process that called, as the kernel says; None where it did not by a unix socket."""
+        """The calling process, as the kernel reports it; None unless the call came over a unix socket."""
         return credentials_of(self._connection.transport)
 
     def time_remaining(self) -> float | None:
@@ -264,7 +264,7 @@ class ServerStream(Stream):
             await waiting
 
     def _serialized(self, response: Message | bytes) -> bytes:
-        if isinstance(response, bytes):  # serialized by the method itself
+        if isinstance(response, bytes):  # the method has serialized it
             return response
         if not self.method.raw and isinstance(response, self.method.response_class):
             return response.SerializeToString()
@@ -314,7 +314,7 @@ class ServerStream(Stream):
     def _end(self, headers: Headers) -> None:
         self.send_trailers(headers)
         if self.receiving is State.OPEN:
-            self.reset(ErrorCodes.NO_ERROR)  # nobody reads what the caller still sends
+            self.reset(ErrorCodes.NO_ERROR)  # the rest of the caller's requests is not read
         self.inbox.discard()
 
     def _refuse_http(self, status: bytes, *headers: tuple[bytes, bytes]) -> None:
@@ -343,7 +343,7 @@ class ServerStream(Stream):
         if deadline is not None:
             deadline.cancel()
 
-    # What the connection reports
+    # Reports of the connection
 
     def end_received(self) -> None:
         started = self.receiving is State.ENDED or self.sending >= State.ENDED
@@ -363,7 +363,7 @@ class ServerStream(Stream):
     def abandon(self, error: GrpcError) -> None:
         self.sending = advance(self.sending, Step.RESET)
         self.receiving = advance(self.receiving, Step.RESET)
-        self._cancel()  # first, so that the method sees CancelledError rather than what `over` wakes it with
+        self._cancel()  # before `over`, which wakes the method with another error than CancelledError
         self.over(error)
 
 

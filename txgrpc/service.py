@@ -14,8 +14,7 @@ from google.protobuf.message import Message
 if TYPE_CHECKING:
     from txgrpc.servercall import Call
 
-# Any: the request's class, and whether the answer is awaited or iterated, are the descriptor's to say.
-Answer = Callable[[Any, "Call"], Any]  # Any: a request or their iterator; an answer or theirs
+Answer = Callable[[Any, "Call"], Any]  # Any: the descriptor defines the types of both
 """A callable that answers one RPC; see :class:`Service`."""
 
 Interceptor = Callable[["Method", Answer], Answer]
@@ -32,7 +31,7 @@ class Method:
     response_class: type[Message]
     client_streaming: bool
     server_streaming: bool
-    raw: bool = False  # requests and responses are bytes, which nobody here parses
+    raw: bool = False  # requests and responses are bytes, which are not parsed here
 
     @classmethod
     def from_descriptor(cls, described: MethodDescriptor) -> Method:
@@ -48,14 +47,14 @@ class Method:
 
 def message_class(described: Descriptor) -> type[Message]:
     """Return the Python class of a message, of any descriptor pool and with any protobuf release."""
-    factory: Any = message_factory  # Any: its functions differ between releases
+    factory: Any = message_factory  # Any: functions differ between releases
     if hasattr(factory, "GetMessageClass"):
         found: type[Message] = factory.GetMessageClass(described)
         return found
     old: Any = described  # Any: before 4.22
     try:
         found = old._concrete_class
-    except (AttributeError, TypeError):  # not made yet
+    except (AttributeError, TypeError):  # the class is not made yet
         found = factory.MessageFactory(described.file.pool).GetPrototype(described)
     return found
 
@@ -90,7 +89,7 @@ class Service:
 
     @classmethod
     def of(cls, name: str, answers: Mapping[Method, Answer]) -> Service:
-        """Return a service of methods that are given, such as raw ones.
+        """Return a service of the given methods, such as raw ones.
 
         :param name: the full name, ``package.Service``."""
         service = cls.__new__(cls)

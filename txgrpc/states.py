@@ -43,7 +43,7 @@ class WrongStep(Exception):
     """The half is not in a state that allows this."""
 
 
-#: Indexed by state, then by step; None: it must not happen.
+#: Indexed by state, then by step; None: the step is not allowed.
 TRANSITIONS: tuple[tuple[State | None, ...], ...] = (
     (State.OPEN, None, State.ENDED, State.RESET),
     (None, State.OPEN, State.ENDED, State.RESET),

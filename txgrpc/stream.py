@@ -60,7 +60,7 @@ class Stream:
     def data_received(self, data: bytes, flow_length: int) -> None:
         """Take in a DATA frame."""
         if self.receiving is not State.OPEN:
-            return  # we have ended it, and the frame was under way
+            return  # we have ended the half, and this frame was in flight
         try:
             self.inbox.receive(data, flow_length)
         except FramingError as error:
@@ -170,7 +170,7 @@ class Stream:
         self.connection.release(self)
 
     def drop_unsent(self) -> None:
-        """Drop the queued data, and cancel those who wait for it to be sent."""
+        """Drop the queued data, and cancel the Deferreds that wait for it."""
         outbox, self.outbox = self.outbox, deque()
         for chunk in outbox:
             chunk.sent.addErrback(_ignore)

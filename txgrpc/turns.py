@@ -24,8 +24,8 @@ class Turns:
     def __init__(self, reactor: IReactorTime, seconds: float = TURN_SECONDS) -> None:
         self._reactor = reactor
         self._seconds = seconds
-        self._next_turn: IDelayedCall | None = None  # begins it; None: no work was done in this one
-        self._over = 0.0  # when this turn ends
+        self._next_turn: IDelayedCall | None = None  # begins the next turn; None: this one had no work
+        self._over = 0.0  # the time when this turn ends
         self._queue: deque[Deferred[None]] = deque()
 
     def rest(self) -> Deferred[None] | None:

@@ -25,27 +25,29 @@ DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
 class IdentityConfig:
     """The table `identity`: where the machine's identity comes from, and what is done with it."""
 
-    # virtio-serial, file, certificate, a cloud of `CLOUDS`, or cloud: whichever of them the machine is in
+    # virtio-serial, file, certificate, one of `CLOUDS`, or `cloud`: whichever cloud the machine is in
     source: str = VIRTIO_SERIAL
-    path: Path = DEFAULT_CHANNEL  # the channel's device, or the document
-    cert: str = ""  # with the source `certificate`: the machine's certificate and its CA's, PEM
-    key: str = ""  # and its private key
-    apply: bool = True  # to the machine: clock, entropy, names, network; false: only the agent has it
-    interface: str = ""  # the network card that gets its addresses; empty: the first one
-    vmtoolsd: str = "vmtoolsd"  # the program of open-vm-tools that reads vSphere's guestinfo
-    endpoint: str = ""  # of the cloud's metadata service, http://HOST:PORT; empty: the cloud's own
+    path: Path = DEFAULT_CHANNEL  # the virtio-serial channel's device, or the document's file
+    cert: str = ""  # with the source `certificate`: the machine's and its CA's certificates, PEM
+    key: str = ""  # with the source `certificate`: the private key
+    # Whether to apply the identity to the machine (clock, entropy, names, network); if false, only the agent
+    # uses it.
+    apply: bool = True
+    interface: str = ""  # the network card to configure; empty: the first one
+    vmtoolsd: str = "vmtoolsd"  # open-vm-tools' program that reads vSphere's guestinfo
+    endpoint: str = ""  # the cloud's metadata service, http://HOST:PORT; empty: the cloud's own
 
 
 @attrs.frozen
 class LimitsConfig:
     """The table `limits`: how much the agent serves at a time."""
 
-    connections: int = 16  # that are authenticated
-    handshakes: int = 32  # not yet authenticated; one more ends the oldest
+    connections: int = 16  # authenticated connections at a time
+    handshakes: int = 32  # connections not yet authenticated; one more ends the oldest
     handshake_seconds: float = 10.0
-    execs: int = 64  # commands of ExecSync at a time
-    sessions: int = 64  # of Exec and Attach at a time
-    forwards: int = 256  # connections of PortForward at a time
+    execs: int = 64  # ExecSync commands at a time
+    sessions: int = 64  # Exec and Attach sessions at a time
+    forwards: int = 256  # PortForward connections at a time
 
 
 @attrs.frozen
@@ -53,12 +55,11 @@ class Config:
     """The agent's whole configuration."""
 
     provider: str = "docker"  # the ContainerProvider: docker, systemd, machine, or a plug-in's name
-    # Any: each provider's own table, which it checks itself
-    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: each provider's own table
-    choices: tuple[str, ...] = ()  # names of further ContainerProviders, which a pod may choose
-    choice_file: Path = Path("/var/lib/vmserver/provider")  # kept over reboots: the name that it chose
-    listen: str = ""  # HOST:PORT in place of the identity's; port 0: any that is free
-    run_dir: Path = Path("/run/vmserver")  # emptied by a reboot: identity, files of the sandbox
+    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: checked by each provider
+    choices: tuple[str, ...] = ()  # names of further ContainerProviders that a pod may choose
+    choice_file: Path = Path("/var/lib/vmserver/provider")  # the name of the pod's choice, kept over reboots
+    listen: str = ""  # HOST:PORT in place of the identity's; port 0: any free port
+    run_dir: Path = Path("/run/vmserver")  # emptied by a reboot; holds the identity and the sandbox's files
     volumes_dir: Path = Path("/var/lib/vmserver/volumes")  # volumes that may be on a disk
     etc_dir: Path = Path("/etc")  # where hosts, resolv.conf, hostname and machine-id are written
     identity: IdentityConfig = IdentityConfig()

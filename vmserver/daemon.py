@@ -59,11 +59,11 @@ from vmserver.volumes.parts import VolumeParts
 from vmserver.volumes.store import VolumeStore
 
 DRAIN_SECONDS = 2.0
-MAX_FRAME = 192 * 1024  # bytes: a message of a stream is one
-CONNECTION_WINDOW = 4 * 1024 * 1024  # bytes from the node in one round trip: a layer may be GBs
-MEMORY_VOLUMES = "volumes"  # in run_dir: a tmpfs for secrets
-DISKS = "disks"  # beside the volumes: where disks of the pod are mounted
-VOLUME_PARTS = "volume-parts"  # in run_dir: what containers mount of a volume
+MAX_FRAME = 192 * 1024  # bytes; each message of a stream is one frame
+CONNECTION_WINDOW = 4 * 1024 * 1024  # bytes in flight from the node: a layer may have gigabytes
+MEMORY_VOLUMES = "volumes"  # in run_dir: a tmpfs for volumes in memory, such as secrets
+DISKS = "disks"  # beside the volumes: mount points of the pod's disks
+VOLUME_PARTS = "volume-parts"  # in run_dir: bind mounts of the parts of volumes that containers mount
 
 _log = Logger()
 
@@ -191,7 +191,7 @@ class Vmserver(Service):
         await self._choice.stop()
         await agent_stopped
 
-    # What the configuration says
+    # From the configuration
 
     def _make_choice(self, provider: IContainerProvider | None, config: Config) -> ProviderChoice:
         """Make the choice of providers. :raise ConfigError: one of them can't be created."""
@@ -228,7 +228,7 @@ class Vmserver(Service):
         try:
             source = detect() if config.source == DETECT else config.source
         except errors.FailedPrecondition:
-            return None  # whoever looks for the identity tells of it
+            return None  # logged where the identity is read
         return find_by(source, MetadataService(self._reactor, config.endpoint, marked=True), self._reactor)
 
     async def _reload(self) -> None:

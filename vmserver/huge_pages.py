@@ -36,7 +36,7 @@ from infranetes_common.wire import vmserver as messages
 from vmserver.memory import MEMINFO, RESERVE, available_bytes
 
 SIZES = Path("/sys/kernel/mm/hugepages")
-SET_SECONDS = 30.0  # for the kernel to find memory that is in one piece
+SET_SECONDS = 30.0  # for the kernel to find contiguous memory
 SET_NUMBER = ("/bin/sh", "-c", 'echo "$1" >"$2/nr_hugepages"', "sh")
 _DIRECTORY = re.compile(r"hugepages-([0-9]{1,12})kB")
 _MIB = 1 << 20
@@ -98,7 +98,8 @@ class HugePages:
         self._meminfo = meminfo
         self._set_number = set_number
         self._lock = DeferredLock()
-        self._coming: list[tuple[str, Mapping[int, int]]] = []  # containers' ids, and pages by size
+        # Containers that are being given limits: their ids, and their numbers of pages by size.
+        self._coming: list[tuple[str, Mapping[int, int]]] = []
 
     @asynccontextmanager
     async def reserved(self, id: str, limits: cri.LinuxContainerResources) -> AsyncIterator[None]:

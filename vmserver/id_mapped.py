@@ -21,12 +21,12 @@ from infranetes_common.user_namespaces import IdRange, UserNamespace
 from vmserver.mounts import Flag, mount, unmount
 from vmserver.processes import DEFAULT_PATH
 
-# Numbers of the newer system calls are the same on every architecture. Source: asm-generic/unistd.h.
+# The newer system calls have the same numbers on every architecture. Source: asm-generic/unistd.h.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 # Source: linux/mount.h, linux/fcntl.h.
 _CLONE, _FROM_DESCRIPTOR, _ID_MAPPED, _EMPTY_PATH, _HERE = 1, 4, 0x100000, 0x1000, -100
 
-_SECONDS = 30.0  # that the program which makes a namespace may take to end
+_SECONDS = 30.0  # for the program that makes a namespace to end
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -52,7 +52,7 @@ def keep_namespace(users: UserNamespace, at: Path) -> None:
     program = shutil.which("unshare", path=DEFAULT_PATH)
     if program is None:
         raise FailedPrecondition("unshare is not installed in this VM; install util-linux in its image")
-    # `cat` has the namespace until its input ends; that it answers says that it is there.
+    # `cat` keeps the namespace until its input ends. Once it echoes a byte, the namespace exists.
     command = [program, "--user", "cat"]
     with subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
@@ -75,7 +75,7 @@ def keep_namespace(users: UserNamespace, at: Path) -> None:
 
 
 def _write_map(pid: int, kind: str, ids: IdRange) -> None:
-    with open(f"/proc/{pid}/{kind}_map", "w") as file:  # in one write
+    with open(f"/proc/{pid}/{kind}_map", "w") as file:  # the kernel accepts a map only in one write
         file.write(f"0 {ids.first} {ids.length}\n")
 
 
@@ -91,7 +91,7 @@ def id_mapped(sources: Sequence[Path], namespace: Path, below: Path) -> Iterator
     try:
         for source, place in zip(sources, places, strict=True):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unmount(place)  # one that a killed agent has left
+            unmount(place)  # an earlier mount, left by a killed agent
             _mount_mapped(source, place, namespace)
         yield places
     finally:

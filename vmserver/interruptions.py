@@ -2,19 +2,19 @@
 """The cloud's notice that it will take this machine away, as it does with spot instances.
 
 =====  ==============================================================================================
-cloud  how it tells, by its metadata service
+cloud  how its metadata service announces the end
 =====  ==============================================================================================
-aws    `spot/instance-action`, which is not there before: {"action": ..., "time": ...}, two minutes
-       before (source: Amazon EC2 user guide, "Spot Instance interruption notices")
-azure  an event of type Preempt in `scheduledevents`, at least 30 s before (source: Virtual Machines,
-       "Scheduled Events for Linux VMs"); the first question has Azure begin to tell them
-gcp    `instance/preempted`, which is FALSE before: TRUE, up to 30 s before (source: Compute Engine,
+aws    `spot/instance-action` appears two minutes before: {"action": ..., "time": ...} (source: Amazon
+       EC2 user guide, "Spot Instance interruption notices")
+azure  `scheduledevents` lists an event of type Preempt at least 30 s before (source: Virtual Machines,
+       "Scheduled Events for Linux VMs"); Azure begins to list events with the first request
+gcp    `instance/preempted` changes from FALSE to TRUE up to 30 s before (source: Compute Engine,
        "Spot VMs", "Preemption process")
 =====  ==============================================================================================
 
-The node is told, and shows the sandbox as not ready: kubelet then stops the containers, each with its own
-grace and preStop hook, and makes the pod anew. What still runs when `LAST_SECONDS` are left, or half of the
-time if that is less, is stopped here.
+The agent passes the notice to the node, which reports the sandbox as not ready. kubelet then stops the
+containers, each with its own grace period and preStop hook, and creates the pod anew. When `LAST_SECONDS` are
+left, or half of the remaining time if that is less, the agent stops the containers that still run.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _log = Logger()
 
 @attrs.frozen
 class Interruption:
-    """The machine's end, as the cloud tells it."""
+    """The machine's end, as the cloud announces it."""
 
     at: float  # seconds since 1970 UTC
-    reason: str  # for people
+    reason: str  # in words, for people to read
 
 
 FindNotice = Callable[[], Awaitable[Interruption | None]]
-"""Ask the cloud for a notice; None: there is none. :raise InfranetesError: it does not say now."""
+"""Ask the cloud for a notice; None: there is none. :raise InfranetesError: it can't be asked now."""
 
 
 class Interruptions:
-    """Looks for the notice until it arrives.
+    """Polls for the notice until it arrives.
 
-    :param tell: called once with it. :param provider: returns the containers' provider.
+    :param tell: called once, with the notice. :param provider: returns the containers' provider.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Interruptions:
         self._looking: Deferred[None] | None = None
 
     def begin(self) -> None:
-        """Look from now on. Idempotent."""
+        """Start polling. Idempotent."""
         if self._looking is None:
             self._looking = start(self._look())
             self._looking.addErrback(_log_unless_cancelled)
 
     def stop(self) -> None:
-        """Stop looking, and stop no containers. Idempotent."""
+        """Stop polling, without stopping containers. Idempotent."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -160,7 +160,7 @@ def read_azure(document: bytes, now: float) -> Interruption | None:
     try:
         events = json.loads(document)["Events"]
         times = [str(each.get("NotBefore") or "") for each in events if each["EventType"] == "Preempt"]
-        # An event that has begun has no time any more.
+        # Once an event has begun, Azure no longer gives its time.
         ends = [parsedate_to_datetime(time).timestamp() if time else now for time in times]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise InvalidArgument(f"Azure's events can't be read: {document[:200]!r}") from None

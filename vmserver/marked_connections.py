@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of the agent's that its own firewall lets through, by a mark of the kernel's on their packets.
+"""The agent's own connections, whose packets have a mark of the kernel's by which its firewall accepts them.
 
-Containers share the machine's network, and may be root in it. To mark a packet takes CAP_NET_ADMIN, which
-only privileged ones have: those could open the firewall as well.
+Containers share the machine's network, and may be root in it. Marking a packet takes CAP_NET_ADMIN, which
+only privileged containers have: those could open the firewall as well.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 
-MARK = 0x1F4E7E51  # no number of an endpoint, which the service proxy marks packets with
+MARK = 0x1F4E7E51  # never the number of an endpoint: with those the service proxy marks packets
 _SECONDS = 5.0
 
 
 class _Adopted(ServerFactory):
-    """Gives a connection that is adopted the protocol that was made for it."""
+    """Gives an adopted connection the protocol that was made for it."""
 
     def __init__(self, protocol: Protocol) -> None:
         self._made = protocol
@@ -47,7 +47,7 @@ class _MarkedEndpoint:
 
     async def _connect(self, factory: IProtocolFactory) -> IProtocol:
         connected = await run_in_thread(self._reactor, _thd_connect, self._host, self._port)
-        with connected:  # the reactor has a copy
+        with connected:  # the reactor has a duplicate of the descriptor
             connected.setblocking(False)
             protocol = factory.buildProtocol(IPv4Address("TCP", self._host, self._port))
             assert isinstance(protocol, Protocol)
@@ -58,7 +58,7 @@ class _MarkedEndpoint:
 
 @implementer(IAgentEndpointFactory)
 class MarkedEndpoints:
-    """For `twisted.web.client.Agent`: connects to IPv4 addresses, with `MARK`."""
+    """The endpoints of a `twisted.web.client.Agent` that connects to IPv4 addresses, with `MARK`."""
 
     def __init__(self, reactor: IReactor) -> None:
         self._reactor = reactor
@@ -69,7 +69,7 @@ class MarkedEndpoints:
 
 
 def _thd_connect(host: str, port: int) -> socket.socket:
-    """:raise Unavailable: nothing answers, or the agent may not mark packets."""
+    """Connect a marked socket. :raise Unavailable: nothing answers, or the agent may not mark packets."""
     connecting = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         connecting.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)

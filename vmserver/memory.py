@@ -23,8 +23,8 @@ from infranetes_common.reactors import IReactor
 
 BLOCKS = Path("/sys/devices/system/memory")
 MEMINFO = Path("/proc/meminfo")
-MOST_BLOCKS = 1024  # of one call: 128 GiB in blocks of 128 MiB
-RESERVE = 64 << 20  # bytes that stay available to what runs
+MOST_BLOCKS = 1024  # per call: 128 GiB in blocks of 128 MiB
+RESERVE = 64 << 20  # bytes that stay available to running processes
 RESTORE_SECONDS = 60.0
 OFFLINE, ONLINE = "offline", "online"
 _SCRIPT = 'state=$1; shift; for block; do echo "$state" >"$block/state" || exit 1; done'
@@ -115,7 +115,7 @@ class MachineMemory:
 
     async def _restore_all(self) -> None:
         async with self._lock:
-            if self._return is None:  # nobody has asked for more meanwhile
+            if self._return is None:  # no other `release` has begun meanwhile
                 await self._restore([*self._released])
 
     async def _release(self, blocks: Sequence[Path], seconds: float) -> None:
@@ -145,7 +145,7 @@ class MachineMemory:
             )
 
     def _found(self, ranges: Sequence[Range], missing: bool = False) -> Sequence[Path]:
-        """The blocks of these ranges. :param missing: leave out what is not there."""
+        """Return the blocks of these ranges. :param missing: leave out blocks that do not exist."""
         unit = self._block_bytes()
         numbers: list[int] = []
         for each in ranges:
@@ -178,7 +178,7 @@ def available_bytes(meminfo: Path = MEMINFO) -> int:
 
 
 def _state(block: Path) -> str:
-    """online, offline, or going-offline; "": it is gone."""
+    """Return online, offline, or going-offline; "" if the block is gone."""
     try:
         return (block / "state").read_text().strip()
     except OSError:

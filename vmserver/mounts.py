@@ -22,11 +22,11 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Resour
 
 T = TypeVar("T")
 
-MAX_OPTIONS = 4095  # bytes of a mount's options: mount(2) takes a page
+MAX_OPTIONS = 4095  # bytes of a mount's options: mount(2) takes one page
 
 _UMOUNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _CLONE_FS = 0x200
-_ESCAPED = re.compile(r"\\([0-7]{3})")  # of space, tab, newline and backslash
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # the kernel's escapes of space, tab, newline and backslash
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (
@@ -170,7 +170,7 @@ def in_directory(directory: Path, work: Callable[[], T]) -> T:
 
 
 def system_mount(source: str, at: str, kind: str, flags: Flag, options: str) -> None:
-    """mount(2), for who has words of their own for its errors. :raise OSError: it fails."""
+    """Call mount(2), for callers with error messages of their own. :raise OSError: it fails."""
     if len(os.fsencode(options)) > MAX_OPTIONS:
         raise OSError(errno.E2BIG, f"options of over {MAX_OPTIONS} bytes")
     words = [os.fsencode(word) for word in (source, at, kind)]

@@ -25,14 +25,14 @@ _MAX_WORDS = 32
 _MAX_SYSCTLS = 256
 _MAX_VALUE = 1024
 _SYSCTL = re.compile(r"[a-z0-9_][a-zA-Z0-9_-]*(?:[./][a-zA-Z0-9_-]+)+")
-# Those that belong to a pod rather than to a node, as the OCI runtimes know them.
+# The sysctls that belong to a pod, not to a node, according to the OCI runtimes.
 _POD_SYSCTLS = re.compile(
     r"net\..+|kernel\.(?:shm(?:max|all|mni|_rmid_forced)|msg(?:max|mnb|mni)|sem)|fs\.mqueue\..+"
 )
 
 
-# The network is the VM's own, whose privileges a user namespace does not have: what root in a container needs
-# most of them, each user may do.
+# The network belongs to the VM, and a user namespace has no privileges over it. So allow every user what root
+# in a container most often needs.
 _FOR_USER_NAMESPACE = {
     "net.ipv4.ip_unprivileged_port_start": "0",
     "net.ipv4.ping_group_range": "0 2147483647",
@@ -91,7 +91,7 @@ class PodSettings:
                 raise InvalidArgument(f"linux.sysctls: {name} = {value!r}: {error.strerror}") from error
 
     def _has_dns(self) -> bool:
-        """Whether the machine's resolv.conf names a DNS server."""
+        """Return whether the machine's resolv.conf names a DNS server."""
         try:
             lines = (self._etc / RESOLV_CONF).read_text(errors="replace").splitlines()
         except OSError:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The VM's end of the tunnel to its node: an address of the pods' network, where the VM's own is a VPC's.
 
-The device `pod0` has the pod's address. The cluster's subnets are reached by it, from that address; and
-whatever is sent from that address goes by it, so that answers go back the way the question came. All else
-goes as before, from the VM's own address, the agent's channel among it. Nothing is learnt from packets: the
-node's end is written here, and packets of a tunnel from others than the node are dropped. What the rules of
-Services lead into the tunnel after its sender was chosen has the pod's address, too: the node takes no
-other.
+The device `pod0` has the pod's address. The cluster's subnets are reached through it, from that address; and
+everything sent from that address goes through it, so that replies return the way that the requests came. All
+other traffic, including the agent's channel, goes as before, from the VM's own address. Nothing is learnt
+from packets: the node's end is set here, and tunnel packets that are not from the node are dropped. Packets
+that the rules of Services lead into the tunnel after their source address was chosen get the pod's address
+too, because the node accepts no other.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from infranetes_common.reactors import IReactor
 
 DEVICE = "pod0"
 TABLE = "infranetes-overlay"
-ROUTES = 2475  # the routing table, and the preference of the rule that leads to it
+ROUTES = 2475  # the number of the routing table, and the preference of the rule that selects it
 MAX_NETWORKS = 64
-_SECONDS = 60.0  # for each command, in an emulated VM
+_SECONDS = 60.0  # per command, in an emulated VM
 _MIN_MTU, _MAX_MTU = 576, 65535
 
 _log = Logger()
@@ -109,7 +109,7 @@ class PodTunnel:
         return mtu
 
     async def _way_to(self, network: PodNetwork) -> tuple[IPv4Address, int]:
-        """The machine's own address on the way to the node, and the MTU within the tunnel."""
+        """Return the machine's own address on the way to the node, and the MTU within the tunnel."""
         [route] = json.loads(await self._ip("route", "get", str(network.node_host)))
         if route["dev"] == DEVICE:
             raise FailedPrecondition("the node can't be reached by its own tunnel")
@@ -117,7 +117,7 @@ class PodTunnel:
         return IPv4Address(route["prefsrc"]), min(link["mtu"], network.mtu) - OVERHEAD
 
     async def _guard(self, network: PodNetwork) -> None:
-        """Take packets of a tunnel from the node alone, and send with the pod's address alone."""
+        """Accept tunnel packets from the node only, and send with the pod's address only."""
         script = f"""table inet {TABLE} {{}}
         delete table inet {TABLE}
         table inet {TABLE} {{

@@ -33,8 +33,8 @@ def kill_family(leader: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-# The shell reports what can't be executed on stderr, with 126 or 127. Without the right to lower the score it
-# stays as it is.
+# The shell reports on stderr that it can't execute a command, and exits with 126 or 127. If it may not lower
+# its oom_score_adj, it keeps the one that it has.
 _SHELL = '{ echo "$1" >/proc/self/oom_score_adj; } 2>/dev/null; cd "$2" && shift 2 && exec "$@"'
 
 

@@ -22,7 +22,7 @@ _NAME = re.compile(r"cpu([0-9]+)")
 class MachineProcessors:
     """Calls are served one after the other.
 
-    :param directory: the kernel's, with one of each processor.
+    :param directory: the kernel's directory, which has one for each processor.
     :param set_state: a command that sets processors' state, 0 or 1, given that and their directories.
     """
 
@@ -44,7 +44,8 @@ class MachineProcessors:
             processors = self._processors()
             rest = [each for each in processors[max(count, 1) :] if _online(each)]
             begin = [each for each in processors[:count] if not _online(each)]
-            # The last first, as they are plugged in.
+            # Switch processors off from the highest number down: the hypervisor plugged them in from the
+            # lowest up.
             output = [await self._set("0", rest[::-1], seconds), await self._set("1", begin, seconds)]
             wrong = [each.name for each in (*rest, *begin) if _online(each) is (each in rest)]
             if wrong:
@@ -56,7 +57,7 @@ class MachineProcessors:
         return (await run(self._reactor, [*self._set_state, state, *map(str, processors)], seconds)).message()
 
     def _processors(self) -> Sequence[Path]:
-        """Their directories, by number."""
+        """Return their directories, by number."""
         found = {
             int(name[1]): path for path in self._directory.iterdir() if (name := _NAME.fullmatch(path.name))
         }

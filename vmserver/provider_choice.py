@@ -20,7 +20,7 @@ from infranetes_common.reactors import IReactor
 from vmserver.containers.interface import Changed, IContainerProvider, Removed
 from vmserver.provider_start import ProviderStart
 
-CHOICE_SECONDS = 110.0  # until a chosen provider has to answer; the node waits a little longer
+CHOICE_SECONDS = 110.0  # for a chosen provider to answer; the node waits a little longer
 _MAX_NAME = 64
 
 _log = Logger()
@@ -90,7 +90,7 @@ class ProviderChoice:
 
     @deferred
     async def stop(self) -> None:
-        """Let go of the provider; containers run on."""
+        """Stop the provider; containers keep running."""
         self._start.cancel()
         if self._choosing is not None:
             self._choosing.cancel()

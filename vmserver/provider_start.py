@@ -11,8 +11,8 @@ from infranetes_common.concurrency import backoff, sleep, start
 from infranetes_common.errors import InfranetesError
 from vmserver.containers.interface import IContainerProvider
 
-START_SECONDS = 10.0  # that the agent waits for a provider before it takes an identity without one
-RETRY_SECONDS = (0.25, 5.0)  # the first pause, and the longest
+START_SECONDS = 10.0  # until the agent takes an identity although its provider has not started
+RETRY_SECONDS = (0.25, 5.0)  # the first pause between two attempts, and the longest
 
 _log = Logger()
 

@@ -19,7 +19,7 @@ from vmserver import config as configuration
 from vmserver.config import Config
 from vmserver.daemon import Vmserver
 
-# By the names that the earlier Go version had: its `fake` is the provider whose container is the machine.
+# Names of the earlier Go version: its `fake` is the provider whose container is the machine.
 EARLIER_PROVIDERS = {"fake": "machine"}
 
 
@@ -56,7 +56,7 @@ class Options(DaemonOptions):
             }
             if self["cert"] is not None or self["key"] is not None:
                 flags["identity.source"] = configuration.CERTIFICATE
-            # Absolute, since twistd changes the directory before the file is read again.
+            # Absolute, since twistd changes its working directory before the file is read again.
             path = os.path.abspath(self["config"]) if self["config"] else None
             self.read_again = lambda: configuration.load(path, flags)
             self.vmserver_config, self.sources = configuration.read(path, flags)

@@ -21,19 +21,19 @@ from vmserver.containers.interface import ISession, Streams
 from vmserver.processes import DEFAULT_PATH, kill_family
 
 FALLBACK = "/bin/sh"
-_NO_SHELLS = ("nologin", "false", "true", "sync")  # of users that are not to log in
-_OOM_SCORE_ADJ = 0  # the agent's own protects it
+_NO_SHELLS = ("nologin", "false", "true", "sync")  # the shells of users who may not log in
+_OOM_SCORE_ADJ = 0  # in place of the agent's own score, which protects it
 
-# The kernel ends it with the agent. Busybox has a setpriv that can't.
+# setpriv has the kernel end the shell together with the agent. Busybox's setpriv can't.
 _WITH_THE_AGENT = 'setpriv --pdeathsig KILL true 2>/dev/null && set -- setpriv --pdeathsig KILL "$@"\n'
-# By its session all that runs in it is found. With a terminal, Twisted makes one.
+# All processes of a shell are found by their session. With a terminal, Twisted makes a session itself.
 _IN_A_SESSION = 'command -v setsid >/dev/null && set -- setsid "$@"\n'
 _log = Logger()
 
 
 @attrs.frozen
 class Account:
-    """Who runs the agent: root, where it is a machine's."""
+    """The account that runs the agent: root, if the agent has a machine to itself."""
 
     name: str
     home: str
@@ -41,7 +41,7 @@ class Account:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a shell, as after a login."""
+        """The environment of a shell, as after a login."""
         return {
             "PATH": DEFAULT_PATH,
             "HOME": self.home,
@@ -52,7 +52,7 @@ class Account:
 
 
 def own_account() -> Account:
-    """Return this process's account, with a shell that there is. Blocks."""
+    """Return this process's account, with a shell that exists. Blocks."""
     uid = os.geteuid()
     try:
         entry = pwd.getpwuid(uid)
@@ -67,7 +67,7 @@ class ShellSession(ExecSession):
     """A shell, or a command, as a child of this process that leads a session (setsid(2))."""
 
     def kill(self) -> None:
-        """Kill the shell, its descendants, and who is in its session though their parents have ended."""
+        """Kill the shell, its descendants, and the other processes of its session."""
         kill_family(self._pid)
         start(run_in_thread(self._reactor, kill_session, self._pid)).addErrback(
             lambda failure: _log.failure("what ran in a shell's session may still run", failure)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's clocks, and how fast the one that tells the time runs. Source: adjtimex(2), linux/timex.h."""
+"""The kernel's clocks, and the speed of the one that tells the time. Source: adjtimex(2), linux/timex.h."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import time
 from typing import Protocol
 
-TICKS = 10_000  # microseconds that the clock is moved on each 10 ms, where it runs at its own speed
-MAX_SLEW_TICKS = 1_000  # the kernel takes a tenth more or less
+TICKS = 10_000  # microseconds by which a clock at its own speed advances every 10 ms
+MAX_SLEW_TICKS = 1_000  # the kernel accepts a deviation of a tenth either way
 
 _ADJ_TICK = 0x4000
 STA_UNSYNC = 0x0040
-# Microseconds. The kernel takes a clock to become 500 us more wrong each second until it is told anew. A time
-# service that told nothing for an hour lost its servers, or ended; timesyncd's longest pause makes it 1 s.
+# Microseconds. The kernel adds 500 us a second to a clock's maximum error until a time service updates it. A
+# service without an update for more than an hour has lost its servers, or ended. During the longest pause of
+# timesyncd the error grows to 1 s.
 _MAX_ERROR = 2_000_000
 
 
@@ -22,28 +23,30 @@ class SystemClock(Protocol):
     """The machine's clocks. Times are nanoseconds."""
 
     def now(self) -> int:
-        """The time, since 1970 UTC."""
+        """Return the time since 1970 UTC."""
 
     def set(self, nanos: int) -> None:
         """Set the time. :raise OSError: the kernel refuses."""
 
     def steady(self) -> int:
-        """A clock that is never set, and whose speed is not changed either."""
+        """Return a clock that is never set and whose speed is never changed."""
 
     def ticks(self) -> int:
-        """How fast `now` runs, in `TICKS`. :raise OSError: the kernel does not say."""
+        """Return the speed of `now`; its own is `TICKS`. :raise OSError: the kernel does not report it."""
 
     def set_ticks(self, ticks: int) -> None:
-        """Have `now` run that fast. :raise OSError: the kernel refuses."""
+        """Set the speed of `now`. :raise OSError: the kernel refuses."""
 
     def kept_by_others(self) -> bool:
-        """Whether a time service of the image keeps `now`: it has a server and told the kernel so lately.
+        """Return whether a time service of the image keeps `now`.
 
-        :raise OSError: the kernel does not say."""
+        It does if it has a server and told the kernel so lately.
+
+        :raise OSError: the kernel does not report it."""
 
 
 class Timex(ctypes.Structure):
-    """What the kernel says of its clock: struct timex of a 64-bit kernel."""
+    """The kernel's report on its clock: struct timex of a 64-bit kernel."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -57,7 +60,7 @@ class Timex(ctypes.Structure):
         ("tolerance", ctypes.c_long),
         ("time", ctypes.c_long * 2),
         ("tick", ctypes.c_long),
-        ("pulses", ctypes.c_long * 8),  # of a PPS signal, and the offset of TAI; nothing here reads them
+        ("pulses", ctypes.c_long * 8),  # pulses per second (PPS), and the offset of TAI; not read here
         ("padding", ctypes.c_int * 12),
     )
 
@@ -74,12 +77,12 @@ def _adjtimex(timex: Timex) -> Timex:
 
 
 def kept(timex: Timex) -> bool:
-    """Whether what the kernel says of its clock shows a time service that keeps it; see `SystemClock`."""
+    """Return whether the kernel's report shows that a time service keeps the clock; see `SystemClock`."""
     return not timex.status & STA_UNSYNC and timex.maxerror < _MAX_ERROR
 
 
 class KernelClock:
-    """The `SystemClock` of the machine below."""
+    """The `SystemClock` of this machine."""
 
     def now(self) -> int:
         return time.time_ns()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeping the machine's clock right while it is a pod's.
+"""Corrections of the machine's clock while the machine belongs to a pod.
 
-The node reads the machine's clocks (Info) and says between which times of its own it did so (CorrectClock).
-What it says is about a moment of the steady clock, so that it may be long on its way, or come twice.
+The node reads the machine's clocks (Info) and then sends two times of its own clock, between which it has
+read them (CorrectClock). The message refers to a reading of the steady clock, so it may arrive late or twice.
 
 ========================================  ==============================================================
 the clock                                 then
@@ -14,7 +14,7 @@ is behind by more: the VM was suspended   it is set
 is ahead                                  it runs slower until it is right: it never goes back
 ========================================  ==============================================================
 
-Whether it is kept the kernel says, whatever is installed:
+The kernel reports whether a time service keeps the clock, whichever service is installed:
 
 ============================================  ====  ====================================================
 a time service                                kept  who corrects the clock
@@ -22,14 +22,14 @@ a time service                                kept  who corrects the clock
 there is none                                 no    the node
 has begun, and no server has answered yet     no    the node
 has a server                                  yes   the service
-lost its servers, or ended, in the last hour  yes   nobody: it goes on at the speed that was found right
+lost its servers, or ended, in the last hour  yes   nobody: the clock keeps the speed that it was given
 lost its servers, or ended, before that       no    the node
 sees that the clock was set                   no    the node, until the service has measured anew
 ============================================  ====  ====================================================
 
-It runs up to a tenth faster or slower, which makes up for a second in ten. That is the kernel's: where an
-agent is killed meanwhile, the next one ends it first, and the node sees what is still wrong. A service that
-comes to keep the clock meanwhile gives it a speed of its own, which stays.
+The clock runs up to a tenth faster or slower, which makes up for a second in ten. The speed is the kernel's:
+if the agent is killed meanwhile, the next one resets it first, and the node finds out what is still wrong. A
+time service that begins to keep the clock meanwhile sets a speed of its own, which stays.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from vmserver.system_clock import MAX_SLEW_TICKS, TICKS, SystemClock
 SECOND = 10**9
 TOLERANCE_NANOS = SECOND // 100
 STEP_NANOS = SECOND
-SLEW_NANOS = 20 * SECOND  # what is less than two seconds wrong is right after this time
-_OLDEST_NANOS = 60 * SECOND  # of a reading, until the node says what it was
-_WIDEST_NANOS = 60 * SECOND  # between the two times that the node says
+SLEW_NANOS = 20 * SECOND  # a clock up to two seconds wrong is right after this time
+_OLDEST_NANOS = 60 * SECOND  # the oldest reading of the clock that a correction may refer to
+_WIDEST_NANOS = 60 * SECOND  # the longest interval between a correction's earliest and latest time
 
 _log = Logger()
 
@@ -58,11 +58,11 @@ class Timekeeping:
         self._reactor = reactor
         self._system = system
         self._clock = MachineClock(system)
-        self._slew: IDelayedCall | None = None  # its end
-        self._speed = TICKS  # that it has
+        self._slew: IDelayedCall | None = None  # the timer that ends the slew under way
+        self._speed = TICKS  # the speed that this agent has set
 
     def begin(self) -> None:
-        """End what an agent that was killed has begun. Idempotent."""
+        """Reset the speed that a killed agent has left. Idempotent."""
         try:
             if self._slew is None and self._system.ticks() != TICKS and not self._system.kept_by_others():
                 self._system.set_ticks(TICKS)
@@ -75,18 +75,18 @@ class Timekeeping:
             self._end_slew()
 
     def reading(self) -> int:
-        """The steady clock, for `correct`; 0: the clock is not the node's to correct."""
+        """Return the steady clock, for `correct`; 0 if the node must not correct the clock."""
         try:
             return 0 if self._system.kept_by_others() else self._system.steady()
         except OSError:
             return 0
 
     def correct(self, steady: int, earliest: int, latest: int) -> None:
-        """Have the clock become right. Idempotent.
+        """Begin to correct the clock. Idempotent.
 
-        :param steady: what `reading` was when it was neither before `earliest` nor after `latest`.
-        :raise InvalidArgument: such times can't be.
-        :raise FailedPrecondition: that was long ago, or the kernel refuses.
+        :param steady: the result of `reading` at a time between `earliest` and `latest`.
+        :raise InvalidArgument: the times are impossible.
+        :raise FailedPrecondition: the reading is too old, or the kernel refuses.
         """
         check_time(earliest, "earliest_nanos")
         check_time(latest, "latest_nanos")
@@ -106,7 +106,7 @@ class Timekeeping:
             ) from error
 
     def _become(self, now: int, right: int) -> None:
-        """:raise OSError: the kernel refuses."""
+        """Correct the clock, which is at `now`. :raise OSError: the kernel refuses."""
         missing = right - now
         if abs(missing) <= TOLERANCE_NANOS:
             self.stop()
@@ -124,7 +124,7 @@ class Timekeeping:
         self._speed = speed
         if self._slew is not None and self._slew.active():
             self._slew.cancel()
-        # In seconds of the clock that is slewed, by which reactors count.
+        # In seconds of the slewed clock, since reactors count by it.
         self._slew = self._reactor.callLater(abs(missing) * speed / ticks / SECOND, self._end_slew)
 
     def _end_slew(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what comes over the wire: each returns the value, or raises InvalidArgument naming the field."""
+"""Checks of values from the wire: each returns the value, or raises InvalidArgument naming the field."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from infranetes_common.errors import DeadlineExceeded
 T = TypeVar("T")
 P = ParamSpec("P")
 
-Work: TypeAlias = Deferred[T] | Coroutine[Any, Any, T]  # Any: what a coroutine awaits
+Work: TypeAlias = Deferred[T] | Coroutine[Any, Any, T]  # Any: whatever the coroutine awaits
 """The argument of the functions below: a Deferred, or a coroutine, which they start."""
 
 
-def start(work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: what it awaits
+def start(work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: whatever it awaits
     """Start a coroutine: `Deferred.fromCoroutine`, with its type kept.
 
     Cancelling the Deferred raises `CancelledError` in the coroutine, at its present `await`.
@@ -88,7 +88,7 @@ class Flight(Generic[T]):
         """Wait for the work's result. Cancelling this Deferred ends the wait, not the work."""
         joined: Deferred[T] = Deferred(self._leave)
         if self.done:
-            joined.callback(self._result)  # a Failure becomes an errback
+            joined.callback(self._result)  # errback, if the result is a Failure
         else:
             self._joined[joined] = None
             self.waiters += 1
@@ -148,9 +148,9 @@ async def settled(works: Iterable[Work[T]]) -> list[T | Failure]:
 
 
 async def until_ended(work: Deferred[T]) -> None:
-    """Wait until `work` has ended, with whatever result, which stays its own.
+    """Wait until `work` has ended, and leave its result, or failure, to its other users.
 
-    Cancelling this does nothing: use it where files or processes of the work must not be taken from it.
+    Cancelling the wait does nothing: use it where the work must keep its files or processes to its end.
     """
     ended = False
     waiting: Deferred[None] = Deferred()
@@ -163,7 +163,7 @@ async def until_ended(work: Deferred[T]) -> None:
         return result
 
     work.addBoth(tell)
-    while not ended:  # `work.called` is no sign: it is true of a cancelled coroutine that still runs
+    while not ended:  # `work.called` is true also of a cancelled coroutine that still runs
         try:
             await waiting
         except CancelledError:

@@ -29,9 +29,9 @@ class KeyedLock(Generic[K]):
 
     @asynccontextmanager
     async def held(self, key: K) -> AsyncIterator[None]:
-        """Hold the key's lock for the block, once all who came before have released it.
+        """Hold the key's lock for the block, once all earlier callers have released it.
 
-        Cancelling while it waits gives up the place in the queue. Not reentrant.
+        Cancelling the wait gives up the place in the queue. Not reentrant.
         """
         lock = self._locks.setdefault(key, DeferredLock())
         await lock.acquire()
@@ -39,7 +39,8 @@ class KeyedLock(Generic[K]):
             yield
         finally:
             lock.release()
-            # Whoever waited for it may have run to its end inside of `release`, and there may be a new lock.
+            # Inside `release`, waiters for the lock may have run to their end, and a new lock may be in its
+            # place.
             if not lock.locked and self._locks.get(key) is lock:
                 del self._locks[key]
 

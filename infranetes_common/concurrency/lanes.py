@@ -27,11 +27,11 @@ from twisted.python.failure import Failure
 from infranetes_common.errors import DeadlineExceeded
 from infranetes_common.reactors import IReactor
 
-BUSY_SECONDS = 1.0  # after which a call counts as one that hangs
+BUSY_SECONDS = 1.0  # after this time, a call counts as hanging
 TICK_SECONDS = 0.25
-IDLE_SECONDS = 10.0  # after which a thread without work ends
-TURN = 50  # results delivered in one turn of the reactor
-MAX_THREADS = 1024  # those that hang included
+IDLE_SECONDS = 10.0  # after this time, a thread without work ends
+TURN = 50  # results delivered per reactor turn
+MAX_THREADS = 1024  # including those that hang
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -41,11 +41,11 @@ _log = Logger()
 @attrs.define(eq=False)
 class _Call:
     lane: str
-    work: Callable[[], Any]  # Any: calls have results of every kind
-    result: Deferred[Any]  # Any: as above
+    work: Callable[[], Any]  # Any: results of every kind
+    result: Deferred[Any]  # Any: like `work`
     seconds: float
     until: float
-    over: bool = False  # nobody waits for it any longer
+    over: bool = False  # the result is no longer wanted, or was delivered
 
 
 @attrs.define(eq=False)
@@ -53,15 +53,15 @@ class _Lane:
     waiting: deque[_Call] = attrs.field(factory=deque)
     running: _Call | None = None
     began: float = 0.0
-    hanging: bool = False  # its thread does not count as busy
-    late: bool = False  # a deadline has passed
+    hanging: bool = False  # its thread hangs, and does not count as busy
+    late: bool = False  # a call has missed its deadline
 
 
 _this_thread = threading.local()
 
 
 def still_alive() -> None:
-    """Restart the deadline of the call that runs in this thread: for long work that gets on.
+    """Restart the deadline of the call that runs in this thread: for long work that makes progress.
 
     Does nothing outside of a lane.
     """
@@ -82,8 +82,8 @@ class Lanes:
         self._name = name
         self._size = size
         self._changed = threading.Condition()
-        self._lanes: dict[str, _Lane] = {}  # those with calls
-        self._ready: deque[str] = deque()  # those whose next call may begin
+        self._lanes: dict[str, _Lane] = {}  # the lanes that have calls
+        self._ready: deque[str] = deque()  # the lanes whose next call may begin
         self._threads = 0
         self._idle = 0
         self._hanging = 0
@@ -203,7 +203,7 @@ class Lanes:
         for call, outcome in done:
             if not call.over:
                 call.over = True
-                call.result.callback(outcome)  # a Failure becomes an errback
+                call.result.callback(outcome)  # errback, if the outcome is a Failure
 
     # ---- in a thread
 
@@ -220,7 +220,7 @@ class Lanes:
     def _thd_next(self) -> _Call | None:
         with self._changed:
             if self._threads - self._hanging > self._size:
-                self._threads -= 1  # this one was replaced while it hung
+                self._threads -= 1  # this thread was replaced while it hung
                 return None
             while not self._ready:
                 self._idle += 1

@@ -35,7 +35,7 @@ class Notifier:
         """Wake all waiters, in the order of their arrival, before this returns."""
         waiting, self._waiting = self._waiting, {}
         for each in waiting:
-            if not each.called:  # one that was woken before may have cancelled it
+            if not each.called:  # an earlier waiter may have cancelled it
                 each.callback(None)
 
     def _forget(self, waiting: Deferred[None]) -> None:

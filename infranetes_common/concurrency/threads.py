@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking work in threads that come back. What may hang for ever belongs in `lanes`."""
+"""Blocking work that ends by itself, in threads. Work that may hang forever belongs in `lanes`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ts = TypeVarTuple("Ts")
 
 LOGS = "logs"
 IMAGES = "images"
-_SIZES = {LOGS: 2, IMAGES: 6}  # threads of each purpose, so that one that is busy holds up no other
+_SIZES = {LOGS: 2, IMAGES: 6}  # threads per purpose, so that a busy purpose delays no other
 
 _pools: WeakKeyDictionary[IReactorThreads, dict[str, ThreadPool]] = WeakKeyDictionary()
 
@@ -26,7 +26,7 @@ _pools: WeakKeyDictionary[IReactorThreads, dict[str, ThreadPool]] = WeakKeyDicti
 def threads_for(reactor: IReactorThreads, purpose: str) -> ThreadPool:
     """Return the thread pool of a purpose, which ends with the reactor.
 
-    :param purpose: `LOGS`, `IMAGES`, or "" for the reactor's own pool, which is for whatever is short.
+    :param purpose: `LOGS`, `IMAGES`, or "" for the reactor's own pool, which is for short work.
     """
     if not purpose:
         return reactor.getThreadPool()

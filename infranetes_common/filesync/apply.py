@@ -26,14 +26,14 @@ from infranetes_common.filesync.manifest import (
 from infranetes_common.filesync.tree import Tree
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NAMED = 3  # paths that failed, in a message
+_NAMED = 3  # the most failed paths that a message names
 
 
 class Applier:
     """Applies changes in their order. A file's content follows its entry.
 
     An entry that can't be written stays as it is, and the others are written. A visible link never leads to a
-    missing target: after a failure no link is turned to the failed entry, and once a link was not turned,
+    missing target: after a failure no link is switched to the failed entry, and once a link was not switched,
     nothing is removed.
 
     :ivar failed: the reason, by path; None if the file was being written at that moment.
@@ -42,11 +42,11 @@ class Applier:
     def __init__(self, tree: Tree, bounds: Bounds) -> None:
         self._tree = tree
         self._check = BoundsCheck(bounds, tree.path)
-        self._entry: Entry | None = None  # the file whose content is to come
-        self._file: write.FileWriter | None = None  # of it; None: it has failed already
+        self._entry: Entry | None = None  # the file whose content comes next
+        self._file: write.FileWriter | None = None  # the same file; None: it has failed
         self._left = 0
         self._full = False
-        self._link_held = False  # a link was not turned
+        self._link_held = False  # a link was not switched to its new target
         self.failed: dict[bytes, str | None] = {}
 
     def feed(self, changes: Iterable[Change]) -> None:
@@ -63,7 +63,7 @@ class Applier:
             raise
 
     def finish(self) -> None:
-        """Say that all changes were fed.
+        """Note that all changes were fed.
 
         :raise InvalidArgument: the last file is not whole; nothing of it stays.
         """

@@ -17,7 +17,7 @@ KINDS = (FILE, DIRECTORY, SYMLINK)
 MAX_PATH = 4096
 MAX_NAME = 255
 MAX_DEPTH = 128
-TEMPORARY = b".infranetes-"  # begins the names of half-written files, which are never synced
+TEMPORARY = b".infranetes-"  # prefix of half-written files, which are never synced
 SETID = stat.S_ISUID | stat.S_ISGID
 
 
@@ -131,7 +131,7 @@ def check_entry(entry: Entry) -> Entry:
 def ordered(entries: Iterable[Entry]) -> list[Entry]:
     """Sort entries in the order to write them: directories and files by path, then symbolic links.
 
-    Links come last because turning one is how a writer such as kubelet makes a new state visible.
+    Links come last because switching one is how a writer such as kubelet makes a new state visible.
     """
     return sorted(entries, key=lambda one: (one.kind == SYMLINK, one.path))
 

@@ -69,7 +69,7 @@ def agreed(
 
 
 def put_off(done: Plan, theirs: Manifest, before: Collection[bytes]) -> tuple[Plan, Manifest]:
-    """Put off removals in the VM while a link there is turned.
+    """Put off removals in the VM while a link there is switched.
 
     A program that followed the link a moment ago still finds the old tree, until the next sync.
 
@@ -100,7 +100,7 @@ def _directions(
 ) -> dict[bytes, bool]:
     """Return the paths that differ, and whether the node's side of each wins."""
     to_vm: dict[bytes, bool] = {}
-    clashes: dict[bytes, bool] = {}  # a directory on one side and something else on the other
+    clashes: dict[bytes, bool] = {}  # paths of a directory on one side and of another kind on the other
     for path in sorted({**node, **vm}):
         ours, theirs = node.get(path), vm.get(path)
         above = path.rpartition(b"/")[0]
@@ -121,7 +121,7 @@ def _directions(
         if ours is not None and theirs is not None and ours.kind != theirs.kind:
             clashes[path] = to_vm[path]
     for path, pushed in list(to_vm.items()):
-        if path in (node if pushed else vm):  # it stays, so the directories it is in have to
+        if path in (node if pushed else vm):  # it stays, so its parent directories must stay
             while path := path.rpartition(b"/")[0]:
                 if to_vm.get(path, pushed) is not pushed and path not in (vm if pushed else node):
                     to_vm[path] = pushed

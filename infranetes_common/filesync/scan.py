@@ -27,9 +27,9 @@ from infranetes_common.filesync.manifest import (
 from infranetes_common.filesync.tree import DIRECTORY_FLAGS, READ_FLAGS, Tree
 from infranetes_common.paths import open_path
 
-CHUNK_BYTES = 256 * 1024  # of a file's content, at most, in one change
-SCANS = 5  # of a tree that is being written, at most, until two agree
-# A link that was turned meanwhile, or a mount whose server is gone.
+CHUNK_BYTES = 256 * 1024  # the most bytes of a file's content in one change
+SCANS = 5  # the most scans of a tree that is being written, until two agree
+# Errors of a link that was switched meanwhile, or of a mount whose server is gone.
 _PASSING = (errno.EINVAL, errno.ELOOP, errno.ENOTCONN)
 
 
@@ -58,7 +58,7 @@ def scan(tree: Tree, bounds: Bounds) -> Manifest:
 def stable_scan(tree: Tree, bounds: Bounds) -> Manifest:
     """Scan until two scans in a row agree, so that no half-made state of the tree is returned.
 
-    A program that replaces a tree by turning a link writes the new tree before that and removes the old one
+    A program that replaces a tree by switching a link writes the new tree before that and removes the old one
     after it; a single scan could find the link to the old tree, and the old tree gone.
 
     :raise Changed: it is being written all the time. Otherwise raises as `scan`.
@@ -66,7 +66,7 @@ def stable_scan(tree: Tree, bounds: Bounds) -> Manifest:
     before = scan(tree, bounds)
     for left in reversed(range(SCANS)):
         found = scan(tree, bounds)
-        # Files that are written all the time must not hold up the rest: whoever reads them checks again.
+        # Files that are written all the time must not hold up the rest. Reading a file checks it again.
         if found == before or (not left and _shape(found) == _shape(before)):
             return found
         before = found
@@ -143,7 +143,7 @@ def read(tree: Tree, entries: Iterable[Entry]) -> Iterator[Change]:
 
 
 def _content(tree: Tree, entry: Entry) -> Iterator[bytes]:
-    flags = READ_FLAGS | os.O_NONBLOCK  # opening a pipe would wait for its writer
+    flags = READ_FLAGS | os.O_NONBLOCK  # without O_NONBLOCK, opening a pipe would wait for its writer
     try:
         if tree.file:
             descriptor = open_path(tree.path, flags)

@@ -27,9 +27,9 @@ class Tree:
     :param path: not itself a link.
     :param file: whether it is a single file. That is written in place, since a mount is of its inode.
     :param setid: whether files written here may have set-id bits.
-    :param crossing: whether file systems that are mounted below belong to it. Without, each is an empty
+    :param crossing: whether file systems that are mounted below belong to it. If not, each is an empty
         directory.
-    :param alive: called for each entry that is scanned, to show that the scan gets on.
+    :param alive: called for each entry that is scanned, to show that the scan makes progress.
     """
 
     def __init__(

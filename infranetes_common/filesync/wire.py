@@ -18,11 +18,11 @@ from infranetes_common.filesync.manifest import (
 )
 from infranetes_common.wire import vmserver
 
-PREFIX = "infranetes-volume:"  # of a mount's host_path as sent to an agent; the volume's id follows
-PAGE_ENTRIES = 256  # of a manifest, in one message
-PAGE_BYTES = 512 * 1024  # of their paths and targets
-BATCH_CHANGES = 256  # in one message
-BATCH_BYTES = 512 * 1024  # of files' content in them
+PREFIX = "infranetes-volume:"  # prefix of a mount's host_path as sent to an agent; the volume's id follows
+PAGE_ENTRIES = 256  # of a manifest, per message
+PAGE_BYTES = 512 * 1024  # of the entries' paths and targets, per message
+BATCH_CHANGES = 256  # per message
+BATCH_BYTES = 512 * 1024  # of files' content, per message
 
 _KINDS = {
     FILE: vmserver.VolumeEntry.FILE,

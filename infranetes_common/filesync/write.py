@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing one entry of a tree. A file is seen once it is whole, a link is turned in one step."""
+"""Writing one entry of a tree. A file is visible once it is whole; a link is switched in one step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infranetes_common.filesync.manifest import FILE, MAX_DEPTH, SETID, TEMPORAR
 from infranetes_common.filesync.tree import DIRECTORY_FLAGS, Tree
 from infranetes_common.paths import open_path, parent
 
-SPOOL_BYTES = 1024 * 1024  # of a file that is written in place, held in memory until it is whole
+SPOOL_BYTES = 1024 * 1024  # of a file to be written in place, held in memory until the file is whole
 
 
 class FileWriter(Protocol):
@@ -55,7 +55,7 @@ def make_directory(tree: Tree, entry: Entry) -> None:
 
 
 def make_link(tree: Tree, entry: Entry) -> None:
-    """Make a symbolic link, or turn one in a single step."""
+    """Make a symbolic link, or switch one in a single step."""
     with tree.parent_of(entry.path) as (directory, name):
         temporary = _temporary_name()
         os.symlink(entry.target, temporary, dir_fd=directory)

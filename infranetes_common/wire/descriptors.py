@@ -71,7 +71,7 @@ def namespace(name: str) -> dict[str, object]:
 
 def is_repeated(field: FieldDescriptor) -> bool:
     """Return whether a field is repeated; map fields are too."""
-    either: Any = field  # Any: the releases' stubs differ
+    either: Any = field  # Any: the stubs differ between releases
     if hasattr(either, "is_repeated"):
         return bool(either.is_repeated)
     return bool(either.label == either.LABEL_REPEATED)  # before 6.31

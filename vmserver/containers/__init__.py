@@ -22,7 +22,7 @@ from vmserver.containers.interface import IContainerProvider
 
 ENTRY_POINT_GROUP = "vmserver.containers"
 
-# module:attribute of each built-in ProviderFactory
+# The module and attribute of each built-in ProviderFactory.
 _BUILT_IN = {
     "docker": "vmserver.containers.docker:create",
     "machine": "vmserver.containers.machine:create",
@@ -30,7 +30,7 @@ _BUILT_IN = {
     "systemd": "vmserver.containers.systemd:create",
 }
 
-# packages of the plug-ins that are this project's own
+# The packages of this project's own plug-ins.
 _PACKAGES = {"fake": "infranetes-simulation"}
 
 
@@ -39,7 +39,7 @@ class ProviderContext:
     """The directories and the configuration file of the agent that makes a provider."""
 
     run_dir: Path  # emptied by a reboot; a provider uses the subdirectory of its own name
-    etc_dir: Path  # has the sandbox's hosts and resolv.conf
+    etc_dir: Path  # holds the sandbox's hosts and resolv.conf
     source: str = "configuration"  # the configuration file, for error messages
 
 

@@ -11,7 +11,7 @@ from infranetes_common.wire import cri
 MAX_FILE_BYTES = 1024 * 1024
 MAX_ID = 2**31 - 1
 MAX_GROUPS = 65536  # the kernel's NGROUPS_MAX
-_HOME = "/"  # of a user whom the image does not know
+_HOME = "/"  # of a user that the image's passwd does not list
 
 
 @attrs.frozen

@@ -52,7 +52,7 @@ class ProfileLoader:
         self._parser = parser
         self._listed = listed
         self._lock = DeferredLock()
-        self._loaded: dict[str, str] = {}  # the file, by profile
+        self._loaded: dict[str, str] = {}  # the loaded file of each profile
 
     async def load(self, reference: str) -> None:
         """Load a profile unless it is loaded already.

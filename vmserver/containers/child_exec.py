@@ -16,7 +16,7 @@ from infranetes_common.reactors import IReactor
 from vmserver.containers.interface import ExecResult
 from vmserver.processes import as_command, kill_family
 
-DRAIN_SECONDS = 2.0  # how long output of a command's descendants is read after its end
+DRAIN_SECONDS = 2.0  # for reading output of a command's descendants after the command's end
 
 
 def exit_code(reason: Failure) -> int:

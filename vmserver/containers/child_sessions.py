@@ -46,7 +46,7 @@ _STREAM_OF = {1: "stdout", 2: "stderr"}
 class ExecSession(ProcessProtocol):
     """A command as a child of this process."""
 
-    transport: Any  # Any: a Process, or with a terminal a PTYProcess, which have little in common
+    transport: Any  # Any: a Process, or with a terminal a PTYProcess; they have little in common
 
     def __init__(self, reactor: IReactor, streams: Streams) -> None:
         self._reactor = reactor
@@ -57,7 +57,7 @@ class ExecSession(ProcessProtocol):
         self._stdin_open = streams.stdin
         self._ended: Deferred[int] = Deferred()
         self._timer: IDelayedCall | None = None
-        self._terminal = -1  # the command's end of it
+        self._terminal = -1  # the command's end of the terminal
         self.output = Output(self._pause, self._resume)
 
     @classmethod
@@ -96,8 +96,8 @@ class ExecSession(ProcessProtocol):
     def connectionMade(self) -> None:
         self._pid = self.transport.pid
         if self._streams.tty:
-            # Held open until the end: with its terminal's last descriptor closed, the command would be hung
-            # up before it can set its exit code.
+            # Hold the command's end of the terminal open until the session ends: once its last descriptor is
+            # closed, the kernel hangs up the command, which may not have set its exit code yet.
             flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
             self._terminal = fcntl.ioctl(self.transport.fileno(), _TIOCGPTPEER, flags)
         else:
@@ -106,7 +106,7 @@ class ExecSession(ProcessProtocol):
         if writer is not None:
             writer.registerProducer(self._gate, True)
 
-    def _stdin_writer(self) -> Any:  # Any: as `transport`
+    def _stdin_writer(self) -> Any:  # Any: like `transport`
         return self.transport if self._streams.tty else self.transport.pipes.get(0)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
@@ -144,7 +144,7 @@ class ExecSession(ProcessProtocol):
         self._ended.callback(self.exit_code(exit_code(reason)))
         self.output.end()
 
-    # What a subclass may do in its own way
+    # Hooks for subclasses
 
     def exit_code(self, code: int) -> int:
         """Return the session's exit code. Called once, when all has ended."""
@@ -196,7 +196,7 @@ class ExecSession(ProcessProtocol):
     def close(self) -> None:
         if not self._over:
             self.kill()
-            self._resume()  # the rest of the output is dropped
+            self._resume()  # the remaining output is dropped
             self.output.end()
 
 
@@ -257,7 +257,7 @@ class AttachSession:
             try:
                 self._fifo = Fifo(reactor, stdin, self._input_gate)
             except OSError as error:
-                if error.errno not in (errno.ENXIO, errno.ENOENT):  # no reader any more
+                if error.errno not in (errno.ENXIO, errno.ENOENT):  # the FIFO has no reader any more
                     raise Unavailable(f"the container's stdin can't be opened: {error.strerror}") from error
         self._pumping = start(self._pump(records))
 
@@ -290,7 +290,8 @@ class AttachSession:
         if fifo is None:
             return
         if self._supervisor:
-            # It holds the FIFO open for later clients; the reader sees the end once it closes it.
+            # The supervisor keeps the FIFO open for later clients. Make it close the FIFO, so that the reader
+            # gets end-of-file.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._supervisor, signal.SIGUSR1)
         if fifo.connected:

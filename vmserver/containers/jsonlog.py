@@ -36,9 +36,9 @@ class Cursor:
     """A place in a log."""
 
     inode: int
-    offset: int  # of the next line
-    parts: int  # how many parts of that line have been read
-    fingerprint: int  # checksum of the file's first line
+    offset: int  # of the line to read next
+    parts: int  # the parts of that line that have been read
+    fingerprint: int  # the checksum of the file's first line
 
     def __str__(self) -> str:
         return f"1.{self.inode}.{self.offset}.{self.parts}.{self.fingerprint}"
@@ -75,7 +75,7 @@ _last_second: tuple[str, int] = ("", 0)
 
 
 def _seconds(text: str) -> int:
-    global _last_second  # most lines of a burst share their second
+    global _last_second  # cached, since most lines of a burst are of the same second
     known, value = _last_second
     if known != text:
         if len(text) != 19 or text[4] != "-" or text[10] not in "Tt ":
@@ -108,7 +108,7 @@ class JsonLog(LineReader):
     """
 
     chunk_bytes = 64 * 1024
-    max_line_bytes = 1024 * 1024  # Docker's own are below 16 KiB of text, six times that when escaped
+    max_line_bytes = 1024 * 1024  # Docker's lines have below 16 KiB of text, six times that when escaped
 
     def __init__(self, path: Path, cursor: str = "") -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class JsonLog(LineReader):
             try:
                 found.append((path.stat().st_ino, path))
             except FileNotFoundError:
-                if number:  # only the newest may be missing, during a rotation
+                if number:  # during a rotation, only the newest may be missing
                     break
             number += 1
             path = self._path.with_name(f"{self._path.name}.{number}")
@@ -157,7 +157,7 @@ class JsonLog(LineReader):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
-        if os.fstat(fd).st_ino != inode:  # rotated meanwhile
+        if os.fstat(fd).st_ino != inode:  # the file was rotated meanwhile
             os.close(fd)
             return False
         self._use(fd)

@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes_common.concurrency import backoff, sleep
 from infranetes_common.wire import vmserver as messages
 
-POLL_SECONDS = (0.03, 0.25)  # the first pause after something was read, and the longest
+POLL_SECONDS = (0.03, 0.25)  # the first pause after data was read, and the longest
 
 
 class LogReader(Protocol):
@@ -39,7 +39,7 @@ class LineReader(abc.ABC):
     def __init__(self) -> None:
         self._fd = -1
         self._offset = 0  # of the first byte in the buffer
-        self._buffer = b""  # what is read and not a whole line yet
+        self._buffer = b""  # data read that is not a whole line yet
         self._gap = False  # whether lines are missing before the next record
 
     @abc.abstractmethod

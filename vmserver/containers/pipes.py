@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipes of commands that carry much.
+"""Pipes of commands with much input or output.
 
 Twisted reads 8 KiB from a child's pipe in each turn of the reactor, and the kernel lets the child be 64 KiB
-ahead. Each turn, each message and each change between the agent and the command has its price, which bounds
+ahead. Each turn, each message and each switch between the agent and the command takes time, which limits
 a stream where processors are emulated. So these pipes are read to the end, and hold more.
 """
 
@@ -16,15 +16,15 @@ from functools import partial
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 from twisted.internet.process import Process, ProcessReader
 
-#: What is read in one turn, and what a pipe holds.
+#: The bytes that are read in one turn, and the capacity of a pipe.
 READ_BYTES = 128 * 1024
 PIPE_BYTES = 256 * 1024
 
 
 def widen(process: Process) -> None:
-    """Let the pipes of a process that was just started carry much."""
+    """Make the pipes of a process that was just started fast."""
     for pipe in process.pipes.values():
-        with contextlib.suppress(OSError):  # its user has too many: then it stays as it is
+        with contextlib.suppress(OSError):  # the user has too many large pipes: keep the size
             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         if isinstance(pipe, ProcessReader):
             pipe.doRead = partial(_read, pipe)  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from vmserver.processes import DEFAULT_PATH, kill_family
 
 ENVIRONMENT = {"PATH": DEFAULT_PATH, "LC_ALL": "C.UTF-8"}
 MAX_OUTPUT_BYTES = 8 * 1024
-_KILLED_SECONDS = 2.0  # how long the end of a killed program is waited for
+_KILLED_SECONDS = 2.0  # for the end of a killed program
 
 
 @attrs.frozen

@@ -22,8 +22,8 @@ class Record:
 
     state: messages.ContainerState
     config: cri.ContainerConfig
-    log: str  # INFRANETES_CONTAINER of its journal entries; never used again
-    logger: str = ""  # the unit that sends its output to the journal
+    log: str  # INFRANETES_CONTAINER in its journal entries; never reused
+    logger: str = ""  # the unit of the process that sends its output to the journal
 
 
 def load(directory: Path) -> list[Record]:
@@ -55,7 +55,8 @@ def save(directory: Path, record: Record) -> None:
     }
     file = directory / f"{record.state.id}.json"
     try:
-        # Private, since it has the container's environment; not synced, since that would hold up the reactor.
+        # Private, since the record has the container's environment. Not synced, since that would block the
+        # reactor.
         replace_file(file, json.dumps(fields), durable=False)
     except OSError as error:
         kind = ResourceExhausted if error.errno == 28 else FailedPrecondition

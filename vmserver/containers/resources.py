@@ -55,7 +55,7 @@ def overlay(limits: cri.LinuxContainerResources, changes: cri.LinuxContainerReso
         if getattr(changes, field):
             setattr(limits, field, getattr(changes, field))
     if changes.memory_limit_in_bytes and not changes.memory_swap_limit_in_bytes:
-        limits.memory_swap_limit_in_bytes = changes.memory_limit_in_bytes  # no swap unless it is set
+        limits.memory_swap_limit_in_bytes = changes.memory_limit_in_bytes  # no swap unless a limit is set
     limits.unified.update(changes.unified)
     _overlay_pages(limits, changes)
 

@@ -11,7 +11,7 @@ from zope.interface import implementer
 
 from vmserver.containers.sessions import Output, WriteGate
 
-READ_BYTES = 128 * 1024  # in one turn
+READ_BYTES = 128 * 1024  # per reactor turn
 
 
 @implementer(IHalfCloseableProtocol)

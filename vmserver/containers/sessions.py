@@ -11,9 +11,9 @@ from zope.interface import implementer
 
 from infranetes_common.concurrency import Notifier
 
-#: Bytes of unread output after which the writer is paused.
+#: Bytes of unread output beyond which the writer is paused.
 HIGH_WATER = 256 * 1024
-#: Bytes of what was put in pieces and is read as one.
+#: The most bytes of small pieces that are joined for one read.
 JOINED_BYTES = 128 * 1024
 
 
@@ -74,7 +74,7 @@ class Output:
         return stream, data
 
     def _join(self, stream: str, data: bytes) -> bytes:
-        """Add the pieces that follow on the same stream: each that is passed on has its price."""
+        """Add the following pieces of the same stream: each piece that is passed on takes time."""
         pieces, size = [data], len(data)
         while (
             self._waiting

@@ -27,15 +27,15 @@ from infranetes_common.reactors import IReactor
 from vmserver.marked_connections import MARK
 from vmserver.pod_tunnel import DEVICE
 
-TABLE = "infranetes-firewall"  # of both families
+TABLE = "infranetes-firewall"  # one table of this name in each family
 SECONDS = 60.0
 MAX_LISTING = 16 << 20
-NO_NODE = "127.0.0.1"  # none is known yet
+NO_NODE = "127.0.0.1"  # stands for the node while none is known
 METADATA = "169.254.169.254"
-TIME = f"{{ 169.254.169.123, {METADATA} }}"  # of AWS and GCP: it goes no further than the VM's host
+TIME = f"{{ 169.254.169.123, {METADATA} }}"  # of AWS and GCP: answered by the VM's host
 
 _NEIGHBOURS = "nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, nd-router-advert"
-# What is received and sent by each version of IP whatever the firewall is.
+# By version of IP: the input and output accepted whatever the pod's firewall says.
 _ALWAYS = {
     4: (
         f"ip saddr {METADATA} tcp sport 80 ct direction reply accept\n"
@@ -67,7 +67,7 @@ class Firewall:
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
         self._scripts = Scripts(reactor, namespace)
         self._lock = DeferredLock()
-        self._script = ""  # what is in force; none: nothing that this process has put there
+        self._script = ""  # the script in force; empty: this process has put none there
         self._listing = b""
         tables = [(family, TABLE) for family in FAMILIES.values()]
         self.watch = TablesWatch(reactor, tables, lambda _sure: self.mend(), opener)

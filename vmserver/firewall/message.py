@@ -10,8 +10,8 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.pod_firewall import Allowed, Network, PodFirewall, Ports
 from infranetes_common.wire import vmserver as messages
 
-MAX_RULES = 5_000  # of one way
-MAX_NETWORKS = 100_000  # of one way, counted in each rule
+MAX_RULES = 5_000  # per direction
+MAX_NETWORKS = 100_000  # per direction, counted again in each rule that has them
 MAX_PORTS = 10_000
 PROTOCOLS = {6: "TCP", 17: "UDP", 132: "SCTP"}
 

@@ -86,7 +86,7 @@ class CurrentIdentity:
                 f"this machine is sandbox {current.sandbox_id} already and keeps that identity"
             )
         if tls.valid_from(identity) < tls.valid_from(current):
-            return self._listener.port  # the first document, read again; the node has renewed it since
+            return self._listener.port  # an old document: the node has renewed the identity since
         return await self._take(identity, self.boot_id)
 
     async def restore(self) -> None:
@@ -168,7 +168,7 @@ class CurrentIdentity:
         self._identity = renewed
         _log.info("sandbox {sandbox} has a new certificate", sandbox=renewed.sandbox_id)
 
-    # The file
+    # The identity's file
 
     async def _save(self, identity: Identity, boot_id: str) -> None:
         text = json.dumps({"boot_id": boot_id, "identity": encode(identity).decode()})

@@ -48,7 +48,7 @@ async def answer(document: bytes | None, accept: Accept) -> bytes:
     except InfranetesError as error:
         words = str(error)
     except Exception as error:
-        # Not its text: that might quote the document, which holds a key.
+        # Omit the error's text: it might quote the document, which holds a private key.
         _log.failure("an identity could not be taken on")
         words = f"unexpected {type(error).__name__}; the agent's log has the details"
     _log.error("the identity was refused: {words}", words=words)
@@ -62,6 +62,6 @@ def save(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        replace_file(path, text, durable=False)  # in the run directory
+        replace_file(path, text, durable=False)  # a reboot empties the run directory anyway
     except OSError as error:
         raise FailedPrecondition(f"{path} can't be written: {error.strerror}; see run_dir") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identity out of files."""
+"""The identity from files."""
 
 from __future__ import annotations
 

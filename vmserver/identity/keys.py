@@ -16,7 +16,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import Identity
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes  # of newer releases
+    from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes  # in newer releases only
 
 MAX_CERTIFICATE = 16 * 1024
 

@@ -65,13 +65,13 @@ _VENDORS = {
     "OpenStack Foundation": OPENSTACK,
     "VMware, Inc.": VSPHERE,
 }
-# Of Nova, under whatever name its vendor has put there.
+# Nova's product names: vendors of OpenStack put names of their own into sys_vendor.
 _PRODUCTS = {"OpenStack Nova": OPENSTACK, "OpenStack Compute": OPENSTACK}
 _GUESTINFO = "guestinfo.infranetes.identity"
 _TABLE = "infranetes_metadata"
 _OPEN = f"table inet {_TABLE}\ndelete table inet {_TABLE}\n"
-# 53 and 123: GCP's resolver and clock; fe80::a9fe:a9fe: Neutron's. 168.63.129.16 is Azure's resolver too, and
-# what Azure's own agents ask.
+# Ports 53 and 123 are GCP's resolver and clock. fe80::a9fe:a9fe is Neutron's metadata service. 168.63.129.16
+# is Azure's resolver too, besides the service that Azure's own agents ask.
 _CLOSED = (
     _OPEN
     + f"""table inet {_TABLE} {{
@@ -342,7 +342,7 @@ class _Program(ProcessProtocol):
     transport: IProcessTransport
 
     def __init__(self, stdin: bytes) -> None:
-        self.ended: Deferred[str] = Deferred()  # "", or how it failed
+        self.ended: Deferred[str] = Deferred()  # fires with "", or with how the program failed
         self.output, self.errors = b"", b""
         self._stdin = stdin
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Set the addresses of the machine's network card, by ioctl: no child process, no wait.
 
-A network that says its routes is the exception: see `routed`.
+A network that lists its routes is the exception: see `routed`.
 
 Sources: netdevice(7); struct ifreq of <net/if.h>, struct rtentry of
 <linux/route.h>. IPv4 only, as `infranetes_common.identity.Network` is.
@@ -50,7 +50,7 @@ def first_card(sys_net: Path = SYS_NET) -> str:
 
 
 def check(network: Network) -> tuple[bytes, ipaddress.IPv4Interface, ipaddress.IPv4Address | None]:
-    """Return hardware address, address and gateway of `network`; None: it says the routes itself.
+    """Return hardware address, address and gateway of `network`; None: it lists its routes.
 
     :raise InvalidArgument: one of them is malformed; names it.
     """
@@ -122,7 +122,7 @@ class _Card:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            self.flags(off=_IFF_UP)  # this driver can't change it while up
+            self.flags(off=_IFF_UP)  # this driver can't change the address while the card is up
             self.ioctl(_SIOCSIFHWADDR, argument)
 
 
@@ -152,6 +152,6 @@ def _announce(name: str, mac: bytes, address: bytes) -> None:
     frame += mac + address + bytes(6) + address
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW | os.O_NONBLOCK) as link:
         link.bind((name, _ETH_P_ARP))
-        # The queue may be full, or the carrier not there yet: neighbours will ask then.
+        # The queue may be full, or the carrier missing: then the neighbours ask by themselves later.
         with contextlib.suppress(OSError):
             link.send(frame)

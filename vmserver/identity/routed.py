@@ -2,7 +2,7 @@
 """Set the addresses, routes and neighbours that another network's plug-in has chosen, by one run of `ip`.
 
 They may be anything that a node's CNI gives its pods: an address of 32 bits, a router that only a route on
-the link leads to, routes with an MTU, IPv6. ioctl has no words for those. One child process takes some
+the link leads to, routes with an MTU, IPv6. ioctl can't express those. One child process takes some
 milliseconds, and only such VMs pay them.
 """
 
@@ -16,7 +16,7 @@ from infranetes_common.commands import ENVIRONMENT, find_program
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.identity import Network, Route
 
-_SECONDS = 60.0  # in an emulated VM
+_SECONDS = 60.0  # enough for an emulated VM
 _PROC_SYS = Path("/proc/sys")
 
 
@@ -55,7 +55,8 @@ def lines(network: Network, card: str) -> Iterator[str]:
         yield f"address replace {address} dev {card} noprefixroute{tentative}"
     for each in network.neighbours:
         yield f"neighbour replace {each.address} lladdr {each.mac} dev {card} nud permanent"
-    for route in sorted(network.routes, key=lambda route: route.via != ""):  # a router's own way first
+    # Routes without a router come first: the routers are reached by them.
+    for route in sorted(network.routes, key=lambda route: route.via != ""):
         yield f"route replace {_words(route, card)}"
 
 

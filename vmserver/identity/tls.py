@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's TLS: mutual, and open to the node that made this VM alone.
+"""The agent's TLS: mutual, and only for the node that made this VM.
 
 A peer has to show a certificate that the VM's own CA signed for client use and that names the node by URI.
 The CA's other certificates, those of VMs, name a VM and are for servers, so both checks refuse them. A peer
@@ -43,10 +43,10 @@ NODE_URI = "infranetes:node"
 VM_URI_PREFIX = "infranetes:vm:"
 
 _NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of <openssl/x509_vfy.h>
-_READ_BYTES = 256 * 1024  # in one turn of the reactor, whose price is that of many records
+_READ_BYTES = 256 * 1024  # per reactor turn, since a turn costs as much as many TLS records
 _log = Logger()
-# What TLSMemoryBIOFactory makes; its name differs between Twisted's releases.
-_Base: Any = TLSMemoryBIOFactory.protocol  # Any: of either class
+# The protocol of TLSMemoryBIOFactory, whose name differs between Twisted's releases.
+_Base: Any = TLSMemoryBIOFactory.protocol  # Any: one of two classes
 
 
 def uris(certificate: x509.Certificate) -> list[str]:
@@ -59,8 +59,8 @@ def uris(certificate: x509.Certificate) -> list[str]:
 
 
 def _verify(connection: SSL.Connection, certificate: crypto.X509, error: int, depth: int, good: int) -> bool:
-    # A VM that was suspended is behind, and is told the time over such a connection. The node may have made
-    # its certificate since: it signs none for later.
+    # The clock of a VM that was suspended is behind, and is corrected over such a connection. So accept a
+    # certificate that is not valid yet: the node may have made it since, and signs none for a later time.
     if not good and not (error == _NOT_YET_VALID and depth == 0):
         return False
     if depth > 0:
@@ -108,7 +108,7 @@ def context(identity: Identity) -> SSL.Context:
     """
     try:
         certificate = x509.load_pem_x509_certificate(identity.certificate_pem.encode())
-        # Keys of other kinds raise TypeError below.
+        # A key of another kind raises TypeError below.
         key = cast("EllipticCurvePrivateKey", load_pem_private_key(identity.key_pem.encode(), None))
         authority = Certificate.loadPEM(identity.ca_pem.encode())
     except (ValueError, TypeError, AttributeError, crypto.Error):
@@ -120,7 +120,7 @@ def context(identity: Identity) -> SSL.Context:
             privateKey=crypto.PKey.from_cryptography_key(key),
             certificate=crypto.X509.from_cryptography(certificate),
             trustRoot=trustRootFromCertificates([authority]),
-            raiseMinimumTo=TLSVersion.TLSv1_3,  # it has no renegotiation
+            raiseMinimumTo=TLSVersion.TLSv1_3,  # TLS 1.3 has no renegotiation
             acceptableProtocols=[b"h2"],
         )
         made: SSL.Context = options.getContext()
@@ -222,10 +222,10 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
     def authenticated(self, connection: ITCPTransport) -> None:
         """Note that a connection's peer is the node."""
         if not self._forget(connection):
-            return  # noted before, or lost already
+            return  # authenticated before, or lost already
         if len(self._open) >= self._connections:
             _log.warn("refused a connection: {count} are open already", count=len(self._open))
-            # Not from inside OpenSSL's own callback.
+            # OpenSSL's callback is still on the stack: don't abort the connection inside it.
             self._reactor.callLater(0, connection.abortConnection)
         else:
             self._open.add(connection)

@@ -30,8 +30,8 @@ from infranetes_common.identity import MAX_DOCUMENT_BYTES
 from infranetes_common.reactors import IReactor
 from vmserver.identity.delivery import POLL_SECONDS, Accept, answer
 
-RECONNECT_SECONDS = 0.02  # between two looks for the other side, while there is no identity
-RELAXED_SECONDS = 0.5  # the same, once there is one
+RECONNECT_SECONDS = 0.02  # between two checks for the other side while there is no identity
+RELAXED_SECONDS = 0.5  # the same pause once there is an identity
 
 _log = Logger()
 
@@ -183,7 +183,8 @@ class VirtioSerial:
             self._write(b"waiting\n")
 
     def _write(self, line: bytes) -> None:
-        # A port takes a short line whole or not at all, and is full where nobody reads the greetings.
+        # The port takes a short line whole or not at all. It is full if nothing on the node reads the
+        # greetings.
         with contextlib.suppress(OSError):
             os.write(self._fd, line)
 

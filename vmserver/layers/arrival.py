@@ -49,7 +49,7 @@ class BroughtLayer:
 
 
 class Stopped(Exception):
-    """The work was told to stop."""
+    """The work is no longer wanted."""
 
 
 class Stop:
@@ -63,7 +63,7 @@ class Stop:
         self._told = True
 
     def check(self) -> None:
-        """Raise Stopped if it was told."""
+        """Raise `Stopped` if `tell` was called."""
         if self._told:
             raise Stopped
 
@@ -183,7 +183,8 @@ class Arrival:
         system = os.fstatvfs(self._descriptor)
         if layer.size - layer.offset > system.f_bavail * system.f_frsize:
             raise OSError(errno.ENOSPC, "too little is free")
-        self._hash = _hashed(self._descriptor, layer.offset, stop)  # a hash's state can't be kept in a file
+        # A hash's state can't be kept in a file, so hash the earlier bytes again.
+        self._hash = _hashed(self._descriptor, layer.offset, stop)
 
     def write(self, pieces: Iterable[bytes]) -> None:
         """Add bytes.
@@ -230,7 +231,7 @@ class Arrival:
             raise _as_error(layer, self._path, error) from None
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -257,7 +258,7 @@ def _hex(digest: str) -> str:
 def _as_error(layer: BroughtLayer, path: Path, error: OSError) -> InfranetesError:
     what = f"layer {layer.diff_id} of {layer.size} bytes"
     if error.errno in _FULL:
-        path.unlink(missing_ok=True)  # containers write to this disk
+        path.unlink(missing_ok=True)  # to make room: containers write to this disk as well
         return ResourceExhausted(
             f"{what}: the VM's disk is too full ({error.strerror}), and what had arrived is deleted: give "
             "the VM a larger disk"

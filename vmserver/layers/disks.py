@@ -11,9 +11,9 @@ from pathlib import Path
 from vmserver.mounts import mounts
 
 _DRIVER = "virtio_scsi"
-_QEMU = "QEMU"  # the vendor of its disks; other clouds have virtio-scsi too
-_SERIAL_CHARACTERS = 36  # of a diff id's hex digits: QEMU cuts longer ones
-_SERIAL_PAGE, _SERIAL_BEGIN = "vpd_pg80", 4  # SCSI's unit serial number (SPC-4, 7.8.15), behind its header
+_QEMU = "QEMU"  # the vendor of QEMU's disks, since clouds have virtio-scsi disks too
+_SERIAL_CHARACTERS = 36  # of a diff id's hex digits: QEMU truncates longer serial numbers
+_SERIAL_PAGE, _SERIAL_BEGIN = "vpd_pg80", 4  # unit serial number (SPC-4, 7.8.15), after the header
 
 
 class ScsiDisks:
@@ -40,7 +40,7 @@ class ScsiDisks:
     def appeared(self, target: int, lun: int, diff_id: str) -> str | None:
         """Return the path of this layer's disk; None: it is not there yet.
 
-        The kernel is told to look at this one place: nobody tells it which disks come and go. If it still
+        The kernel is made to scan this one place: it is not notified of disks that come and go. If it still
         knows another layer's disk there, it forgets that first, unless it is mounted."""
         host = self.host()
         if host is None:
@@ -59,8 +59,8 @@ class ScsiDisks:
     def with_serial(self, target: int, serial: str, used: Collection[str] = ()) -> str | None:
         """Return the path of the disk with this serial number at a target; None: it is not there yet.
 
-        Disks of that target which are not mounted are forgotten if it is not found otherwise: the hypervisor
-        may have put it in the place of one that it has taken away.
+        If it is not found otherwise, unmounted disks of that target are removed from the kernel: the
+        hypervisor may have put it in the place of a disk that was detached.
 
         :param used: serial numbers of disks that are not forgotten, though they are not mounted."""
         host = self.host()
@@ -123,7 +123,7 @@ class ScsiDisks:
             self._write_to(number, "device/delete")
 
     def _write_to(self, number: int, attribute: str) -> None:
-        """Write to an attribute of a block device, by `st_rdev`, if there is such a one."""
+        """Write to an attribute of a block device, by `st_rdev`, if it exists."""
         _write(self._block(number) / attribute, "1")
 
     def _block(self, number: int) -> Path:

@@ -21,7 +21,7 @@ from vmserver import validate
 from vmserver.layers.rootfs import MAX_LAYERS
 from vmserver.layers.store import LayerStore
 
-MAX_CONFIGURATION = 4 * 1024 * 1024  # bytes, as skopeo and containerd bound it
+MAX_CONFIGURATION = 4 * 1024 * 1024  # bytes; the limit of skopeo and containerd
 MAX_IMAGES = 1024
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class LayeredImage:
 
 
 class LayerImages:
-    """The images. What is known is in files alone, where a restarted agent finds it.
+    """The images. Their state is only in files, where a restarted agent finds it.
 
     A layer that one of them needs is not removed from `store`. Whether a container uses an image is for the
     caller to know.
@@ -134,7 +134,7 @@ class LayerImages:
         for name in names:
             image_id = f"sha256:{name}"
             if not validate.DIGEST.fullmatch(image_id):
-                continue  # a file that was about to replace one
+                continue  # a temporary file, left before it could replace an image's
             try:
                 image = self._read.get(image_id) or parse(image_id, (self._directory / name).read_bytes())
             except (InvalidArgument, OSError) as error:

@@ -16,9 +16,9 @@ from infranetes_common.errors import FailedPrecondition, Unavailable
 from vmserver.mounts import Flag, mount, unmount
 
 KIND = "erofs"
-# No noexec and no nosuid: a program is run from an overlay, whose own options decide.
+# Neither noexec nor nosuid: programs run from an overlay, and the overlay's own options decide.
 _FLAGS = Flag.READ_ONLY | Flag.NO_DEVICES
-_STACKED = 16  # mounts at one point that are taken away
+_STACKED = 16  # the most mounts on top of each other that are unmounted at one point
 
 
 class MountPoints:

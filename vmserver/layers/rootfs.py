@@ -20,7 +20,7 @@ MAX_LAYERS = 127
 _KIND = "overlay"
 _OPAQUE = "trusted.overlay.opaque"
 _VOLUME = Flag.READ_ONLY | Flag.NO_SETID | Flag.NO_DEVICES | Flag.NO_EXEC
-_SEPARATORS = frozenset(",:\\\n")  # in an overlay's options, and where they are read
+_SEPARATORS = frozenset(",:\\\n")  # special in an overlay's options or in a mount table
 
 
 def mount_rootfs(layers: Sequence[Path], upper: Path, work: Path, at: Path) -> None:
@@ -50,7 +50,7 @@ def mount_volume(layers: Sequence[Path], at: Path) -> None:
     lower = _lower(layers)
     if len(lower) > 1:
         _overlay(lower, at, _VOLUME, "")
-    elif lower:  # an overlay has two at least
+    elif lower:  # an overlay needs two layers at least
         mount(str(lower[0]), str(at), "", Flag.BIND)
         try:
             mount("", str(at), "", Flag.BIND | Flag.REMOUNT | _VOLUME)
@@ -64,7 +64,7 @@ def mount_volume(layers: Sequence[Path], at: Path) -> None:
 def _lower(layers: Sequence[Path]) -> list[Path]:
     """Return each layer once, the highest first: what a layer holds, its own lower copy can't change.
 
-    Below one whose root hides all that is below, there is nothing: overlayfs itself does not look at roots.
+    Layers below one with an opaque root are left out: overlayfs itself ignores that attribute of a root.
     """
     found = list(dict.fromkeys(reversed(layers)))
     found = found[: next((count for count, one in enumerate(found, 1) if _hides_all(one)), len(found))]
@@ -76,7 +76,7 @@ def _lower(layers: Sequence[Path]) -> list[Path]:
 
 
 def _hides_all(layer: Path) -> bool:
-    with contextlib.suppress(OSError):  # there is no such attribute
+    with contextlib.suppress(OSError):  # a layer without the attribute
         return os.getxattr(layer, _OPAQUE) == b"y"
     return False
 

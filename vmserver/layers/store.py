@@ -22,9 +22,9 @@ from vmserver.layers.mount_points import MountPoints
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-APPEAR_SECONDS = 5.0  # that a disk may take to appear after the one before; an emulated VM's took 0.1 s
+APPEAR_SECONDS = 5.0  # the longest wait for another disk to appear; an emulated VM's took 0.1 s
 LOOK_SECONDS = (0.01, 0.25)  # the first pause between two looks, and the longest
-BATCH_BYTES = 1024 * 1024  # that are written in one turn of a thread
+BATCH_BYTES = 1024 * 1024  # the bytes that a thread writes at once
 
 
 @attrs.frozen
@@ -80,7 +80,7 @@ class LayerStore:
         self._disks = disks or ScsiDisks()
         self._locks: KeyedLock[str] = KeyedLock()  # held while a layer is mounted or unmounted
         self._writing: KeyedLock[str] = KeyedLock()  # held while a layer arrives
-        self._arrivals: dict[str, _Arriving] = {}  # the newest of each layer
+        self._arrivals: dict[str, _Arriving] = {}  # the newest call that brings each layer
         self.changing = DeferredLock()
         self.needed: Callable[[], Collection[str]] = tuple
 
@@ -89,7 +89,7 @@ class LayerStore:
     def directory(self, diff_id: str) -> Path | None:
         """Return where a layer is mounted; None if it is not. Without mounting, its file.
 
-        It takes two looks at a file system in memory, so it may be called in the reactor.
+        It takes two lookups in a file system in memory, so it may be called in the reactor.
         """
         return self._points.mounted(diff_id) if self._mount else self._files.whole(diff_id)
 
@@ -261,7 +261,7 @@ class LayerStore:
         return sorted({*self._points.all(), *self._files.all()})
 
     def _thd_begin(self, layer: BroughtLayer, stop: Stop) -> Arrival:
-        """Take more of a layer. Where there is no room for it, what loads that broke off have left goes."""
+        """Take more of a layer. If there is no room for it, first delete the remains of failed loads."""
         try:
             return self._files.begin(layer, stop)
         except ResourceExhausted:
@@ -275,7 +275,7 @@ class LayerStore:
 
     def _thd_mount_disk(self, diff_id: str, device: str) -> None:
         if not self._usable(diff_id):
-            self._points.unmount(diff_id)  # what may be left of a disk that was taken away
+            self._points.unmount(diff_id)  # the stale mount of a disk that was unplugged
             self._points.mount(diff_id, device)
 
     def _thd_mount_file(self, diff_id: str, verified: bool, stop: Stop) -> Path | None:

@@ -74,7 +74,7 @@ class _Issuer:
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        # Not the CA's name: OpenSSL would take the certificate for one that signed itself.
+        # A subject other than the CA's: otherwise OpenSSL would take the certificate for a self-signed one.
         certificate = self._sign(key, _common_name(_NAME), names, x509.ExtendedKeyUsage([usage]))
         return certificate, pem.decode()
 

@@ -25,15 +25,15 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from vmserver.containers.interface import IContainerProvider, ITakesLayers
 
-#: Seconds for all of it; a machine under emulation takes most of a minute.
+#: Seconds for the whole warm-up, which takes most of a minute in a machine under emulation.
 SECONDS = 240.0
 
-#: Those whose containers have images.
+#: The providers whose containers have images.
 WARMED = ("docker", "oci")
 _ID = "prewarm"
 _CHUNK = 64 * 1024
 _PROGRAMS = {"bin/sh": "/bin/sh", "bin/sleep": "/bin/sleep"}
-_DIRECTORIES = ("/bin", "/lib", "/lib64", "/usr")  # with programs and libraries
+_DIRECTORIES = ("/bin", "/lib", "/lib64", "/usr")  # the directories of programs and libraries
 _LIBRARIES = ("/lib64/ld-linux-*.so.*", "/lib/ld-linux-*.so.*", "/lib/*-linux-gnu/libc.so.6")
 
 _log = Logger()

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from infranetes_common.reactors import IReactor
 from vmserver.volumes import filesystems
 
-_SIZE = 16 << 20  # of a file, of which little is written
+_SIZE = 16 << 20  # the file's size; it is sparse, and little is written
 
 _log = Logger()
 

@@ -17,7 +17,7 @@ def keep_heap_shared() -> None:
     """Collect garbage, and exclude the remaining objects from later collections. Blocks."""
     gc.collect()
     gc.freeze()
-    # What was needed until now goes back to the system; glibc alone has this.
+    # Return freed memory to the system; only glibc has this function.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

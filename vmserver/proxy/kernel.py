@@ -20,11 +20,11 @@ from infranetes_common.reactors import IReactor
 from vmserver.proxy import listing, script
 from vmserver.proxy.rules import Key, Target
 
-SECONDS = 60.0  # for a listing of all in an emulated VM
+SECONDS = 60.0  # for a listing of everything in an emulated VM
 MAX_LISTING = 64 << 20  # bytes; 10,000 rules with 5 endpoints each are listed in 5 MB
-GIVEN_UP = 3  # times that a table can't be listed until it is made anew
+GIVEN_UP = 3  # failed listings in a row after which a table is made anew
 MAX_FLOWS = 16 << 20
-BYTES_PER_FLOW = 16 * 1024  # of the VM's memory: one flow takes about 300 bytes, and few VMs have so many
+BYTES_PER_FLOW = 16 * 1024  # of the VM's memory; a flow takes about 300 bytes, and few VMs have that many
 MIN_FLOWS, MOST_FLOWS = 32_768, 1_048_576
 FLOWS_FILE = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 MAX_FLOWS_FILE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
@@ -46,7 +46,7 @@ class Kernel:
         self._reactor = reactor
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
         self._scripts = Scripts(reactor, namespace)
-        self._unread = 0  # listings of tables that are there, which failed one after the other
+        self._unread = 0  # failed listings in a row of a table that exists
 
     def watch(self, mend: Mend) -> TablesWatch:
         """Return a watch that calls `mend` when another program changes the tables."""

@@ -59,7 +59,7 @@ def place(rule: Rule, own: Iterable[str], before: Placement | None) -> Placement
 
 
 def _kept(wanted: Iterable[Target], before: Iterable[Target | None]) -> tuple[Target | None, ...]:
-    """Number endpoints: those that were there as before, the others by what is free from 0 on."""
+    """Number endpoints: existing ones keep their numbers, new ones get the lowest that are free."""
     given = dict.fromkeys(wanted)
     slots = [target if target in given else None for target in before]
     there = set(slots)

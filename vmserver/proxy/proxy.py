@@ -28,7 +28,7 @@ from vmserver.proxy.placement import Placement, place
 from vmserver.proxy.rules import Key, Rule
 from vmserver.proxy.verdict import Verdict, judge
 
-BATCH = 500  # keys that are changed in one transaction
+BATCH = 500  # keys changed in one transaction
 MAX_KEYS = 200_000
 
 _log = Logger()
@@ -81,7 +81,7 @@ class ServiceProxy:
         self._cluster_ips: Counter[tuple[int, str]] = Counter()
         self._chains: set[tuple[int, str]] = set()
         self._ranges: dict[int, tuple[str, ...]] = {}
-        self._coming: tuple[Version, set[Key]] | None = None  # of an update of all, as far as it has come
+        self._coming: tuple[Version, set[Key]] | None = None  # the full update under way: its keys so far
         self.version = Version()
         self.watch = kernel.watch(lambda _sure: self.mend())
 
@@ -122,7 +122,7 @@ class ServiceProxy:
     async def _mended(self) -> bool:
         async with self._lock:
             if not self._known:
-                return False  # the next update begins with reading them
+                return False  # the next update reads the tables first
             wanted, ranges = dict(self._placed), dict(self._ranges)
             self._known = False
             with self.watch.ours():

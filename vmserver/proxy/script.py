@@ -19,9 +19,9 @@ The chains spread-N and keep-N-S are made when they are first needed and never r
 refuse to remove a chain in the transaction of its last use. The number is put into the packet's mark, since
 nft 1.0 has no other register by which a map can be looked up.
 
-In the map affinity of IPv6 a number has a hash in the place of its address, protocol and port: nft 1.0 can't
-note anything under a key of over 16 bytes. Two Services with one hash, one chance in four billion, would draw
-one number. An element that is there keeps its number when it is noted again, and lives on.
+In IPv6's map affinity, a hash stands for the address, protocol and port: nft 1.0 can't update an element
+whose key has over 16 bytes. Two Services with the same hash, one chance in four billion, would share a
+number. An existing element that is updated keeps its number, and lives on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAME = "infranetes-services"
 FAMILIES = {4: "ip", 6: "ip6"}
 MAX_AFFINITIES = 65536
 RANGES = "ranges"
-CHAINS = frozenset((REFUSED, DROPPED, RANGES, "before", "translate", "after"))  # of an empty table
+CHAINS = frozenset((REFUSED, DROPPED, RANGES, "before", "translate", "after"))  # of a table without rules
 CHAIN = re.compile(r"spread-([1-9][0-9]*)|keep-([1-9][0-9]*)-([1-9][0-9]*)")
 
 Change = tuple[Placement | None, Placement | None]
@@ -90,7 +90,7 @@ def chains(version: int, names: Iterable[str]) -> str:
 
 
 def _chain(ip: str, name: str) -> str:
-    """The rules of a chain. A rule ends where a map has no element or is full; then the next one is tried."""
+    """Return a chain's rules. A rule ends if a map has no element or is full; then the next one is tried."""
     match = CHAIN.fullmatch(name)
     assert match is not None, name
     count, seconds = match[1] or match[2], match[3]
@@ -105,7 +105,7 @@ def _chain(ip: str, name: str) -> str:
     again = f"meta mark set {key} map @affinity"
     if ip == "ip6":
         again = f"meta mark set {key}\nmeta mark set meta mark map @affinity"
-    forget = f"delete @affinity {{ {key} : meta mark }}"  # of an endpoint that is gone
+    forget = f"delete @affinity {{ {key} : meta mark }}"  # the endpoint kept for the client is gone
     return "\n".join((choose, note, again, go, forget, choose, note, go))
 
 

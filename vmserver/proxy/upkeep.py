@@ -16,7 +16,7 @@ from infranetes_common.reactors import IReactor
 from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy
 
-MEND_SECONDS = 600.0  # between two looks at the tables, each of which wakes an idle VM
+MEND_SECONDS = 600.0  # between two checks of the tables, each of which wakes an idle VM
 
 _log = Logger()
 

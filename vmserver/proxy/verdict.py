@@ -17,9 +17,9 @@ class Outcome(enum.Enum):
     TRANSLATED = "translated"
     REFUSED = "refused"
     DROPPED = "dropped"
-    OTHER_PORT = "other port"  # of a cluster IP: refused
-    UNALLOCATED = "unallocated"  # an address that Services may have, and none has: dropped
-    UNTOUCHED = "untouched"  # no Service's: it is sent as it is
+    OTHER_PORT = "other port"  # a cluster IP's address with another port: refused
+    UNALLOCATED = "unallocated"  # an address in the Services' ranges that no Service has: dropped
+    UNTOUCHED = "untouched"  # no Service's address: packets are sent unchanged
 
 
 @attrs.frozen

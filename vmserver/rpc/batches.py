@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.wire import vmserver as messages
 
-#: Of one batch; it ends with the record that reaches either.
+#: Limits of a batch; the record that reaches either is its last.
 MAX_RECORDS = 64
 MAX_BYTES = 32 * 1024
 
@@ -34,7 +34,8 @@ async def batches(
             size = len(record.line)
             coming = start(_next(records))
             while len(batch) < MAX_RECORDS and size < MAX_BYTES and coming.called:
-                # Any: a Deferred's result has no type. A failure is raised after what came before it.
+                # Any: a Deferred's result has no type. A failure is raised only after the records before it
+                # were sent.
                 if coming.result is None or isinstance(coming.result, Failure):
                     break
                 record = await coming
@@ -45,7 +46,7 @@ async def batches(
             try:
                 yield batch
                 await sleep(clock, 0)
-            except BaseException:  # nobody will wait for the one that is coming
+            except BaseException:  # nothing will wait for the coming record
                 coming.addErrback(lambda _: None)
                 coming.cancel()
                 await coming

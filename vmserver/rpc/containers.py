@@ -24,7 +24,7 @@ from vmserver.rpc.quota import Quota
 from vmserver.volumes.nfs import NfsMounts
 from vmserver.volumes.parts import VolumeParts
 
-MACHINE = "machine"  # the provider of a container that is the VM: its mounts are made again after a reboot
+MACHINE = "machine"  # the provider whose container is the VM: its mounts are made again after a reboot
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 
 _log = Logger()

@@ -16,8 +16,8 @@ from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc.uploads import data_of
 
 MAX_SIZE = 2**40  # bytes of a layer
-AHEAD_BYTES = 4 * 1024 * 1024  # of a layer, which are held in memory while others are hashed and written
-MAX_TARGET, MAX_LUN = 255, 16383  # of virtio-scsi
+AHEAD_BYTES = 4 * 1024 * 1024  # bytes of a layer held in memory while earlier ones are hashed and written
+MAX_TARGET, MAX_LUN = 255, 16383  # the limits of virtio-scsi
 
 
 class LayerCalls:

@@ -11,7 +11,7 @@ from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
 from vmserver.memory import MachineMemory, Range
 
-MAX_RANGES = 256  # as many as a machine has places for
+MAX_RANGES = 256  # as many as a machine has slots
 MAX_SECONDS = 3600.0
 
 

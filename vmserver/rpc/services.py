@@ -14,8 +14,8 @@ from vmserver.proxy.placement import DROPPED, REFUSED
 from vmserver.proxy.proxy import ServiceProxy, Update, Version
 from vmserver.proxy.verdict import Verdict
 
-MAX_RULES = 10_000  # of one message
-MAX_SHOWN = 1024  # endpoints of a verdict
+MAX_RULES = 10_000  # per message
+MAX_SHOWN = 1024  # endpoints shown of one verdict
 
 
 class ServiceCalls:

@@ -23,11 +23,11 @@ from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import forwards as connections
 from vmserver.rpc.quota import Quota
 
-#: Bytes of one message of input, and of one of output.
+#: The most bytes in one message of input, or of output.
 MAX_CHUNK_BYTES = 256 * 1024
-#: What the node may send ahead of the container's stdin, or of the connection.
+#: The most bytes that the node may send before a container's stdin, or a connection, takes them.
 AHEAD_BYTES = 512 * 1024
-#: Within which a call's first message has to come.
+#: The time within which a call's first message has to arrive.
 START_SECONDS = 30.0
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ def _bounded(data: bytes) -> bytes:
 
 
 def _feed_beside(
-    feed: Coroutine[Any, Any, None],  # Any: what a coroutine yields is its own
+    feed: Coroutine[Any, Any, None],  # Any: whatever the coroutine yields
     output: Output,
 ) -> Deferred[None]:
     """Write the input while the output is read. An error in the input ends the output."""

@@ -17,7 +17,7 @@ from vmserver.containers.interface import ISession
 from vmserver.rpc.quota import Quota
 from vmserver.rpc.sessions import AHEAD_BYTES, serve, streams
 
-MAX_SHELLS = 8  # beside the sessions in containers, so that these never keep an operator out
+MAX_SHELLS = 8  # not counted as sessions in containers, so that those never keep an operator out
 _TERM = re.compile(r"[0-9A-Za-z+._-]{0,64}")
 
 

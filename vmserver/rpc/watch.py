@@ -13,13 +13,13 @@ from vmserver.interruptions import Interruption
 from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 
-# A container's state only ever moves up.
+# The order of states: a container only moves to a higher one.
 _RANK = {
     cri.CONTAINER_CREATED: 1,
     cri.CONTAINER_RUNNING: 2,
     cri.CONTAINER_EXITED: 3,
 }
-_MACHINE = ""  # no container's id
+_MACHINE = ""  # never a container's id
 
 
 class Watcher:
@@ -29,7 +29,7 @@ class Watcher:
     """
 
     def __init__(self) -> None:
-        self._events: dict[str, messages.WatchEvent] = {}  # by container id, in the order of first change
+        self._events: dict[str, messages.WatchEvent] = {}  # by container id, in order of first change
         self._notifier = Notifier()
 
     def changed(self, state: messages.ContainerState) -> None:
@@ -92,7 +92,7 @@ class WatchCalls:
         self.watchers.add(watcher)
         try:
             snapshot = {state.id: state for state in await self._choice.provider.containers()}
-            # A change made while the list was on its way is in the list, in the events, or in both.
+            # A change made while the list was being read is in the list, in the events, or in both.
             for id, event in watcher.take().items():
                 if event.HasField("removed"):
                     snapshot.pop(id, None)

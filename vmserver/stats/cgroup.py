@@ -30,7 +30,7 @@ FILES = (
     "pids.max",
     "cgroup.procs",
 )
-MAX_FILE = 1024 * 1024  # bytes read of one
+MAX_FILE = 1024 * 1024  # the most bytes read of one file
 MAX_DISKS = 64
 MAX_NUMBER = 2**53  # microseconds: 285 years of processor; bytes: 8 PiB
 

@@ -40,7 +40,7 @@ def _add(result: messages.Usage, pid: int) -> None:
         with open(f"/proc/{pid}/status") as file:
             sizes = flat(file.read().replace(":", "").replace("\t", " ").replace(" kB", ""))
     except OSError:
-        return  # it has just ended
+        return  # the process has just ended
     if len(words) < 22 or words[0] == "Z":
         return
     # From the third field of stat(5) on: state is 0, minflt 7, utime 11, num_threads 17, rss 21.

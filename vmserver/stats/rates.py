@@ -32,7 +32,7 @@ class Rates:
             known, and then the first sample has no rate."""
         now = _Sample(usage.time_nanos, usage.cpu.total_nanos)
         older, newer = self._samples.get(key, (None, None))
-        if newer is None or now.at < newer.at or now.used < newer.used:  # first, or reset
+        if newer is None or now.at < newer.at or now.used < newer.used:  # first sample, or a reset
             older, newer = None, _Sample(began, 0) if 0 < began < now.at else None
         if newer is None:
             self._samples[key] = (None, now)

@@ -18,8 +18,8 @@ from vmserver.stats.written import WrittenLayers
 class UsageSource:
     """The places to measure a container's usage."""
 
-    group: str = ""  # a part of its control group's name that no other has
-    layer: str = ""  # the directory of what it wrote over its image; "" if not known
+    group: str = ""  # a part of its control group's name that no other group has
+    layer: str = ""  # the directory of the files that it wrote over its image; "" if not known
 
 
 class UsageReader:

@@ -23,13 +23,13 @@ from infranetes_common.errors import DeadlineExceeded
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 
-AGE_SECONDS = 20.0  # a count is repeated after this
-REST = 20.0  # or after this many times as long as it took, whichever is later
-FIRST_SECONDS = 0.5  # how long a request waits for a layer's first count
-WORK_SECONDS = 0.01  # after each of these, a walk pauses three times as long
+AGE_SECONDS = 20.0  # until a layer is counted again
+REST = 20.0  # or this many times as long as the count took, whichever is later
+FIRST_SECONDS = 0.5  # the longest wait of a request for a layer's first count
+WORK_SECONDS = 0.01  # of work, after which a walk pauses three times as long
 MAX_ENTRIES = 1_000_000
 MAX_SECONDS = 120.0
-MAX_DEPTH = 100  # of nested directories; each is an open file while it is walked
+MAX_DEPTH = 100  # of nested directories; a walk has a descriptor open for each
 
 _log = Logger()
 
@@ -102,7 +102,7 @@ def _thd_count(top: str, stop: threading.Event) -> tuple[int, int]:
     """Count the bytes on the disk and the inodes below `top`, up to the bounds above."""
     size = inodes = 0
     linked: set[tuple[int, int]] = set()
-    device: int | None = None  # what is mounted below is not the layer's
+    device: int | None = None  # the layer's; file systems mounted below it are not counted
     began = worked = time.monotonic()
     depth = top.count("/") + MAX_DEPTH
     for root, directories, files, descriptor in _tree(top):
@@ -133,5 +133,5 @@ def _thd_count(top: str, stop: threading.Event) -> tuple[int, int]:
 
 
 def _tree(top: str) -> Iterator[tuple[str, list[str], list[str], int]]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the layer was removed meanwhile
         yield from os.fwalk(top)

@@ -28,7 +28,7 @@ from txgrpc import Call
 from vmserver.stats.written import WrittenLayers
 from vmserver.volumes.store import VolumeStore
 
-WATCH_SECONDS = 0.5  # between two scans of the volumes that are watched
+WATCH_SECONDS = 0.5  # between two scans of the watched volumes
 MAX_WATCHED = 1024
 
 
@@ -43,7 +43,7 @@ class VolumeCalls:
         self._store = store
         self._locks: KeyedLock[str] = KeyedLock()
         self._measured = WrittenLayers(reactor)
-        self._listed: dict[str, Manifest] = {}  # what ListVolume answered last, unless written to since
+        self._listed: dict[str, Manifest] = {}  # by ListVolume, unless written to since
 
     async def PutVolume(
         self, requests: AsyncIterator[messages.PutVolumeRequest], call: Call
@@ -118,8 +118,9 @@ class VolumeCalls:
         while True:
             for id in request.ids:
                 now = await run_in_thread(self._reactor, self._scan, id, bounds)
-                # Compare with what the node has: a file that came and went around its list would otherwise
-                # stay there. And with what was reported: a change that the node can't take is reported once.
+                # Compare with what the node has: otherwise a file that appeared and vanished around
+                # ListVolume would stay on the node. Compare with the last report as well: a change that the
+                # node can't take is reported once.
                 listed = self._listed.get(id)
                 if now != listed and reported.get(id) != (now, listed):
                     reported[id] = (now, listed)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks that belong to the pod: found by their serial numbers, and mounted as `BASE/SERIAL/directory`.
-One whose device containers have themselves is marked by a file, `BASE/SERIAL/raw`, and not mounted.
+A disk that containers use as a device is marked by a file, `BASE/SERIAL/raw`, and not mounted.
 
-A disk on which anything is found is never formatted: only one that is all zeros at its beginning and end,
-wherever blkid would look.
+A disk on which anything is found is never formatted. Only a disk that is all zeros at its beginning and end,
+wherever blkid would look, is formatted.
 
 A container that is the VM goes on when the VM reboots, so its disks are mounted again then:
 
     record   mount point   mounted   what it is
     none     none          no        not this VM's
-    there    there or not  no        on its way, or the VM has rebooted: `restore` mounts it
+    there    there or not  no        being mounted, or the VM has rebooted: `restore` mounts it
     there    there         yes       in use
     none     there         yes       being unmounted
 
-The mount point is there for as long as the disk is mounted, and so is never mistaken for the disk.
+The mount point exists only as long as the disk is mounted, so that it is never mistaken for the disk.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from vmserver.volumes import filesystems, making
 from vmserver.volumes.disk_records import DiskMount, DiskRecords
 
 APPEAR_SECONDS = 30.0
-RESTORE_SECONDS = 5.0  # that a disk gets to appear, each time it is looked for after a reboot
-_RETRY_SECONDS = (0.5, 5.0)  # the first pause, and the longest
+RESTORE_SECONDS = 5.0  # for a disk to appear, at each attempt to mount it again after a reboot
+_RETRY_SECONDS = (0.5, 5.0)  # the first pause between two attempts, and the longest
 _LOOK_SECONDS = (0.01, 0.1)  # the first pause between two looks for a disk, and the longest
 DIRECTORY = "directory"
 RAW = "raw"
-_GROUP, _MODE = "disk", 0o660  # of a disk's device
+_GROUP, _MODE = "disk", 0o660  # the group and mode of a disk's device
 
 _log = Logger()
 
@@ -103,7 +103,8 @@ class PodDisks:
 
     async def _mount_again(self, wanted: DiskMount) -> None:
         async with self._lock:
-            if wanted in await run_in_thread(self._reactor, self._records.load):  # nobody has unmounted it
+            # The disk may have been unmounted meanwhile.
+            if wanted in await run_in_thread(self._reactor, self._records.load):
                 await self._mount(wanted, RESTORE_SECONDS)
                 _log.info("disk {serial} is mounted again", serial=wanted.serial)
 
@@ -146,8 +147,8 @@ class PodDisks:
             await run_in_thread(self._reactor, filesystems.give_to_group, str(point), wanted.group)
 
     async def find(self, serial: str) -> str:
-        """Wait for a disk that containers are to have as it is; return its device. It can't be mounted from
-        then on, until `unmount`. Idempotent.
+        """Wait for a disk that containers use as a device, and return the device. Until `unmount`, the disk
+        can't be mounted. Idempotent.
 
         :raise Unavailable: it does not appear. :raise FailedPrecondition: it is mounted."""
         async with self._lock:
@@ -203,7 +204,7 @@ class PodDisks:
         return self._base / serial / RAW
 
     async def _appeared(self, serial: str, within: float) -> str:
-        """The disk's device, once it is there. :raise Unavailable: it is not, in so many seconds."""
+        """Return the disk's device, once it is there. :raise Unavailable: it is not, in so many seconds."""
         until = self._reactor.seconds() + within
         pauses = backoff(*_LOOK_SECONDS)
         while True:
@@ -220,12 +221,13 @@ class PodDisks:
 
         :raise FailedPrecondition: there is something that is no such file system."""
         if await run_in_thread(self._reactor, filesystems.begins_as, device, wanted.filesystem):
-            # Whether it is whole is the kernel's to say; no program is needed, which takes long.
+            # Leave it to the kernel to find out whether the file system is whole: running a program takes
+            # long.
             if not await run_in_thread(self._reactor, _is_half_made, wanted, device):
                 return False
             found, begun, blank = wanted.filesystem, True, False
         else:
-            # Where all is zeros blkid finds nothing: it is not asked, as each program takes long.
+            # Don't run blkid on a disk that is all zeros: it would find nothing, and each program takes long.
             blank = await run_in_thread(self._reactor, filesystems.is_blank, device)
             found = "" if blank else await filesystems.found_on(self._reactor, device)
             begun = (
@@ -298,7 +300,7 @@ class PodDisks:
         device = point.stat().st_dev
         sync(point)
         number = f"{os.major(device)}:{os.minor(device)}"
-        # Parts of it may be mounted elsewhere, for containers: what was mounted last is unmounted first.
+        # Parts of the disk may also be mounted for containers. Unmount the last mount first.
         points = [one.point for one in mounts() if one.device == number]
         if not all(unmount_unused(each) for each in reversed(points)):
             raise FailedPrecondition(

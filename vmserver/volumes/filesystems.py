@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file systems of disks: what a disk holds, how one is made on it, grown, and given to a group.
 
-Every function that begins with `_thd_` or says so blocks.
+Functions block if their docstring says so.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from infranetes_common.reactors import IReactor
 
 MAKE_SECONDS = 300.0
 GROW_SECONDS = 300.0
-# Bytes at the beginning and at the end of a disk, and blkid looks at no others: LUKS2 may begin at 4 MiB.
+# Bytes at each end of a disk. blkid looks at no others: LUKS2 may begin at 4 MiB.
 _ENDS = 5 << 20
 _CHUNK = 1 << 20
 _ZEROS = bytes(_CHUNK)
 _NOTHING_FOUND = 2  # blkid's exit code
-_SLACK = 1 << 20  # of a disk, which a file system may leave unused
+_SLACK = 1 << 20  # bytes of a disk that a file system may leave unused
 
 _MAKE = {
-    # No blocks are kept for root, of which a volume has no need. Tables and journal are written when they are
-    # needed: an empty volume takes no room. Nothing is discarded, for it is all zeros.
+    # Reserve no blocks for root, which a volume does not need. Write tables and journal when they are needed,
+    # so that an empty volume takes no room. Discard nothing, since the disk is all zeros.
     "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0",
              "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"),
     "xfs": ("mkfs.xfs", "-q", "-K"),
 }  # fmt: skip
 _MAGIC = {"ext4": (1024 + 0x38, b"\x53\xef"), "xfs": (0, b"XFSB")}
-_MOUNTED_AT = 1024 + 0x2C  # ext4: the time of the last mount for writing
-_IN_PROGRESS = 126  # xfs: mkfs has not ended
-# A volume and its copy have the same UUID, of which xfs would mount one alone.
+_MOUNTED_AT = 1024 + 0x2C  # in ext4's superblock: the time of the last mount for writing
+_IN_PROGRESS = 126  # in xfs's superblock: not 0 until mkfs has ended
+# A volume and its copy have the same UUID. Without nouuid, xfs would mount only one of them.
 _DATA = {"ext4": "errors=remount-ro", "xfs": "nouuid"}
 
 
@@ -57,12 +57,12 @@ class Space:
 
 
 def options_of(filesystem: str, options: list[str]) -> str:
-    """The options that the file system itself is mounted with."""
+    """Return the options that the file system itself is mounted with."""
     return ",".join(filter(None, [_DATA[filesystem], *(one for one in options if one == "discard")]))
 
 
 def size_of(device: str) -> int:
-    """The size of a disk in bytes. Blocks. :raise Unavailable: it can't be read."""
+    """Return the size of a disk in bytes. Blocks. :raise Unavailable: it can't be read."""
     try:
         descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -155,7 +155,7 @@ async def make(reactor: IReactor, device: str, filesystem: str, *, again: bool =
 
     :param again: over one that was half made. :raise FailedPrecondition: it can't be made: the disk is too
         small."""
-    force = ["-f"] if again and filesystem == "xfs" else []  # mkfs.ext4 does not look
+    force = ["-f"] if again and filesystem == "xfs" else []  # mkfs.ext4 overwrites one in any case
     output = await run(reactor, [*_MAKE[filesystem], *force, device], MAKE_SECONDS)
     if output.code != 0:
         raise FailedPrecondition(f"{filesystem} can't be made on the volume: {output.message()[:400]}")
@@ -183,7 +183,7 @@ def is_smaller(device: str, filesystem: str) -> bool:
 
 
 def _extent(filesystem: str, head: bytes) -> int:
-    """The size that a file system was made for, by its superblock."""
+    """Return the size that a file system was made for, by its superblock."""
     if filesystem == "xfs":
         block, blocks = struct.unpack_from(">4xIQ", head)
         return int(block) * int(blocks)

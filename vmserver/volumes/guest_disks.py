@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pod's disks, found by the identifiers that they report, on every IaaS.
 
-    IaaS            its disk says                                    which is in
+    IaaS            its disk reports                                 in
     QEMU            a serial number, at a SCSI target of its own     VPD page 0x80 (see ScsiDisks)
     EC2, Nitro      the volume's id without its dash                 the NVMe controller's serial number
     Compute Engine  the device's name                                VPD page 0x83: a T10 vendor id
-                    the device's name, as JSON                       what is the vendor's of an NVMe namespace
+                    the device's name, as JSON                       the vendor's part of an NVMe namespace
     vSphere         the VMDK's UUID, with disk.EnableUUID            VPD pages 0x80, and 0x83: an NAA id
 
 A disk is used only if it reports exactly the identifier asked for and no other disk does: never by its place,
@@ -29,12 +29,13 @@ from pathlib import Path
 from infranetes_common.errors import FailedPrecondition
 from vmserver.layers.disks import ScsiDisks
 
-_HEADER = 4  # bytes of a page of vital product data
-_GOOGLE = ("Google", "PersistentDisk")  # vendor and product of a T10 vendor id, of 8 and 16 characters
-_GOOGLE_NVME = "nvme_card-pd"  # the model of a persistent disk's controller; its serial number is the same
+_HEADER = 4  # bytes of the header of a vital product data page
+_GOOGLE = ("Google", "PersistentDisk")  # vendor and product in a T10 vendor id, padded to 8 and 16 characters
+_GOOGLE_NVME = "nvme_card-pd"  # the model of every persistent disk's controller; they share a serial number
 _EC2_NVME = "Amazon Elastic Block Store"
-_LOGICAL_UNIT, _T10, _NAA = 0, 1, 3  # what a designator is of, and its kinds
-_IDENTIFY, _IDENTIFY_SIZE, _VENDORS_OWN = 0x06, 4096, 384  # an NVMe command, its answer, and a part of that
+_LOGICAL_UNIT, _T10, _NAA = 0, 1, 3  # a designator's association, and two types of designators
+# An NVMe command, the size of its answer, and the offset of the vendor's part.
+_IDENTIFY, _IDENTIFY_SIZE, _VENDORS_OWN = 0x06, 4096, 384
 _ADMIN_COMMAND = 0xC0484E41  # linux/nvme_ioctl.h: NVME_IOCTL_ADMIN_CMD
 _COMMAND = struct.Struct("=BBHIIIQQIIIIIIIIII")  # struct nvme_passthru_cmd
 
@@ -55,7 +56,7 @@ def identify_namespace(device: str, namespace: int) -> bytes:
 
 
 class GuestDisks(ScsiDisks):
-    """See above. :param identify: asks an NVMe namespace, by its device and number."""
+    """The disks, as described above. :param identify: asks an NVMe namespace, by its device and number."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class GuestDisks(ScsiDisks):
 
     def look_at_size(self, number: int) -> None:
         super().look_at_size(number)
-        self._write_to(number, "device/rescan_controller")  # NVMe's
+        self._write_to(number, "device/rescan_controller")  # the NVMe counterpart
 
     def _names(self) -> list[str]:
         with suppress(FileNotFoundError):
@@ -114,7 +115,7 @@ def _scsi_ids(device: Path) -> Iterator[str]:
 
 
 def _designators(page: bytes) -> Iterator[str]:
-    """The names of a logical unit in its device identification page."""
+    """Yield the names of a logical unit in its device identification page."""
     while len(page) >= _HEADER:
         kind, length = page[1], page[3]
         value, page = page[_HEADER : _HEADER + length], page[_HEADER + length :]
@@ -129,7 +130,7 @@ def _designators(page: bytes) -> Iterator[str]:
 
 
 def _google_name(namespace: bytes) -> str:
-    """The device's name. :raise ValueError: the disk reports none."""
+    """Return the device's name. :raise ValueError: the disk reports none."""
     said = json.loads(namespace[_VENDORS_OWN:].partition(b"\0")[0])
     name = said.get("device_name") if isinstance(said, dict) else None
     if not isinstance(name, str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark on a disk whose file system is being made: while it is there, the disk has nobody's data.
+"""The mark on a disk whose file system is being made: while it is there, the disk has no data.
 
 mkfs writes many times, and the VM may end between any two writes. Then the disk is neither blank nor has a
 file system. Therefore a blank disk is marked first, and the mark is removed once the file system is complete:
@@ -13,8 +13,8 @@ file system. Therefore a blank disk is marked first, and the mark is removed onc
     none    none, and the disk is not blank       has data: refuse it
 
 The mark is in the last 4 MiB, which were all zeros. If mkfs writes there, the mark is gone, and what a killed
-mkfs leaves is refused as somebody's data. Whoever may write files could write a block like the mark, so it is
-ignored on a file system that may have been mounted. Every function blocks.
+mkfs leaves is refused as data. A program that may write files could write a block like the mark, so the mark
+is ignored on a file system that may have been mounted. Every function blocks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from contextlib import contextmanager
 from infranetes_common.errors import DataLoss
 
 _BLOCK = 4096
-_FROM_END = (1 << 20) + _BLOCK  # the last 128 KiB are wiped by mkfs.xfs
-_SMALLEST = 8 << 20  # of smaller disks the file system's tables take nearly all
+_FROM_END = (1 << 20) + _BLOCK  # before the last 128 KiB, which mkfs.xfs wipes
+_SMALLEST = 8 << 20  # a smaller disk is not marked: the file system's tables take nearly all of it
 _WORDS = b"Infranetes is making a file system on this disk, which was blank: "
 
 
@@ -62,7 +62,7 @@ def _block(serial: str) -> bytes:
 
 @contextmanager
 def _opened(device: str, flags: int) -> Iterator[tuple[int, int | None]]:
-    """A disk's descriptor and its mark's place; None: it is too small for one."""
+    """Yield a disk's descriptor and its mark's place; None: it is too small for one."""
     try:
         descriptor = os.open(device, flags | os.O_CLOEXEC)
         try:

@@ -38,12 +38,12 @@ from vmserver.mounts import Flag, mounts, sync, system_mount, unmount
 T = TypeVar("T")
 
 MOUNT_SECONDS = 30.0
-ANSWER_SECONDS = 15.0  # for a server that has been mounted from
-UNMOUNT_SECONDS = 10.0  # once no container has it
+ANSWER_SECONDS = 15.0  # for a server whose export is mounted already
+UNMOUNT_SECONDS = 10.0  # once no container uses the export
 MAX_MOUNTS = 64
 THREADS = 4  # besides those that hang
 DIRECTORY, USERS = "directory", "users"
-# By this a server tells its clients apart. The kernel's own word is the host name, which pods may share.
+# A server tells its clients apart by this. The kernel's default is the host name, which pods may share.
 _IDENTIFIER = Path("/sys/fs/nfs/net/nfs_client/identifier")
 _MODULE_SECONDS = 20.0
 
@@ -52,7 +52,7 @@ _log = Logger()
 
 @attrs.define
 class _Attempt:
-    """An attempt to mount. :ivar over: nobody waits for it any longer."""
+    """An attempt to mount. :ivar over: True once its result is no longer waited for."""
 
     over: bool = False
 
@@ -60,7 +60,7 @@ class _Attempt:
 class NfsMounts:
     """Mounts NFS exports for containers.
 
-    :param base: a directory of mount points. :param owner: says whose machine this is, as no other's.
+    :param base: a directory of mount points. :param owner: returns a name that only this machine has.
     :param mount: mounts; :raise OSError:."""
 
     def __init__(
@@ -75,7 +75,7 @@ class NfsMounts:
         self._owner = owner
         self._mount = mount or _thd_mount
         self._lanes = Lanes(reactor, "nfs", THREADS)
-        self._names: dict[str, str] = {}  # for people, by id
+        self._names: dict[str, str] = {}  # the mounts' descriptions for messages, by id
 
     async def restore(self) -> None:
         """Remove mount points that a reboot has left unmounted, so that nothing takes them for the export.
@@ -103,7 +103,7 @@ class NfsMounts:
         return wanted.id
 
     async def place(self, host_path: str, work: Callable[[], T]) -> T:
-        """Return what `work()` does, which looks into what a mount's `host_path` names.
+        """Return the result of `work()`, which accesses what a mount's `host_path` names.
 
         :raise DeadlineExceeded: the server does not answer."""
         id = host_path.removeprefix(PREFIX).partition("/")[0]
@@ -134,7 +134,7 @@ class NfsMounts:
             raise (DeadlineExceeded if late else FailedPrecondition)("; ".join(map(str, errors)))
 
     def stop(self) -> None:
-        """Start no further work, and fail what is being waited for. Idempotent."""
+        """Start no further work, and fail the calls in progress. Idempotent."""
         self._lanes.close()
 
     async def _unmount(self, id: str, seconds: float, *, used: bool = False) -> None:
@@ -157,7 +157,7 @@ class NfsMounts:
         if not name:
             return
         if not await run_in_thread(self._reactor, _IDENTIFIER.exists):
-            with contextlib.suppress(InfranetesError):  # the mount says what is missing
+            with contextlib.suppress(InfranetesError):  # mounting reports what is missing
                 await commands.run(self._reactor, ["modprobe", "nfs"], _MODULE_SECONDS)
         await run_in_thread(self._reactor, _thd_write_identifier, name)
 
@@ -226,7 +226,7 @@ class NfsMounts:
 
     def _thd_unmount(self, id: str, used: bool) -> None:
         if not used and any((self._base / id / USERS).glob("*")):
-            return  # another container came meanwhile
+            return  # another container has mounted it meanwhile
         if id in self._thd_mounted():
             try:
                 sync(self._point(id))
@@ -238,7 +238,7 @@ class NfsMounts:
         self._thd_forget(id)
 
     def _thd_forget(self, id: str, container: str = "") -> None:
-        """Remove the directories of what is not mounted, unless other containers wait for it."""
+        """Remove the directories of an export that is not mounted, unless other containers wait for it."""
         top = self._base / id
         with contextlib.suppress(OSError):
             if container:

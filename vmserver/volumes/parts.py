@@ -104,7 +104,7 @@ def _inside(top: Path, below: str, words: str) -> str:
 
 
 def _open(top: Path, path: str) -> int:
-    """Open what is at a path in a directory, which is made where it is missing."""
+    """Open the file or directory at a path in a directory; missing directories are made."""
     current = open_path(os.fsencode(top), DIRECTORY_FLAGS)
     own = os.fstat(current)
     for part in [] if path == "." else path.split("/"):
@@ -122,7 +122,7 @@ def _step(directory: int, name: str, like: os.stat_result) -> int:
     except FileNotFoundError:
         os.mkdir(name, 0o700, dir_fd=directory)
         inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
-        os.fchown(inner, like.st_uid, like.st_gid)  # first, since it clears set-id bits
+        os.fchown(inner, like.st_uid, like.st_gid)  # before fchmod, since it clears the set-id bits
         os.fchmod(inner, stat.S_IMODE(like.st_mode))
     if stat.S_ISLNK(os.fstat(inner).st_mode):
         os.close(inner)

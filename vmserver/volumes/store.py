@@ -23,7 +23,7 @@ class VolumeStore:
     :param disk: the base of volumes that may be on a disk.
     :param memory: the base of those that may not, such as secrets; a tmpfs is mounted there unless `mount`
         is false.
-    :param attached: the base of those that are disks of their own, which are found here and no more.
+    :param attached: the base of those that are disks of their own, which are only looked up here.
     """
 
     def __init__(self, disk: Path, memory: Path, attached: Path | None = None, *, mount: bool) -> None:
@@ -84,9 +84,8 @@ class VolumeStore:
             kind = "hugetlbfs" if huge_page_size else "tmpfs"
             sizes = {"size": size_limit, "pagesize": huge_page_size}
             options = ["mode=0700", *(f"{name}={size}" for name, size in sizes.items() if size)]
-            mount(
-                kind, str(path), kind, NO_FLAGS, ",".join(options)
-            )  # as kubelet's: containers' flags are these
+            # Without flags, as kubelet mounts it: containers see the flags of this mount.
+            mount(kind, str(path), kind, NO_FLAGS, ",".join(options))
         return _tree(path)
 
     def remove(self, id: str) -> None:
@@ -107,12 +106,12 @@ class VolumeStore:
     def _prepare(self, base: Path, in_memory: bool) -> None:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if in_memory and self._mount and not os.path.ismount(base):
-            # Not simply a directory of /run: that is mounted noexec, and a secret may be a program.
+            # A tmpfs of its own, since /run is mounted noexec and a secret may be a program.
             mount("tmpfs", str(base), "tmpfs", Flag.NO_SETID | Flag.NO_DEVICES, "mode=0700")
 
 
 def _tree(path: Path) -> Tree:
-    """The volume's own files, without file systems mounted in it: those may be far too large to send."""
+    """Return the volume's own files, without file systems mounted in it: these may be too large to send."""
     return Tree(path, file=path.name == _FILE, setid=True, crossing=False)
 
 

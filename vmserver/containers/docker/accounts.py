@@ -23,8 +23,8 @@ from vmserver.containers.docker.api import Request
 from vmserver.containers.docker.engine import Engine, EngineError
 from vmserver.containers.docker.names import container_name
 
-_MAX_LINKS = 8  # symbolic links that are followed
-_MAX_IMAGES = 64  # whose accounts are cached
+_MAX_LINKS = 8  # the most symbolic links that are followed
+_MAX_IMAGES = 64  # the most images whose accounts are cached
 
 
 @attrs.frozen
@@ -81,7 +81,7 @@ class ImageAccounts:
         try:
             await self._engine.call("POST", "/containers/create", {"name": name}, body)
         except EngineError as error:
-            if error.status != 409:  # that of an earlier agent serves as well
+            if error.status != 409:  # a container that an earlier agent left serves as well
                 raise
         try:
             passwd = await self._file(name, "/etc/passwd")

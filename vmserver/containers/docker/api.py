@@ -80,7 +80,7 @@ class ContainerSummary(TypedDict):
 class ExecInspect(TypedDict):
     """GET /exec/ID/json"""
 
-    Pid: int  # 0 until it is started
+    Pid: int  # 0 until the command is started
     Running: bool
     ExitCode: int | None
 
@@ -115,7 +115,7 @@ class ImageSummary(TypedDict):
 class Actor(TypedDict):
     """The container that an event is about."""
 
-    Attributes: dict[str, str]  # its labels among them
+    Attributes: dict[str, str]  # include the container's labels
 
 
 class Event(TypedDict):

@@ -143,10 +143,11 @@ class StreamBody:
         return written
 
     def _tell(self, result: Failure | None, written: Deferred[None]) -> None:
-        # IBodyProducer: once it is stopped, the Deferred never fires. The HTTP client, which has lost the
-        # connection, has an error of its own for the request, or an answer that came before the body's end.
+        # IBodyProducer: the Deferred never fires once the producer is stopped. The HTTP client has lost the
+        # connection then, and fails the request with its own error, or has an answer that came before the
+        # body's end.
         if not self._stopped:
-            written.callback(result)  # a Failure becomes an errback
+            written.callback(result)  # errback, if the result is a Failure
 
     async def _write_all(self, consumer: IConsumer) -> None:
         while True:

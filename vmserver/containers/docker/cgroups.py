@@ -90,7 +90,7 @@ def apply(
     try:
         group = (proc / str(pid) / "cgroup").read_text()
     except OSError:
-        return  # ended already
+        return  # the process has ended
     own = [line[3:] for line in group.splitlines() if line.startswith("0::/")]
     if not own or own[0] == "/":
         return

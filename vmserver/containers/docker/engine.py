@@ -75,7 +75,7 @@ _KINDS: dict[int, type[InfranetesError]] = {
 }
 
 T = TypeVar("T")
-_Work: TypeAlias = Coroutine[Deferred[Any], Any, T]  # Any: what it awaits is its own affair
+_Work: TypeAlias = Coroutine[Deferred[Any], Any, T]  # Any: whatever the coroutine awaits
 
 
 class EngineError(Exception):
@@ -117,7 +117,7 @@ class Engine:
         self._socket = socket
         self._pool = HTTPConnectionPool(reactor, persistent=True)
         self._pool.maxPersistentPerHost = 4
-        self._pending: set[Deferred[Any]] = set()  # Any: calls with results of every kind
+        self._pending: set[Deferred[Any]] = set()  # Any: results of every kind
         self._closed = False
         endpoint = UNIXClientEndpoint(reactor, str(socket), timeout=CONNECT_SECONDS)
         self._agent = Agent.usingEndpointFactory(reactor, _UnixSocket(endpoint), self._pool)

@@ -104,7 +104,7 @@ def _thd_mount(field: str, layers: list[Path], at: Path) -> None:
     empty = at.parent / "empty"  # an overlay needs at least two layers
     empty.mkdir(mode=0o755, parents=True, exist_ok=True)
     at.mkdir(mode=0o755, exist_ok=True)
-    # Short names, relative to the driver's directory, so that many layers fit.
+    # Names relative to the driver's directory, which are short, so that many layers fit.
     names = [f"l/{_short_name(layer)}" for layer in layers]
     options = f"{_OPTIONS},lowerdir={':'.join([*names, str(empty)])}"
     if len(options) > _MAX_OPTIONS:

@@ -15,7 +15,7 @@ from vmserver.containers.docker.api import ImageInspect, LoadProgress
 from vmserver.containers.docker.bodies import StreamBody
 from vmserver.containers.docker.engine import Engine, EngineError
 
-LOAD_SECONDS = 3600.0  # an emulated VM unpacks slowly; the caller has a deadline of its own
+LOAD_SECONDS = 3600.0  # an emulated VM unpacks slowly; the caller has its own deadline
 
 _log = Logger()
 
@@ -121,7 +121,7 @@ class Images:
         found = await self._inspect(image_id)
         if found is None:
             return
-        # An image with several names can't be removed by its id before the names are.
+        # Docker refuses to remove an image with several names by its id, so remove the names first.
         for name in found.get("RepoTags") or []:
             await self._delete(name, image_id)
         await self._delete(image_id, image_id)

@@ -47,7 +47,7 @@ class Container:
     state: messages.ContainerState
     log_path: str
     usage_source: UsageSource
-    inspected_at: int  # before the inspection, by the clock that stamps the engine's events
+    inspected_at: int  # taken before the inspection, from the clock that stamps the engine's events
 
     @property
     def has_ended(self) -> bool:
@@ -208,7 +208,7 @@ class ContainerIndex:
                 event: api.Event = json.loads(line)
                 id = event["Actor"]["Attributes"].get(LABEL_ID, "")
                 container = self._containers.get(id)
-                # After a call of this agent, the container has mostly been inspected before its event
+                # After a call of this agent, the container has usually been inspected before its event
                 # arrives.
                 if id and (container is None or container.inspected_at <= event["timeNano"]):
                     await self.refresh(id)

@@ -21,7 +21,7 @@ from vmserver.containers.docker.api import ContainerInspect
 
 KMSG = Path("/dev/kmsg")
 KILLED = 137  # the exit code of a process that SIGKILL ended
-_RECORD = 8192  # bytes; no record is longer
+_RECORD = 8192  # bytes; the kernel's longest record
 _VICTIM = re.compile(rb"oom-kill:[^\n]*task_memcg=[^,\n]*?([0-9a-f]{64})")
 
 
@@ -35,7 +35,7 @@ class KernelLog:
         self._path = path
         self._file: int | None = None
         self._killed: set[str] = set()
-        self._lock = threading.Lock()  # held by the thread that reads; the reactor never waits for it
+        self._lock = threading.Lock()  # held by the reading thread; the reactor never waits for it
         self._closed = False
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class KernelLog:
             if id not in self._killed:
                 try:
                     self._read()
-                except OSError:  # no such log, or no permission
+                except OSError:  # there is no such log, or no permission to read it
                     self._close_file()
             killed = id in self._killed
         if self._closed:

@@ -42,7 +42,7 @@ class MessageStore(Generic[M]):
     def put(self, id: str, message: M) -> None:
         """Write a container's message, in place of an earlier one. :raise OSError: writing fails."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(self._directory / id, message.SerializeToString(), durable=False)  # it is below /run
+        replace_file(self._directory / id, message.SerializeToString(), durable=False)  # /run is in memory
         self.remember(id, message)
 
     def remember(self, id: str, message: M) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 NAME_PREFIX = "infranetes-"
 LABEL_ID = "io.infranetes.container"  # the CRI's id
-LABEL_IMAGES = "io.infranetes.images"  # ids of the images that it mounts as volumes, separated by commas
-LABEL_RESOURCES = "io.infranetes.resources"  # LinuxContainerResources at the creation, base64
+LABEL_IMAGES = "io.infranetes.images"  # ids of the images mounted as volumes, separated by commas
+LABEL_RESOURCES = "io.infranetes.resources"  # the LinuxContainerResources of the creation, base64
 
 
 def container_name(id: str) -> str:

@@ -61,11 +61,11 @@ class DockerConfig:
     """`[providers.docker]` of the agent's configuration."""
 
     socket: Path = Path("/run/docker.sock")
-    # Brings the engine up, where it is not up already, and ends once it answers. Empty: somebody else does.
+    # The command that starts the engine if it does not run, and ends once it answers; empty: none.
     start_command: tuple[str, ...] = ()
-    start_seconds: float = attrs.field(default=90.0, validator=gt(0))  # until that has ended
-    log_max_size: str = "16m"  # of one log file, in the notation of Docker's json-file driver
-    log_max_files: int = 4  # including the newest
+    start_seconds: float = attrs.field(default=90.0, validator=gt(0))  # until start_command has to end
+    log_max_size: str = "16m"  # per log file, in the notation of Docker's json-file driver
+    log_max_files: int = 4  # log files, including the newest
 
 
 @implementer(IContainerProvider)
@@ -152,7 +152,7 @@ class DockerProvider:
                 raise FailedPrecondition(f"image {image_id} is not loaded; load it first") from error
             if not isinstance(translated, AlreadyExists):
                 raise translated from error
-        # An earlier agent may have sent the same request, and the engine may still work on that.
+        # The engine may still be working on the same request of an earlier agent.
         deadline = self._reactor.seconds() + CALL_SECONDS
         while (container := await self._index.refresh(id)) is None:
             if self._reactor.seconds() > deadline:
@@ -280,7 +280,8 @@ class DockerProvider:
                 await self._engine.call("POST", f"/containers/{container_name(id)}/update", body=body)
             except EngineError as error:
                 refused = error.translated(f"resources of container {id}")
-                # A limit that the kernel refuses (less memory than is in use) is an internal error to Docker.
+                # If the kernel refuses a limit, such as less memory than is in use, Docker reports an
+                # internal error.
                 raise InvalidArgument(str(refused)) if error.status == 500 else refused from error
         if pid:
             cgroups.apply(pid, resources, every=by_cgroup)
@@ -338,7 +339,7 @@ class DockerProvider:
             container = await self._index.existing(id)
         log = JsonLog(Path(container.log_path), cursor) if container.log_path else None
         while log is None:
-            # Docker names the log when the container is started for the first time.
+            # Docker sets the log's path when the container is started for the first time.
             if not follow or self._has_ended(id):
                 return
             await sleep(self._reactor, RETRY_SECONDS[0])

@@ -17,7 +17,7 @@ from vmserver.containers.docker.names import container_name
 from vmserver.containers.security import MAX_PROFILE_BYTES, capabilities, refuse
 
 _PROFILE = cri.SecurityProfile
-_DEFAULT_ERRNO = 1  # EPERM, the only one that this Docker supports for a profile's default action
+_DEFAULT_ERRNO = 1  # EPERM: this Docker supports no other for a profile's default action
 
 
 def security_fields(linux: cri.LinuxContainerConfig) -> Request:
@@ -41,7 +41,8 @@ def security_fields(linux: cri.LinuxContainerConfig) -> Request:
         **namespaces(context.namespace_options),
     }
     if linux.HasField("security_context") and not context.privileged:
-        # An empty list masks nothing, as for procMount: Unmasked; a missing one means Docker's own list.
+        # An empty list masks nothing, as with procMount: Unmasked. Without the field, Docker uses its own
+        # list.
         fields["MaskedPaths"] = list(context.masked_paths)
         fields["ReadonlyPaths"] = list(context.readonly_paths)
     return fields

@@ -21,13 +21,13 @@ from vmserver.containers.docker.execs import kill_exec
 from vmserver.containers.docker.hijack import Demultiplexer, HijackedConnection, hijack
 from vmserver.containers.interface import ISession, Streams
 
-# Docker swallows the keys of a terminal that detach it, by default ^P ^Q. So that no input is lost, it gets a
-# sequence that nobody types.
+# Docker detaches a terminal on a sequence of keys, by default ^P ^Q, and swallows them. So that no input is
+# lost, set a sequence that no user types.
 DETACH_KEYS = ",".join(["ctrl-@", "ctrl-^", "ctrl-_", "ctrl-]"] * 4)
 END_OF_FILE = b"\x04"
-_POLL_SECONDS = (0.02, 0.5)  # the first pause and the longest between two inspections
+_POLL_SECONDS = (0.02, 0.5)  # the first pause between two inspections, and the longest
 _RESIZE_TRIES = 20
-_SETTLE_SECONDS = 5.0  # within which the engine notices the end of a container whose streams have ended
+_SETTLE_SECONDS = 5.0  # for the engine to notice the end of a container whose streams have ended
 
 _log = Logger()
 
@@ -83,7 +83,7 @@ class ExecSession(_Session):
             return
         self._stdin_closed = True
         if self._streams.tty:
-            # Closing the connection would end the output too, for Docker, if there is a terminal.
+            # With a terminal, closing the connection would end Docker's output too.
             self._write(END_OF_FILE)
         else:
             self._connection.finish()
@@ -195,7 +195,7 @@ async def exec_session(
         connection = await hijack(reactor, socket, f"/exec/{exec_id}/start", {}, options, demultiplexer)
     except (EngineError, InfranetesError):
         raise
-    except BaseException:  # cancelled, and Docker may be starting it
+    except BaseException:  # cancelled: Docker may be starting the command
         engine.run_in_background(kill_exec(reactor, engine, exec_id))
         raise
     return ExecSession(reactor, engine, connection, streams, exec_id)

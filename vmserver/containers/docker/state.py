@@ -43,12 +43,12 @@ def container_state(found: ContainerInspect) -> messages.ContainerState:
         result.pid = state["Pid"]
         return result
     result.state = cri.CONTAINER_EXITED
-    # Docker notes the start when it learns of it, which may be after the end of a short-lived container.
+    # Docker sets the start's time when it learns of the start, maybe after a short-lived container has ended.
     result.finished_at = max(_time(state["FinishedAt"]), result.started_at)
     result.exit_code = state["ExitCode"]
     result.message = state["Error"]
     if status == "created" or (state["Error"] and not result.started_at):
-        # It never ran. Docker keeps no time of the attempt, so the creation's is used.
+        # It never ran. Docker does not record when the attempt was made, so use the time of the creation.
         result.exit_code = result.exit_code or START_ERROR
         result.reason = "ContainerCannotRun" if result.exit_code in (126, 127) else "StartError"
         result.started_at = result.started_at or result.created_at

@@ -98,7 +98,7 @@ def limits_body(limits: cri.LinuxContainerResources) -> Request:
     resources.check(limits)
     swap = limits.memory_swap_limit_in_bytes
     if not swap and limits.memory_limit_in_bytes:
-        swap = limits.memory_limit_in_bytes  # kubelet expects no swap unless it sets some
+        swap = limits.memory_limit_in_bytes  # kubelet expects no swap unless it sets a limit
     fields: Request = {
         "CpuPeriod": limits.cpu_period,
         "CpuQuota": limits.cpu_quota,
@@ -130,7 +130,7 @@ def mounts(
         refuse(mount.recursive_read_only, field, "recursive_read_only")
         taken.add(target)
         if mount.HasField("image"):
-            # Its file system is mounted read-only and noexec, and a bind mount without options keeps that.
+            # The image is mounted read-only and noexec, and a bind mount without options keeps these.
             found.append(_bind(image_paths[index], target, False, "rprivate"))
             continue
         source = mount_checks.source(mount, exists)

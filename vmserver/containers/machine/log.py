@@ -21,8 +21,8 @@ from vmserver.containers.journal import CURSOR, Entry, Journal
 
 PART_BYTES = 16 * 1024
 MAX_RECORDS = 10**6
-ERRORS = 3  # the priority err of syslog(3); this and more urgent ones go to stderr
-SETTLE_SECONDS = 1.0  # how long entries are read after the end
+ERRORS = 3  # the priority err of syslog(3); entries of this and more urgent priorities go to stderr
+SETTLE_SECONDS = 1.0  # for entries that reach the journal after the container's end
 
 _CURSOR = re.compile(rf"1\.([0-9]{{1,6}})\.({CURSOR})", re.ASCII)
 _FIELDS = ("MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "SYSLOG_PID", "_PID", "_COMM", "_SYSTEMD_UNIT",

@@ -47,7 +47,7 @@ _log = Logger()
 class MachineConfig:
     """`[providers.machine]` of the agent's configuration."""
 
-    state_dir: Path = Path("/var/lib/vmserver/machine")  # survives a reboot
+    state_dir: Path = Path("/var/lib/vmserver/machine")  # kept over reboots
     journalctl: str = "journalctl"  # the program
     journal_dir: Path | None = None  # the journal's files; by default the VM's own journal
     stop_command: tuple[str, ...] = ("systemctl", "--no-block", "poweroff")
@@ -56,7 +56,7 @@ class MachineConfig:
         "--no-block",
         "--force",
         "poweroff",
-    )  # without a grace period
+    )  # powers off without a grace period
 
 
 @implementer(IContainerProvider)
@@ -71,7 +71,7 @@ class MachineProvider:
         self._journal = Journal(reactor, config.journalctl, config.journal_dir)
         self._lock = DeferredLock()
         self._record: Record | None = None
-        self._ended: Event[None] = Event()  # of the present container
+        self._ended: Event[None] = Event()  # the end of the present container
         self._watchers: list[tuple[Changed, Removed]] = []
 
     # Starting and stopping
@@ -92,7 +92,7 @@ class MachineProvider:
             self._record = found[0]
             if self._record.state.state == cri.CONTAINER_EXITED:
                 self._ended.succeed(None)
-        # The VM may have been rebooted. Whoever could not mount everything is called again.
+        # The VM may have been rebooted, so mount again. If a mount fails, the agent calls `start` again.
         if self._record is not None and self._record.state.state == cri.CONTAINER_RUNNING:
             await mounts.mount_each(self._reactor, self._mounts(self._record))
 
@@ -192,7 +192,7 @@ class MachineProvider:
     async def stop_container(self, id: str, grace_seconds: int) -> messages.ContainerState:
         record = self._existing(id)
         if record.state.state == cri.CONTAINER_RUNNING:
-            # Report the end before the VM, and the agent with it, powers off.
+            # Report the end before the VM powers off, and the agent with it.
             record.state.state = cri.CONTAINER_EXITED
             record.state.finished_at = time.time_ns()
             record.state.exit_code = 0 if grace_seconds else 137
@@ -205,7 +205,7 @@ class MachineProvider:
 
     async def _run(self, command: Sequence[str]) -> None:
         environment = {"PATH": DEFAULT_PATH}
-        arguments = ["-c", 'exec "$@"', "sh", *command]  # the shell finds the program in PATH
+        arguments = ["-c", 'exec "$@"', "sh", *command]  # the shell looks the program up in PATH
         _, stderr, code = await getProcessOutputAndValue(
             "/bin/sh", arguments, environment, "/", self._reactor
         )

@@ -17,9 +17,9 @@ from pathlib import Path
 
 PERSONALITY = {"domain": "LINUX"}  # OCI runtime-spec, linux.personality
 _CPUINFO = Path("/proc/cpuinfo")
-_EMULATED = "QEMU TCG CPU"  # as QEMU's emulated processors are called
+_EMULATED = "QEMU TCG CPU"  # in the names of QEMU's emulated processors
 _NO_RANDOM_ADDRESSES = 0x0040000  # ADDR_NO_RANDOMIZE of linux/personality.h
-_ASK = 0xFFFFFFFF  # changes nothing
+_ASK = 0xFFFFFFFF  # returns the present personality and changes nothing
 
 _libc = ctypes.CDLL(None)
 _libc.personality.argtypes = (ctypes.c_ulong,)

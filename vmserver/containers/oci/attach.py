@@ -37,12 +37,12 @@ from vmserver.processes import ProcessEnd
 
 CONNECT_SECONDS = 10.0
 ACCEPT_SECONDS = 2.0
-LAST_BYTES = 4 * 1024 * 1024  # read after the container's end, whoever reads them: more than pipes hold
+LAST_BYTES = 4 * 1024 * 1024  # read after a container's end even if its client is slow; more than pipes hold
 _PACKET_BYTES = 16 * 1024  # conmon's buffer has 32 KiB
 _RECEIVED_BYTES = 64 * 1024  # conmon's packets have 8 KiB and a byte
-_READS = 16  # before others have their turn
+_READS = 16  # in a row, before the reactor does other work
 _STREAMS = {2: "stdout", 3: "stderr"}
-_LISTENS, _CONNECTING = 0x10000, "02"  # in /proc/net/unix
+_LISTENS, _CONNECTING = 0x10000, "02"  # a flag and a state in /proc/net/unix
 
 _log = Logger()
 
@@ -75,7 +75,7 @@ async def _connect(clock: IReactorTime, bundle: Path) -> socket.socket:
     while True:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            # A path as long as it likes: that of a socket has 107 bytes.
+            # A path of any length: the path of a socket has at most 107 bytes.
             directory = os.open(bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 made.connect(f"/proc/self/fd/{directory}/attach")
@@ -86,7 +86,7 @@ async def _connect(clock: IReactorTime, bundle: Path) -> socket.socket:
             made.close()
             if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
                 raise FailedPrecondition(f"container {bundle.name} is not running") from None
-            if error.errno != errno.EAGAIN or waited > CONNECT_SECONDS:  # else others wait to be accepted too
+            if error.errno != errno.EAGAIN or waited > CONNECT_SECONDS:  # EAGAIN: the backlog is full
                 raise Unavailable(f"the streams of {bundle} can't be reached: {error.strerror}") from error
         pause = next(pauses)
         await sleep(clock, pause)
@@ -282,7 +282,7 @@ class _Packets(FileDescriptor):
         except BlockingIOError:
             return 0
         except OSError:
-            return len(data)  # conmon takes no more; what it has sent is still to be read
+            return len(data)  # conmon reads no more; its output is still to be read
 
     def finish(self) -> None:
         """Send nothing further after the data already written."""

@@ -28,9 +28,9 @@ from vmserver.containers.oci.spec import Wanted, container_spec
 from vmserver.containers.oci.user_namespaces import FIELD, UserNamespaces, wanted_by
 from vmserver.layers.images import LayerImages
 
-CGROUPS = "/infranetes"  # below it is a cgroup for each container
+CGROUPS = "/infranetes"  # the parent cgroup of the containers' cgroups
 
-Document = dict[str, Any]  # Any: JSON that `spec` has made
+Document = dict[str, Any]  # Any: JSON made by `spec`
 
 
 class Bundles:

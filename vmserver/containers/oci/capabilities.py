@@ -9,7 +9,7 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers import security
 
-# In the order of their numbers: linux/capability.h.
+# In the order of the numbers in linux/capability.h.
 _NAMES = """
     CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
     NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT
@@ -19,7 +19,7 @@ _NAMES = """
 """
 NAMES = tuple(f"CAP_{name}" for name in _NAMES.split())
 
-# What a container has if nothing is said; the same as Docker's and containerd's.
+# A container's capabilities by default, the same as Docker's and containerd's.
 _DEFAULT = """
     CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT
     KILL AUDIT_WRITE
@@ -64,7 +64,7 @@ def container_capabilities(context: cri.LinuxContainerSecurityContext, known: fr
     for name in (*add, *ambient):
         if name != security.ALL and name not in known:
             raise InvalidArgument(f"security_context.capabilities: this VM has no {name[:80]}")
-    for name in drop:  # one that the machine lacks is not there
+    for name in drop:  # the machine may lack a capability that is dropped
         if name != security.ALL and name not in NAMES:
             raise InvalidArgument(f"security_context.capabilities: there is no {name[:80]}")
     chosen = set(known) if context.privileged else _chosen(add, drop, known)

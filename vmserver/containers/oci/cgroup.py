@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A container's cgroup: kills its processes, and reports the kernel's out-of-memory kills.
 
-Of version 2, or of version 1 with a hierarchy for each controller. Source: Linux
+The cgroup is of version 2, or of version 1 with a hierarchy for each controller. Source: Linux
 Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
@@ -71,12 +71,12 @@ class Cgroup:
         return list(found)
 
     def kill(self) -> None:
-        """SIGKILL every process in it and below it."""
+        """SIGKILL every process in the cgroup and below it."""
         if self.unified is not None:
             with contextlib.suppress(OSError):
                 (self.unified / "cgroup.kill").write_text("1")
                 return
-        for _ in range(5):  # those that fork meanwhile too
+        for _ in range(5):  # again, for processes that were forked meanwhile
             pids = self.processes()
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -95,14 +95,14 @@ def join(path: str, pid: int, root: Path = ROOT) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "cgroup.procs").write_text(str(pid))
-        except OSError as error:  # version 1's cpuset takes none before it has CPUs
+        except OSError as error:  # version 1's cpuset accepts no process before it has CPUs
             failed.append(error)
     if len(failed) == len(directories):
         raise failed[0] if failed else FileNotFoundError(f"{root} has no cgroups")
 
 
 def remove(path: str, root: Path = ROOT) -> None:
-    """Remove a cgroup that `join` has made. Does nothing where it is not empty."""
+    """Remove a cgroup that `join` has made. Does nothing if it is not empty."""
     for directory in _everywhere(path, root):
         with contextlib.suppress(OSError):
             directory.rmdir()

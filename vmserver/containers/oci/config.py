@@ -16,7 +16,7 @@ class OciConfig:
 
     conmon: str = "conmon"  # the program
     crun: str = "crun"  # the program
-    directory: Path = Path("/var/lib/vmserver/oci")  # on a disk: records, logs, and what containers write
-    layer_dir: Path = Path("/var/lib/vmserver/layers")  # on a disk: the layers that the node brings
-    log_max_size: Bytes = Bytes(64 << 20)  # of one log file
-    log_max_files: int = 3  # including the newest
+    directory: Path = Path("/var/lib/vmserver/oci")  # on a disk: records, logs, and containers' written files
+    layer_dir: Path = Path("/var/lib/vmserver/layers")  # on a disk: layers brought by the node
+    log_max_size: Bytes = Bytes(64 << 20)  # per log file
+    log_max_files: int = 3  # log files, including the newest

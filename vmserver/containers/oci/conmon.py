@@ -40,14 +40,14 @@ from vmserver.containers.oci.runtime import Crun
 from vmserver.containers.programs import located
 from vmserver.processes import ProcessEnd, start_ticks
 
-CREATE_SECONDS = 60.0  # within which crun has created a container; under emulation it takes 0.4
-LAST_SECONDS = 30.0  # within which conmon has read and logged the rest, after its container's end
+CREATE_SECONDS = 60.0  # for crun to create a container; it takes 0.4 s under emulation
+LAST_SECONDS = 30.0  # for conmon to read and log the remaining output after its container's end
 CGROUP = "infranetes.conmon"
 """The parent of every conmon's own cgroup, apart from the agent's and the containers' cgroups."""
 
-LOST_CODE = 137  # of a container whose exit code nobody has learned
-_DECORATION = re.compile(r"\A\x1b\[[0-9;]*m[-0-9T:.]*Z: ")  # on a terminal crun writes in red
-# Newer releases of crun say so; earlier ones fail as they open or execute the file.
+LOST_CODE = 137  # the exit code recorded when the real one is unknown
+_DECORATION = re.compile(r"\A\x1b\[[0-9;]*m[-0-9T:.]*Z: ")  # crun writes in red to a terminal
+# Messages of newer releases of crun. Earlier ones fail when they open or execute the file.
 _UNFIT = re.compile("the path `.*` (?:exists but it is not executable|is not a regular file)")
 _MADE = ("conmon.pid", "first.pid", "attach", "ctl", "winsz", "exit", "oom")
 
@@ -190,19 +190,19 @@ class Conmon:
         A watch reports this as the container's end: close it first.
 
         :raise Unavailable: crun can't delete it."""
-        await self._clear(self._cgroup(container))  # a crun that still creates is in it
+        await self._clear(self._cgroup(container))  # kills a crun that is still creating the container, too
         status = self._crun.status(container.id)
         if status is not None:
             await run_in_thread(self._reactor, status.kill)
         elif path := _configured_cgroup(container):
-            await self._clear(path)  # crun was killed before it wrote down what it had made
+            await self._clear(path)  # crun was killed before it recorded the cgroup that it had made
         await self._crun.delete(container.id)
         await run_in_thread(self._reactor, _unlink, container)
 
     async def _clear(self, path: str) -> None:
-        """Kill all in a cgroup, and remove it."""
+        """Kill all processes in a cgroup, and remove it."""
         for pause in itertools.islice(backoff(0.005, 0.1), 20):
-            # In a thread: the kernel may take its time with a cgroup.
+            # In a thread, since the kernel may be slow to remove a cgroup.
             if await run_in_thread(self._reactor, _thd_clear, path):
                 return
             await sleep(self._reactor, pause)
@@ -297,7 +297,7 @@ class Watch:
             self._timer = self._reactor.callLater(LAST_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        """End a conmon that hangs; that is noticed by itself."""
+        """Kill a conmon that hangs; its end is noticed like any other."""
         _log.warn("conmon {pid} did not end after its container, and is killed", pid=self._process.conmon)
         if start_ticks(self._process.conmon) == self._process.conmon_ticks:
             with contextlib.suppress(ProcessLookupError):

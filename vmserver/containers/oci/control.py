@@ -21,12 +21,12 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes_common.concurrency import backoff, sleep
 from infranetes_common.errors import Unavailable
 
-TAKEN_SECONDS = 10.0  # within which conmon takes a message
+TAKEN_SECONDS = 10.0  # for conmon to read a message
 _MAX_SIZE = 65535
 
 
 class Control:
-    """Tells one conmon. There is one of these for each container.
+    """Sends messages to one conmon. There is one instance for each container.
 
     :param bundle: the container's.
     """
@@ -35,7 +35,7 @@ class Control:
         self._clock = clock
         self._bundle = bundle
         self._lock = DeferredLock()
-        self._size: tuple[int, int] | None = None  # what the terminal is to have
+        self._size: tuple[int, int] | None = None  # the terminal's next size
 
     async def resize(self, width: int, height: int) -> None:
         """Set the size of the container's terminal, in characters. Does nothing after its end.

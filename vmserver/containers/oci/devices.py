@@ -16,9 +16,9 @@ from vmserver.containers import device_checks
 from vmserver.containers.oci.limits import Spec
 
 MAX_DEVICES = 4096
-MAX_FILES = 65536  # that are looked at
+MAX_FILES = 65536  # the most files that are looked at
 
-# What is not a device of the VM but of those who use it; a container has its own.
+# Entries of /dev that belong to the processes using them, not to the VM. A container has its own.
 _OWN = frozenset(f"/dev/{name}" for name in ("pts", "shm", "fd", "mqueue", "console", "ptmx", "core"))
 
 
@@ -63,7 +63,7 @@ def find_devices(wanted: Iterable[cri.Device], privileged: bool) -> tuple[Node, 
 
     :raise InvalidArgument: the VM lacks one, the permissions are invalid, or there are too many.
     """
-    files = iter(range(MAX_FILES))  # counts them
+    files = iter(range(MAX_FILES))  # a counter
     found = {node.path: node for node in (_below("/dev", "/dev", "rwm", files) if privileged else ())}
     for device in wanted:
         found.update((node.path, node) for node in _wanted(device, files))

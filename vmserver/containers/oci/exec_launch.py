@@ -37,7 +37,7 @@ from vmserver.containers.oci.runtime import Crun, Status
 from vmserver.containers.programs import ENVIRONMENT
 from vmserver.processes import family, kill_family, start_ticks
 
-_SPECIFICATION = 3  # the descriptor on which crun reads what to execute
+_SPECIFICATION = 3  # the descriptor from which crun reads what to execute
 _REFUSED = (1, 255)  # crun's own exit codes
 _MAX_MESSAGE_BYTES = 1024
 
@@ -45,14 +45,14 @@ _MAX_MESSAGE_BYTES = 1024
 class CommandGroups:
     """The cgroups of commands that have ended.
 
-    The kernel keeps one for as long as a killed process is on its way out. Such a one is removed when another
-    command has ended, or with its container.
+    The kernel keeps a cgroup for as long as a killed process in it is exiting. Such a cgroup is removed when
+    another command has ended, or with its container.
     """
 
     AT_ONCE = 32
 
     def __init__(self) -> None:
-        self._left: dict[Path, None] = {}  # in the order in which they are tried
+        self._left: dict[Path, None] = {}  # in the order of the next attempts
 
     def remove(self, group: Path) -> None:
         """Remove a cgroup, and retry some earlier failures. A cgroup with running processes stays."""
@@ -138,13 +138,13 @@ class Launch:
         self._hanging = self._reactor.callLater(self._crun.seconds, self._look)
         if self._first is not None:
             self._first.watch(self._pid)
-        with contextlib.suppress(OSError):  # without the right to lower it, it stays as it is
+        with contextlib.suppress(OSError):  # without the right to lower the score, it stays
             Path(f"/proc/{self._pid}/oom_score_adj").write_text(str(self._score))
         transport.writeToChild(_SPECIFICATION, self._specification)
         transport.closeChildFD(_SPECIFICATION)
 
     def _look(self) -> None:
-        """Give up a crun that has not begun the command."""
+        """Give up on a crun that has not begun the command."""
         if len(family(self._pid)) == 1:
             self.failure = Unavailable(
                 f"crun did not begin the command in container {self._id} within {self._crun.seconds:g} s and "
@@ -189,7 +189,7 @@ class FirstProcess:
     def __init__(self, reactor: IReactorTime, path: Path) -> None:
         self._reactor = reactor
         self._crun = 0
-        self._command = (0, 0)  # its pid and start_ticks
+        self._command = (0, 0)  # the pid and start_ticks of the command
         self._timer: IDelayedCall | None = None
         self.path = path
 

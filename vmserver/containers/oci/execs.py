@@ -27,7 +27,7 @@ from vmserver.containers.oci.terminal import ConsoleSocket, Terminal
 from vmserver.containers.sessions import Output, WriteGate
 
 _END_OF_FILE = b"\x04"
-_TURNS = 5  # of the reactor, in which what is in a socket is read: accepted, received, and some
+_TURNS = 5  # reactor turns to receive a descriptor from a socket: accept, receive, and a few spare ones
 
 
 class Execs:
@@ -156,7 +156,7 @@ class TerminalSession(ProcessProtocol):
         self._gate = WriteGate()
         self._terminal: Terminal | None = None
         self._code: int | None = None
-        self._read = False  # whether all that was written to the terminal is read
+        self._read = False  # whether all of the terminal's output is read
         self._closed = False
         self._stdin_open = streams.stdin
         self._timer: IDelayedCall | None = None

@@ -32,8 +32,8 @@ from vmserver.layers.rootfs import mount_rootfs, mount_volume
 from vmserver.mounts import unmount
 from vmserver.validate import DIGEST
 
-_PASSABLE = 0o711  # so that the users of a user namespace reach the container's root
-_MAPPED = "mapped"  # the directory in which layers are while they become a root
+_PASSABLE = 0o711  # so that the users of a user namespace can reach the container's root directory
+_MAPPED = "mapped"  # the directory of id-mapped mounts of layers, while a root file system is made of them
 
 
 @attrs.frozen
@@ -128,7 +128,7 @@ def _thd_make(container: OciContainer, layers: list[Path], mapped: _Mapped | Non
         container.directory.chmod(mode)
         for directory in (container.bundle, container.root, container.written, work):
             directory.mkdir(exist_ok=True)
-        container.written.chmod(0o755)  # the mode of the container's root directory
+        container.written.chmod(0o755)  # the upper layer's mode is that of the container's root directory
         if mapped is not None:
             check_passable(container.root)
             os.chown(container.written, mapped.users.uids.first, mapped.users.gids.first)
@@ -145,7 +145,7 @@ def _as_seen(
     """Return layers with the ids that a container sees, mounted while the context is open."""
     if mapped is None:
         return contextlib.nullcontext(layers)
-    each_once = list(dict.fromkeys(reversed(layers)))  # the highest of equal ones counts
+    each_once = list(dict.fromkeys(reversed(layers)))  # of equal layers, keep the highest
     return id_mapped(each_once[::-1], mapped.namespace, below)
 
 
@@ -161,7 +161,7 @@ def _thd_mount_volume(layers: list[Path], at: Path, mapped: _Mapped | None) -> N
 
 
 def _thd_release(volumes: Path, name: str) -> None:
-    for at in volumes.glob(f"{name}*"):  # for each mapping of ids
+    for at in volumes.glob(f"{name}*"):  # one mount for each mapping of ids
         unmount(at)
         at.rmdir()
 

@@ -22,7 +22,7 @@ from vmserver.containers.signals import signal_number
 from vmserver.validate import DIGEST, MAX_LAYERS
 
 MAX_BYTES = 4 * 1024 * 1024
-MAX_ENTRIES = 8192  # of a list or an object
+MAX_ENTRIES = 8192  # per list or object
 _SIGNAL = re.compile(r"(?:SIG)?([A-Z0-9]+)(?:([+-])([0-9]{1,2}))?")
 
 
@@ -38,7 +38,7 @@ class ImageDefaults:
     stop_signal: str = ""
     labels: Mapping[str, str] = MappingProxyType({})
     volumes: tuple[str, ...] = ()
-    diff_ids: tuple[str, ...] = ()  # of its layers, lowest first
+    diff_ids: tuple[str, ...] = ()  # of the image's layers, lowest first
 
 
 def image_defaults(configuration: bytes) -> ImageDefaults:

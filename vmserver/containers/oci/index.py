@@ -135,7 +135,7 @@ def unwritable(path: Path, error: OSError) -> ResourceExhausted | FailedPrecondi
 def _thd_load(directory: Path) -> tuple[list[tuple[Path, Record]], list[Path]]:
     """Return the directories with a record, by age, and those without one."""
     directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o711)  # users of a user namespace have to reach their container's root below it
+    directory.chmod(0o711)  # lets the users of a user namespace reach their container's root directory
     found, without = [], []
     for entry in sorted(directory.iterdir()):
         if not CONTAINER_ID.fullmatch(entry.name):

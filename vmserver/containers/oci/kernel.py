@@ -17,8 +17,8 @@ from vmserver.containers.oci.capabilities import NAMES, in_mask
 from vmserver.huge_pages import huge_page_sizes
 
 _RELEASE = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
-_OPEN_FILES = 1024 * 1024  # what Docker's own service allows
-_UNLIMITED = 2**64 - 1  # as the OCI runtime-spec writes it
+_OPEN_FILES = 1024 * 1024  # the limit of Docker's own service
+_UNLIMITED = 2**64 - 1  # as the OCI runtime-spec represents it
 _LIMITS = {
     "RLIMIT_NOFILE": (resource.RLIMIT_NOFILE, _OPEN_FILES),
     "RLIMIT_NPROC": (resource.RLIMIT_NPROC, _UNLIMITED),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A conmon from its start until it has told whether crun has created the container.
+"""A conmon from its start until it has reported whether crun has created the container.
 
 Source: containers/conmon src/conmon.c, src/parent_pipe_fd.c.
 """
@@ -33,7 +33,7 @@ _log = Logger()
 
 
 class Launch(ProcessProtocol):
-    """A conmon until it has told how the creation went.
+    """A conmon until it has reported the result of the creation.
 
     :ivar told: the pid of the container's first process, or -1 and why there is none.
     :ivar going: fires once conmon was told to begin, or will not be.
@@ -65,7 +65,7 @@ class Launch(ProcessProtocol):
         self.going = start(self._go())
 
     async def _go(self) -> None:
-        """Let conmon begin, which has started nothing before, once it is in its cgroup."""
+        """Let conmon begin once it is in its cgroup; it has started nothing before."""
         try:
             await run_in_thread(self._reactor, cgroup.join, self._group, self.transport.pid or 0)
         except OSError as error:
@@ -83,7 +83,7 @@ class Launch(ProcessProtocol):
             self._errors += data[: max(0, _MAX_MESSAGE_BYTES - len(self._errors))]
 
     def processEnded(self, reason: Failure) -> None:
-        self._tell()  # nobody is left who could
+        self._tell()  # conmon's report can't come any more
 
     def _tell(self) -> None:
         if self.told.called:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps between a container's phases, with their effects: see the tables in `record`.
 
-Whoever calls holds the container's lock, but for `stop`.
+The caller holds the container's lock, except for `stop`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from vmserver.containers.oci.rotation import Rotation
 from vmserver.containers.oci.runtime import Crun
 from vmserver.containers.oci.strays import kill_strays
 
-STOP_SECONDS = 5.0  # that ends of containers may take to be recorded once the agent is to stop
+STOP_SECONDS = 5.0  # for recording the containers' ends when the agent stops
 
 _log = Logger()
 
 
 class Lifecycle:
-    """Takes the steps."""
+    """Takes the steps between phases."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Lifecycle:
         :raise InvalidArgument: its command can't be executed. :raise FailedPrecondition: it can't be started.
         """
         record = container.record
-        if record.phase is Phase.CREATING:  # a start that failed could not clean up
+        if record.phase is Phase.CREATING:  # an earlier start failed, and so did its cleanup
             await self._undo(container)
         if record.phase is Phase.CREATED:
             process: Process | Exit | None = await self._make(container)
@@ -113,7 +113,7 @@ class Lifecycle:
         await self._running(container, process)
 
     async def _running(self, container: OciContainer, process: Process | Exit | None) -> None:
-        """Tell that it runs, and watch it; or tell how it has ended meanwhile."""
+        """Report that it runs, and watch it; or report how it has ended meanwhile."""
         if isinstance(process, Process):
             states.running(container.record, process.pid)
             await self._index.note(container)
@@ -123,7 +123,7 @@ class Lifecycle:
             await self._ended(container, process)
 
     async def _refused(self, container: OciContainer, code: int, message: str) -> InfranetesError:
-        """Tell that it can't be started, clean up, and return the error that says so."""
+        """Report that it can't be started, clean up, and return the error to raise."""
         states.cannot_start(container.record, code, message, time.time_ns())
         await self._over(container)
         kind = InvalidArgument if container.record.state.reason == states.CANNOT_RUN else FailedPrecondition
@@ -172,10 +172,10 @@ class Lifecycle:
         await self._over(container)
 
     async def _over(self, container: OciContainer) -> None:
-        """Tell of its end and clean up."""
+        """Report its end and clean up."""
         noted = await self._index.note(container)
         self._index.notify(container)
-        if noted:  # or else the next agent needs what would be cleaned up to find that out
+        if noted:  # otherwise the next agent needs these files to find out that it ended
             await self._finish(container)
 
     async def _finish(self, container: OciContainer) -> None:
@@ -196,15 +196,15 @@ class Lifecycle:
         """End and delete a container, whatever its phase is."""
         self._watch_no_more(container.id)
         container.record.phase = Phase.REMOVING
-        await self._index.note(container)  # a full disk must not prevent it
+        await self._index.note(container)  # a full disk must not prevent the removal, so only try
         await self._clean(container)
         await self._files.delete(container.directory)
         self._index.remove(container)
 
-    # An agent that starts
+    # The agent's start
 
     async def recover(self, container: OciContainer) -> None:
-        """Bring a container of an earlier agent to where it can be left, and watch it."""
+        """Bring a container of an earlier agent to a stable phase, and watch it if it runs."""
         phase = container.record.phase
         if phase is Phase.CREATING:
             await run_in_thread(self._reactor, kill_strays, container.id)

@@ -16,8 +16,8 @@ from vmserver.containers.oci.kernel import Kernel
 Spec = dict[str, object]
 """An object of the OCI runtime-spec."""
 
-_PERIODS = (1000, 1_000_000)  # microseconds that the kernel takes
-_PERIOD = 100_000  # the kernel's own
+_PERIODS = (1000, 1_000_000)  # microseconds; the range that the kernel accepts
+_PERIOD = 100_000  # the kernel's default
 _LEAST_QUOTA = 1000
 _SHARES = (2, 262_144)
 _SET = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*")
@@ -106,7 +106,7 @@ def _memory(limits: cri.LinuxContainerResources) -> Spec:
     if swap < 0:
         found["swap"] = -1
     elif limit:
-        found["swap"] = swap or limit  # no swap unless it is set
+        found["swap"] = swap or limit  # no swap unless a limit is set
     return found
 
 
@@ -115,7 +115,7 @@ def _cpu(limits: cri.LinuxContainerResources, kernel: Kernel) -> Spec:
     if limits.cpu_shares:
         low, high = _SHARES
         found["shares"] = min(max(limits.cpu_shares, low), high)
-    if limits.cpu_quota > 0 or (limits.cpu_quota and kernel.cgroup2):  # crun writes v1's -1 wrongly
+    if limits.cpu_quota > 0 or (limits.cpu_quota and kernel.cgroup2):  # for version 1, crun writes -1 wrongly
         found["quota"] = max(limits.cpu_quota, -1)
     if limits.cpu_quota or limits.cpu_period:
         found["period"] = limits.cpu_period or _PERIOD

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state directory is one agent's."""
+"""The lock by which a state directory belongs to one agent."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from infranetes_common.errors import FailedPrecondition
 from vmserver.containers.oci.index import unwritable
 
 FILE = "lock"
-LOCK_SECONDS = 5.0  # that another agent may still hold it
+LOCK_SECONDS = 5.0  # for another agent to release the lock
 _PAUSES = (0.02, 0.25)
 
 
 async def locked(clock: IReactorTime, directory: Path) -> int:
     """Lock a state directory. Returns a descriptor that holds the lock while it is open.
 
-    An agent that is killed while it starts a process leaves the lock to that for a moment, so this waits.
+    An agent that is killed while it starts a process leaves it to that process for a moment, so this waits.
 
     :raise FailedPrecondition: another agent has it, or it can't be locked.
     """

@@ -79,14 +79,14 @@ class CriLog(LineReader):
     """
 
     chunk_bytes = 32 * 1024
-    max_line_bytes = 64 * 1024  # conmon's own are below 9 KiB
+    max_line_bytes = 64 * 1024  # conmon's lines are below 9 KiB
 
     def __init__(self, path: Path, cursor: str = "") -> None:
         super().__init__()
         self._path = path
         self._cursor = Cursor.parse(cursor) if cursor else None
         self._number = 0
-        self._time: tuple[bytes, int] = (b"", 0)  # that of the last line, and its value
+        self._time: tuple[bytes, int] = (b"", 0)  # the text of the last line's time, and its value
 
     # Files
 
@@ -125,7 +125,7 @@ class CriLog(LineReader):
                     return False
                 continue
             if number == newest and numbers(self._path)[-1:] != known[-1:]:
-                os.close(fd)  # renamed meanwhile: this may be the one that came after it
+                os.close(fd)  # rotated meanwhile: this may be the file after it
                 continue
             self._use(fd)
             self._number = number
@@ -145,13 +145,13 @@ class CriLog(LineReader):
     def _advance(self) -> bool:
         try:
             newest = self._path.stat()
-        except FileNotFoundError:  # renamed: conmon goes on with it, or has ended
+        except FileNotFoundError:  # renamed: conmon still writes to it, or has ended
             if numbers(self._path)[-1:] <= [self._number]:
                 return False
         else:
             if os.path.samestat(newest, os.fstat(self._fd)):
                 return False
-        # conmon makes the new file after it has closed the old one.
+        # conmon closes the old file before it creates the new one, so the old one is complete now.
         if self._grown():
             return True
         torn = bool(self._buffer)

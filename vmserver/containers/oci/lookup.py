@@ -24,7 +24,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _CLOSED = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC}
 _SHARED, _SLAVE = "shared:", "master:"
 
-# What may be mounted over in /proc, as with runc: files that only tell of the machine.
+# Files in /proc that may be mounted over, as with runc: they only describe the machine.
 _IN_PROC = frozenset(
     f"/proc/{name}"
     for name in ("cpuinfo", "diskstats", "loadavg", "meminfo", "slabinfo", "stat", "swaps", "uptime")
@@ -49,9 +49,9 @@ class Lookup:
     user: ProcessUser = attrs.field(factory=ProcessUser)
     hostname: str = ""
     mounts: tuple[Source, ...] = ()
-    files: Mapping[str, str] = MappingProxyType({})  # the sandbox's own, by their path in the container
+    files: Mapping[str, str] = MappingProxyType({})  # the sandbox's own files, by their path in the container
     devices: tuple[Node, ...] = ()
-    targets: Mapping[str, str] = MappingProxyType({})  # of mounts whose path in the root leads to nothing
+    targets: Mapping[str, str] = MappingProxyType({})  # of mounts whose path in the root leads nowhere
 
 
 def look_up(
@@ -121,7 +121,7 @@ def _sources(wanted: Iterable[cri.Mount], images: Mapping[int, str], mountinfo: 
 def _exists(path: str) -> bool:
     try:
         return os.path.exists(path)
-    except ValueError:  # it can't be a path
+    except ValueError:  # the text can't be a path
         return False
 
 

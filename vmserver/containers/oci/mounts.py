@@ -24,7 +24,7 @@ _PROPAGATION = {
     cri.PROPAGATION_HOST_TO_CONTAINER: "rslave",
     cri.PROPAGATION_BIDIRECTIONAL: "rshared",
 }
-_TTY_GROUP = 5  # Debian's, and most others'
+_TTY_GROUP = 5  # in Debian and most other distributions
 _IMAGE_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 
 
@@ -64,7 +64,7 @@ def container_mounts(
         entry["destination"] = found.targets.get(target, target)
     ordered = sorted(own.values(), key=lambda mount: str(mount["destination"]).count("/"))
     wanted = {mount.propagation for mount in config.mounts}
-    # Mounts reach a container only through a root that is not private.
+    # Mounts propagate to a container only if its root mount is not private.
     for kind in (cri.PROPAGATION_BIDIRECTIONAL, cri.PROPAGATION_HOST_TO_CONTAINER):
         if kind in wanted:
             return given + ordered, _PROPAGATION[kind]
@@ -77,7 +77,7 @@ def _within(path: str, directory: str) -> bool:
 
 def _mount(mount: cri.Mount, target: str, source: Source, users: UserNamespace | None) -> Spec:
     field = mount_checks.field(mount)
-    # The node brings other volumes with the ids that they have for the pod.
+    # Only images are mapped here: the node brings other volumes with the ids that they have in the pod.
     if mount.HasField("image"):
         if mapped_ids(mount.uidMappings, mount.gidMappings, field) not in (None, users):
             raise InvalidArgument(f"{field}: its mappings of ids are not those of the pod")
@@ -94,7 +94,7 @@ def _mount(mount: cri.Mount, target: str, source: Source, users: UserNamespace |
         raise InvalidArgument(
             f"{field}: recursive_read_only needs readonly and PROPAGATION_PRIVATE beside it"
         )
-    # crun applies rro to directories only, and nothing is mounted below a file.
+    # crun applies rro to directories only. A file has no mounts below it, so ro is enough.
     return _bind(source.path, target, propagation, *source.closed, "rro" if source.directory else "ro")
 
 
@@ -157,7 +157,7 @@ def _given_in_user_namespace(
 
 
 def _devices(devices: Iterable[Node]) -> Iterator[Spec]:
-    """Yield the VM's devices as mounts: who is root in a user namespace only can make none."""
+    """Yield the VM's devices as mounts: root of a user namespace can't make device files."""
     for device in devices:
         yield _bind(device.source, device.path, "rprivate")
 

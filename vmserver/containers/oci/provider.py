@@ -58,10 +58,10 @@ from vmserver.layers.images import LayerImages
 from vmserver.layers.store import LayerStore
 from vmserver.stats.reader import UsageReader, UsageSource
 
-END_SECONDS = 60.0  # that a container may take to end once it is killed
+END_SECONDS = 60.0  # for a container to end once it is killed
 
 _EXECS = "exec"
-_PROGRAM = "bin/crun"  # where crun is run from
+_PROGRAM = "bin/crun"  # where the read-only mount of crun is
 
 _log = Logger()
 
@@ -95,9 +95,9 @@ class OciProvider:
         )
         self._usage = UsageReader(reactor)
         self._creating: KeyedLock[str] = KeyedLock()
-        self._needed: Counter[str] = Counter()  # images of containers that are being created
+        self._needed: Counter[str] = Counter()  # the images of containers being created
         self._image_removals: set[str] = set()
-        self._lock = -1  # what holds the state directory
+        self._lock = -1  # the descriptor that locks the state directory
 
     # Starting and stopping
 
@@ -117,7 +117,7 @@ class OciProvider:
                 _log.error("a container of an earlier agent: {error}", error=failure.value)
 
     def _make_directories(self) -> None:
-        # Users of a user namespace reach their container's root below the first.
+        # Users of a user namespace reach their container's root directory below the first one.
         modes = {self._config.directory: 0o711, self._own: 0o700, self._own / _EXECS: 0o700}
         for directory, mode in modes.items():
             try:
@@ -151,7 +151,8 @@ class OciProvider:
     async def create(
         self, id: str, image_id: str, config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig
     ) -> messages.ContainerState:
-        # To its end even if whoever asked leaves, as `remove` and `update`: threads work on its files.
+        # Finish even if the caller goes away, like `remove` and `update`: threads work on the container's
+        # files.
         return await shielded(self._create(id, image_id, config, sandbox_config))
 
     async def _create(
@@ -185,7 +186,7 @@ class OciProvider:
     async def start_container(self, id: str) -> messages.ContainerState:
         container = self._index.existing(id)
         if container.starting is None:
-            # A start goes on even if all who asked for it are cancelled.
+            # A start goes on even if all of its callers are cancelled.
             starting = Flight(self._start_container(container))
             container.starting = None if starting.done else starting
             return await starting.join()
@@ -268,7 +269,7 @@ class OciProvider:
 
     @deferred
     async def usage(self) -> list[messages.ContainerUsage]:
-        version2 = cgroup.is_v2()  # without it, processes are measured one by one
+        version2 = cgroup.is_v2()  # without version 2, processes are measured one by one
         return await self._usage.read(
             {
                 each.id: (each.state(), UsageSource(each.id if version2 else "", str(each.written)))

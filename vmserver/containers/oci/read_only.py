@@ -27,7 +27,7 @@ def thd_read_only(program: str, at: Path) -> str:
     try:
         if not _is_mounted(program, at):
             at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unmount(at)  # of an earlier version of the program
+            unmount(at)  # the mount of an earlier version of the program
             at.touch()
             _mount(program, at)
     except (OSError, InfranetesError) as error:
@@ -48,5 +48,5 @@ def _mount(program: str, at: Path) -> None:
     try:
         mount("", str(at), "", Flag.BIND | Flag.REMOUNT | Flag.READ_ONLY | Flag.NO_DEVICES)
     except BaseException:
-        unmount(at)  # with a mount that can be written to, crun would be less protected than without
+        unmount(at)  # on a writable mount, crun would be less protected than without a mount
         raise

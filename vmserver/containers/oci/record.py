@@ -5,7 +5,7 @@ phase      listed as  what may exist                                    written
 (none)     -          its directory, its root file system mounted       -
 CREATED    CREATED    the same                                          when all of that is there
 CREATING   CREATED    conmon, crun's container, which waits             before conmon is started
-STARTING   CREATED    its first process, which may run already          before that is let go
+STARTING   CREATED    its first process, which may run already          before that is started
 RUNNING    RUNNING    the same                                          once that has worked
 ENDED      EXITED     the same, without its first process               once it is known how it ended
 EXITED     EXITED     its directory: log, and what it wrote             once all else is cleaned up
@@ -16,7 +16,7 @@ phase      event                                 next
 CREATED    start_container                       CREATING
 CREATING   crun has made the container           STARTING
            it can't be made                      ENDED: ContainerCannotRun, StartError
-STARTING   its first process was let go          RUNNING
+STARTING   its first process was started         RUNNING
            that has failed                       ENDED: StartError
 RUNNING    its conmon has written how it ended   ENDED: Completed, Error, OOMKilled
            its conmon has ended without that     ENDED: Error, 137; what is left of it is killed
@@ -70,7 +70,7 @@ class Record:
     state: messages.ContainerState
     config: cri.ContainerConfig
     phase: Phase = Phase.CREATED
-    stop_signal: int = 15  # the configuration's, else the image's
+    stop_signal: int = 15  # the configuration's, or else the image's
 
     @property
     def images(self) -> set[str]:
@@ -114,6 +114,6 @@ def serialized(record: Record) -> str:
 
 def save(directory: Path, text: str) -> None:
     """Write a record. Blocks. :raise OSError: it can't be written; the earlier one stays."""
-    # Private, since it has the container's environment. Not synced: a VM that loses power has lost its
-    # processes too.
+    # Private, since the record has the container's environment. Not synced, since a VM that loses power loses
+    # its processes too.
     replace_file(directory / FILE, text, durable=False)

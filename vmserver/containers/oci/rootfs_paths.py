@@ -55,7 +55,7 @@ def resolved(root: Path, path: str) -> tuple[str, bool]:
         try:
             target = os.readlink(root.joinpath(*at))
         except OSError as error:
-            absent = error.errno != errno.EINVAL  # that of what is no link
+            absent = error.errno != errno.EINVAL  # readlink's error for a file that is no link
             continue
         links += 1
         if links > _MAX_LINKS:

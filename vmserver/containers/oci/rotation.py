@@ -20,10 +20,10 @@ from vmserver.containers.oci.control import Control
 from vmserver.containers.oci.log import numbers, renamed
 
 MAX_BYTES = 64 * 1024 * 1024  # of a file, before it is renamed
-KEPT = 3  # files of a log, the newest one too
-PAUSES = (0.05, 0.5)  # between two looks, when a log grows fast, and otherwise
-MISSING_SECONDS = 5.0  # after which conmon is told once more to make the newest file
-_FAST = 16  # a log that grows by this part of its bound between two looks grows fast
+KEPT = 3  # files of a log, including the newest
+PAUSES = (0.05, 0.5)  # between two checks: if a log grows fast, and otherwise
+MISSING_SECONDS = 5.0  # until conmon is told once more to create the newest file
+_FAST = 16  # a log grows fast if it grows by this fraction of its limit between two checks
 
 _log = Logger()
 
@@ -33,7 +33,7 @@ class _Watched:
     log: Path
     control: Control
     size: int = 0
-    missing: float = 0.0  # since when its newest file is
+    missing: float = 0.0  # since when its newest file is missing; 0: it is not
 
 
 class Rotation:

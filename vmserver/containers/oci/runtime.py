@@ -29,7 +29,7 @@ from vmserver.containers.oci.read_only import thd_read_only
 from vmserver.containers.programs import Ended, located, run
 from vmserver.processes import start_ticks
 
-CALL_SECONDS = 30.0  # within which any call of crun ends; under emulation it takes 0.3
+CALL_SECONDS = 30.0  # for any call of crun to end; it takes 0.3 s under emulation
 _MAX_STATUS_BYTES = 64 * 1024
 
 
@@ -91,7 +91,7 @@ class Crun:
 
     async def mount(self, at: Path) -> None:
         """Run crun from a read-only mount at `at` from now on: see `vmserver.containers.oci.read_only`."""
-        with contextlib.suppress(FailedPrecondition):  # it is said when it is needed
+        with contextlib.suppress(FailedPrecondition):  # reported once crun is needed
             self._program = await run_in_thread(self._reactor, thd_read_only, located(self._program), at)
 
     def command(self, *words: str) -> list[str]:
@@ -126,7 +126,8 @@ class Crun:
         if status.waiting:
             await self._release(id, status)
             return
-        # Not where this crun keeps it: a later crun, unless the container runs already, which it then says.
+        # This crun keeps its FIFO elsewhere, as later releases do; or the container runs already, which crun
+        # reports.
         ended = await self._run("start", id)
         if ended.code:
             raise FailedPrecondition(f"container {id} can't be started: {ended.output}")
@@ -166,7 +167,7 @@ class Crun:
             if ended.code and (directory / "status").exists():
                 raise Unavailable(f"container {id} can't be deleted: {ended.output}")
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(directory)  # crun was killed before it wrote its status: a file or two
+            shutil.rmtree(directory)  # crun was killed before it wrote its status; removes a file or two
 
     async def _run(self, *words: str, input: bytes = b"") -> Ended:
         return await run(self._reactor, self.command(*words), self.seconds, input)

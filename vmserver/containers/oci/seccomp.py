@@ -37,7 +37,7 @@ _KERNEL = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 _MAX_ERRNO = 4095
 _MAX_ARGS = 6  # of a system call
 
-# By uname's name of the machine: libseccomp's, and what profiles call it in their conditions.
+# By uname's name of the machine: libseccomp's name, and the name in profiles' conditions.
 _MACHINES = {
     "x86_64": ("SCMP_ARCH_X86_64", "amd64"),
     "aarch64": ("SCMP_ARCH_AARCH64", "arm64"),

@@ -32,7 +32,7 @@ from vmserver.pod_settings import ipc_sysctls
 OCI_VERSION = "1.0.2"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Of a container without a security context, which has no list: Docker's.
+# Docker's lists, for a container without a security context, which brings none.
 _MASKED = (
     *(f"/proc/{name}" for name in ("asound", "acpi", "interrupts", "kcore", "keys", "latency_stats")),
     *(f"/proc/{name}" for name in ("timer_list", "timer_stats", "sched_debug", "scsi")),
@@ -125,7 +125,7 @@ def _process(wanted: Wanted, capabilities: Capabilities) -> Spec:
 
 
 def _user(user: ProcessUser) -> Spec:
-    # The primary group is among the others too, so that a process can't leave it and gain by that.
+    # The primary group is a supplementary group too, so that a process gains nothing by leaving it.
     groups = list(dict.fromkeys((user.gid, *user.groups)))
     return {"uid": user.uid, "gid": user.gid, "additionalGids": groups}
 
@@ -188,7 +188,7 @@ def _linux(wanted: Wanted, capabilities: Capabilities, propagation: str) -> Spec
     if propagation:
         found["rootfsPropagation"] = propagation
     if not context.privileged:
-        confined = linux.HasField("security_context")  # an empty list is one too: procMount Unmasked
+        confined = linux.HasField("security_context")  # even with empty lists: procMount Unmasked
         masked = context.masked_paths if confined else _MASKED
         read_only = context.readonly_paths if confined else _READ_ONLY
         found["maskedPaths"] = _paths("masked_paths", masked)

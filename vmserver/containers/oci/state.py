@@ -8,7 +8,7 @@ from vmserver.containers.oci.conmon import LOST_CODE, Exit
 from vmserver.containers.oci.record import Phase, Record
 
 CANNOT_RUN = "ContainerCannotRun"
-START_ERROR = 128  # the exit code that kubelet knows for a container that could not be started
+START_ERROR = 128  # the exit code by which kubelet knows a container that could not be started
 
 LOST = "nothing is left of it: was the VM restarted?"
 
@@ -20,13 +20,13 @@ def starting(record: Record, now: int) -> None:
 
 
 def not_started(record: Record) -> None:
-    """A start has come to nothing before the container could run; it may be tried again."""
+    """Record that a start failed before the container could run; it may be tried again."""
     record.phase = Phase.CREATED
     record.state.started_at = 0
 
 
 def running(record: Record, pid: int) -> None:
-    """Its first process runs."""
+    """Record that its first process runs."""
     record.phase = Phase.RUNNING
     record.state.state = cri.CONTAINER_RUNNING
     record.state.pid = pid
@@ -41,7 +41,7 @@ def cannot_start(record: Record, code: int, message: str, now: int) -> None:
 
 
 def ended(record: Record, exit: Exit) -> None:
-    """Its first process has ended."""
+    """Record that its first process has ended."""
     record.state.reason = "OOMKilled" if exit.oom_killed else "Error" if exit.code else "Completed"
     _over(record, exit.code, exit.finished_at, exit.message)
 

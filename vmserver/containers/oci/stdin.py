@@ -71,10 +71,10 @@ class ContainerStdin(FileDescriptor):
         path, inode = self._found
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # nobody has it open for reading, or conmon has closed it
+        except OSError:  # no process has it open for reading, or conmon has closed it
             self.close()
             return
-        if not _is_pipe(self._fd, inode):  # conmon has closed it, and opened something else
+        if not _is_pipe(self._fd, inode):  # conmon has closed it, and has opened another file
             self.close()
 
     def writeSomeData(self, data: bytes) -> int | BaseException:

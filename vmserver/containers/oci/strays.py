@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 
 _ROUNDS = 100
-_QUIET = 8  # rounds without one: what forks or executes in this moment is not seen, nor what will be a conmon
+# Rounds without a stray: a single one misses processes that fork or execute at that moment, and those that
+# are about to become a conmon.
+_QUIET = 8
 _PAUSE_SECONDS = 0.02
 
 

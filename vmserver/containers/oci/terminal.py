@@ -24,7 +24,7 @@ from infranetes_common.errors import Unavailable
 from vmserver.containers.sessions import WriteGate
 
 _CHUNK_BYTES = 64 * 1024
-_MAX_PATH_BYTES = 107  # unix(7)
+_MAX_PATH_BYTES = 107  # the limit of unix(7)
 
 
 class Terminal(FileDescriptor):
@@ -61,7 +61,7 @@ class Terminal(FileDescriptor):
             data = os.read(self._fd, _CHUNK_BYTES)
         except BlockingIOError:
             return
-        except OSError:  # EIO: closed by every process
+        except OSError:  # EIO: every process has closed it
             data = b""
         if data:
             self._received(data)

@@ -24,7 +24,7 @@ FIELD = "security_context.namespace_options"
 class UserNamespaces:
     """Keeps user namespaces: one for each mapping of ids, and so one for a pod.
 
-    :param directory: gone after a boot, as they are.
+    :param directory: emptied by a reboot, which ends the namespaces too.
     """
 
     def __init__(self, reactor: IReactor, directory: Path) -> None:

@@ -16,7 +16,7 @@ class UnitContainer:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.lock = DeferredLock()  # held while its unit is queried or started
+        self.lock = DeferredLock()  # held while the container's unit is queried or started
         self.removed = False
         self._ended: Event[None] = Event()
 

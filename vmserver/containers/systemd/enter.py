@@ -10,7 +10,7 @@ from pathlib import Path
 from infranetes_common.wire import cri
 from vmserver.containers.systemd.privileges import setpriv
 
-# The first shell joins the groups named in $0, the second reports what can't be executed with 126 or 127.
+# The first shell joins the cgroups named in $0. The second exits with 126 or 127 if it can't execute.
 _JOIN = 'for group in $0; do echo 0 >"$group" || :; done 2>/dev/null; exec "$@"'
 _RUN = 'cd "$0" && exec "$@"'
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -57,7 +57,7 @@ class Journal:
             try:
                 self._socket.sendto(data, self._path)
                 return
-            except OSError:  # the journal restarts
+            except OSError:  # the journal is restarting
                 time.sleep(RETRY_SECONDS)
 
 
@@ -90,7 +90,7 @@ def _ready() -> None:
 def main(id: str, path: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    stdin: list[int] = []  # the writing end, until SIGUSR1
+    stdin: list[int] = []  # the writing end of the container's stdin, until SIGUSR1
     if stat.S_ISSOCK(os.fstat(2).st_mode):
         with socket.socket(fileno=os.dup(2)) as carrier:
             stdin += socket.recv_fds(carrier, 1, 1)[1]

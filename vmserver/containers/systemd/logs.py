@@ -13,7 +13,7 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.journal import CURSOR, Entry, Journal
 
-LAST_SECONDS = 5.0  # how long a reader waits, after the container's end, for the entry that is marked as last
+LAST_SECONDS = 5.0  # for a reader, after the container's end, to get the entry marked as the last one
 SPAWN_SECONDS = 1.0
 # systemd's sd-messages.h: SD_MESSAGE_SPAWN_FAILED
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
@@ -51,7 +51,7 @@ async def records(
     """
     last, position = parse(cursor)
     waits = follow or finished.called
-    # The kernel supplies _UID, so that no container can write into another's log.
+    # The kernel supplies the writer's _UID, so that no container can write to another's log.
     matches = [f"INFRANETES_CONTAINER={log}", "_UID=0"]
     reading = journal.open(matches, _FIELDS, position, waits, since)
     timers: list[IDelayedCall] = []

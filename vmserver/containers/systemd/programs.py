@@ -34,7 +34,7 @@ class CannotRun:
 class Located:
     """A command whose file exists and is executable."""
 
-    path: str  # as the container sees it
+    path: str  # in the container
     command: tuple[str, ...]
 
     def failed(self, reason: str) -> CannotRun:

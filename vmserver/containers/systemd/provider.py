@@ -232,7 +232,7 @@ class SystemdProvider:
 
     @deferred
     async def containers(self) -> list[messages.ContainerState]:
-        self._systemd.connection()  # without one, the index is out of date
+        self._systemd.connection()  # fails without a connection: the index would be out of date
         return [container.state() for container in self._index.all()]
 
     @deferred
@@ -285,7 +285,7 @@ class SystemdProvider:
     async def _have_logger_close_stdin(self, unit: str) -> None:
         deadline = self._reactor.seconds() + START_SECONDS
         while (found := await self._systemd.properties(unit)) is not None:
-            if found[0].active_state != "activating":  # its signal handlers are in place
+            if found[0].active_state != "activating":  # its signal handlers are installed
                 await self._systemd.call("KillUnit", "ssi", (unit, "main", int(signal.SIGUSR1)))
                 return
             if self._reactor.seconds() > deadline:

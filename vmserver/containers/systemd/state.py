@@ -21,12 +21,12 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 
 CANNOT_RUN = "ContainerCannotRun"
-START_ERROR = 128  # the exit code that kubelet knows for a container that could not be started
+START_ERROR = 128  # the exit code by which kubelet knows a container that could not be started
 CLD_EXITED = 1
 EXIT_EXEC = 203
 
-# systemd.exec(5), "Process Exit Codes": failures of systemd before it executes the program. The program may
-# use these codes itself.
+# systemd.exec(5), "Process Exit Codes": systemd failed before it executed the program. The program itself may
+# exit with these codes too.
 _SYSTEMD_FAILURES = range(200, 244)
 
 
@@ -36,7 +36,7 @@ class Unit:
 
     active_state: str
     sub_state: str
-    active_enter_usec: int  # when it became active; 0 if it never did
+    active_enter_usec: int  # when the unit became active; 0 if it never did
     invocation_id: bytes
 
     @classmethod
@@ -56,7 +56,7 @@ class Service:
 
     main_pid: int
     main_code: int  # CLD_EXITED and the like of waitid(2); 0 before the end
-    main_status: int  # exit code or signal
+    main_status: int  # an exit code, or a signal's number
     main_start_usec: int
     main_exit_usec: int
     result: str

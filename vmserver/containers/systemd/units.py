@@ -53,7 +53,7 @@ def container_of(path: str) -> str:
     first = object_path(UNIT_PREFIX)
     if not path.startswith(first) or not path.endswith("_2eservice"):
         return ""
-    # Ids consist of 0-9, a-z and "-", of which "-" alone is escaped.
+    # Ids consist of 0-9, a-z and "-". Only "-" is escaped.
     return path[len(first) : -len("_2eservice")].replace("_2d", "-")
 
 
@@ -118,9 +118,9 @@ def unit_properties(
     found: list[Property] = [
         ("Description", ("s", f"Infranetes container {id}")),
         ("Type", ("s", "exec")),
-        ("RemainAfterExit", ("b", True)),  # until the agent has recorded its end
+        ("RemainAfterExit", ("b", True)),  # keeps the unit until the agent has recorded its end
         ("KillMode", ("s", "control-group")),
-        ("KillSignal", ("i", int(signal.SIGKILL))),  # for the processes that outlive the first
+        ("KillSignal", ("i", int(signal.SIGKILL))),  # sent to the processes that outlive the first one
         ("OOMPolicy", ("s", "kill")),
         ("TimeoutStartUSec", ("t", 60_000_000)),
         ("TimeoutStopUSec", ("t", 10_000_000)),
@@ -162,7 +162,7 @@ def limits(wanted: cri.LinuxContainerResources) -> list[Property]:
     memory, swap = wanted.memory_limit_in_bytes, wanted.memory_swap_limit_in_bytes
     if memory:
         found.append(("MemoryMax", ("t", memory)))
-        # kubelet expects no swap unless it sets some.
+        # kubelet expects no swap unless it sets a limit.
         swap_alone = INFINITY if swap < 0 else max(0, swap - memory)
         found.append(("MemorySwapMax", ("t", swap_alone)))
     for name, field in (("AllowedCPUs", "cpuset_cpus"), ("AllowedMemoryNodes", "cpuset_mems")):
@@ -231,7 +231,7 @@ def _mounts(config: cri.ContainerConfig, exists: Callable[[str], bool]) -> list[
 def _security(context: cri.LinuxContainerSecurityContext) -> list[Property]:
     found: list[Property] = []
     if identity(context) is None and context.run_as_username:
-        found.append(("User", ("s", context.run_as_username)))  # systemd reports that it does not exist
+        found.append(("User", ("s", context.run_as_username)))  # if it does not exist, systemd reports that
     names = cri.SecurityProfile
     for field in ("seccomp", "apparmor"):
         profile = getattr(context, field)
@@ -252,7 +252,7 @@ def _security(context: cri.LinuxContainerSecurityContext) -> list[Property]:
         "a user namespace",
     )
     allowed = capabilities(context.capabilities)
-    if identity(context) is None:  # otherwise setpriv drops them, which needs some itself
+    if identity(context) is None:  # otherwise setpriv drops them, and needs some itself to do so
         if not context.privileged:
             found.append(("CapabilityBoundingSet", ("t", allowed)))
         if context.no_new_privs:
