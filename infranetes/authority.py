@@ -227,7 +227,7 @@ class Authority:
 
     def _check(self, document: bytes) -> Pair:
         try:
-            begin = _KEY.search(document)  # whatever else is in the file, in whatever order
+            begin = _KEY.search(document)  # the file may have more in it, in any order
             if begin is None:
                 raise ValueError("it has no private key")
             key = serialization.load_pem_private_key(document[begin.start() :], password=None)
@@ -286,7 +286,7 @@ class _ClientCreator:
     ) -> bool:
         if depth:
             return bool(ok)
-        if not ok:  # asked again when this is answered with yes; then the name is compared
+        if not ok:  # if this accepts it, the method is called again, and the name is compared then
             return errno == _EXPIRED and self._is_known(certificate)
         # Our names have no wildcards and one spelling, so they are compared as they are.
         # service-identity can't be asked: it fails on any URI with two colons beside the name.
@@ -322,7 +322,7 @@ def _write_new(path: Path, document: bytes) -> None:
             file.write(document)
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another daemon was faster: its CA is used
+        with contextlib.suppress(FileExistsError):  # another daemon was faster, and its CA is used
             os.link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

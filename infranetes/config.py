@@ -30,7 +30,7 @@ from infranetes_common.errors import ConfigError
 CONTROL_SOCKET = "control.sock"  # in the run directory
 BASE_IP = "base_ip"  # a flag for the provider's key pod_cidr
 ADDRESSING = ("qemu", "simulated")  # providers with a pod_cidr
-COMMAND_LINE = "command line"  # where flags' errors are
+COMMAND_LINE = "command line"  # the place of flags' errors
 LEVELS = ("debug", "info", "warn", "error")
 FORMATS = ("text", "json")
 
@@ -48,15 +48,15 @@ class TimesConfig:
     """How long things may take. Seconds."""
 
     launch: float = attrs.field(default=600.0, validator=gt(0))  # until a sandbox is ready
-    desertion: float = attrs.field(default=600.0, validator=gt(0))  # a launch that nobody waits for
-    # When a lost agent's containers become UNKNOWN. kubelet kills those, so this is as long as Kubernetes
-    # waits for a node before it makes its pods elsewhere.
+    desertion: float = attrs.field(default=600.0, validator=gt(0))  # a launch that no call waits for
+    # When a lost agent's containers become UNKNOWN. kubelet kills such containers, so this is as long as
+    # Kubernetes waits for a node before it recreates its pods elsewhere.
     unknown_after: float = attrs.field(default=300.0, validator=ge(0))
     listing: float = attrs.field(default=0.25, validator=ge(0))  # how long a list waits for lost agents
     log_drain: float = attrs.field(default=15.0, validator=ge(0))  # for the rest of an ended container's log
     sweep: float = attrs.field(default=60.0, validator=gt(0))  # between passes over the provider's VMs
-    unused_images: float = attrs.field(default=60.0, validator=gt(0))  # in a VM that takes layers
-    certificate: float = attrs.field(default=86400.0, validator=ge(2))  # how long a VM's certificate is good
+    unused_images: float = attrs.field(default=60.0, validator=gt(0))  # kept in a VM that takes layers
+    certificate: float = attrs.field(default=86400.0, validator=ge(2))  # how long a VM's certificate is valid
     shutdown: float = attrs.field(default=5.0, validator=ge(0))  # for calls that run when the daemon stops
 
 
@@ -87,13 +87,13 @@ class KubernetesConfig:
     """The cluster that this node is in, for watching Kubernetes. Empty: not given."""
 
     master_ip: str = attrs.field(default="", validator=_is_ip)  # the API server's address
-    # Of the pods of all nodes, and of Services: who is there sees pods' own addresses.
+    # The subnets of all nodes' pods and of Services. Whatever is in them sees pods' own addresses.
     cluster_cidrs: tuple[str, ...] = attrs.field(default=(), validator=_are_subnets)
     kubeconfig: str = ""  # a file; with one, pods' VMs know the addresses of Services
-    # The network of pods that say nothing of it, where VMs are in a cloud.
+    # The network of pods that don't choose one, if their VMs are in a cloud.
     network: str = attrs.field(default="vpc", validator=in_(NETWORKS))
-    service_proxy: bool = True  # false: they don't, as kube-proxy on the node does it for all pods
-    network_policies: bool = False  # true: they hold, and pods are closed until they are known
+    service_proxy: bool = True  # false: VMs don't, since kube-proxy on the node serves all pods
+    network_policies: bool = False  # true: they are enforced, and pods are closed until they are known
 
     @property
     def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
@@ -107,7 +107,7 @@ def _default_node() -> str:
 
 @attrs.frozen
 class DelegateConfig:
-    """The node's own runtime, whose pods are all that no handler here is named for. Empty: there is none."""
+    """The node's own runtime, which gets the pods of all handlers not named here. Empty: there is none."""
 
     socket: str = ""  # of its CRI: a path, or unix://PATH
 
@@ -119,7 +119,7 @@ class DelegateConfig:
 
 @attrs.frozen
 class ControlConfig:
-    """What infranetes-ctl may do beside asking and cleaning up."""
+    """What infranetes-ctl may do besides asking and cleaning up."""
 
     enter: bool = False  # open shells in pods' VMs
 
@@ -131,28 +131,28 @@ class Config:
     socket: str = "/run/infranetes/infranetes.sock"  # a path, or unix://PATH
     state_dir: Path = Path("/var/lib/infranetes")  # kept over reboots
     run_dir: Path = Path("/run/infranetes")  # gone after a reboot
-    # These mark the VMs of this node in the IaaS. If one is changed, VMs that run are no longer this node's.
+    # These mark the VMs of this node in the IaaS. If one is changed, running VMs are no longer this node's.
     cluster: str = "default"
     node: str = attrs.field(factory=_default_node)
     provider: str = "qemu"
     # The images of pods. docker: container images from registries; systemd: executables by URL; the name of
     # the provider, if that is a cloud: its machine images.
     imgprovider: str = "docker"
-    # What runs containers in the VMs of pods that say nothing of it. Empty: what their guest image has first.
+    # The ContainerProvider of pods that don't choose one. Empty: the first one of their guest image.
     contprovider: str = attrs.field(default="", validator=in_(("", *CONTAINER_PROVIDERS)))
     # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: the node's own.
     ca: str = ""
-    # Each provider's own table, by its name. Any: only the provider knows its keys.
-    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: each provider's own table
-    # Names of runtime handlers beside the empty one. Their pods have nothing special.
+    # Each provider's own table, by its name.
+    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: keys only a provider knows
+    # The runtime handlers, besides the empty one, whose pods have no settings of their own.
     runtime_handlers: tuple[str, ...] = ("infranetes",)
-    # More of them, and what is special about their pods.
+    # Further runtime handlers, with the settings of their pods.
     handlers: Mapping[str, HandlerConfig] = attrs.field(factory=dict)
-    # The AppArmor profiles that containers may use.
+    # The directory of the AppArmor profiles that containers may use.
     apparmor_dir: Path = Path("/etc/apparmor.d")
     # The cgroup driver that kubelet is told to use.
     cgroup_driver: str = attrs.field(default="systemd", validator=in_(("systemd", "cgroupfs")))
-    parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at once
+    parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at one time
     images: ImagesConfig = attrs.field(factory=ImagesConfig)
     volumes: VolumesConfig = attrs.field(factory=VolumesConfig)
     kubernetes: KubernetesConfig = attrs.field(factory=KubernetesConfig)
@@ -225,7 +225,7 @@ def read(path: str | None, flags: Mapping[str, Any]) -> Reading:  # Any: values 
     found = config.of_document(document, Config)
     for key, value in flags.items():
         if key == BASE_IP:
-            continue  # below, once the provider is known
+            continue  # handled below, once the provider is known
         table, _, name = key.rpartition(".")
         try:
             if table:

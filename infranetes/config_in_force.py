@@ -132,5 +132,5 @@ def _of_provider(name: str, table: Mapping[str, object]) -> Iterator[Setting]:
             return
     except ConfigError:  # a plug-in whose class does not fit its table
         pass
-    for key, value in table.items():  # any of them may be a secret
+    for key, value in table.items():  # any value may be a secret
         yield Setting(f"{prefix}.{key}", value, "", secret=True)

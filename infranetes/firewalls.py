@@ -170,7 +170,7 @@ class Firewalls(Generic[G]):
             emptied = replacing("ip", self._table, dict.fromkeys(_chains(pod, OPEN), ()))
             await self._change(emptied + self._elements(pod, None))
             gone = "".join(f"delete chain ip {self._table} {name}\n" for name in _chains(pod, OPEN))
-            # Kernels before 6.2 refuse just after its last use; an empty one is in nobody's way.
+            # Kernels before 6.2 refuse to delete a chain just after its last use. An empty one does no harm.
             with contextlib.suppress(InfranetesError):
                 await self._nft(gone)
 
@@ -238,7 +238,7 @@ class Firewalls(Generic[G]):
         return script
 
     def _elements(self, pod: G, firewall: PodFirewall | None) -> str:
-        """Lines that make a pod known to the tables, or forgotten (None)."""
+        """Return the lines that add a pod to the tables or, with None, remove it."""
         ip = f"ip {self._table}"
         verbs = ["add"] if firewall is not None else ["add", "delete"]
         lines = [f"{verb} element {ip} pods {{ {pod.address} }}" for verb in verbs]
@@ -309,7 +309,7 @@ def _chain(pod: Guarded, way: Way) -> str:
 
 
 def _chains(pod: Guarded, firewall: PodFirewall) -> dict[str, list[str]]:
-    """A pod's chains."""
+    """Return a pod's chains."""
     found: dict[str, list[str]] = {}
     for way in Way:
         found.update(chains(_chain(pod, way), firewall, way, [pod.address]))

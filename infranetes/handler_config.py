@@ -17,15 +17,15 @@ from infranetes_common.errors import InvalidArgument
 
 DOCKER, SYSTEMD, MACHINE = "docker", "systemd", "machine"
 KINDS = (DOCKER, SYSTEMD, MACHINE)
-"""Of pods, by their images: of containers, executables, and images that are the VM."""
+"""The kinds of pods, by their images: container images, executables, and images that are the VM."""
 
-CNI = "cni"  # a network: that of the node's own runtime
+CNI = "cni"  # the network of the node's own runtime
 ALL = "*"
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _MAX_VALUE = 4096
-# What a handler says by keys of its own.
+# The annotations that a handler sets by keys of its own.
 _BY_KEYS = {PREFIX + CONTAINERS: "contprovider", PREFIX + NETWORK.name: "network"}
-# What is not about how a VM is made.
+# Annotations that don't concern how a VM is made, which a handler can't set.
 _NOT_SET = (PREFIX + "service-proxy", PREFIX + "shared-paths", "infranetes.sharedpaths")
 
 
@@ -34,7 +34,7 @@ class AnnotationsConfig:
     """The annotations of Infranetes that a handler sets for its pods' VMs, and those that pods may set."""
 
     set: Mapping[str, str] = attrs.field(factory=dict)
-    allow: tuple[str, ...] = (ALL,)  # whole names, or their beginnings with a * behind
+    allow: tuple[str, ...] = (ALL,)  # names, or prefixes followed by a *
 
 
 @attrs.frozen
@@ -45,11 +45,11 @@ class HandlerConfig:
     images: str = attrs.field(default="", validator=in_(("", *KINDS)))  # the kind of pod
     contprovider: str = attrs.field(default="", validator=in_(("", *CONTAINER_PROVIDERS)))
     network: str = attrs.field(default="", validator=in_(("", *NETWORKS, CNI)))
-    # Of the VM, where the pod asks for nothing.
+    # The VM's size if the pod asks for none.
     cpu_millis: int = attrs.field(default=0, validator=ge(0))
     memory: Bytes = attrs.field(default=Bytes(0), validator=ge(Bytes(0)))
     annotations: AnnotationsConfig = AnnotationsConfig()
-    pool: PoolConfig = attrs.field(factory=PoolConfig)  # of VMs that only they may have
+    pool: PoolConfig = attrs.field(factory=PoolConfig)  # of VMs that only these pods may have
 
     @property
     def size(self) -> Size:

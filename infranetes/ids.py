@@ -7,5 +7,5 @@ import secrets
 
 
 def new_id() -> str:
-    """An id or token: 32 hex digits."""
+    """Return a new id or token: 32 hex digits."""
     return secrets.token_hex(16)

@@ -28,7 +28,7 @@ class LaunchKind(enum.Enum):
     """What a launch is for."""
 
     NEW = "new"  # a pod, whose VM is made for it
-    CLAIMED = "claimed"  # a pod whose VM was there: out of the pool, or launched by an earlier daemon
+    CLAIMED = "claimed"  # a pod whose VM was there: it is the pool's, or was launched by an earlier daemon
     POOL = "pool"  # a VM that will wait in the pool
 
 
@@ -39,7 +39,7 @@ class LaunchStep(enum.Enum):
     REQUEST = "request"  # the provider accepts the request for the VM
     BOOT = "boot"  # the VM runs and has an address
     AGENT = "agent"  # its agent answers
-    CONFIGURE = "configure"  # it is made the pod's, or warmed up for the pool
+    CONFIGURE = "configure"  # the VM is configured for the pod, or warmed up for the pool
     NETWORK = "network"  # the pod's network and firewall
     EVENTS = "events"  # the agent's stream of events is live
     RECORD = "record"  # host ports, and the record on the disk
@@ -71,30 +71,31 @@ class Launch:
 
 
 class Observer(Protocol):
-    """Is told what the daemon does, in the reactor's thread. Its methods must neither fail nor take long."""
+    """Observes what the daemon does, in the reactor's thread. Methods must neither fail nor take long."""
 
     def launched(self, launch: Launch) -> None:
-        """A launch has ended, well or not."""
+        """Take notice of a launch that has ended, well or not."""
 
     def answered(self, service: str, method: str, code: str, seconds: float) -> None:
-        """An RPC was answered with this status, such as ``OK``."""
+        """Take notice of an RPC that was answered with this status, such as ``OK``."""
 
     def provider_called(self, provider: str, method: str, outcome: str, seconds: float) -> None:
-        """A method of `IPodProvider` has ended, with `OK` or a status such as ``unavailable``."""
+        """Take notice of a method of `IPodProvider` that has ended, with `OK` or a status such as
+        ``unavailable``."""
 
     def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
-        """A request to a cloud has ended, with `OK` or a kind of failure such as ``throttled``.
+        """Take notice of a request to a cloud that has ended, with `OK` or a failure such as ``throttled``.
 
         :param waited: seconds until it was its turn. :param seconds: from then until the answer."""
 
     def cloud_retried(self, cloud: str, action: str, reason: str) -> None:
-        """A request to a cloud is repeated, or replaced by another one."""
+        """Take notice of a request to a cloud that is repeated, or replaced by another one."""
 
     def agent_lost(self, provider: str) -> None:
-        """The agent of a pod's VM can't be reached any more."""
+        """Take notice that the agent of a pod's VM can't be reached any more."""
 
     def orphan_ended(self, provider: str) -> None:
-        """A VM that no record knew was destroyed."""
+        """Take notice that a VM without a record was destroyed."""
 
 
 class NullObserver:

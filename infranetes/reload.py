@@ -25,7 +25,7 @@ def in_force(running: Config, read: Config) -> Config:
     """Return the configuration in force after a daemon that runs with `running` has reloaded `read`."""
     images = attrs.evolve(
         read.images,
-        preload=running.images.preload,  # the template of the VMs has them
+        preload=running.images.preload,  # the VMs' template has them
         max_parallel_pulls=running.images.max_parallel_pulls,
     )
     return attrs.evolve(running, log=read.log, control=read.control, pool=read.pool, images=images)
@@ -58,7 +58,7 @@ class Reload:
 
     async def __call__(self) -> None:
         """Reload. An error in the file is logged, and changes nothing."""
-        if not self._daemon.serves:  # the service manager knows the daemon as starting
+        if not self._daemon.serves:  # for the service manager, the daemon is still starting
             await self._reload()
             return
         self._manager.reloading()

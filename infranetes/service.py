@@ -28,11 +28,8 @@ from infranetes_common.hangups import Hangups
 from infranetes_common.logging import LoggedService, Output
 from infranetes_common.reactors import IReactor, installed
 
-GC_THRESHOLDS = (
-    5_000,
-    10,
-    20,
-)  # allocations until the youngest objects are collected, then how often the older
+# Allocations until the youngest objects are collected, then collections until each older generation is.
+GC_THRESHOLDS = (5_000, 10, 20)
 
 _log = Logger()
 
@@ -151,7 +148,7 @@ class Infranetes(Service):
 
     def startService(self) -> None:
         """Begin to start the daemon."""
-        # What is imported stays, so the collector need not look at it, and has shorter pauses.
+        # Imported modules stay, so the collector need not look at them, and its pauses are shorter.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)

@@ -74,10 +74,10 @@ IMAGES_TAG, LAYERS, ARCHIVES = "images", "layers", "archives"
 class Hardware(TypedDict):
     """The hardware of a VM in namespaces of its own."""
 
-    address: str  # its own, with the length of the prefix
+    address: str  # its own address, with the length of the prefix
     gateway: str  # likewise: the machine's address on the VMs' network
-    cgroup: str  # below which it has its cgroup
-    keep_layers: bool  # it begins with the layers that VMs before it had
+    cgroup: str  # the cgroup that the VM's own is below
+    keep_layers: bool  # whether it begins with the layers that earlier VMs had
 
 
 class Vm(TypedDict):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An archive that nobody else can read, and that replaces nothing."""
+"""An archive that only its owner can read, and that replaces nothing."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ async def _add_daemon(session: Session, bundle: Bundle) -> None:
         bundle.add_json("pods.json", render.as_json("pods", listed, options))
     except _FAILURES as error:
         bundle.lacks("pods.json", error)
-        return  # it would not answer anything else
+        return  # the daemon would answer nothing else, either
     try:
         pool = await stub.GetPool(control.GetPoolRequest(), timeout=ASK_SECONDS)
         bundle.add_json("pool.json", render.as_json("pool", pool, options))

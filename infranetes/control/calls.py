@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What infranetes-ctl's commands ask the daemon, and the exit status that the answer comes to."""
+"""The calls that infranetes-ctl's commands make, and the exit status that follows from the answer."""
 
 from __future__ import annotations
 

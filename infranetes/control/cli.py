@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infranetes-ctl`: the command line, and what the daemon is asked by it."""
+"""`infranetes-ctl`: the command line, and its calls of the daemon."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from txgrpc import Channel, Code, Disconnected, GrpcError
 
 __all__ = ["DONE", "DOWN", "FAILED", "INTERRUPTED", "USAGE", "ask", "main", "parser", "socket_of"]
 
-ENDING_SECONDS = 0.2  # in which a daemon that was killed has closed all its sockets; it does so one by one
+ENDING_SECONDS = 0.2  # how long a killed daemon may take to close its sockets, one by one
 _EPILOG = """\
 exit status:
   0    done
@@ -71,8 +71,9 @@ def parser() -> argparse.ArgumentParser:
             bare = argparse.ArgumentParser(add_help=False)
             each.arguments(bare)
             made[whole].set_defaults(**vars(bare.parse_args([])))
-            part = _add(parts, name, each, shared, argument_default=argparse.SUPPRESS)  # else `pool --handler
-            part.set_defaults(command=name)  # NAME drain` would mean all pools
+            # Without SUPPRESS, `pool --handler NAME drain` would mean all pools.
+            part = _add(parts, name, each, shared, argument_default=argparse.SUPPRESS)
+            part.set_defaults(command=name)
     return top
 
 
@@ -193,7 +194,7 @@ def _why_down(socket: Path) -> str:
 
 
 def _refused(options: argparse.Namespace, code: int, words: str) -> int:
-    """Say why there is no answer; with --json it is a document all the same."""
+    """Print why there is no answer, with --json as a document; return the exit status."""
     if options.json:
         print(json.dumps({"error": words}))
     return _say(code, words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infranetes-ctl's commands: what each asks the daemon, and what it says."""
+"""infranetes-ctl's commands: what each asks the daemon, and what it prints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Command:
 
 
 def answered(name: str, ask: Ask, watched: Watched | None = None) -> Run:
-    """Return what asks once and prints the answer; or, with `watched` and --watch, does so as it changes."""
+    """Return a command that asks once and prints the answer or, with `watched` and --watch, its changes."""
 
     def text(answer: Message, session: Session) -> str:
         return render.as_text(name, answer, session.options)

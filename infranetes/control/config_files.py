@@ -18,7 +18,7 @@ from infranetes_common import config_reference
 from infranetes_common.config_reference import Table
 
 PAGE = "configuration.md"  # a copy of docs/configuration.md
-OWN_TABLES = ("providers", "handlers")  # in them each name has a table
+OWN_TABLES = ("providers", "handlers")  # each name in them has a table of its own
 HANDLER = "handlers.example"
 _ABOVE = """\
 # All keys of infranetes.toml, with their defaults. Those without any are given or left out. Drop-ins in

@@ -12,7 +12,7 @@ from infranetes_common.wire import control
 from txgrpc import Code, GrpcError
 
 PAUSE_SECONDS = 1.0
-OVERLAP = 4096  # characters, the end of what was shown, that are looked for to find where the new part begins
+OVERLAP = 4096  # the last characters shown, which are searched for to find where the new part begins
 
 
 async def console(session: Session) -> int:

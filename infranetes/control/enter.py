@@ -33,10 +33,10 @@ from txgrpc import Call, GrpcError
 from txgrpc.peers import PeerCredentials
 
 KEY = "control.enter"
-MAX_CHUNK_BYTES = 256 * 1024  # of a message of input: an agent takes no more
-AHEAD_BYTES = 512 * 1024  # that the caller may send before the agent has taken it
+MAX_CHUNK_BYTES = 256 * 1024  # of input in one message: an agent takes no more
+AHEAD_BYTES = 512 * 1024  # the most that the caller may send before the agent has taken it
 START_SECONDS = 30.0  # within which the first message has to come
-MAX_SHELLS = 32  # of the node at a time; an agent has a bound of its own
+MAX_SHELLS = 32  # shells of the whole node at a time; an agent has a limit of its own
 _NOBODY = 2**32 - 1  # a login uid that is not set
 
 _log = Logger()
@@ -46,7 +46,7 @@ Requests = AsyncIterator[control.EnterPodRequest]
 
 @attrs.define(eq=False)
 class _Shell:
-    """One that is open. :ivar error: why it is ended here."""
+    """A shell that is open. :ivar error: why it is ended here."""
 
     call: SessionCall
     error: InfranetesError | None = None
@@ -59,7 +59,7 @@ class _Shell:
 
 @attrs.frozen
 class _Visitor:
-    """Who asks. :ivar login: the uid that logged in, though it is another one by now; None: not known."""
+    """The caller. :ivar login: the uid that logged in, though it is another one by now; None: not known."""
 
     uid: int | None
     pid: int | None
@@ -76,7 +76,7 @@ def _visitor(peer: PeerCredentials | None) -> _Visitor:
 
 
 class EnterCalls:
-    """Opens shells in pods' VMs, and writes down who did and for how long; never what went in or out.
+    """Opens shells in pods' VMs, and logs who did and for how long, but never the input or output.
 
     :param allowed: whether the configuration allows it now.
     """
@@ -110,7 +110,7 @@ class EnterCalls:
             shell.call.cancel()
 
     def stop(self) -> None:
-        """End all shells: the daemon stops."""
+        """End all shells, because the daemon stops."""
         for shell in list(self._open):
             shell.end(Unavailable("the daemon is stopping: enter the pod again once it has started"))
 
@@ -125,7 +125,7 @@ class EnterCalls:
         return first.start
 
     def _meant(self, pod: str) -> Sandbox:
-        """The sandbox whose VM is meant. :raise FailedPrecondition: it has none, or it is not ready."""
+        """Return the sandbox whose VM is meant. :raise FailedPrecondition: it has none, or is not ready."""
         meant = known(self._node.inventory, pod)
         if isinstance(meant, PastSandbox):
             raise FailedPrecondition(f"sandbox {meant.record.id} is gone, and its VM with it")
@@ -166,7 +166,7 @@ class EnterCalls:
                     yield _answer(message)
         except InfranetesError as error:
             why = str(shell.error or error)
-            raise to_grpc(shell.error or error) from None  # a status: a VM that lies is no fault of ours
+            raise to_grpc(shell.error or error) from None  # a status: a VM's wrong answer is not our fault
         finally:
             feeding.cancel()
             seconds = round(self._node.clock.seconds() - began, 1)

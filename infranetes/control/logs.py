@@ -21,7 +21,7 @@ from infranetes_common.wire import control
 from txgrpc import Code, GrpcError
 
 PAUSE_SECONDS = 0.25  # between two reads of a file that is followed
-QUIET_READS = 8  # without a new byte, after which the daemon is asked whether the container has ended
+QUIET_READS = 8  # reads without a new byte, after which the daemon is asked whether the container has ended
 
 
 async def logs(session: Session) -> int:
@@ -84,7 +84,7 @@ async def _follow(session: Session, reader: LogReader, printer: _Printer, id: st
             quiet = 0
         elif await run_in_thread(session.reactor, reader.turn):
             quiet = 0
-        elif ended:  # and what it wrote until then is read
+        elif ended:  # and all that it wrote has been read
             return
         else:
             await sleep(session.reactor, PAUSE_SECONDS)
@@ -94,7 +94,7 @@ async def _follow(session: Session, reader: LogReader, printer: _Printer, id: st
 
 
 async def _has_ended(session: Session, id: str) -> bool:
-    """Whether the container has ended or is gone; False as well if the daemon does not answer."""
+    """Return whether the container has ended or is gone; False as well if the daemon does not answer."""
     request = control.DescribePodRequest(pod=session.options.pod)
     try:
         pod = await session.stub.DescribePod(request, timeout=ASK_SECONDS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Control` says of NetworkPolicies."""
+"""The calls of `Control` about NetworkPolicies."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from infranetes_common.pod_firewall import Allowed, PodFirewall, Ports
 from infranetes_common.wire import control
 from txgrpc import Call
 
-MOST_SHOWN = 1024  # networks
+MOST_SHOWN = 1024  # the most networks
 
 
 class InForce(Protocol):
-    """Knows what is in force for sandboxes."""
+    """The source of the firewalls that are in force for sandboxes."""
 
     def in_force(self, id: str) -> PodFirewall | None:
-        """A sandbox's firewall; None: it is not known."""
+        """Return a sandbox's firewall; None: it is not known."""
 
     def trouble(self, id: str) -> str:
-        """Why the last attempt to put another one in force has failed; empty: it has not."""
+        """Return why the last attempt to put another one in force failed; empty: it did not."""
 
 
 class PolicyCalls:

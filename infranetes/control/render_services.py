@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon says of Services, as text for people and as JSON for programs."""
+"""The daemon's answers about Services, as text for people and as JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A terminal on which one text replaces the other."""
+"""A terminal on which each text replaces the one before."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 HIDDEN = "(hidden)"
-SHORTEST = 6  # characters; shorter secrets are not looked for in texts, for they are in every one
+SHORTEST = 6  # characters; texts are not searched for shorter secrets, which would be in every one
 
 _SECRET_KEY = re.compile(
     r"pass|secret|token|credential|private|auth|key|bearer|certificate.data", re.IGNORECASE

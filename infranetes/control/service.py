@@ -26,10 +26,10 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFou
 from infranetes_common.wire import control, cri
 from txgrpc import Call
 
-REMOVED = "removed"  # the state of a pod that has no record any more
+REMOVED = "removed"  # the state of a pod that no longer has a record
 _NANOS = 10**9
 _MAX_ID = 253
-_MAX_CONSOLE = 256 * 1024  # characters of an answer
+_MAX_CONSOLE = 256 * 1024  # the most characters of an answer
 
 _log = Logger()
 
@@ -45,7 +45,7 @@ def size_words(size: Size) -> str:
 
 
 def _had(machine: PodMachine) -> Size:
-    """What a VM has by what its own system said."""
+    """Return a VM's size as its own system has reported it."""
     info = machine.info
     return Size(info.cpus * 1000, info.memory_bytes) if info is not None else Size()
 
@@ -65,7 +65,7 @@ def shown_vm(
         vm.sandbox_id = record.id
     if instance is not None:
         vm.id, vm.state, vm.detail = instance.id, instance.state.value, instance.detail
-        vm.address = vm.address or instance.address  # a pod may have one beside its VM's
+        vm.address = vm.address or instance.address  # a pod may have an address besides its VM's
         vm.sandbox_id = instance.sandbox_id
         vm.size = instance.size or vm.size
         vm.created_at = int(instance.created_at * _NANOS) or vm.created_at
@@ -188,7 +188,7 @@ class ControlService:
     def _pools(
         self, request: control.GetPoolRequest | control.DrainPoolRequest | control.FillPoolRequest
     ) -> list[Pool]:
-        """The pools that are meant. :raise NotFound: there is none."""
+        """Return the pools that are meant. :raise NotFound: there is none."""
         pools = self._node.all_pools()
         found = [each for each in pools if each.purpose.handler == request.handler]
         if request.HasField("handler") and not found:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Control` says of Kubernetes' Services."""
+"""The calls of `Control` about Kubernetes' Services."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Invali
 from infranetes_common.wire import control, vmserver
 from txgrpc import Call
 
-VM_SECONDS = 10.0  # for a VM's answer
+VM_SECONDS = 10.0  # the longest wait for a VM's answer
 PART = 200  # rules in one message
-MOST_SHOWN = 1024  # endpoints
+MOST_SHOWN = 1024  # the most endpoints
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
 
 
@@ -113,7 +113,7 @@ class ServiceCalls:
     async def _ask(
         self, sandbox: Sandbox, vm: control.VmServices, key: Key | None
     ) -> control.ServiceVerdict | None:
-        """Ask a VM, and put what it says of itself into `vm`. Returns what it says of `key`."""
+        """Ask a VM, and put its report on itself into `vm`. Return its report on `key`."""
         client = sandbox.client
         if client is None:
             vm.counts_trouble = "there is no connection to its agent"
@@ -194,7 +194,7 @@ def _verdict(verdict: Verdict) -> control.ServiceVerdict:
 
 
 def _said(verdict: vmserver.ServiceVerdict) -> control.ServiceVerdict:
-    """What a VM says of an address: it may say anything."""
+    """Return what a VM reports of an address, which may be anything."""
     outcomes = vmserver.ServiceVerdict.Outcome
     known = verdict.outcome in outcomes.values()
     targets = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one run of infranetes-ctl works with."""
+"""The session of one run of infranetes-ctl: its command line, its connection and its output."""
 
 from __future__ import annotations
 

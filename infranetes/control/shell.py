@@ -17,7 +17,7 @@ from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import control
 from txgrpc import Disconnected, GrpcError, StreamCall
 
-AHEAD_BYTES = 512 * 1024  # of output that may come before it is written
+AHEAD_BYTES = 512 * 1024  # the most output that is received before it is written
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 _Call = StreamCall[control.EnterPodRequest, control.EnterPodResponse]
@@ -86,11 +86,11 @@ class _Entered:
                 return INTERRUPTED
             if isinstance(error, Disconnected):
                 raise
-            raise InfranetesError(error.message) from None  # as the daemon says, though it is gone by now
+            raise InfranetesError(error.message) from None  # in the daemon's words
         finally:
-            with suppress(ValueError):  # it was called
+            with suppress(ValueError):  # the trigger was called
                 self._reactor.removeSystemEventTrigger(stopping)
-            if failed:  # what was shown last may not end a line
+            if failed:  # the last output may lack a newline
                 print(file=sys.stderr, flush=True)
 
     async def _show(self) -> int:
@@ -124,5 +124,5 @@ class _Entered:
 
 
 def _feed_ended(failure: Failure) -> None:
-    """What ends the call is told by what it shows."""
+    """Ignore how the input ended: the output tells what ended the call."""
     failure.trap(CancelledError, GrpcError)

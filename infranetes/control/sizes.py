@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Control` says of the sizes of VMs that pods get."""
+"""The calls of `Control` about the sizes of VMs that pods get."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SizeCalls:
         )
 
     def _side(self, name: str) -> ProviderSide:
-        """The provider that is meant. :raise NotFound, FailedPrecondition: there is none."""
+        """Return the provider that is meant. :raise NotFound, FailedPrecondition: there is none."""
         sides = self._node.sides
         if name and name not in sides:
             raise NotFound(f"the node has no provider {name[:64]!r}: it has {', '.join(sides)}")

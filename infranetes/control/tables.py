@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers are written with."""
+"""Functions with which answers are written."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from infranetes_common.reactors import IReactor
 LEAVE = b"\x1d"  # ^]
 LEAVE_TIMES, LEAVE_SECONDS = 3, 1.0
 READ_BYTES = 64 * 1024
-# What a descriptor that is ready for writing takes without blocking: pipe(7).
+# The bytes that a descriptor which is ready for writing takes without blocking; see pipe(7).
 _PIECE = select.PIPE_BUF
 
 
@@ -37,7 +37,7 @@ class Descriptor:
     def __init__(self, reactor: IReactor, fd: int) -> None:
         self._reactor = reactor
         self._fd = fd
-        self._event = 0  # of poll(2), that is waited for
+        self._event = 0  # the event of poll(2) that is waited for
         self._ready: Deferred[None] | None = None
 
     async def read(self) -> bytes:
@@ -61,7 +61,7 @@ class Descriptor:
         self._ready = ready
         try:
             watch(self)
-        except OSError:  # it is no open descriptor: reading or writing tells
+        except OSError:  # the descriptor is not open, as reading or writing then reports
             self._wake()
         return ready
 
@@ -91,7 +91,7 @@ class Descriptor:
         self._wake()
 
     def connectionLost(self, reason: Failure) -> None:
-        """It is hung up, or the reactor stops, which would have a read block. Then nobody is waited for."""
+        """Stop waiting: the descriptor is hung up, or the reactor stops, after which a read would block."""
         poll = select.poll()
         poll.register(self._fd, self._event)
         if poll.poll(0):
@@ -127,13 +127,13 @@ def window_size(fd: int) -> tuple[int, int] | None:
 
 @contextmanager
 def raw_terminal(reactor: IReactor, fd: int, resized: Callable[[], None]) -> Iterator[None]:
-    """Have a terminal hand on each key as it is, and be as before afterwards, if a signal ends it too.
+    """Put a terminal into raw mode, and restore it afterwards, even if a signal ends the process.
 
     :param resized: called in the reactor's thread when the terminal has another size."""
     before = termios.tcgetattr(fd)
 
     def restore() -> None:
-        with suppress(OSError, termios.error):  # it is gone
+        with suppress(OSError, termios.error):  # the terminal is gone
             termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
     def on_resize(number: int, frame: FrameType | None) -> None:
@@ -154,5 +154,5 @@ def raw_terminal(reactor: IReactor, fd: int, resized: Callable[[], None]) -> Ite
         restore()
         for number, handler in handled.items():
             signal.signal(number, handler)
-        with suppress(ValueError):  # the reactor has shut down: it was called
+        with suppress(ValueError):  # the reactor has shut down, and called it
             reactor.removeSystemEventTrigger(trigger)

@@ -48,7 +48,7 @@ def use(pod: control.PodUsage, before: Use | None) -> Use:
     if before is None or not pod.measured_at or not before.pod.measured_at:
         return Use(pod, cpu)
     seconds = (pod.measured_at - before.pod.measured_at) / _NANOS
-    if seconds <= 0:  # the same sample, or a clock that was set
+    if seconds <= 0:  # the same sample, or the clock was set back
         return attrs.evolve(before, pod=pod)
     cpu = rate(before.pod.cpu_nanos, pod.cpu_nanos, seconds) / _NANOS
     if not pod.HasField("received_bytes") or not before.pod.HasField("received_bytes"):

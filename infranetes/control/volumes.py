@@ -57,7 +57,7 @@ class VolumeCalls:
         try:
             there = await publisher.find(target)
         except InfranetesError:
-            there = None  # whatever it is, it is to go
+            there = None  # whatever is there is to be unmounted
         await publisher.unpublish(target, target if there is None else there.volume)
         return control.UnmountVolumeResponse()
 
@@ -69,7 +69,7 @@ class VolumeCalls:
         return self._publisher
 
     async def _find(self, publisher: Publisher, name: str, size: int) -> str:
-        """The id of a volume, which is made if there is none and its size is said.
+        """Return the id of a volume, which is made if there is none and its size is given.
 
         :raise NotFound: there is none."""
         volumes = publisher.volumes
@@ -87,7 +87,7 @@ class VolumeCalls:
 
 
 def _target(path: str) -> str:
-    """A path at which kubelet has volumes. :raise InvalidArgument: it is none."""
+    """Return the path, if kubelet can have volumes there. :raise InvalidArgument: it can't."""
     checks.text("target", path, checks.MAX_PATH)
     if not path.startswith("/") or str(PurePosixPath(path)) != path or ".." in path.split("/"):
         raise InvalidArgument(f"target: {path[:256]!r} is no plain absolute path")

@@ -19,7 +19,7 @@ from txgrpc import Call
 MAX_LISTENERS = 64
 MAX_EVENTS = 1000  # events waiting for one listener
 MAX_BYTES = 8 * 1024 * 1024
-# Bytes of one event; in a larger one the fields whose size the VM determines are cut.
+# The most bytes of one event. In a larger one, the fields whose size the VM determines are cut.
 MAX_EVENT = 256 * 1024
 
 _TYPES = {

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 
 MAX_ITEMS = 200
-MAX_BYTES = 256 * 1024  # of one message, unless a single item is larger
+MAX_BYTES = 256 * 1024  # the most bytes of one message, unless a single item is larger
 
 
 class _Page:

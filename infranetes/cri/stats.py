@@ -31,7 +31,7 @@ from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.wire import cri, vmserver
 from txgrpc import Call
 
-TURN_SECONDS = 0.01  # of work in one turn of the reactor
+TURN_SECONDS = 0.01  # how long one turn of the reactor may work
 # The most bytes of one sandbox's item in a list, and what each of its containers adds to that limit. kubelet
 # accepts 16 MiB for all items together.
 MAX_ITEM, MAX_ITEM_PER_CONTAINER = 256 * 1024, 64 * 1024

@@ -23,7 +23,7 @@ RUNTIME_NAME = "infranetes"
 API_VERSION = "v1"
 KUBELET_API_VERSION = "0.1.0"
 POD_CIDR = "pod_cidr"  # the setting in the store
-PROVIDER_CONDITION = "InfranetesProvider/"  # followed by the provider's name: a condition's type
+PROVIDER_CONDITION = "InfranetesProvider/"  # a condition's type, before the provider's name
 CGROUP_DRIVERS = {"systemd": cri.SYSTEMD, "cgroupfs": cri.CGROUPFS}
 
 Settings = Callable[[], Awaitable[Mapping[str, object]]]
@@ -80,7 +80,8 @@ class StatusCalls:
             )
             for kind in ("RuntimeReady", "NetworkReady")
         ]
-        if len(self._node.sides) > 1:  # kubelet ignores these: a provider that is down stops no others' pods
+        # kubelet ignores these conditions, so that a provider that is down does not stop the others' pods.
+        if len(self._node.sides) > 1:
             conditions += [
                 cri.RuntimeCondition(
                     type=f"{PROVIDER_CONDITION}{side.name}",

@@ -13,7 +13,7 @@ from infranetes_common.wire import cri
 from txgrpc import Call, GrpcError
 from txgrpc.service import Answer, Interceptor, Method
 
-_MOST = 128  # characters of a client's name for something
+_MOST = 128  # the most characters of a name that a client chose
 
 
 def traced(tracer: Tracer) -> Interceptor:

@@ -56,7 +56,7 @@ def container_item(container: Container) -> cri.Container:
         created_at=record.created_at,
         labels=config.labels,
         annotations=config.annotations,
-        image_id=record.image_ref,  # what kubelet's collection of unused images compares
+        image_id=record.image_ref,  # kubelet compares it when it collects unused images
     )
 
 
@@ -138,7 +138,7 @@ def container_status(container: Container) -> cri.ContainerStatus:
         labels=config.labels,
         annotations=config.annotations,
         log_path=log_path(container),
-        image_id=record.image_ref,  # what kubelet's collection of unused images compares
+        image_id=record.image_ref,  # kubelet compares it when it collects unused images
         stop_signal=config.stop_signal,
         mounts=config.mounts,
     )

@@ -15,7 +15,7 @@ from infranetes_common.volume_disks import FILESYSTEMS, checked_options
 from infranetes_common.wire import csi
 from txgrpc import Code, GrpcError
 
-MAX_ID = 128  # bytes, as CSI has it
+MAX_ID = 128  # bytes, as in CSI
 MAX_PATH = 4096
 _READ_ONLY = csi.VolumeCapability.AccessMode.SINGLE_NODE_READER_ONLY
 _MODES = (
@@ -87,7 +87,7 @@ def capability(found: csi.VolumeCapability) -> Wanted:
 
 
 def capabilities(found: Iterable[csi.VolumeCapability]) -> None:
-    """Check what a volume has to be able to do. :raise InvalidArgument: nothing, or what can't be had."""
+    """Check a volume's capabilities. :raise InvalidArgument: there are none, or one is not supported."""
     several = list(found)
     if not several:
         raise InvalidArgument("volume_capabilities are missing")
@@ -96,8 +96,7 @@ def capabilities(found: Iterable[csi.VolumeCapability]) -> None:
 
 
 def parameters(found: Mapping[str, str], kind: str = "StorageClass") -> None:
-    """Check what a StorageClass, or what else is its `kind`, says; the sidecars' own words are no concern of
-    ours.
+    """Check the parameters of a StorageClass, or of another `kind`, except those of the sidecars.
 
     :raise InvalidArgument: a parameter that does nothing."""
     for name in sorted(found):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import attrs
 
-NAME = "infranetes.io"  # the driver's
-_MAX_PATH = 60  # bytes: what is left of sun_path of unix(7) by the sockets' own names
+NAME = "infranetes.io"  # the driver's name
+_MAX_PATH = 60  # bytes of sun_path (see unix(7)) that the sockets' own names leave
 
 
 def _is_directory(_: object, field: attrs.Attribute[str], value: str) -> None:
@@ -22,7 +22,7 @@ def _is_directory(_: object, field: attrs.Attribute[str], value: str) -> None:
 class CsiConfig:
     """Whether the node's pods can have volumes of their VMs' own."""
 
-    # kubelet's directory, such as /var/lib/kubelet, in which its drivers' sockets are. Empty: no driver.
+    # kubelet's directory, such as /var/lib/kubelet, which holds its drivers' sockets. Empty: no driver.
     kubelet_dir: str = attrs.field(default="", validator=_is_directory)
 
     @property

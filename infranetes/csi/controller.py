@@ -27,7 +27,7 @@ from infranetes_common.errors import (
 from infranetes_common.wire import csi
 from txgrpc import Call, Code, GrpcError
 
-DEFAULT_SIZE = 1 << 30  # of a volume of which no size is asked
+DEFAULT_SIZE = 1 << 30  # the size of a volume if none is requested
 _RPC = csi.ControllerServiceCapability.RPC
 _OFFERED = (
     _RPC.CREATE_DELETE_VOLUME,
@@ -147,7 +147,7 @@ class Controller:
             try:
                 checks.capabilities(request.volume_capabilities)
             except InvalidArgument:
-                return csi.GetCapacityResponse()  # there is no room for what can't be
+                return csi.GetCapacityResponse()  # there is no room for volumes that can't exist
         segments = request.accessible_topology.segments
         if segments and dict(segments) != dict(self._volumes.topology):
             return csi.GetCapacityResponse()
@@ -164,7 +164,7 @@ class Controller:
         if source is None:
             return await self._volumes.create(name, size)
         assert self._snapshots is not None
-        if not asked.required_bytes:  # then it is as large as what it begins with
+        if not asked.required_bytes:  # the volume is then as large as its source
             known = self._snapshots if isinstance(source, FromSnapshot) else self._volumes
             least = csi.CapacityRange(
                 required_bytes=(await known.get(source.id)).size, limit_bytes=asked.limit_bytes
@@ -185,7 +185,7 @@ class Controller:
             try:
                 place = self._topology(await self._volumes.get(source.id))
             except NotFound:
-                return  # there may be a clone all the same, made by an earlier call
+                return  # an earlier call may have made the clone all the same
             what = f"clones of volume {source.id} are made"
         if not any(dict(each.segments) == place for each in wanted.requisite):
             where = ", ".join(f"{key}={value}" for key, value in place.items())

@@ -29,7 +29,7 @@ class IPodVolumes(Interface):
         :raise Unavailable: no VM has it mounted now, or the VM does not answer."""
 
     def flush(volume_id: str, target: str) -> Deferred[None]:
-        """Have what was written to a volume be on its disk, if the pod of that path still has it in its VM.
+        """Flush what was written to a volume to its disk, if the pod of that path still has it in its VM.
 
         Waits for no VM that does not answer: the log says that something may be missing. Idempotent."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CSI's Node service: a path of a pod comes to stand for a volume.
+"""CSI's Node service: volumes are published at paths of pods.
 
 Nothing is attached here, for kubelet has volumes published before the pod's VM is asked for.
 """
@@ -72,7 +72,7 @@ class Node:
         pods, volume_id = self._with_pods(), checks.volume_id(request)
         path = checks.text("volume_path", request.volume_path, checks.MAX_PATH)
         unit = csi.VolumeUsage
-        if (await self._find(volume_id, path)).raw:  # what is used of it, its pod alone knows
+        if (await self._find(volume_id, path)).raw:  # only its pod knows how much is used
             disk = await self._publisher.volumes.get(volume_id)
             return csi.NodeGetVolumeStatsResponse(usage=[csi.VolumeUsage(unit=unit.BYTES, total=disk.size)])
         use = await pods.usage(volume_id)

@@ -11,7 +11,7 @@ from infranetes.providers.volumes import is_volume_id
 from infranetes_common.errors import InvalidArgument
 from txgrpc import Code, GrpcError
 
-_AFTER = "after:"  # and an id
+_AFTER = "after:"  # followed by an id
 
 
 class HasId(Protocol):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of pods come to stand for volumes, whoever of kubelet's drivers asks for it."""
+"""Publishing volumes at pods' paths, for each of kubelet's drivers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infranetes_common.reactors import IReactor
 class Publisher:
     """Publishes a node's volumes, each to one pod at a time.
 
-    :param pods: whom to tell of what is taken away; None: nobody.
+    :param pods: flushes volumes before they are unpublished; None: nothing does.
     :ivar volumes: the provider's. :ivar in_flight: what is being worked on."""
 
     def __init__(self, reactor: IReactor, volumes: IVolumes, pods: IPodVolumes | None = None) -> None:
@@ -42,7 +42,7 @@ class Publisher:
             await run_in_thread(self._reactor, self._thd_publish, target, volume)
 
     async def unpublish(self, target: str, volume_id: str) -> None:
-        """Take away what is published at a path, and the path. Idempotent.
+        """Remove what is published at a path, and the path. Idempotent.
 
         What the path's pod has written is on the disk then, also if its VM is never stopped but killed: as
         kubelet does with the processes of a pod that was deleted by force while kubelet was away.
@@ -60,7 +60,7 @@ class Publisher:
         return await run_in_thread(self._reactor, self._thd_find, path)
 
     def close(self) -> None:
-        """Publish nothing any more. Idempotent."""
+        """Stop publishing. Idempotent."""
         self._table.close()
 
     # ---- In threads
@@ -92,7 +92,7 @@ class Publisher:
             try:
                 there = self._thd_find(target)
             except InfranetesError:
-                there = None  # whatever it is, it is to go
+                there = None  # whatever is there is to be unpublished
         if there is not None and not there.below and there.volume != volume_id:
             raise FailedPrecondition(f"{target}: volume {there.volume} is published there, not {volume_id}")
         published_devices.unpublish(target, self._table)

@@ -133,7 +133,7 @@ class Daemon(OrderedServices):
             node.shadows = Shadows(node, shadows, sandboxes.lost, sandboxes.end_abandoned)
         self._provider_start = ProviderStart(self._pods, self._manager, self._backends.delegate is not None)
         self._add("lock", lock)
-        if metrics is not None:  # serves while all that follows starts
+        if metrics is not None:  # so that it serves while the rest starts
             self._add("metrics", monitoring(reactor, config, self._pods.node, metrics))
         self._add_in_order()
 
@@ -212,7 +212,7 @@ class Daemon(OrderedServices):
         for side in node.sides.values():
             if IInVpc.providedBy(side.provider):
                 side.overlay = node.overlay
-            elif side.name in ADDRESSING:  # the subnet is of one of them
+            elif side.name in ADDRESSING:  # only one of these providers gets the subnet
                 side.gets_subnet, addressed = not addressed, True
         node.pod_volumes = PodVolumes(node, self._published)
         volumes, pods = volumes_of(self._backends.providers), MountedVolumes(node.pod_volumes)
@@ -235,7 +235,7 @@ class Daemon(OrderedServices):
             advertise=where.advertise,
         )
         self._add("tracing", StartStop(on_stop=self._tracer.stop))
-        self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but needed after them
+        self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but closed after them
         self._add("published volumes", StartStop(on_stop=self._published.close))
         self._add("NFS mounts", StartStop(on_stop=self._nfs.close))
         if self._publisher is not None:
@@ -243,7 +243,7 @@ class Daemon(OrderedServices):
         if backends.delegate is not None:
             self._add("delegate", delegate_service(backends.delegate))
         self._add("image store", StartStop(backends.images.start, backends.images.stop))
-        self._add("providers", StartStop(on_stop=self._stop_providers))  # their start is the last
+        self._add("providers", StartStop(on_stop=self._stop_providers))  # only stopped here: they start last
         if self._services is not None:
             self._add("services", self._services)
         if self._policies is not None:
@@ -339,7 +339,7 @@ class Daemon(OrderedServices):
         self._manager.stopping()
         return super().stopService()
 
-    # The configuration, read again
+    # Reloading the configuration
 
     def check(self, config: Config) -> None:
         """Check that a daemon could be made of `config`. Blocks: call it in a thread.

@@ -32,7 +32,7 @@ from infranetes.providers.interface import (
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
 
-# Any: a provider's own table, which only the provider knows.
+# Any: only the provider knows the types in its own table.
 MakeProvider = Callable[[IReactor, str, Mapping[str, Any], ProviderContext], IPodProvider]
 """Makes the provider of a name; see `infranetes.providers.registry.create`."""
 
@@ -43,7 +43,7 @@ Images = Store | SeveralStores | NodeImages
 class Backends:
     """The configured providers, the node's own first, and the image store; not yet started.
 
-    :ivar told: the images of which kubelet is told by us. :ivar make: makes a further provider, by its name.
+    :ivar told: the images that we list to kubelet. :ivar make: makes a further provider, by its name.
     :ivar delegate: the node's own runtime; None: none."""
 
     providers: Sequence[IPodProvider]

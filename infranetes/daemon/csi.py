@@ -36,7 +36,7 @@ MODE = 0o600
 
 
 def volumes_of(providers: Sequence[IPodProvider]) -> IVolumes | None:
-    """Return the volumes of the first of the providers that has some; None: none has."""
+    """Return the volumes of the first provider that has volumes; None: none has."""
     for each in providers:
         if IHasVolumes.providedBy(each):
             return each.volumes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon on a node with a runtime of its own: what is put between kubelet and both."""
+"""The daemon on a node with a runtime of its own: the parts between kubelet and both runtimes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from txgrpc import Service
 
 
 def make_delegate(reactor: IReactor, config: Config, source: str) -> Delegate | None:
-    """Make what calls the delegate; None: there is none.
+    """Make the client of the delegate; None: there is no delegate.
 
     :param source: the configuration's file, which errors name."""
     socket = config.delegate.socket_path
@@ -34,7 +34,7 @@ def make_delegate(reactor: IReactor, config: Config, source: str) -> Delegate | 
 def images_beside(
     reactor: IReactor, config: Config, delegate: Delegate, stores: Mapping[str, Store]
 ) -> tuple[NodeImages | Store | SeveralStores, CatalogueSet]:
-    """Return the images of a node with this delegate, and those of them of which kubelet is told by us.
+    """Return the images of a node with this delegate, and those of them that we list to kubelet.
 
     Containers' images are the delegate's; those of catalogues it does not know.
 
@@ -60,7 +60,7 @@ def make_router(
     ours: Sequence[Service],
     events: EventCalls,
 ) -> Router:
-    """Make what answers kubelet in the place of `ours`.
+    """Make the router that answers kubelet in place of `ours`.
 
     :param owns_image: whether we tell of the image of this name or id.
     :param events: who listens to our events."""

@@ -38,7 +38,7 @@ def _make(node: NodeContext, config: Config, name: str, source: str) -> Handler:
     if given.network == "overlay" and side.overlay is None:
         raise _no_overlay(name, side.name, source)
     contprovider = given.contprovider
-    if kind == SYSTEMD != config.kind:  # its VMs are made for containers, and told otherwise
+    if kind == SYSTEMD != config.kind:  # its VMs would run containers by default
         contprovider = SYSTEMD
     rule = AnnotationRule(name, given.annotations.set, given.annotations.allow)
     pool = None
@@ -67,7 +67,7 @@ def _no_overlay(handler: str, provider: str, source: str) -> ConfigError:
 
 
 def pools_with(node: NodeContext, records: Iterable[PoolRecord]) -> list[tuple[Pool, list[PoolRecord]]]:
-    """Return every pool with its records. Those of no pool any more get one that wants no VMs: they end."""
+    """Return every pool with its records. Records of no pool get one that wants no VMs: their VMs end."""
     found = {(pool.context.provider.name, pool.purpose.handler): pool for pool in node.all_pools()}
     loads: dict[tuple[str, str], list[PoolRecord]] = {key: [] for key in found}
     for record in records:

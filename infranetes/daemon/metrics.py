@@ -15,11 +15,11 @@ from infranetes_common.reactors import IReactor
 if TYPE_CHECKING:
     from infranetes.monitoring.metrics import Metrics
 
-# What serves them is imported only where it is used: a daemon without them is smaller by it.
+# The modules that serve metrics are imported only where they are used: without them the daemon is smaller.
 
 
 def make_observer(config: Config) -> tuple[Observer, Metrics | None]:
-    """Return what is to be told of all that happens, and the metrics that count it, if they are served."""
+    """Return the observer of everything that happens, and the metrics that it counts, if they are served."""
     if not config.metrics.listen:
         return NULL_OBSERVER, None
     from infranetes.monitoring.metrics import Metrics

@@ -72,7 +72,7 @@ class PodsService(Service):
         await node.hostports.restore(ports_in_force(node.inventory))
 
     def _find_sides(self, contents: Contents) -> None:
-        """Have the providers of all records, also of those that no handler names any more."""
+        """Find or make the providers of all records, also of those that no handler names any more."""
         recorded = {each.provider for each in contents.sandboxes} | {each.provider for each in contents.pool}
         for name in sorted(recorded - {"", *self.node.sides}):
             try:
@@ -85,7 +85,7 @@ class PodsService(Service):
             self.node.add_side(provider)
 
     async def _completed(self, contents: Contents) -> Contents:
-        """Write into records of a release that knew one provider which one that was: the node's own."""
+        """Complete records of a release that knew only one provider: theirs is the node's own."""
         node = self.node
         own = node.handlers[""]
         sandboxes = tuple(
@@ -98,7 +98,7 @@ class PodsService(Service):
         writes = [node.store.put_sandbox(new) for new in sandboxes if new not in contents.sandboxes]
         writes += [node.store.update_pool(new) for new in pool if new not in contents.pool]
         for result in await settled(writes):
-            if isinstance(result, Failure):  # a full disk: it is done by the next daemon
+            if isinstance(result, Failure):  # the disk is full, say: the next daemon does it
                 _log.warn("which provider has recorded VMs was not recorded: {error}", error=result.value)
                 break
         return attrs.evolve(contents, sandboxes=sandboxes, pool=pool)
@@ -151,7 +151,7 @@ class PodsService(Service):
             _cancel(sandbox)
             if sandbox.client is not None:
                 closing.append(start(sandbox.client.close()))
-        for result in await settled(closing):  # all at once, since a silent agent takes seconds
+        for result in await settled(closing):  # concurrently, since a silent agent takes seconds
             if isinstance(result, Failure):
                 _log.debug("an agent's connection failed to close: {error}", error=result.value)
 

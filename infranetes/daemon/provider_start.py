@@ -17,8 +17,8 @@ from infranetes.providers.interface import Awaited
 from infranetes_common.concurrency import Event, backoff, sleep, start
 from infranetes_common.errors import Unavailable
 
-AWAITED_SECONDS = 2.0  # between looks at what is under way
-RETRY_SECONDS = (1.0, 60.0)  # after a provider that could not start: the first pause, and the longest
+AWAITED_SECONDS = 2.0  # between two looks at what is under way
+RETRY_SECONDS = (1.0, 60.0)  # the first and the longest pause before another try to start a provider
 
 _log = Logger()
 
@@ -26,8 +26,8 @@ _log = Logger()
 class ProviderStart(Service):
     """Starts the providers in the background, side by side: its own `startService` waits for none.
 
-    A fault that may pass (`Unavailable`, `Awaited`) is tried again, any other is final. It concerns that
-    provider's pods alone, as long as another provider may start.
+    After a fault that may pass (`Unavailable`, `Awaited`) the start is tried again; any other is final. It
+    affects that provider's pods alone, as long as another provider may start.
 
     :param delegate: whether other pods are served by a delegate: then the daemon is ready at once, and no
         provider has to start.
@@ -79,7 +79,7 @@ class ProviderStart(Service):
         self.started.succeed(None)
 
     def _wait(self, side: ProviderSide, error: Unavailable, when: str) -> None:
-        """Tell what a provider can't start without yet."""
+        """Report what a provider still needs before it can start."""
         side.trouble = str(error)
         _log.warn(
             "provider {provider} can't start yet: {error}{when}",
@@ -87,7 +87,7 @@ class ProviderStart(Service):
             error=error,
             when=when,
         )
-        # Nobody knows how long it takes: the service manager shall not wait for it.
+        # No one knows how long this takes, so the service manager must not wait for it.
         self._manager.ready(self._status())
 
     def _ended(self, side: ProviderSide, failure: Failure) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from twisted.logger import Logger
 
-PROGRESS_SECONDS = 120  # what systemd adds to the time for a start that has just shown progress
+PROGRESS_SECONDS = 120  # how long systemd waits for a start's next sign of progress after each
 MAX_STATUS = 500  # characters
 
 _log = Logger()
@@ -38,20 +38,20 @@ class ServiceManager:
         self._send = send
 
     def ready(self, status: str) -> None:
-        """The daemon serves. `status` is what `systemctl status` shows."""
+        """Report that the daemon serves. `status` is what `systemctl status` shows."""
         self._send(f"READY=1\nSTATUS={_one_line(status, MAX_STATUS)}")
 
     def progress(self, words: str) -> None:
-        """The start goes on and needs more time."""
+        """Report that the start goes on and needs more time."""
         self._send(f"STATUS={_one_line(words)}\nEXTEND_TIMEOUT_USEC={PROGRESS_SECONDS * 1_000_000}")
 
     def reloading(self) -> None:
-        """The configuration is being read again; `ready` says when that is done."""
+        """Report that the configuration is being read again; `ready` reports when that is done."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send(f"RELOADING=1\nMONOTONIC_USEC={now}")
 
     def stopping(self) -> None:
-        """The daemon stops."""
+        """Report that the daemon stops."""
         self._send("STOPPING=1")
 
 

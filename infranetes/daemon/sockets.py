@@ -48,7 +48,7 @@ class SocketService(Service):
         :raise FailedPrecondition: the path can't be listened on."""
         Service.startService(self)
         endpoint = UNIXServerEndpoint(self._reactor, self._path, mode=self._mode)
-        before = os.umask(0o777 & ~self._mode)  # so that at no moment others may connect
+        before = os.umask(0o777 & ~self._mode)  # so that the socket never admits anyone else
         try:
             listening = endpoint.listen(self._server.factory)
         finally:
@@ -60,7 +60,7 @@ class SocketService(Service):
 
     @deferred
     async def stopService(self) -> None:
-        """Listen no more, and drain."""
+        """Stop listening, and drain."""
         Service.stopService(self)
         while self._ports:
             await maybeDeferred(self._ports.pop().stopListening)

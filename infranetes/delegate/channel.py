@@ -33,11 +33,11 @@ from txgrpc import Call, Channel, Code, Disconnected, GrpcError
 from txgrpc.channel import Backoff
 from txgrpc.raw import RawStub, metadata_of
 
-IMAGES = "images"  # what it is refused for whose images VMs can't be made of
+IMAGES = "images"  # a delegate is refused for this if VMs can't be made of its images
 VERSION = "/runtime.v1.RuntimeService/Version"
-# A runtime that was restarted is found again at once: it is on the same node.
+# The pauses are short, so that a restarted runtime is found at once: it is on the same node.
 _BACKOFF = Backoff(first=0.05, most=0.5)
-_AGAIN = 1.0  # seconds until one that is about to start is asked again
+_AGAIN = 1.0  # seconds until a runtime that is about to start is asked again
 _log = Logger()
 
 
@@ -69,7 +69,7 @@ class Delegate:
         self.kind = ""
         self.version = ""
         self._trouble = "it has not answered yet"
-        self._stranger = ""  # what to do about a socket of something else, as a sentence
+        self._stranger = ""  # what to do about a socket that is not a runtime's, as a sentence
         self._refusals: dict[str, str] = {}
         self._meeting: Deferred[None] | None = None
         self._stopped = False
@@ -167,7 +167,7 @@ class Delegate:
 
     async def meet(self) -> None:
         """Wait until it answers, and learn what it is."""
-        waits = False  # at first not, so that the log says what it waits for
+        waits = False  # not at first, so that the log says what the daemon waits for
         while True:
             try:
                 answer = await self._stub.call(VERSION, b"", wait_for_ready=waits)
@@ -250,7 +250,7 @@ def refused_name(handler: str) -> str:
 
 
 def _why(socket: str, words: str) -> str:
-    """Say why there is no connection, in fewer words than Twisted where it is simple."""
+    """Return why there is no connection, in fewer words than Twisted's in simple cases."""
     try:
         if not stat.S_ISSOCK(os.stat(socket).st_mode):
             return "that is no socket"

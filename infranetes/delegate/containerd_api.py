@@ -23,11 +23,11 @@ from txgrpc.raw import RawStub
 
 M = TypeVar("M", bound=Message)
 
-NAMESPACE = "k8s.io"  # containerd's, in which its CRI keeps images
+NAMESPACE = "k8s.io"  # the containerd namespace in which its CRI keeps images
 SECONDS = 30.0  # for a call with one answer
-READ_SECONDS = 600.0  # for all of a blob
+READ_SECONDS = 600.0  # for reading a whole blob
 AGAIN = "remove the image with crictl rmi, and pull it again"
-LEASE = timedelta(hours=1)  # after which one is void that a killed daemon has left
+LEASE = timedelta(hours=1)  # after which the lease of a killed daemon expires
 
 _METADATA = (("containerd-namespace", NAMESPACE),)
 _SERVICES = "/containerd.services."

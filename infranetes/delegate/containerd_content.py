@@ -21,8 +21,8 @@ from infranetes_common.concurrency import IMAGES, run_in_thread
 from infranetes_common.errors import DataLoss, NotFound, Unimplemented
 from infranetes_common.reactors import IReactor
 
-MAX_MANIFESTS = 64  # of one image that are looked at
-UNPACKED = 3  # times its compressed size is what a layer is taken to need as a disk
+MAX_MANIFESTS = 64  # the most manifests of one image that are looked at
+UNPACKED = 3  # a layer's estimated size as a disk, in multiples of its compressed size
 DISCARDED = (
     "containerd deletes the layers that VMs are made of: set discard_unpacked_layers = false in its "
     "configuration, restart it, and pull the images again"
@@ -57,7 +57,7 @@ class ContainerdContent:
         await run_in_thread(self._reactor, clear, purpose=IMAGES)
 
     async def unusable(self) -> str:
-        """Return that the runtime is not containerd, if so."""
+        """Return that the runtime is not containerd; "": it is."""
         try:
             await self._api.root()
         except Unimplemented:
@@ -156,7 +156,7 @@ def _thd_has(path: Path, layer: Layer) -> bool:
     """Return whether the file is the blob, by its size. :raise DataLoss: it has another one."""
     try:
         found = path.lstat()
-    except OSError:  # in a place that this daemon does not see
+    except OSError:  # this daemon does not see the place
         return False
     if found.st_size != layer.size:
         raise DataLoss(f"{path} has {found.st_size} bytes, the layer {layer.size}; {AGAIN}")

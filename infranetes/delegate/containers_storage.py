@@ -30,11 +30,11 @@ from infranetes.images.manifest import MAX_CONFIG_BYTES, MAX_MANIFEST_BYTES, dig
 from infranetes.images.reference import is_digest
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 
-MAX_LAYERS_BYTES = 32 << 20  # of the file that lists them, with 1 KB for each
+MAX_LAYERS_BYTES = 32 << 20  # the most bytes of the file that lists the layers, of about 1 KB each
 AGAIN = "remove the image with crictl rmi, and pull it again"
 _IMAGES = "-images"
 _ID = re.compile(r"[0-9a-f]{64}")
-# Where a layer's own files are, by the name of the driver.
+# The directory of a layer's own files, by the driver's name.
 _FILES = {"overlay": "overlay/{}/diff", "vfs": "vfs/dir/{}"}
 
 
@@ -58,7 +58,7 @@ class ContainersStorage:
 
     @classmethod
     def of(cls, images: str) -> ContainersStorage:
-        """Return that of which ImageFsInfo names the directory of images.
+        """Return the storage whose directory of images ImageFsInfo names.
 
         :raise FailedPrecondition: it is none that is known here; says why."""
         path = Path(images)

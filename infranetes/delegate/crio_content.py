@@ -30,7 +30,7 @@ from txgrpc import GrpcError
 T = TypeVar("T")
 V = TypeVar("V")
 
-SECONDS = 30.0  # that CRI-O may take to tell where its images are
+SECONDS = 30.0  # how long CRI-O may take to tell where its images are
 PARTIAL = (
     'CRI-O does not keep all of the layers that VMs are made of: set enable_partial_images = "false" among '
     "pull_options of its storage.conf, restart it, and pull the images again"

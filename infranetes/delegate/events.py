@@ -25,7 +25,7 @@ class Listeners(Protocol):
     """The clients that stream our own events."""
 
     def tell(self, event: bytes) -> None:
-        """Tell all of them of a change, a ContainerEventResponse."""
+        """Pass an event, a ContainerEventResponse, to all of them."""
 
     def end(self, error: Exception) -> None:
         """End all of their streams."""
@@ -43,7 +43,7 @@ class DelegateEvents:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Have the delegate's events told meanwhile."""
+        """Pass the delegate's events on to our listeners until the end of the block."""
         self._count += 1
         if self._following is None:
             self._following = start(self._follow())
@@ -55,14 +55,14 @@ class DelegateEvents:
                 self.stop()
 
     def stop(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         following, self._following = self._following, None
         if following is not None:
             following.cancel()
 
     async def _follow(self) -> None:
         try:
-            await sleep(self._reactor, 0)  # until who listens first does so
+            await sleep(self._reactor, 0)  # until the first listener listens
             async with aclosing(self._delegate.stream(EVENTS, b"")) as events:
                 async for event in events:
                     if not self._delegate.hidden.is_shadow(event):
@@ -70,7 +70,7 @@ class DelegateEvents:
             error: Exception = Unavailable("the delegate has ended its events: list again, then listen again")
         except CancelledError:
             return
-        except Exception as raised:  # the delegate's status, or what an event of it could not be read for
+        except Exception as raised:  # the delegate's status, or why an event of it can't be read
             error = raised
         self._following = None
         self._listeners.end(error)

@@ -13,11 +13,11 @@ from infranetes.delegate.wire import items, string_field
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 
-#: The label of a shadow sandbox; its value is the id of the sandbox of ours.
+#: The label of a shadow sandbox. Its value is the id of our sandbox.
 SHADOW_OF = "infranetes.io/shadow-of"
-#: Another label of it: the state directory of the daemon that made it, and that alone may sweep it.
+#: Another label of it: the state directory of the daemon that made it, which alone may sweep it.
 SHADOW_BY = "infranetes.io/shadow-by"
-#: Ids that are kept: many times those of a node's pods, so that each is kept long after its sandbox's end.
+#: The most ids that are kept: many times a node's pods, so that each is kept long after its sandbox's end.
 MAX_IDS = 4096
 #: RPCs whose items have no labels; field 1 is the sandbox's id.
 UNLABELLED = frozenset({"ListPodSandboxMetrics", "StreamPodSandboxMetrics"})
@@ -36,7 +36,7 @@ def _stats(item: bytes) -> _Told:
     return told.id, told.labels
 
 
-# What an item of a list's field 1 has for id and labels.
+# The functions that return the id and labels of an item, which is a list's field 1.
 _TOLD: Mapping[str, Callable[[bytes], _Told]] = {
     "ListPodSandbox": _sandbox,
     "StreamPodSandboxes": _sandbox,
@@ -49,7 +49,7 @@ class Hidden:
     """The ids of shadow sandboxes, as far as they have been seen; also those of another daemon beside us."""
 
     def __init__(self) -> None:
-        self._ids: dict[str, None] = {}  # as they were last seen, the latest last
+        self._ids: dict[str, None] = {}  # in the order in which they were last seen
 
     def note(self, id: str) -> None:
         """Know the id of a shadow from now on."""
@@ -77,7 +77,7 @@ class Hidden:
             status = cri.ContainerEventResponse.FromString(event).pod_sandbox_status
             if self._noted(status.id, status.labels):
                 return True
-        # The delegate can no longer tell the labels of what it has removed.
+        # The event of a removed sandbox has no labels any more.
         return bool(self._ids) and string_field(event) in self._ids
 
     def _noted(self, id: str, labels: Mapping[str, str]) -> bool:

@@ -41,14 +41,14 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from txgrpc import GrpcError
 
-SECONDS = 30.0  # that the runtime may take to tell what it has
+SECONDS = 30.0  # how long the runtime may take to tell what it has
 PULL_SECONDS = 1800.0
-AGAIN = 2.0  # seconds until a runtime is asked again that is not there yet
+AGAIN = 2.0  # seconds until a runtime that is not there yet is asked again
 SAMPLE = 50  # images, at most, that are looked at to find out whether the runtime keeps layers
 
 M = TypeVar("M", bound=Message)
 
-_BLOBS = Path("/")  # stands for where blobs are, which is asked when one is needed
+_BLOBS = Path("/")  # a placeholder: the runtime is asked where a blob is when it is needed
 _log = Logger()
 
 
@@ -83,9 +83,9 @@ class DelegateImages:
         self._builder = Builder(reactor)
         self._build = make_disk or self._build_disk
         self._disks = LayerDisks(reactor, self._directory, self._make_disk)
-        self._images: dict[str, Image] = {}  # by id: what was last told
-        self._records: dict[str, Record] = {}  # by id: what they are made of
-        self._layers: dict[str, Layer] = {}  # by digest: those of the records
+        self._images: dict[str, Image] = {}  # by id: the runtime's last answers
+        self._records: dict[str, Record] = {}  # by id: the layers they are made of
+        self._layers: dict[str, Layer] = {}  # by digest: the layers of the records
         self._in_use: Counter[str] = Counter()  # by diff id
         self._used: set[str] = set()  # diff ids in use since the look for unused ones began
         self._making: dict[str, Flight[Sequence[LayerDisk]]] = {}  # by image id
@@ -246,7 +246,7 @@ class DelegateImages:
         for image_id in listed:
             try:
                 needed.update((await self._record(image_id)).diff_ids)
-            except (NotFound, FailedPrecondition):  # removed meanwhile, or nothing that VMs are shown
+            except (NotFound, FailedPrecondition):  # removed meanwhile, or not for VMs
                 continue
         for image_id in self._images.keys() | self._records.keys():
             if image_id not in listed and image_id not in self._making:
@@ -270,7 +270,7 @@ class DelegateImages:
                 _log.debug("the images of the node's runtime are not looked at: {error}", error=error)
             except OSError as error:
                 _log.warn("{path}: {error}", path=str(self._directory), error=error.strerror)
-            if not self._stopped:  # a call that was cancelled has failed
+            if not self._stopped:  # the failure may be a call that `stop` cancelled
                 pause = self._sweep_seconds if looked else min(AGAIN, self._sweep_seconds)
                 await sleep(self._reactor, pause)
 
@@ -286,7 +286,7 @@ class DelegateImages:
         try:
             record = await self._record(image_id)
             if await self._lacking(record):
-                record = await self._read(image_id)  # it may have been pulled anew, and be of other blobs
+                record = await self._read(image_id)  # it may have been pulled anew, with other blobs
             sources = stacked(record, _BLOBS)
             with self._using(record.diff_ids):
                 lacking = {_digest(source) for source in await self._lacking(record)}
@@ -308,7 +308,7 @@ class DelegateImages:
 
     async def _make_disk(self, wanted: Source, target: Path) -> Built:
         layer = self._layers[_digest(wanted)]
-        if not layer.compression and layer.size > self._max_layer_bytes:  # before it is written to a file
+        if not layer.compression and layer.size > self._max_layer_bytes:  # before it is in a file
             raise FailedPrecondition(
                 f"layer {layer.digest} has {layer.size} bytes; up to {self._max_layer_bytes} may be "
                 "(images.max_layer_bytes)"

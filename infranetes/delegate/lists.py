@@ -6,7 +6,7 @@ from __future__ import annotations
 from infranetes.delegate.wire import items, string_field
 from infranetes_common.errors import ResourceExhausted
 
-#: kubelet takes no larger message.
+#: The largest message that kubelet accepts.
 MAX_LIST = 16 * 1024 * 1024
 
 

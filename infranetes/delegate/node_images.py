@@ -13,17 +13,17 @@ from infranetes.images.config import ImagesConfig
 from infranetes.images.index import Image
 from infranetes.images.layer_disk import LayerDisk
 
-CONTAINERS = "docker"  # what the delegate's images are, as `imgprovider` calls them
+CONTAINERS = "docker"  # the kind of the delegate's images, as in `imgprovider`
 
 
 class NodeImages:
     """Implements `Images` of `infranetes.pods.context`. Call `start` first.
 
-    :ivar catalogues: what this daemon itself tells of images, to whom asks for one by name.
-    :ivar delegate: what the delegate tells itself.
+    :ivar catalogues: the images that this daemon serves itself, to those who ask for one by name.
+    :ivar delegate: the images that the delegate serves.
     """
 
-    machine_images = False  # of the pods that say nothing: they are made of containers' images
+    machine_images = False  # pods that don't choose are made of container images
 
     def __init__(self, catalogues: CatalogueSet, delegate: DelegateImages) -> None:
         self.catalogues = catalogues

@@ -13,7 +13,7 @@ class Owned(enum.Enum):
 
     OURS = "ours"
     THEIRS = "theirs"
-    #: One of ours begins so, and perhaps one of theirs: the delegate has to be asked.
+    #: One of our ids begins with it, and perhaps one of the delegate's, which has to be asked.
     MAYBE = "maybe"
 
 

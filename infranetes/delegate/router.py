@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CRI's two services on a node with a delegate: each call goes to whose it is, or to both.
+"""The CRI's two services on a node with a delegate: each call goes to its owner, or to both.
 
 What goes to the delegate goes as it came, and so does what it answers: fields that this release doesn't know
 are kept. What is ours is parsed as ever.
@@ -141,12 +141,11 @@ class Router:
         return answer
 
     async def _asked(self, status: str, id: str, call: Call) -> Owned:
-        """Return who has what begins with `id`, of which one of ours does.
+        """Return the owner of an id that begins with `id`, as one of ours does.
 
         :raise InvalidArgument: one of theirs does, too."""
-        request = cri.PodSandboxStatusRequest(
-            pod_sandbox_id=id
-        )  # ContainerStatusRequest is the same on the wire
+        # ContainerStatusRequest is the same on the wire.
+        request = cri.PodSandboxStatusRequest(pod_sandbox_id=id)
         try:
             await self._delegate.call(status, request.SerializeToString(), call)
         except GrpcError as error:
@@ -196,7 +195,7 @@ class Router:
 
         async def answer(request: bytes, call: Call) -> AsyncIterator[bytes]:
             async with aclosing(self._delegate.stream(ours.method.path, request, call)) as theirs:
-                # Half of a list would be believed: nothing of ours is told before the delegate has answered.
+                # The client would believe half of a list: ours is not sent before the delegate has answered.
                 first = await anext(theirs, None)
                 async with aclosing(ours.stream(request, call)) as mine:
                     async for page in mine:
@@ -209,9 +208,9 @@ class Router:
         return answer
 
     async def _without_shadows(self, rpc: str, listed: bytes, call: Call) -> bytes:
-        """Return the delegate's list without what nobody is shown."""
+        """Return the delegate's list without shadow sandboxes, which no client is shown."""
         hidden, sandboxes = self._delegate.hidden, b""
-        if rpc in UNLABELLED and listed:  # it says nothing of labels, which another list has
+        if rpc in UNLABELLED and listed:  # its items have no labels; those of ListPodSandbox do
             sandboxes = await self._delegate.call(LIST_SANDBOXES, b"", call)
         try:
             hidden.without_shadows("ListPodSandbox", sandboxes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of who answers each RPC of the CRI on a node with a delegate."""
+"""The table of the routes of the CRI's RPCs on a node with a delegate."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _RUNTIME = {
         "StreamPodSandboxMetrics",
     ),
     Route.STATUS: ("Status",),
-    # The node's pod CIDR is for the CNI to give addresses of, and nobody else may.
+    # Only the CNI may give out addresses of the node's pod CIDR.
     Route.DELEGATE: ("Version", "RuntimeConfig", "UpdateRuntimeConfig"),
     Route.EVENTS: ("GetContainerEvents",),
 }
@@ -79,9 +79,9 @@ def _paths(service: str, routes: Mapping[Route, tuple[str, ...]]) -> dict[str, R
     return {f"/runtime.v1.{service}/{name}": route for route, names in routes.items() for name in names}
 
 
-#: By the RPC's path. An RPC that is not here is a newer CRI's, and the delegate's alone.
+#: Routes by the RPC's path. Any other RPC is a newer CRI's, and for the delegate alone.
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {**_paths("RuntimeService", _RUNTIME), **_paths("ImageService", _IMAGES)}
 )
-#: What the paths of RPCs begin with that are a newer CRI's.
+#: The beginning of the paths of a newer CRI's RPCs.
 CRI = "/runtime.v1."

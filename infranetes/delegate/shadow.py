@@ -22,7 +22,7 @@ from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.wire import cri
 from txgrpc import Code, GrpcError
 
-_RUN_SECONDS = 200.0  # with the pull of a pause image; kubelet asks again after 240
+_RUN_SECONDS = 200.0  # includes the pull of a pause image; kubelet asks again after 240
 _END_SECONDS = 100.0
 _ASK_SECONDS = 15.0
 _RUNTIME = "/runtime.v1.RuntimeService"
@@ -33,9 +33,9 @@ _MAX_PATH = 4096
 class Shadow:
     """A shadow sandbox as the delegate lists it."""
 
-    id: str  # the delegate's
-    owner: str  # the id of the sandbox of ours
-    ours: bool  # whether it was made by this daemon, or the one before it
+    id: str  # the delegate's id of it
+    owner: str  # the id of our sandbox
+    ours: bool  # whether this daemon made it, or the one before it
     ready: bool
     created_at: int
 
@@ -68,7 +68,7 @@ class ShadowSandboxes:
         try:
             answer = await self._call("RunPodSandbox", request, _RUN_SECONDS)
         except Unavailable:
-            # It may have failed late, and left a sandbox that has the name.
+            # RunPodSandbox may have failed late, and left a sandbox that has the name.
             with contextlib.suppress(Unavailable):
                 for shadow in await self.list(owner):
                     await self.end(shadow.id)
@@ -100,7 +100,7 @@ class ShadowSandboxes:
         """Stop and remove a shadow. Idempotent.
 
         :raise Unavailable: the delegate can't be asked, or it could not; its words are told."""
-        self._delegate.hidden.note(id)  # before it is gone, and nobody can tell what it was
+        self._delegate.hidden.note(id)  # before its removal, while it is known to be a shadow
         requests = (
             ("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=id)),
             ("RemovePodSandbox", cri.RemovePodSandboxRequest(pod_sandbox_id=id)),
@@ -144,11 +144,11 @@ def shadow_config(config: cri.PodSandboxConfig, owner: str, home: str) -> cri.Po
     shadow.labels[SHADOW_OF] = owner
     shadow.labels[SHADOW_BY] = home
     seccomp = config.linux.security_context.seccomp
-    shadow.linux.ClearField("sysctls")  # the guest's
+    shadow.linux.ClearField("sysctls")  # the guest sets them
     shadow.linux.ClearField("security_context")
     namespaces = shadow.linux.security_context.namespace_options
     namespaces.network = cri.POD
-    namespaces.pid = cri.CONTAINER  # with POD, CRI-O would keep a pause process for it
+    namespaces.pid = cri.CONTAINER  # with POD, CRI-O would keep a pause process
     if config.linux.security_context.HasField("seccomp"):
         shadow.linux.security_context.seccomp.CopyFrom(seccomp)
     return shadow
@@ -161,6 +161,6 @@ def _namespace_in(info: str) -> str:
         [path] = [each["path"] for each in namespaces if each.get("type") == "network" and "path" in each]
     except (ValueError, LookupError, TypeError, AttributeError):
         return ""
-    # A path by a process's number may be another process's tomorrow.
+    # A path below /proc/PID may be another process's tomorrow.
     kept = isinstance(path, str) and os.path.isabs(path) and not path.startswith("/proc/")
     return path if kept and len(path) <= _MAX_PATH and path.isprintable() else ""

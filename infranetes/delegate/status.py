@@ -20,7 +20,7 @@ _SAME = (
     "runtime_handlers, and in its RuntimeClass"
 )
 _READY = "RuntimeReady"
-# kubelet makes the node NotReady by these, which are the delegate's to say.
+# kubelet makes the node NotReady if one of these is false, so only the delegate's count.
 _DELEGATES_OWN = frozenset({_READY, "NetworkReady"})
 
 

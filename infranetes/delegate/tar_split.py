@@ -21,10 +21,10 @@ from pathlib import Path
 from infranetes_common import paths
 from infranetes_common.errors import DataLoss, NotFound
 
-MAX_LINE = 16 << 20  # bytes; a header, a long name and what pads a file are far smaller
+MAX_LINE = 16 << 20  # bytes; a header, a long name and a file's padding are far smaller
 MAX_NAME = 4096  # bytes; no longer one could have been unpacked
 _FILE, _SEGMENT = 1, 2
-_HEADER = 512  # bytes in a tar, of which three entries may come: the header, the file, what pads it
+_HEADER = 512  # bytes in a tar, for which there may be three entries: header, file, padding
 _CHUNK = 8 << 20
 
 
@@ -41,7 +41,7 @@ class Assembly:
         self._size = size
         self._stop = stop
         self._written = 0
-        self._entries = 16 + 4 * (size // _HEADER)  # that may still come
+        self._entries = 16 + 4 * (size // _HEADER)  # the most entries that may still come
 
     def thd_write(self, target: int) -> None:
         """Write it to a file.
@@ -150,7 +150,7 @@ def open_inside(root: bytes, name: bytes) -> int:
         todo += [each for each in reversed(target.split(b"/")) if each not in (b"", b".")]
     found = paths.open_path(b"/".join((root, *done)), os.O_PATH)
     try:
-        if not stat.S_ISREG(os.fstat(found).st_mode):  # to open a device can do something
+        if not stat.S_ISREG(os.fstat(found).st_mode):  # opening a device can have effects
             raise OSError(errno.EINVAL, "not a regular file")
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
     finally:

@@ -16,7 +16,7 @@ _VARINT, _FIXED64, _BYTES, _GROUP, _END, _FIXED32 = range(6)
 _MAX_FIELD = (1 << 29) - 1
 _MAX_TAG_BYTES = 5
 _MAX_VARINT_BYTES = 10
-_MAX_DEPTH = 100  # of groups, as protobuf has it
+_MAX_DEPTH = 100  # of groups, as in protobuf
 
 
 class Field(NamedTuple):

@@ -25,9 +25,9 @@ MAX_PATH = 4096
 _CAPABILITIES = {
     "attach": False,
     "selinuxRelabel": False,
-    "supportsMetrics": False,  # of what is mounted on the node, which is not the volume
-    "fsGroup": False,  # kubelet's own, on the node: it is done in the VM
-    "requiresFSResize": True,  # else kubelet says that a volume was enlarged which was not
+    "supportsMetrics": False,  # kubelet would measure what is mounted on the node, not the volume
+    "fsGroup": False,  # kubelet would set it on the node; it is set in the VM
+    "requiresFSResize": True,  # else kubelet reports a volume as enlarged that was not
 }
 _EPILOG = """\
 kubelet runs it as the driver infranetes.io/volume, with one of:

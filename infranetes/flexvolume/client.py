@@ -54,14 +54,14 @@ def mount(socket: str, directory: str, volume: Volume) -> None:
 
 
 def unmount(socket: str, directory: str) -> None:
-    """Have a path no longer stand for a volume. :raise Failed: it still does."""
+    """Have the daemon unmount the volume at a path. :raise Failed: it did not."""
     call(socket, "UnmountVolume", control.UnmountVolumeRequest(target=directory))
 
 
 def call(socket: str, method: str, request: Message, seconds: float = SECONDS) -> None:
-    """Make a call of the Control service, whose answer says no more than that it was done.
+    """Make a call of the Control service whose answer is empty.
 
-    :raise Failed: it was not."""
+    :raise Failed: the call failed."""
     deadline = time.monotonic() + seconds
     try:
         with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as link:

@@ -14,11 +14,11 @@ FILESYSTEMS = ("ext4", "xfs")
 MAX_GROUP = 2**32 - 2  # the largest gid
 MAX_ID = 128  # bytes of a volume's id, or name
 MAX_SIZE = 1 << 60
-MAX_BYTES = 128 * 1024  # of all options: what the kernel lets an argument have
+MAX_BYTES = 128 * 1024  # of all options: the kernel's limit for an argument
 MAX_OPTIONS = 256
 MAX_VALUE = 4096
 
-# kubelet's own words.
+# The options that kubelet adds.
 _OWN = "kubernetes.io/"
 _FS_TYPE = "kubernetes.io/fsType"
 _READ_WRITE = "kubernetes.io/readwrite"
@@ -28,7 +28,7 @@ _POD = "kubernetes.io/pod.name"
 _NAMESPACE = "kubernetes.io/pod.namespace"
 _NAME = "kubernetes.io/pvOrVolumeName"
 
-# The volume's author's.
+# The options that the volume's author sets.
 _KNOWN = ("volumeID", "size", "format", "device", "mount", "deviceOnly")
 
 _SIZE = re.compile(r"([0-9]{1,18})(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
@@ -43,7 +43,7 @@ _UNITS = {
     "G": 10**9,
     "T": 10**12,
     "P": 10**15,
-    None: 1 << 30,  # as the first FlexVolume driver had it, and the clouds
+    None: 1 << 30,  # as in the first FlexVolume driver, and in the clouds
 }
 _TRUTH = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
@@ -84,7 +84,7 @@ def read(text: str) -> Mapping[str, str]:
         if not isinstance(value, str):
             raise Refused(f"option {key[:80]!r} is no text")
         if key.startswith(_OWN):
-            continue  # secrets among them, which are no concern of ours
+            continue  # secrets among them, which are not used here
         if key not in _KNOWN:
             raise Refused(f"option {key[:80]!r} is unknown; known are {', '.join(_KNOWN)}")
         if len(value) > MAX_VALUE or not value.isprintable():
@@ -149,7 +149,7 @@ def _size(given: str) -> int:
 
 
 def _filesystem(options: Mapping[str, str]) -> str:
-    """`format` may also say whether to make a file system: it is made on a blank disk, and on no other."""
+    """Return the file system's type. `format` may also be a truth value; only blank disks are formatted."""
     wanted = [options.get(_FS_TYPE, "")]
     if options.get("format", "") not in _TRUTH:
         wanted.append(options.get("format", ""))

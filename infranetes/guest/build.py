@@ -29,7 +29,7 @@ from infranetes.guest.sources import Sources, of_release
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted
 
 TOOLS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg", "apt-get": "apt"}
-NEEDED_BYTES = 3 << 30  # of disk during a build
+NEEDED_BYTES = 3 << 30  # free disk space for a build
 _KEPT = 2  # images: the current one and the one before
 _WORK = ".build-"
 _LOCK = "lock"
@@ -155,7 +155,7 @@ def _mmdebstrap(
         shutil.copy(package, work / "debs")
     install = "apt-get install --yes --no-install-recommends"
     hooks = [
-        # Before kernel and Docker are configured, since that reads some of these files.
+        # This precedes the configuration of kernel and Docker, which reads some of these files.
         ("essential", f'cp -a "{work}/files/." "$1/"'),
         ("customize", f'mkdir -p "$1/{_DEBS}" && cp "{work}"/debs/*.deb "$1/{_DEBS}/"'),
         ("customize", f'chroot "$1" sh -c "{install} /{_DEBS}/*.deb" </dev/null'),

@@ -42,12 +42,12 @@ TOOLS = {
     "sfdisk": "fdisk",
     "unshare": "util-linux",
 }
-# Mounts and processes of its own, which the kernel ends when this process ends.
+# The maker has mounts and processes of its own, which the kernel ends when this process ends.
 _ALONE = (
     *("setpriv", "--pdeathsig", "KILL"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--propagation", "private"),
 )
-# With the package that this is, wherever that is, and nothing of the directory in which it is started.
+# The maker imports this very package, wherever that is, and nothing from its working directory.
 _PACKAGES = Path(__file__).resolve().parents[2]
 _MAKER = ("env", f"PYTHONPATH={_PACKAGES}", sys.executable, "-P", "-m", "infranetes.guest.disk_maker")
 
@@ -136,7 +136,7 @@ def _prefix(target: Path) -> str:
 
 @contextlib.contextmanager
 def _work_directory(target: Path) -> Iterator[Path]:
-    """A directory beside `target`, locked while it is in use and removed then."""
+    """Make a directory beside `target`, which is locked while it is in use and removed afterwards."""
     work = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
     descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -153,7 +153,7 @@ def _clear(target: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                with contextlib.suppress(BlockingIOError):  # another one is making it now
+                with contextlib.suppress(BlockingIOError):  # another process is making it now
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     _remove(leftover)
             finally:

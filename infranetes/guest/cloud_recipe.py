@@ -36,9 +36,9 @@ class Source:
     files: Files = attrs.field(factory=dict)
 
 
-# vmtoolsd reads guestinfo for the agent, and tells vCenter the VM's addresses: its cards' alone.
+# vmtoolsd reads guestinfo for the agent, and tells vCenter the VM's addresses: only those of its cards.
 _TOOLS = "[guestinfo]\nexclude-nics=docker*,veth*,br-*\n"
-# Where the node gives the VM its address, the agent sets it, and DHCP is not to be asked for one.
+# Where the node gives the VM its address, the agent sets it, and DHCP must not be asked for one.
 _STATIC = """\
 [Service]
 ExecCondition=+/bin/sh -c '! vmtoolsd --cmd "info-get guestinfo.infranetes.static" | grep -qx true'
@@ -47,7 +47,7 @@ ExecCondition=+/bin/sh -c '! vmtoolsd --cmd "info-get guestinfo.infranetes.stati
 SOURCES: Mapping[str, Source] = {
     # An EBS volume may be slow, but it comes back: Linux' own 30 s would make the root read-only for good.
     "aws": Source(kernel=("nvme_core.io_timeout=4294967295",), clock=cloud_time.AWS),
-    # Not the cards behind these that accelerated networking adds: they have the same addresses.
+    # This leaves out the cards that accelerated networking adds: they have the same addresses.
     "azure": Source(card="Driver=hv_netvsc", clock=cloud_time.AZURE),
     "gcp": Source(clock=cloud_time.GCP),
     "openstack": Source(),
@@ -67,9 +67,9 @@ DEFAULT_KIND = "docker"
 # Installed into the disk. Debian's signed boot loader can be started where Secure Boot is on too.
 PACKAGES = ("grub2-common", "grub-pc-bin", "grub-efi-amd64-signed", "shim-signed", *cloud_time.PACKAGES)
 
-# Of the disks that the root may be on, for the initial RAM disk, which has the guest image's: virtio's.
+# The drivers of disks that the root may be on. The initial RAM disk gets them besides virtio's, which it has.
 DISK_DRIVERS = ("nvme", "sd_mod", "virtio_scsi", "vmw_pvscsi", "hv_storvsc", "xen_blkfront")
-# Of those that the guest image's kernel lacks and a script may install others with.
+# Further ones, which the guest image's kernel lacks; a script may install a kernel that has them.
 MORE_DISK_DRIVERS = ("ahci", "mptsas", "mptspi")
 CARD_DRIVERS = ("virtio_net", "ena", "gve", "vmxnet3", "hv_netvsc", "xen_netfront")
 
@@ -106,7 +106,7 @@ DHCP_UNIT = "etc/systemd/network/50-dhcp.network"
 
 
 def files(source: str, kind: str, guest: GuestImage, root: str) -> Files:
-    """The files that are written into the guest's tree.
+    """Return the files that are written into the guest's tree.
 
     :param root: the UUID of its file system. A label would be that of each volume made of such a disk, too.
     :raise FailedPrecondition: the guest image has nothing that runs containers of this kind.
@@ -129,7 +129,7 @@ def files(source: str, kind: str, guest: GuestImage, root: str) -> Files:
 
 
 def agent(source: str, kind: str, guest: GuestImage) -> str:
-    """The agent's configuration. :raise FailedPrecondition: as `files`."""
+    """Return the agent's configuration. :raise FailedPrecondition: as `files`."""
     beside = {each.providers: each.files.get(recipe.AGENT, (0, ""))[1] for each in recipe.CONTAINERS.values()}
     if kind != "machine" and guest.providers and kind not in guest.providers:
         raise FailedPrecondition(
@@ -138,12 +138,12 @@ def agent(source: str, kind: str, guest: GuestImage) -> str:
         )
     text = f'provider = "{kind}"\n'
     if kind == "oci":
-        text = beside.get(guest.providers) or text  # with what else the guest's pods may choose
+        text = beside.get(guest.providers) or text  # with the other choices that its pods have
     return f'{text}\n[identity]\nsource = "{source}"\n'
 
 
 def esp_menu(root: str) -> str:
-    """What the boot loader of UEFI reads beside itself: where the menu is."""
+    """Return the file beside UEFI's boot loader, which tells it where the menu is."""
     return f"search --no-floppy --fs-uuid --set=root {root}\nconfigfile /boot/grub/grub.cfg\n"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 PACKAGES = ("chrony",)
-# What its package brings for the kernel of the machine that the disk is made on, which it would load there.
+# The package would load its profiles into the kernel of the machine that the disk is made on.
 EXCLUDED = ("/etc/apparmor.d/*",)
 CONFIGURATION = "etc/infranetes/chrony.conf"
 SCRIPT = "usr/lib/infranetes/clock"
@@ -23,15 +23,15 @@ LINK_LOCAL_GCP = "169.254.169.254"  # source: Compute Engine, "Configure NTP": m
 # Source: Azure, "Time sync for Linux VMs": the host's clock, as the driver hv_utils shows it.
 AZURE_CLOCK = "/dev/ptp_hyperv"
 
-_TOLD = "/run/infranetes-clock"  # a directory for what DHCP has told
-_POLLS = "iburst minpoll 4 maxpoll 6"  # each 16 to 64 s, so that an end of the service is seen soon
+_TOLD = "/run/infranetes-clock"  # a directory for the time servers that DHCP names
+_POLLS = "iburst minpoll 4 maxpoll 6"  # a poll each 16 to 64 s, so that an end of the service is noticed soon
 
 AWS = f"server {LINK_LOCAL_AWS} prefer iburst minpoll 4 maxpoll 4"
 GCP = f"server {LINK_LOCAL_GCP} prefer {_POLLS}"
 AZURE = f"refclock PHC {AZURE_CLOCK} poll 3 dpoll -2 offset 0 stratum 2"
 
 # No leapsectz: AWS' and Google's servers spread leap seconds over a day. maxdrift: while the agent slews the
-# clock, what chrony measures is no clock's drift. rtcsync also has the kernel know that it is synchronised.
+# clock, what chrony measures is no clock's drift. rtcsync also tells the kernel that it is synchronised.
 _CONFIGURATION = f"""\
 # A client alone: it has no port.
 port 0
@@ -58,8 +58,8 @@ _BEGIN_AT_AZURE = (
     'SUBSYSTEM=="ptp", ATTR{clock_name}=="hyperv", TAG+="systemd", ENV{SYSTEMD_WANTS}+="chrony.service"\n'
 )
 
-# chronyc's fifth word is by how many seconds the clock is behind. Looks are frequent at first: one costs an
-# emulated processor a second.
+# The fifth field of chronyc's answer is how many seconds the clock is behind. Looks are frequent only at
+# first: one costs an emulated processor a second.
 _SCRIPT = f"""\
 #!/bin/sh
 # Beside chrony, which sets no clock, since it would set it back, too: has it set forward a clock that is a
@@ -121,7 +121,7 @@ WantedBy=chrony.service
 
 
 def files(clock: str) -> Mapping[str, tuple[int, str]]:
-    """The files of the service, by path: mode and text.
+    """Return the files of the service, by path: mode and text.
 
     :param clock: the cloud's own, in chrony's words; "": it has none but those that DHCP tells.
     """

@@ -21,11 +21,11 @@ from infranetes.guest.programs import run
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
 _ENABLED = ("systemd-networkd.service", cloud_recipe.GROW_UNIT, cloud_time.UNIT)
-# For templates alone, of which this machine is none; guest images without Docker don't have it.
+# Only templates need this unit, and a cloud's VM is none. Guest images without Docker don't have it.
 _WARM_UNIT = "infranetes-warm.service"
-_POLICY = Path("usr/sbin/policy-rc.d")  # says no to packages that start what they bring
-# With each kernel they would write another menu, without this one's words for the kernel. In the tree they
-# fail, since they don't find the root's disk. The menu names Debian's link to the newest kernel.
+_POLICY = Path("usr/sbin/policy-rc.d")  # denies packages the start of their services
+# With each kernel these hooks would write another menu, without our words for the kernel. In the tree they
+# fail, since they don't find the root's disk. Our menu names Debian's link to the newest kernel.
 _MENU_HOOKS = tuple(f"etc/kernel/{event}.d/zz-update-grub" for event in ("postinst", "postrm"))
 _SCRIPT = "run/infranetes-script"
 
@@ -94,7 +94,7 @@ class DiskMaker:
         run("mount", "-o", "ro,loop,noload", str(self.guest_disk), str(self.work / "guest"))
 
     def open_tree(self) -> None:
-        """Let programs in the tree find what they expect. It is not written into the tree."""
+        """Mount what programs in the tree expect. Nothing of it is written into the tree."""
         tree = str(self.tree)
         run("mount", "--rbind", "/dev", f"{tree}/dev")
         run("mount", "-t", "proc", "proc", f"{tree}/proc")
@@ -102,7 +102,7 @@ class DiskMaker:
         for directory in ("run", "tmp"):
             run("mount", "-t", "tmpfs", "tmpfs", f"{tree}/{directory}")
         (self.tree / "tmp").chmod(0o1777)
-        # Names are looked up as here; the file itself stays empty, until the pod says what is in it.
+        # Names are looked up as on this machine; the file itself stays empty, until the pod sets its content.
         run("mount", "--bind", str(Path("/etc/resolv.conf").resolve()), f"{tree}/etc/resolv.conf")
         shutil.copyfile(self.apt, self.tree / "run/apt.conf")
         policy = self.tree / _POLICY
@@ -190,7 +190,7 @@ class DiskMaker:
 
 
 def lacking_drivers(modules: Path) -> Iterator[str]:
-    """Those of the drivers that a kernel lacks.
+    """Return those of the drivers that a kernel lacks.
 
     :param modules: its directory below /lib/modules."""
     names = set()
@@ -204,7 +204,7 @@ def lacking_drivers(modules: Path) -> Iterator[str]:
 
 
 def say(words: str) -> None:
-    """Tell the one who waits what is done now."""
+    """Report what is being done now."""
     print(f"I: {words}", flush=True)
 
 
@@ -214,7 +214,7 @@ def said(*command: str) -> str:
 
 
 def main() -> int:
-    """Make the disk that the arguments tell of."""
+    """Make the disk that the arguments describe."""
     work, guest_disk, source, kind, root, apt, *script = sys.argv[1:]
     maker = DiskMaker(
         Path(work), Path(guest_disk), source, kind, root, Path(apt), Path(script[0]) if script else None

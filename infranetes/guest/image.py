@@ -33,8 +33,8 @@ class GuestImage:
     codename: str  # Debian's release
     kernel_version: str
     packages: tuple[str, ...]  # Infranetes' own, as NAME_VERSION
-    providers: tuple[str, ...] = ()  # what runs containers in it, the agent's default first; (): not known
-    features: tuple[str, ...] = ()  # what its agent can that earlier ones can't; see `recipe.FEATURES`
+    providers: tuple[str, ...] = ()  # its ContainerProviders, the agent's default first; (): not known
+    features: tuple[str, ...] = ()  # abilities of its agent that earlier ones lack; see `recipe.FEATURES`
 
     @property
     def disk(self) -> Path:

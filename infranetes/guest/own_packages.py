@@ -13,7 +13,7 @@ from infranetes.guest import recipe
 from infranetes.guest.programs import Progress, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
-_INSTALLED = "infranetes"  # whose version the agent's has to be
+_INSTALLED = "infranetes"  # the package whose version the agent's has to have
 
 
 @contextlib.contextmanager

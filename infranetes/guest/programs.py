@@ -15,7 +15,7 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError
 Progress = Callable[[str], None]
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-_STEP = "I: "  # what mmdebstrap begins its steps with
+_STEP = "I: "  # the prefix of mmdebstrap's steps
 
 
 def run(

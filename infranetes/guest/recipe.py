@@ -22,10 +22,10 @@ RELEASE = "bookworm"
 
 # Debian's packages, besides the agent's with its dependencies and those of `CONTAINERS`.
 PACKAGES = (
-    "apparmor",  # the container runtime's own profile, and those of the node
+    "apparmor",  # for the container runtime's own profile, and those of the node
     "ca-certificates",
     "conmon",
-    "conntrack",  # flows of UDP to endpoints that are gone
+    "conntrack",  # deletes flows of UDP to endpoints that are gone
     "crun",
     "e2fsprogs",  # file systems of volumes
     "iproute2",
@@ -70,8 +70,8 @@ MASKED = (
     "systemd-update-utmp.service",
 )
 
-# udev's rules for hardware that no VM has. Each event is held against every rule there is, and a disk that is
-# plugged in makes nine events: without these rules it costs an emulated processor a seventh less.
+# udev's rules for hardware that no VM has. Each event is matched against every rule, and a disk that is
+# plugged in makes nine events: without these rules that costs an emulated processor a seventh less.
 UDEV_MASKED = (
     "60-autosuspend",
     "60-cdrom_id",
@@ -198,7 +198,7 @@ FILES: Mapping[str, tuple[int, str]] = {
     ),
     "etc/sysctl.d/50-infranetes.conf": (
         0o644,
-        # A broken VM ends, which the node sees.
+        # A VM whose kernel panics ends, which the node notices.
         "kernel.panic = -1\nkernel.panic_on_oops = 1\nnet.ipv6.conf.all.accept_ra = 0\n"
         # Where there are huge pages the kernel keeps 5 % of the memory free to make some: 45 MiB of 907.
         "vm.min_free_kbytes = 8192\n",
@@ -226,18 +226,18 @@ FILES: Mapping[str, tuple[int, str]] = {
     ),
     "etc/udev/rules.d/10-infranetes-layers.rules": (
         0o644,
-        # The agent finds the disks of layers by their places: nobody needs to look for names in them.
+        # The agent finds the disks of layers by their places, so udev need not look for names in them.
         'SUBSYSTEM=="block", KERNEL=="sd*", ENV{UDEV_DISABLE_PERSISTENT_STORAGE_RULES_FLAG}="1"\n',
     ),
     "etc/udev/rules.d/61-infranetes-layers.rules": (
         0o644,
-        # Nor is a notice needed when one is closed: nobody can have written to it.
+        # Nor need udev notice that one is closed: nothing can have written to it.
         'SUBSYSTEM=="block", KERNEL=="sd*", OPTIONS+="nowatch"\n',
     ),
     **{f"etc/udev/rules.d/{name}.rules": (0o644, "# Not in VMs\n") for name in UDEV_MASKED},
     "etc/systemd/system/vmserver.service.d/infranetes.conf": (
         0o644,
-        # Nobody can read the journal of a VM whose agent does not start.
+        # The console gets the last lines, since the journal of a VM whose agent does not start can't be read.
         '[Service]\nExecStopPost=-/bin/sh -c \'test "$SERVICE_RESULT" = success || '
         "journalctl --unit vmserver --lines 30 --no-pager --output cat >/dev/console'\n",
     ),
@@ -272,8 +272,8 @@ _DOCKER_FILES: Mapping[str, tuple[int, str]] = {
         # addresses.
         "[Service]\nExecStart=\nExecStart=/usr/bin/setarch -R /usr/sbin/dockerd -H fd:// "
         "--containerd=/run/containerd/containerd.sock\n"
-        # Like containerd, it must not be what the OOM killer chooses. Docker 20.10 sets a score of its
-        # own when it starts, by which pods of the class Guaranteed would outlive it.
+        # Like containerd, dockerd must not be what the OOM killer chooses. Docker 20.10 sets a score of its
+        # own when it starts, with which pods of the class Guaranteed would outlive it.
         "OOMScoreAdjust=-999\nExecStartPost=-/bin/sh -c 'echo -999 >/proc/$MAINPID/oom_score_adj'\n",
     ),
     **runtime.FILES,
@@ -298,11 +298,11 @@ DOCKER = Containers(
 
 AGENT = "etc/infranetes/vmserver.toml"
 
-# conmon and crun, which the agent starts by itself; images come as layers. A handler's pods may have
-# executables, which the VM's systemd runs.
+# conmon and crun, which the agent itself starts; images come as layers. A handler's pods may instead consist
+# of executables, which the VM's systemd runs.
 OCI = Containers("oci", ("oci", "systemd"), (), {AGENT: (0o644, 'provider = "oci"\nchoices = ["systemd"]\n')})
 
-# The same, and Docker, which does not run before a pod wants it.
+# Like OCI, and with Docker, which does not run before a pod wants it.
 BOTH = Containers(
     "both",
     ("oci", "docker", "systemd"),
@@ -320,13 +320,13 @@ BOTH = Containers(
 
 CONTAINERS: Mapping[str, Containers] = {each.name: each for each in (DOCKER, OCI, BOTH)}
 
-# What the image has unless it is said: a name of CONTAINERS. The Makefile reads this line.
+# The name in CONTAINERS of what an image has by default. The Makefile reads this line.
 DEFAULT_CONTAINERS = "both"
 
 # Our own packages, from the directory that the builder is given.
 OUR_PACKAGES = ("infranetes-common", "vmserver")
 
-# What the agent of this release can and earlier ones could not, where the node has to know that beforehand.
-ROUTES = "routes"  # an identity's network may say routes, further addresses and neighbours
+# Abilities of this release's agent that earlier ones lack, and that the node has to know of beforehand.
+ROUTES = "routes"  # an identity's network may have routes, further addresses and neighbours
 FEATURES = (ROUTES,)
 DISK_GIB = 8  # of the image; the configuration says how large the template's disk is

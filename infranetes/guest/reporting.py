@@ -49,7 +49,7 @@ def reported(directory: Path, progress: Progress) -> Iterator[Progress]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except PermissionError:  # nor may it build
+    except PermissionError:  # it may not build, either
         yield progress
         return
     try:

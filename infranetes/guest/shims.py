@@ -16,8 +16,8 @@ from __future__ import annotations
 DIRECTORY = "/run/infranetes-shims"
 SHIM = "/usr/bin/containerd-shim-runc-v2"
 
-# A shim finds in its working directory what containerd lays into a container's bundle. A spare is ready once
-# `ready` has a file with its address, named by its process.
+# A shim finds in its working directory what containerd puts into a container's bundle. A spare shim is ready
+# once `ready` has a file that is named after its process, and contains its address.
 _BEGIN = f"""\
 #!/bin/sh
 # Begins shims that wait for containers; /usr/local/bin/containerd-shim-runc-v2 hands them out.
@@ -59,7 +59,7 @@ fi
 exec {SHIM} "$@"
 """
 
-# Containers have their shim's limits: these are containerd's own.
+# Containers inherit their shim's limits, so the shims have containerd's own.
 _UNIT = f"""\
 [Unit]
 Description=Shims that wait for containers

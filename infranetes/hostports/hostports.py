@@ -68,7 +68,7 @@ class HostPorts:
             self._unused(port)
 
     async def put(self, pod: PodPorts) -> None:
-        """Have the ports lead to the pod's VM. Idempotent. :raise InfranetesError: they can't."""
+        """Forward the ports to the pod's VM. Idempotent. :raise InfranetesError: they can't be."""
         if not pod.ports:
             return
         before = self._ports.get(pod.sandbox_id)
@@ -82,7 +82,7 @@ class HostPorts:
         await self._table.forget_flows(pod.ports)
 
     async def remove(self, sandbox_id: str) -> None:
-        """Have nothing lead to the sandbox's VM any more. Idempotent. :raise InfranetesError: try again."""
+        """Forward no ports to the sandbox's VM any more. Idempotent. :raise InfranetesError: try again."""
         ports = self._ports.pop(sandbox_id, None)
         if ports is None:
             return
@@ -94,7 +94,7 @@ class HostPorts:
         await self._table.forget_flows(list(ports))
 
     async def restore(self, pods: Iterable[PodPorts]) -> None:
-        """After a start: have exactly these. A sweep tries again what fails now."""
+        """Restore exactly these ports after a start. A sweep retries what fails now."""
         for pod in pods:
             if pod.ports and pod.address:
                 self._ports[pod.sandbox_id] = dict.fromkeys(pod.ports, pod.address)
@@ -105,10 +105,10 @@ class HostPorts:
                 _log.error("host ports lead nowhere for now: {error}", error=error)
 
     async def sweep(self) -> None:
-        """Restore rules that somebody else has changed."""
+        """Restore rules that another program has changed."""
         try:
             if not self._ports:
-                if self._table.guards:  # it may be needless by now
+                if self._table.guards:  # its guard may be needless by now
                     await self._apply()
                 return
             expected = {one for each in elements(self._all()) for one in each}

@@ -39,8 +39,8 @@ _log = Logger()
 class Routes:
     """The ways by which the node reaches the pods."""
 
-    interfaces: tuple[str, ...] = ()  # of the node, to pods that it reaches directly
-    networks: tuple[str, ...] = ()  # of these interfaces
+    interfaces: tuple[str, ...] = ()  # the node's interfaces to pods that it reaches directly
+    networks: tuple[str, ...] = ()  # the networks of these interfaces
     routed: tuple[str, ...] = ()  # addresses of pods behind a router
 
 
@@ -57,7 +57,7 @@ class Table:
         self._localnet: dict[str, bool] | None = None  # see `_load_localnet`
 
     async def replace(self, ports: Mapping[HostPort, str]) -> None:
-        """Have exactly these ports, each with the address of its pod. No ports: remove the table.
+        """Forward exactly these ports, each to the address of its pod. No ports: remove the table.
 
         :raise InfranetesError: it failed; the table is as it was."""
         localnet = await self._load_localnet()
@@ -107,8 +107,8 @@ class Table:
         return all(self._is_open(interface) for interface in self._localnet or ())
 
     async def _load_localnet(self) -> Mapping[str, bool]:
-        """The interfaces that host ports have needed, and whether this daemon, or an earlier one, has set
-        route_localnet there: the table's map of that name."""
+        """Return the interfaces that host ports have needed, and whether this daemon, or an earlier one, has
+        set route_localnet there: the table's map of that name."""
         if self._localnet is None:
             command = ["nft", "-j", "list", "map", "ip", self._name, "localnet"]
             found = await run(self._reactor, command, _SECONDS)

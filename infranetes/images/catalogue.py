@@ -155,7 +155,7 @@ class CatalogueStore:
                 names=tuple(sorted({*known.names, *found.names})),
                 digests=tuple(sorted({*known.digests, *found.digests})),
             )
-        # A name that another image had is this one's from now on.
+        # A name that belonged to another image belongs to this one from now on.
         others = {
             id: attrs.evolve(image, names=tuple(name for name in image.names if name not in found.names))
             for id, image in self._images.items()

@@ -50,18 +50,18 @@ class ImagesConfig:
     registries_conf: str = ""
     # A containers-auth.json(5) for pulls without credentials; empty: skopeo's default.
     auth_file: str = ""
-    # Chosen from images for several platforms; empty: the node's own.
+    # The platform chosen from images for several; empty: the node's own.
     platform: str = attrs.field(default="", validator=_is_platform)
     # Images that kubelet must never remove to make room.
     pinned: tuple[str, ...] = attrs.field(default=(), validator=_are_images)
-    # Images that every VM has from the start, where the provider can; pinned too.
+    # Images that every VM has from the start, if the provider supports that; they are pinned, too.
     preload: tuple[str, ...] = attrs.field(default=(), validator=_are_images)
     max_parallel_pulls: int = attrs.field(default=4, validator=gt(0))
     # A pull that moves no byte for so many seconds is given up.
     stall_seconds: float = attrs.field(default=60.0, validator=gt(0))
-    # How often a pull is tried when the fault may pass.
+    # How many times a pull is tried if its fault may pass.
     attempts: int = attrs.field(default=3, validator=gt(0))
-    # Bytes that one layer may unpack to.
+    # The most bytes that one layer may unpack to.
     max_layer_bytes: int = attrs.field(default=64 << 30, validator=gt(0))
     skopeo: str = "skopeo"
 

@@ -44,9 +44,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 FORMAT = 1
-"""Raised with each change of the builder by which a layer becomes other bytes; older files are removed."""
+"""Raised by each change of the builder that makes other bytes of a layer; older files are removed."""
 
-MAX_STACKED = 127  # layers, each of them a disk: the limit of overlayfs is a little higher
+MAX_STACKED = 127  # the most layers, each of them a disk; overlayfs' own limit is a little higher
 MAX_PARALLEL = 4
 
 

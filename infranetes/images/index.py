@@ -24,7 +24,7 @@ from infranetes_common.concurrency import replace_file
 from infranetes_common.errors import InvalidArgument, NotFound
 
 VERSION = 1
-MIN_PREFIX = 6  # digits of an id that mean it; fewer are more likely the name of another image
+MIN_PREFIX = 6  # the fewest digits that are taken for an id; fewer are more likely a name
 _log = Logger()
 
 
@@ -40,8 +40,8 @@ class Image:
     user: str  # as in its configuration: "", NAME or UID, with or without :GROUP
     pinned: bool
     url: str = ""  # where each VM fetches it
-    machine: str = ""  # of a machine image: the IaaS's own name of it
-    told_id: str = ""  # the id as the node's runtime spells it, by which kubelet compares it; empty: `id`
+    machine: str = ""  # a machine image's name in its IaaS; "": it is none
+    told_id: str = ""  # the id as the node's runtime spells it, which kubelet compares; empty: `id`
 
     @property
     def uid(self) -> int | None:

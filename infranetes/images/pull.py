@@ -25,11 +25,9 @@ from infranetes_common.concurrency import IMAGES, backoff, run_in_thread, sleep
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.reactors import IReactor
 
-RETRY_SECONDS = (
-    1.0,
-    300.0,
-)  # the pause before the second attempt, doubled before each further one; the longest
-SLACK_BYTES = 1 << 20  # by which a pull's files may be larger than the manifest says
+# The pause before the second attempt, which doubles before each further one, and the longest pause.
+RETRY_SECONDS = (1.0, 300.0)
+SLACK_BYTES = 1 << 20  # by how much a pull's files may exceed what the manifest says
 
 #: Unpacked sizes by (layer digest, diff id) that were checked to belong together.
 Verified = Mapping[tuple[str, str], int]

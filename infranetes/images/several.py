@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The images of a node whose pods are of several kinds: each name is of one store, which has all of it.
 
-A reference says which by its domain, `CATALOGUE.infranetes.io/`; all others are of the node's own store. What
-is no reference is an id, or its beginning, and looked for in all of them.
+A reference names its store by its domain, `CATALOGUE.infranetes.io/`; all others are of the node's own store.
+Anything else is an id, or its beginning, and is looked for in all stores.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Skopeo:
         watch: Watch | None,
     ) -> bytes:
         run = _Run(limit)
-        # skopeo does not outlive a daemon that is killed.
+        # So that skopeo does not outlive a daemon that is killed.
         command = ["setpriv", "--pdeathsig", "KILL", "--", self._config.skopeo]
         if self._config.registries_conf:
             command.append(f"--registries-conf={self._config.registries_conf}")
@@ -211,7 +211,7 @@ def classify(said: str, reference: Reference) -> InfranetesError:
     """Return the error that skopeo's output means."""
     fatal = re.findall(r'level=fatal msg="((?:[^"\\]|\\.)*)"', said)
     words = re.sub(r"\\(.)", lambda m: " " if m[1] in "nrt" else m[1], fatal[-1]) if fatal else said
-    # An image's name must not be taken for a reason.
+    # The image's name must not be taken for a cause of the failure.
     stripped = words.replace(str(reference), "IMAGE").replace(reference.repository, "REPOSITORY")
     shown = "".join(c if c.isprintable() else " " for c in words).strip()[-400:] or "skopeo said nothing"
     for pattern, kind, meaning in _WORDS:

@@ -85,14 +85,14 @@ class ImageStore:
         self._pulls = self._directory / "pulls"
         self._records: dict[str, Record] = {}
         self._pinned = _pinned(self._config)
-        self._in_use: Counter[str] = Counter()  # by digest: how many pulls and others need blob or disk
+        self._in_use: Counter[str] = Counter()  # by digest: how many tasks need the blob or its disk
         self._lock = DeferredLock()  # one change of images.json or of the set of blobs at a time
         self._pull_limit = DeferredSemaphore(self._config.max_parallel_pulls)
         self._puller = Puller(reactor, self._config, self._blobs, self._pulls)
         self._flights: dict[_Key, Flight[Record]] = {}  # pulls under way
         self._builder = Builder(reactor)
         self._disks = LayerDisks(reactor, self._directory / "disks", make_disk or self._make_disk)
-        self._making: dict[str, Flight[Sequence[LayerDisk]]] = {}  # by image id: whose disks are being made
+        self._making: dict[str, Flight[Sequence[LayerDisk]]] = {}  # by image id: disks being made
         self._ahead = False  # disks were asked for, so those of the next images will be too
 
     async def start(self) -> None:
@@ -234,7 +234,7 @@ class ImageStore:
             if flight.done:  # by `stop`
                 raise Unavailable("the daemon is stopping") from None
             raise
-        self._record(image_id)  # it may have been removed meanwhile, and its disks with it
+        self._record(image_id)  # raises if the image was removed meanwhile, and its disks with it
         return disks
 
     def prepare(self, image_id: str) -> None:

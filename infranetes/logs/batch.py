@@ -22,7 +22,7 @@ from infranetes_common.reactors import IReactor
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-CALLS = 100  # in one trip: what runs on their results has to fit into one turn of the reactor
+CALLS = 100  # in one trip to the thread: all of their callbacks run in one turn of the reactor
 
 
 @attrs.frozen(eq=False)

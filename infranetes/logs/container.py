@@ -27,7 +27,7 @@ from infranetes_common.errors import (
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
-STOPPED_AT_ONCE = 50  # of very many logs: stopping one costs about 100 microseconds
+STOPPED_AT_ONCE = 50  # logs in one turn of the reactor: stopping one takes about 100 microseconds
 
 _log = Logger()
 
@@ -64,7 +64,7 @@ class ContainerLog:
         self._writer = LogWriter(reactor, path, checkpoint, save, files or LogFiles(), in_thread)
         self._reader: Deferred[None] | None = None
         self._stopping = False
-        self._gap = False  # this reading's gap was logged
+        self._gap = False  # whether this reading's gap was logged
 
     def start(self) -> None:
         """Begin, or continue from the checkpoint. Call it once."""

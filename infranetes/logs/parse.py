@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import attrs
 
-MAX_TEXT = 1 << 20  # bytes of a line that is put together from its parts
+MAX_TEXT = 1 << 20  # the most bytes of a line that is joined from its parts
 
 
 @attrs.frozen

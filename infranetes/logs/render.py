@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from infranetes_common.wire import vmserver
 
-MAX_LINE = 16 * 1024  # bytes of content per line, as containerd has it
+MAX_LINE = 16 * 1024  # bytes of content per line, as in containerd
 _STREAMS = {0: b"stdout", 1: b"stderr"}
 
 

@@ -32,9 +32,9 @@ from infranetes_common.concurrency import Notifier, backoff, start
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
-BATCH_BYTES = 256 * 1024  # no more than this is held in memory: reading waits
-CHECKPOINT_BYTES = 1 << 20  # a checkpoint is saved after so many bytes
-CHECKPOINT_SECONDS = 10.0  # or so long after the first byte that the last one does not cover
+BATCH_BYTES = 256 * 1024  # the most that is held in memory: reading waits for room
+CHECKPOINT_BYTES = 1 << 20  # a checkpoint is saved after this many bytes
+CHECKPOINT_SECONDS = 10.0  # or this long after the first byte that the last one does not cover
 RETRY_SECONDS = (0.1, 5.0)  # the first and the longest pause before another try to read or to write
 
 T = TypeVar("T")
@@ -84,15 +84,15 @@ class LogWriter:
         self._files = files
         self._in_thread = in_thread
         self._saved = checkpoint
-        self._written = checkpoint or Checkpoint("", 0, 0)  # what is in files, to a record's end
+        self._written = checkpoint or Checkpoint("", 0, 0)  # the position in the files, at a record's end
         self.cursor = self._written.cursor
         self._resumed = False
-        self._tail = b""  # what the file has beyond the checkpoint, until the records of it have come again
-        self._matched = 0  # bytes of the tail whose records have come again
+        self._tail = b""  # the file's bytes beyond the checkpoint, until their records are read again
+        self._matched = 0  # bytes of the tail whose records were read again
         self._torn = False  # the buffer begins with the rest of a record whose beginning is in the file
         self._end = 0  # the file's size, tail included
         self._move = False  # another file is at the path: continue there once the tail is matched
-        self._buffer: list[bytes] = []  # by record, what is to be written
+        self._buffer: list[bytes] = []  # the records to write
         self._buffered = 0
         self._lock = DeferredLock()  # one piece of work on files at a time
         self._writing = False
@@ -124,7 +124,7 @@ class LogWriter:
                 return
             self._tail, self._matched = b"", 0
             self._torn = data != b""
-            if not self._torn:  # the tail is whole records: they are written
+            if not self._torn:  # the tail was whole records, so they are written
                 self._written = attrs.evolve(self._written, cursor=self.cursor, size=self._end)
         self._buffer.append(data)
         self._buffered += len(data)
@@ -189,7 +189,7 @@ class LogWriter:
                 async with self._lock:
                     await self._flush()
                 pauses = backoff(*RETRY_SECONDS)
-            except Exception as error:  # nothing is lost: it stays in the buffer, and with the agent
+            except Exception as error:  # nothing is lost: the buffer keeps the records, and so does the agent
                 seconds = next(pauses)
                 _log.error(
                     "the log {path} can't be written, next try in {seconds} s: {error}",
@@ -205,7 +205,7 @@ class LogWriter:
         if data:
             try:
                 self._end = await self._thread(self._files.append, self._path, self._written.inode, data)
-            except Gone:  # somebody removed it: continue in the one at the path
+            except Gone:  # the file was removed: continue in the one at the path
                 await self._switch(await self._thread(self._files.current, self._path))
                 self._end = await self._thread(self._files.append, self._path, self._written.inode, data)
         del self._buffer[:count]
@@ -289,7 +289,7 @@ class LogWriter:
         try:
             async with self._lock:
                 await self._checkpoint()
-        except Exception as error:  # an older one will do: more is read again
+        except Exception as error:  # the older checkpoint will do: more records are read again then
             _log.warn(
                 "the position in the log {path} is not saved: {error}", path=str(self._path), error=error
             )

@@ -12,7 +12,7 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import vmserver
 
-TOLERANCE_NANOS = 20_000_000  # twice the agent's own tolerance, so that it corrects whatever it is told
+TOLERANCE_NANOS = 20_000_000  # twice the agent's own tolerance: it corrects every error that it is sent
 LONGEST_NANOS = 5 * 10**9  # the longest round trip from which a clock can be judged
 _SECOND = 10**9
 

@@ -61,8 +61,7 @@ class VmFacts:
 
     def put_into(self, record: _Record) -> _Record:
         """Return `record` with these facts."""
-        # Any: attrs.evolve knows no type for the fields of a record that is any class
-        evolve: Any = attrs.evolve  # Any: mypy knows it for attrs classes only
+        evolve: Any = attrs.evolve  # Any: mypy types it for attrs classes only
         changed: _Record = evolve(record, **attrs.asdict(self))
         return changed
 

@@ -53,7 +53,7 @@ from infranetes_common.errors import (
 )
 from infranetes_common.wire import cri, vmserver
 
-MARGIN_SECONDS = 5.0  # over the provider's own deadline, whose error says more about why
+MARGIN_SECONDS = 5.0  # added to the provider's own deadline, whose error tells more of the cause
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two questions to an agent that is starting
 INFO_SECONDS = 10.0
 _NANOS = 1e9
@@ -90,9 +90,9 @@ class PodMachine:
         self.timeline = Timeline(context.now)
         self._context = context
         self._owner = owner
-        self._launch: Flight[Instance] | None = None  # the provider's, in this process
-        self._takes_layers: bool | None = None  # as its agent said; None: it was not asked by this process
-        self._keeps_volumes: bool | None = None  # as above
+        self._launch: Flight[Instance] | None = None  # the launch at the provider, if this process made one
+        self._takes_layers: bool | None = None  # the agent's answer; None: this process has not asked
+        self._keeps_volumes: bool | None = None  # likewise
 
     @property
     def id(self) -> str:
@@ -101,7 +101,7 @@ class PodMachine:
 
     @property
     def facts(self) -> VmFacts:
-        """What its owner's record has of it."""
+        """The facts of it in its owner's record."""
         return self._owner.facts
 
     def hand_over(self, owner: VmOwner) -> None:
@@ -147,7 +147,7 @@ class PodMachine:
     # ---- the agent
 
     def connect(self) -> AgentClient:
-        """The client of its agent. Connecting is left to the client's first call."""
+        """Return the client of its agent, which connects at its first call."""
         if self.client is None:
             facts = self.facts
             self.client = self._context.connect(facts.id, facts.agent_host, facts.agent_port)
@@ -160,7 +160,7 @@ class PodMachine:
             self.rules.start()
 
     async def has_rules(self, seconds: float) -> bool:
-        """Whether the VM has all rules of Services, which is waited for, or is told of none."""
+        """Wait until the VM has all rules of Services; return whether it has them, or is to have none."""
         if self.rules is None:
             return True
         try:
@@ -170,7 +170,7 @@ class PodMachine:
         return True
 
     def disconnect(self) -> Deferred[None]:
-        """Let go of the agent's client. Fires once it is closed, and never fails. Idempotent."""
+        """Close the agent's client. Fires once it is closed, and never fails. Idempotent."""
         rules, self.rules = self.rules, None
         if rules is not None:
             rules.stop()
@@ -220,7 +220,7 @@ class PodMachine:
                 "its agent is of an earlier release; build the guest image anew (infranetes-guest build)"
             )
         if contprovider:
-            self._takes_layers = None  # which depends on it
+            self._takes_layers = None  # the answer depends on the ContainerProvider
 
     async def warm_up(self) -> None:
         """Have the VM, which no pod has yet, run its first container. Idempotent.
@@ -245,7 +245,7 @@ class PodMachine:
             self._context.note(written, f"the certificate of sandbox {self.id}")
 
     async def correct_clock(self) -> None:
-        """Have the VM's clock become right, if it is not.
+        """Have the VM correct its clock, if it is wrong.
 
         :raise InfranetesError: the agent can't be asked."""
         client = self.client
@@ -301,7 +301,7 @@ class PodMachine:
         return instance
 
     async def _wait_for_known(self, deadline: float) -> Instance:
-        """The VM that was seen running before. :raise Unavailable: it is no more."""
+        """Return the VM that was seen running before. :raise Unavailable: it no longer exists."""
         instance = self.instance
         if instance is not None and instance.state is InstanceState.ENDED:
             raise Unavailable(f"sandbox {self.id}: its VM has ended: {instance.detail}")
@@ -321,7 +321,7 @@ class PodMachine:
         )
 
     def _spec(self, request: VmRequest) -> InstanceSpec:
-        """The VM to be made. Its first certificate comes with it, and is noted in the record."""
+        """Return the VM to make. Its first certificate comes with it, and is noted in the record."""
         signed = first_certificate(self._context, self.id)
         self._owner.note(_certified(self.facts, signed))
         return instance_spec(self._context, self.facts, request, signed)
@@ -355,9 +355,9 @@ class PodMachine:
     # ---- the end
 
     async def _settle_launch(self) -> None:
-        """Wait for the provider's answer to the launch: only then it is known what there is to destroy.
+        """Wait for the provider's answer to the launch: only that tells what has to be destroyed.
 
-        :raise DeadlineExceeded: there is none yet."""
+        :raise DeadlineExceeded: there is no answer yet."""
         if self._launch is None:
             return
         context = self._context
@@ -368,13 +368,13 @@ class PodMachine:
                 self._owner.note(attrs.evolve(self.facts, instance_id=instance.id))
         except DeadlineExceeded:
             raise
-        except Exception as error:  # nothing remains of a launch that fails
+        except Exception as error:  # a launch that fails leaves nothing to destroy
             _log.debug("the launch of sandbox {sandbox} failed: {error}", sandbox=self.id, error=error)
 
     async def _destroy(self) -> None:
         context, facts = self._context, self.facts
         ids = {facts.instance_id} - {""}
-        if not ids:  # the provider's answer was never recorded; it knows the token
+        if not ids:  # the answer to the launch was never recorded, but the provider knows the token
             listing = self._asked("list", context.provider.list)
             instances = await within(
                 context.clock, context.times.destroy, listing, "listing the provider's VMs"

@@ -41,7 +41,7 @@ from infranetes_common.concurrency import Flight, settled, shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
 DRAINED = "pool_drained"  # the setting in the store
-PROBE_SECONDS = 5.0  # what an idle VM's agent gets to answer before it counts as dead
+PROBE_SECONDS = 5.0  # how long a check waits for an idle VM's agent
 MOST_FAILURES = 2  # checks in a row that an agent may leave unanswered
 _log = Logger()
 
@@ -112,7 +112,7 @@ class Pool:
         return [one for one in self.members.values() if one.state is PoolState.IDLE and not one.taken]
 
     async def claim(self, size: Size, annotations: Iterable[str], adopt: Adopt, zone: str = "") -> bool:
-        """Hand an idle VM that is large enough for a pod with these annotations (keys) over by `adopt`.
+        """Hand an idle VM that is large enough to a pod with these annotations' keys, through `adopt`.
 
         :param zone: where it has to be; "": anywhere.
         :return: False: there is none.
@@ -176,7 +176,7 @@ class Pool:
         """End VMs that are too many and launch those that are missing, as fast as the configuration lets."""
         self._adjust_again = True
         if self._adjusting:
-            return  # called from below: the loop there goes on
+            return  # called by the loop below, which goes on
         self._adjusting = True
         try:
             while self._adjust_again and not self._context.stopping and self._ready:
@@ -263,7 +263,7 @@ class Pool:
         self.adjust()
 
     def _tell(self, member: Member, began: int, error: Exception | None = None) -> None:
-        """Tell the observer of a launch that began then, in nanoseconds since 1970, and has ended."""
+        """Report a launch that has ended to the observer. :param began: nanoseconds since 1970."""
         steps, provider = member.machine.timeline.launch_steps(began), self._context.provider.name
         reason, message = ("", "") if error is None else (reason_of(error), str(error))
         self._context.observer.launched(

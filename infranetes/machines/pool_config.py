@@ -15,8 +15,8 @@ class PoolSize:
     """How many VMs of one size are kept booted."""
 
     count: int = attrs.field(validator=ge(0))
-    cpu_millis: int = attrs.field(default=0, validator=ge(0))  # of a core; 0: the provider's default
-    # For the pod; 0: the provider's default.
+    cpu_millis: int = attrs.field(default=0, validator=ge(0))  # 1000: one core; 0: the provider's default
+    # The memory for the pod; 0: the provider's default.
     memory: Bytes = attrs.field(default=Bytes(0), validator=ge(Bytes(0)))
 
     @property
@@ -30,8 +30,8 @@ class PoolConfig:
     """Which VMs wait for pods, and how fast they are made."""
 
     sizes: tuple[PoolSize, ...] = ()  # none: there is no pool
-    parallel: int = attrs.field(default=4, validator=ge(1))  # VMs that are being booted for it at a time
-    per_minute: int = attrs.field(default=30, validator=ge(1))  # launches for it that begin in a minute
+    parallel: int = attrs.field(default=4, validator=ge(1))  # the most VMs that boot for the pool at once
+    per_minute: int = attrs.field(default=30, validator=ge(1))  # the most launches that begin in a minute
     retry: float = attrs.field(default=5.0, validator=gt(0))  # seconds after a failure; doubles up to 300
 
     @property

@@ -50,10 +50,10 @@ class PoolRecord:
     agent_host: str = ""
     agent_port: int = 0
     message: str = ""  # why it is ENDING, as a message
-    certificate_until: int = 0  # as of a sandbox
+    certificate_until: int = 0  # as in SandboxRecord
     certificate_key: str = ""
-    provider: str = ""  # as of a sandbox
-    handler: str = ""  # the handler whose pods may have it
+    provider: str = ""  # as in SandboxRecord
+    handler: str = ""  # the handler whose pods may get the VM
 
     def to(self, state: PoolState, message: str = "") -> PoolRecord:
         """Return this record in its next state. :raise IllegalTransition: the state can't follow its own."""

@@ -18,8 +18,8 @@ from infranetes_common.wire import cri
 
 LONGEST_RETRY_SECONDS = 300.0
 MINUTE = 60.0
-RULES_SECONDS = 30.0  # after which a VM without the rules of Services is given to no pod
-# A pod's annotations about its own VM rule out the pool's, which were made without them. These do not: the
+RULES_SECONDS = 30.0  # how long to wait for the rules of Services, without which no pod gets the VM
+# A pod whose annotations say how its VM is made can't get one of the pool, except with these annotations: the
 # ContainerProvider is chosen when the pod gets its VM, and the sizes decide whether a VM fits.
 _OF_ANY_VM = frozenset(PREFIX + name for name in (CONTAINERS, CPU.name, MEMORY.name))
 _OWN_VM = re.compile(r"infranetes\.[^/]*|(?:[^/]*\.)?infranetes\.io/.*")
@@ -42,8 +42,8 @@ def fits(asked: Size, had: PoolRecord) -> bool:
 class Purpose:
     """The pods that a pool's VMs are for, and how the VMs are made."""
 
-    handler: str = ""  # whose pods may have them; "": those of all handlers without a pool of their own
-    annotations: Mapping[str, str] = attrs.field(factory=dict)  # with which the VMs are made
+    handler: str = ""  # the handler whose pods get the VMs; "": all handlers without a pool of their own
+    annotations: Mapping[str, str] = attrs.field(factory=dict)  # those that the VMs are made with
     contprovider: str = ""  # their ContainerProvider; "": the node's
 
 
@@ -115,11 +115,11 @@ class Member:
         :param contprovider: what is to run its containers; "": what is there.
         :raise InfranetesError: its agent can't be asked, or fails."""
         await self.machine.renew_certificate()
-        if contprovider:  # so that no pod waits for its start
+        if contprovider:  # so that no pod waits for it to start
             await self.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), contprovider)
         self.machine.tell_of_services()
         await self.machine.warm_up()
-        await self.machine.has_rules(RULES_SECONDS)  # a pod's first container waits for them too
+        await self.machine.has_rules(RULES_SECONDS)  # or the pod's first container would wait for them
 
     @property
     def zone(self) -> str:

@@ -10,8 +10,8 @@ from infranetes.machines.context import MachineContext, VmFacts, VmRequest
 from infranetes.providers.interface import InstanceSpec
 from infranetes_common.identity import Identity
 
-ENTROPY_BYTES = 64  # for the kernel of a clone, which has its template's
-LAUNCH_CERTIFICATE_SECONDS = 3600.0  # over the time of a launch: until it is replaced over the channel
+ENTROPY_BYTES = 64  # for the kernel of a clone, which begins with its template's entropy
+LAUNCH_CERTIFICATE_SECONDS = 3600.0  # added to a launch's time limit, to replace the certificate
 
 
 def first_certificate(context: MachineContext, id: str) -> Signed:

@@ -13,7 +13,7 @@ from infranetes.machines.pod_machine import PodMachine
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import InfranetesError
 
-ROUND_SECONDS = 60.0  # the time in which each VM is asked once
+ROUND_SECONDS = 60.0  # how long a round takes, in which each VM is asked once
 FIRST_SECONDS = 5.0  # the pause while there are no VMs to ask
 
 _log = Logger()

@@ -13,8 +13,8 @@ from infranetes.observer import LaunchStep
 from infranetes.tracing import spans
 
 MAX_STEPS = 96
-MAX_BYTES = 32 * 1024  # of all steps' words
-FIRST_STEPS = 32  # the launch's, which stay even if a container that ends again and again adds many steps
+MAX_BYTES = 32 * 1024  # of all steps' texts
+FIRST_STEPS = 32  # the launch's steps, which are kept even if a container that keeps ending adds many others
 MAX_WORDS = 600  # characters of one text
 
 

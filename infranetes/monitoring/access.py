@@ -15,12 +15,12 @@ from twisted.internet.ssl import CertificateOptions, TLSVersion
 
 from infranetes_common.errors import FailedPrecondition
 
-MAX_BYTES = 1 << 20  # that are read of a file
+MAX_BYTES = 1 << 20  # the most that is read of a file
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
 
 
 class Token:
-    """A secret that whoever asks has to show."""
+    """A secret that clients have to send."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret

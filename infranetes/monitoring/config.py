@@ -38,10 +38,10 @@ class MetricsConfig:
 
     listen: str = attrs.field(default="", validator=_is_address)  # an address with a port; port 0: any
     page: bool = False  # true: a page for people too, at the same address
-    # PEM files: the server's certificate with the intermediate ones behind it, and its key. Empty: no TLS.
+    # PEM files: the server's certificate followed by the intermediate ones, and its key. Empty: no TLS.
     certificate_file: str = attrs.field(default="", validator=_is_path)
     key_file: str = attrs.field(default="", validator=_is_path)
-    token_file: str = attrs.field(default="", validator=_is_path)  # whoever asks has to show the token in it
+    token_file: str = attrs.field(default="", validator=_is_path)  # clients have to send the token in it
 
     @property
     def address(self) -> tuple[str, int]:

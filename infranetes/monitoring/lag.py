@@ -31,7 +31,7 @@ class ReactorLag(Service):
         self._measuring.addErrback(lambda failure: failure.trap(CancelledError) and None)
 
     def stopService(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         Service.stopService(self)
         if self._measuring is not None:
             self._measuring.cancel()

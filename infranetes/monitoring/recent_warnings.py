@@ -40,5 +40,5 @@ class RecentWarnings:
         globalLogPublisher.addObserver(self)
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         globalLogPublisher.removeObserver(self)

@@ -46,7 +46,7 @@ Make = Callable[[Request], Awaitable[Content]]
 
 
 class Shown(Resource):
-    """Answers those who show the token. :param token: None: everybody is answered."""
+    """Answers clients that send the token. :param token: None: every client is answered."""
 
     def __init__(self, make: Make, token: Token | None) -> None:
         Resource.__init__(self)
@@ -54,7 +54,7 @@ class Shown(Resource):
         self._token = token
 
     def render_GET(self, request: Request) -> int:
-        """Answer, or say that the token is needed."""
+        """Answer, or refuse the request because the token is missing."""
         if self._token is not None and not self._token.is_shown(request.getHeader(b"authorization") or b""):
             content = Content(b"the token of metrics.token_file is needed\n", status=HTTPStatus.UNAUTHORIZED)
             for scheme in ("Bearer", 'Basic realm="infranetes", charset="UTF-8"'):
@@ -90,7 +90,7 @@ def _write(request: Request, content: Content) -> None:
 
 
 def exposition(reactor: IReactorThreads, registry: CollectorRegistry, refresh: Callable[[], None]) -> Make:
-    """Return what shows the metrics, in the format that the client prefers.
+    """Return the maker of the metrics' text, in the format that the client prefers.
 
     :param refresh: called beforehand, in the reactor's thread."""
 
@@ -108,7 +108,7 @@ async def healthy(request: Request) -> Content:
 
 
 def readiness(trouble: Callable[[], str]) -> Make:
-    """Return what says whether pods can be run, as the CRI's Status does. :param trouble: says why not."""
+    """Return the maker of the answer whether pods can be run. :param trouble: returns why not, or ""."""
 
     async def make(request: Request) -> Content:
         why = trouble()

@@ -119,7 +119,7 @@ class Monitoring(Service):
 
     @deferred
     async def stopService(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         Service.stopService(self)
         if self._lag.running:
             self._lag.stopService()

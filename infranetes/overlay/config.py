@@ -37,11 +37,11 @@ def _is_mtu(_: object, field: attrs.Attribute[int], value: int) -> None:
 class OverlayConfig:
     """How VMs that are elsewhere have addresses of the node's own pods."""
 
-    # The pods' subnet. Empty: as UpdateRuntimeConfig says.
+    # The pods' subnet. Empty: that of UpdateRuntimeConfig.
     pod_cidr: str = attrs.field(default="", validator=_is_subnet)
     device: str = attrs.field(default="infvx0", validator=_is_device)  # the node's end of the tunnels
     port: int = attrs.field(default=2476, validator=[ge(1), le(65535)])  # UDP, on both sides
-    mtu: int = attrs.field(default=0, validator=_is_mtu)  # of the way to the VMs; 0: of both ends' cards
+    mtu: int = attrs.field(default=0, validator=_is_mtu)  # of the path to the VMs; 0: of both ends' cards
 
     @property
     def network(self) -> IPv4Network | None:

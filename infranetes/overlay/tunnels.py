@@ -34,7 +34,7 @@ from infranetes_common.overlay import NODE_MAC, VNI
 from infranetes_common.reactors import IReactor
 
 _SECONDS = 15.0  # for each command
-_DEVICE_MTU = 65000  # each route has its own MTU, which applies
+_DEVICE_MTU = 65000  # no limit: each route has an MTU of its own, which applies
 _DEFAULT_MTU = 1500
 
 _log = Logger()
@@ -137,7 +137,7 @@ class Tunnels:
             await self._remove()
             return
         await self._set_up(network)
-        # First the table: it then drops packets of former peers, and accepts early ones of new peers.
+        # The table comes first: it then drops packets of former peers, and accepts the first of new peers.
         await self._nft(self._script(network, peers))
         await self._change(wanted(peers, network), await self._entries())
 
@@ -228,7 +228,7 @@ class Tunnels:
 
     async def _change(self, wanted: Entries, there: Entries) -> None:
         name = self._device
-        # A route or a neighbour of the same address is replaced; a MAC may be at several hosts.
+        # `replace` overwrites the route or neighbour of an address, but a MAC may have several hosts.
         kept = {each[0] for each in wanted.routes}
         lost = [f"route delete {each[0]} dev {name}" for each in there.routes if each[0] not in kept]
         lost += [f"neigh delete {each[0]} dev {name}" for each in there.neighbours if each[0] not in kept]

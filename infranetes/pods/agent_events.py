@@ -127,7 +127,7 @@ class AgentListener:
             )
             self._node.observer.agent_lost(self._node.side_of(self._sandbox.record).name)
         if reach is Reach.LIVE:
-            tell_of_services(self._sandbox)  # as a daemon that follows another one has not
+            tell_of_services(self._sandbox)  # a restarted daemon has not done so yet
             join_again(self._node, self._sandbox)
             enforce_again(self._node, self._sandbox)
             self._bring_volumes_again()
@@ -159,7 +159,7 @@ class AgentListener:
         if container_id in self._purging or len(self._purging) >= PURGES:
             return
         if not self._purges.spend(self._node.clock.seconds()):
-            self._purges.earn(1)  # a purge that is not done is not counted
+            self._purges.earn(1)  # a purge that was not allowed costs nothing
             return
         self._purging.add(container_id)
         purged = start(self._purge_one(container_id))
@@ -187,7 +187,7 @@ async def _bring_volumes_again(node: NodeContext, sandbox: Sandbox) -> None:
             await node.nfs_volumes.bring_again(sandbox)
     except InfranetesError as error:
         if sandbox.watch is None:
-            return  # its VM is given up
+            return  # the VM has been given up
         _log.warn(
             "if the VM of sandbox {sandbox} has rebooted, some of its volumes are missing there: {error}",
             sandbox=sandbox.id,

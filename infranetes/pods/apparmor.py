@@ -17,7 +17,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
 
 DEFAULT_DIRECTORY = Path("/etc/apparmor.d")
-MAX_BYTES = 256 * 1024  # of a file
+MAX_BYTES = 256 * 1024  # the largest file that is read
 MAX_FILES = 4096
 
 _FIELD = "config.linux.security_context.apparmor"
@@ -49,7 +49,7 @@ def find_profile(directory: Path, name: str) -> str:
     """Return the text of the file in `directory` that defines the profile. Blocks.
 
     :raise FailedPrecondition: no file defines it; the message names the directory."""
-    # See apparmor.d(5): [profile] NAME [attachment] [flags=(...)] {, the name in quotes or not.
+    # See apparmor.d(5): [profile] NAME [attachment] [flags=(...)] {, where NAME may be quoted.
     defines = re.compile(rf'^[ \t]*(?:profile[ \t]+)?"?{re.escape(name)}"?[ \t][^\n#]*\{{', re.MULTILINE)
     for path in sorted(_files(directory)):
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def _text(path: Path) -> str:
     """Return the file's text, or "" if it is not a regular file or is too large.
 
     :raise OSError: the file can't be read."""
-    # Without O_NONBLOCK opening a pipe blocks.
+    # Without O_NONBLOCK, opening a FIFO would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -50,9 +50,8 @@ class ContainerCreation:
         if container is None:
             user_namespaces.check(config, sandbox.config)
             image = await self._node.images.find(config.image.image)
-            _check_vm(
-                sandbox
-            )  # it may have been stopped meanwhile, and the container begun by another request
+            # The VM may have been stopped meanwhile, and another request may have begun the container.
+            _check_vm(sandbox)
             container = self._named(sandbox, config) or self._begin(sandbox, config, image)
         if container.creating is not None:
             await container.creating.join()
@@ -116,9 +115,8 @@ class ContainerCreation:
             config = node_files.with_image_ids(config, mounted)
             nfs = self._node.nfs_volumes
             if nfs is not None and nfs.concern(container):
-                asked.append(
-                    sandbox.agent()
-                )  # removing the container there unmounts its NFS exports, even if it was never made
+                # Removing the container at its agent unmounts its NFS exports, even if it was never created.
+                asked.append(sandbox.agent())
                 config = await nfs.prepare(container, config)
             if self._node.pod_volumes is not None:
                 config = await self._node.pod_volumes.prepare(container, config)

@@ -30,7 +30,7 @@ from infranetes_common.errors import (
 )
 from infranetes_common.wire import cri
 
-START_ERROR = 128  # the exit code by which kubelet knows a container that could not be started
+START_ERROR = 128  # the exit code that tells kubelet that a container could not be started
 
 _log = Logger()
 
@@ -124,7 +124,7 @@ async def _record_failed_start(
                   container=container.id, error=error)  # fmt: skip
         return
     if container.start_unconfirmed and report.state == cri.CONTAINER_EXITED:
-        hold_report(container, report)  # the start whose answer was lost has run it
+        hold_report(container, report)  # the start whose answer was lost did run it
         return
     if report.state != cri.CONTAINER_EXITED:
         now = node.now()

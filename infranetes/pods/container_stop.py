@@ -20,7 +20,7 @@ from infranetes_common.errors import DeadlineExceeded, InfranetesError, NotFound
 from infranetes_common.wire import cri
 
 STOP_DRAIN_SECONDS = 2.0  # the longest that a stop waits for the log to be complete
-LOOKS = 8  # how often the provider is asked for a VM that may have just ended
+LOOKS = 8  # how many times the provider is asked whether the VM has just ended
 LOOK_PAUSE_SECONDS = 0.25
 
 _STARTED = (ContainerState.STARTING, ContainerState.RUNNING)
@@ -65,7 +65,7 @@ class ContainerStop:
             if not await self._ended_with_its_vm(container):
                 raise
         else:
-            if report.state == cri.CONTAINER_CREATED:  # an earlier start has never reached the agent
+            if report.state == cri.CONTAINER_CREATED:  # an earlier start never reached the agent
                 report.state, report.finished_at = cri.CONTAINER_EXITED, self._node.now()
                 report.exit_code, report.reason = START_ERROR, "StartError"
                 report.message = "it was stopped before it was run"

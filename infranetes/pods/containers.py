@@ -23,7 +23,7 @@ from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotFo
 from infranetes_common.huge_pages import pages_of
 from infranetes_common.wire import cri, vmserver
 
-# Bytes of each stream. CRI clients accept messages of 16 MiB, which hold both streams and their framing.
+# The most bytes of each stream. CRI clients accept messages of 16 MiB, which hold both streams and framing.
 MAX_EXEC_OUTPUT = 8 * 1024 * 1024 - 4096
 
 
@@ -136,7 +136,7 @@ class Containers:
             ) from None
         outcome = f"ended: exit code {result.exit_code}"
         log_command(container, command, outcome, self._node.clock.seconds() - began, routine=True)
-        # The caller may read what the command wrote, as on a node whose containers share its files.
+        # The caller may next read on the node what the command wrote: other runtimes' containers share files.
         await self._node.volumes.catch_up(container)
         return result
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from infranetes.volumes.volumes import Volumes
 
 DAY = 86400.0
-# How long to wait for the rest of the log of a container that is the VM: its agent ends with it.
+# How long to wait for the rest of the log of a container that is the VM itself: the agent ends with it.
 MACHINE_DRAIN_SECONDS = 3.0
 
 
@@ -55,7 +55,7 @@ class Times:
     """Time limits and intervals, in seconds."""
 
     launch: float = 600.0  # from the first request to a READY sandbox
-    desertion: float = 600.0  # how long a launch that nobody waits for is kept, in case it is asked for again
+    desertion: float = 600.0  # how long a launch that no call waits for is kept, as it may be asked for again
     listing: float = 0.25  # how long a list waits for VMs whose stream was just lost
     drain: float = 15.0  # writing the rest of a log, once its container has ended
     stopping: float = 20.0  # stopping the containers of a sandbox that is being stopped
@@ -202,7 +202,7 @@ class NodeContext:
         self.observer: Observer = NULL_OBSERVER
         self.times = times
         self.inventory = Inventory()
-        self.gate = DeferredSemaphore(parallel)  # held while an agent is connected to
+        self.gate = DeferredSemaphore(parallel)  # held while connecting to an agent
         self.stopping = False  # the daemon is stopping: it leaves unfinished work to the next one
         self._log = Logger()
 

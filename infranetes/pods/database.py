@@ -59,7 +59,7 @@ MIGRATIONS: tuple[str, ...] = (
         certificate_until INTEGER NOT NULL, certificate_key TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
     """,
-    # 3: pods whose image is the VM
+    # 3: pods whose VM boots from the pod's image
     """
     ALTER TABLE sandboxes ADD COLUMN image TEXT NOT NULL DEFAULT '';
     """,
@@ -89,7 +89,7 @@ MIGRATIONS: tuple[str, ...] = (
 )
 """The migration at index N turns schema version N into N + 1. One that was released never changes."""
 
-_CHECKPOINT_PAGES = 256  # pages of the log, after which it is reused from its start
+_CHECKPOINT_PAGES = 256  # pages of the write-ahead log, after which it is reused from its start
 _RESERVE_BYTES = 2 * _CHECKPOINT_PAGES * 4096  # kept free in the file, and written once to the log
 
 Write = Callable[[sqlite3.Connection], None]
@@ -118,7 +118,7 @@ def open_database(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.chmod(0o700)
-        # SQLite gives its -wal and -shm the permissions of the file itself.
+        # SQLite gives the -wal and -shm files the permissions of the database file.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         path.chmod(0o600)
     except OSError as error:
@@ -177,7 +177,7 @@ def apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Excep
                 connection.execute("RELEASE one")
                 results.append(None)
             except Exception as error:
-                if not connection.in_transaction:  # a full disk ends the transaction as a whole
+                if not connection.in_transaction:  # a full disk rolls all of it back
                     raise
                 connection.execute("ROLLBACK TO one")
                 connection.execute("RELEASE one")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from infranetes.pods.inventory import Sandbox
     from infranetes.pods.records import SandboxRecord
 
-# The annotations on which a provider or this node acts. All others are the pod's and the cluster's.
+# The annotations on which a provider or this node acts. All others belong to the pod and the cluster.
 _OURS = re.compile(r"infranetes\.[^/]*|(?:[^/]*\.)?infranetes\.io/.*")
 
 _WORDS = {DOCKER: "containers", SYSTEMD: "executables", MACHINE: "machine images"}

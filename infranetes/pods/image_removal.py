@@ -53,7 +53,7 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
     No load and no creation is under way, and a load that begins waits for the end of this."""
     containers = sandbox.containers.values()
     if any(mount.HasField("image") for container in containers for mount in container.config.mounts):
-        return  # their names may mean other images by now
+        return  # an image mount's name may mean another image by now
     if not await sandbox.machine.takes_layers():
         return
     agent = sandbox.agent()
@@ -72,7 +72,7 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
         diff_ids.update(image.diff_ids if image is not None else ())
         _log.info("image {image}, which no container uses, is removed from sandbox {sandbox}",
                   image=image_id, sandbox=sandbox.id)  # fmt: skip
-    await agent.remove_layers(sorted(diff_ids))  # and what failed loads have left
+    await agent.remove_layers(sorted(diff_ids))  # also those that failed loads have left
     await _hide(node, sandbox)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infranetes.providers.interface import Instance
 
 
-PAST_SANDBOXES = 32  # removed sandboxes whose timelines are kept, such as those of failed launches
+PAST_SANDBOXES = 32  # how many removed sandboxes' timelines are kept, such as those of failed launches
 
 
 def sandbox_name(metadata: cri.PodSandboxMetadata) -> str:
@@ -133,8 +133,8 @@ class Sandbox:
         self.stopping: Flight[None] | None = None
         self.removing: Flight[None] | None = None
         self.ending: Flight[None] | None = None
-        self.deserted: IDelayedCall | None = None  # the timer that ends a launch that nobody waits for
-        self.aborted = ""  # the reason why its launch is ended, for messages
+        self.deserted: IDelayedCall | None = None  # the timer that ends a launch that no call waits for
+        self.aborted = ""  # why the launch was ended, for messages
         self.zone: str | None = None
         self.events: Events | None = None
         self.interrupted = ""

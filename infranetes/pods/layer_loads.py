@@ -32,7 +32,7 @@ from infranetes_common.wire import vmserver
 
 PATIENCE_SECONDS = 60.0  # how long a load goes on without receiving a byte while the agent can't be reached
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between two attempts
-SHOWINGS = 2  # how often a disk that does not appear in the VM is plugged
+SHOWINGS = 2  # how many times a disk that does not appear in the VM is plugged
 
 _log = Logger()
 
@@ -213,7 +213,7 @@ async def _show(
             return
         except InfranetesError as error:
             failed = error
-        # If the agent is gone this raises, and the caller tries again: the disks stay plugged.
+        # This raises if the agent is gone. The disks then stay plugged, and the caller tries again.
         missing = await _missing(sandbox, disks)
         await provider.hide_disks(instance_id, [disk_name(disk.diff_id) for disk in missing])
         if not isinstance(failed, (Unavailable, DeadlineExceeded)):
@@ -230,7 +230,7 @@ async def _mount(sandbox: Sandbox, mounts: Sequence[vmserver.LayerDisk], made: _
         return
     try:
         await sandbox.agent().add_image(made.id, made.configuration, mounts)
-    except FailedPrecondition:  # agents of earlier releases mount nothing in that call
+    except FailedPrecondition:  # agents of earlier releases don't mount in AddImage
         await sandbox.agent().mount_layers(mounts)
         await sandbox.agent().add_image(made.id, made.configuration)
     made.done = True

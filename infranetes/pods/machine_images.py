@@ -46,7 +46,7 @@ class MachineImages:
         await sandbox.launching.join()
 
     async def _record_and_launch(self, sandbox: Sandbox, image: Image) -> None:
-        # A BOOTING sandbox without such a flight counts as one that an earlier daemon left.
+        # A BOOTING sandbox without a `launching` flight counts as one that an earlier daemon left.
         record = sandbox.record.to(SandboxState.BOOTING, image=image.machine)
         try:
             await self._node.save(sandbox, record)
@@ -59,7 +59,7 @@ class MachineImages:
             await launch(self._node, sandbox, self._undo)
         except Exception:
             if not sandbox.aborted and not self._node.stopping:
-                # The image may have been removed from the catalogue: then it has to be pulled anew.
+                # The image may have been removed from the catalogue, in which case it has to be pulled anew.
                 check = start(self._node.images.check(image_id))
                 self._node.note(check, f"whether image {image_id} is still there")
             raise

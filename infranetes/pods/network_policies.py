@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from infranetes.pods.context import NodeContext
     from infranetes.pods.inventory import Sandbox
 
-WAIT_SECONDS = 10.0  # the longest that a container's start waits; kubelet asks again
+WAIT_SECONDS = 10.0  # the longest that a container's start waits; kubelet then retries it
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two attempts
 
 Enforce = Callable[["Sandbox", PodFirewall], Deferred[None]]
@@ -45,10 +45,10 @@ def enforce(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> Defer
 
 
 async def _enforce_inside(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> None:
-    tunnel_port = await _enforce_at_tunnel(node, sandbox, firewall)  # even while its VM can't be reached
+    tunnel_port = await _enforce_at_tunnel(node, sandbox, firewall)  # even if the VM can't be reached
     if sandbox.watch is not None:
         await sandbox.watch.when_live()
-    if not tunnel_port:  # its VM has joined meanwhile
+    if not tunnel_port:  # the VM may have joined the overlay meanwhile
         tunnel_port = await _enforce_at_tunnel(node, sandbox, firewall)
     if sandbox.client is None:
         raise Unavailable(f"the agent of sandbox {sandbox.id} is no longer connected")

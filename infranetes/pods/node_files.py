@@ -84,7 +84,7 @@ def read_seccomp_profile(path: str) -> str:
     :raise InvalidArgument: it is not a profile."""
     named = f"{_FIELD}: the profile {path[:256]}"
     try:
-        # Without O_NONBLOCK opening a pipe blocks.
+        # Without O_NONBLOCK, opening a FIFO would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):

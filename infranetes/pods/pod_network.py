@@ -89,7 +89,7 @@ async def join_pod_network(node: NodeContext, sandbox: Sandbox) -> None:
             "reaches the VM by another one (agent_address); leave the pod in the VPC"
         )
     address = overlay.lease(sandbox.id)
-    if record.address != address:  # recorded on the disk before anybody learns the address
+    if record.address != address:  # the record is on the disk before anyone learns the address
         await node.save(sandbox, attrs.evolve(record, address=address))
     await _join(overlay, sandbox)
 
@@ -118,7 +118,7 @@ async def restore_pod_network(node: NodeContext, pod_cidr: str) -> None:
         overlay.configure(pod_cidr)
     await overlay.restore(dict(_found(node, overlay)))
     for sandbox in node.inventory:
-        if sandbox.watch is not None and sandbox.watch.live:  # meanwhile
+        if sandbox.watch is not None and sandbox.watch.live:  # it connected during `restore`
             join_again(node, sandbox)
 
 

@@ -32,19 +32,19 @@ class SandboxRecord:
     address: str = ""  # the pod's IP
     agent_host: str = ""
     agent_port: int = 0
-    message: str = ""  # the reason why it is LOST, for messages
+    message: str = ""  # why the sandbox is LOST, for messages
     certificate_until: int = 0  # when the VM's last certificate expires; 0: not known
     certificate_key: str = ""  # the id of the certificate's key, `authority.key_id`
     image: str = ""  # what the VM boots from, as `InstanceSpec.image`; "": the provider's image for pods
-    # The handler's settings when the sandbox was made. "": recorded by a release without these settings.
+    # The handler's settings at the sandbox's creation. "": the release that recorded it had no such settings.
     provider: str = ""
-    kind: str = ""  # the kind of its images
+    kind: str = ""  # the kind of the pod's images
     network: str = ""
     shadow_id: str = ""  # the delegate's sandbox that holds its network namespace; "": there is none
     netns: str = ""  # the path of that namespace
-    cpu_millis: int = 0  # the VM's size when made or last resized, as `interface.Size`; 0: not known
+    cpu_millis: int = 0  # the VM's size at its launch or last resize, as in `interface.Size`; 0: not known
     memory_bytes: int = 0
-    more_addresses: str = ""  # the pod's further IPs, with spaces between
+    more_addresses: str = ""  # the pod's further IPs, separated by spaces
 
     def to(self, state: SandboxState, **changes: object) -> SandboxRecord:
         """This record in another state. :raise IllegalTransition: the state can't follow its own."""
@@ -62,7 +62,7 @@ class ContainerRecord:
     image_ref: str  # the CRI's image_ref, as PullImage returned it
     image_id: str  # sha256:... of the image's configuration
     created_at: int
-    claimed: bool = False  # as of a sandbox
+    claimed: bool = False  # as in SandboxRecord
     started_at: int = 0
     finished_at: int = 0
     exit_code: int = 0

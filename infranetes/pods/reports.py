@@ -22,7 +22,7 @@ from infranetes_common.wire import cri, vmserver
 KILLED = 137  # the exit code of a process that SIGKILL ended, or whose machine is gone
 UNWRITTEN_REASON = "VolumesNotWritten"
 GONE_REASON = "ContainerLost"
-NEVER_RAN = ("ContainerCannotRun", "StartError")  # reasons of an end without a start
+NEVER_RAN = ("ContainerCannotRun", "StartError")  # reasons of containers that end without having started
 LOG_SECONDS = 10.0  # the longest that a container's end waits for its log
 
 _STATES = {
@@ -58,10 +58,10 @@ def apply_report(node: NodeContext, container: Container, report: vmserver.Conta
     if _ORDER.index(state) < _ORDER.index(container.state):
         return
     if state is ContainerState.EXITED and container.state in ALIVE and report.reason not in NEVER_RAN:
-        if container.exit_report is not None:  # reported before, and recorded soon
+        if container.exit_report is not None:  # the end was reported before, and is recorded soon
             return
         record_start(node, container, report)
-        # Clients that learn of the end read the termination message and the log at once.
+        # The output comes first: clients read the termination message and the log once they learn of the end.
         container.exit_report = report
         collect_output(node, container).addBoth(lambda _: record_exit(node, container, report))
         return
@@ -199,7 +199,7 @@ def record_loss(node: NodeContext, container: Container, reason: str, message: s
     """Record the end of a container whose agent can't report it. Does nothing if the container has ended."""
     if container.state not in ALIVE:
         return
-    if container.exit_report is not None:  # its agent did report, a moment ago
+    if container.exit_report is not None:  # the agent did report the end, a moment ago
         record_exit(node, container, container.exit_report)
         return
     if container.state is ContainerState.RUNNING:

@@ -28,7 +28,7 @@ from infranetes_common.huge_pages import bytes_of
 from infranetes_common.wire import cri
 
 SETTLE_SECONDS = 30.0  # the longest wait for a guest to use what its hypervisor has given it
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two questions to its agent
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two questions to the guest's agent
 _MIB = 1 << 20
 
 _log = Logger()
@@ -53,7 +53,7 @@ class Resizer:
         async with self._node.resizing.held(sandbox.id):
             _check_ready(sandbox)
             before = size_now(sandbox)
-            if not complete:  # its containers may request the memory that it has: keep it
+            if not complete:  # unknown requests may need the memory that the VM has: keep it
                 asked = attrs.evolve(asked, memory_bytes=max(asked.memory_bytes, before.memory_bytes))
             wanted = attrs.evolve(
                 asked,
@@ -93,7 +93,7 @@ class Resizer:
             wanted = attrs.evolve(before, huge_bytes=before.huge_bytes + bytes_of(limits))
             if not IResizesVms.providedBy(provider) or wanted == before:
                 return
-            has = await provider.resize(sandbox.record.instance_id, wanted)  # no guest: it only grows
+            has = await provider.resize(sandbox.record.instance_id, wanted)  # growing needs no IGuest
             _check_provided(sandbox, before, wanted, has)
             await self._check_in_force(sandbox, before, wanted)
 

@@ -23,7 +23,7 @@ _log = Logger()
 
 async def end_containers(node: NodeContext, sandbox: Sandbox) -> None:
     """Kill the running containers and write the rest of the logs, as far as the agent still answers."""
-    for container in list(sandbox.containers.values()):  # a cancelled one may leave the dict
+    for container in list(sandbox.containers.values()):  # a cancelled creation takes its container out
         if container.creating is not None and not container.creating.done:
             container.creating.cancel()
     sandbox.loads.cancel()

@@ -238,7 +238,7 @@ class Sandboxes:
                 return
         await self._node.store.put_sandbox(sandbox.record)
 
-    def _launch(self, sandbox: Sandbox) -> Coroutine[Any, Any, None]:  # Any: what it yields
+    def _launch(self, sandbox: Sandbox) -> Coroutine[Any, Any, None]:  # Any: what the coroutine yields
         return launch(self._node, sandbox, self._abandon)
 
     async def _abandon(self, sandbox: Sandbox) -> None:

@@ -10,7 +10,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.providers.annotations import wants_service_proxy
 
-WAIT_SECONDS = 10.0  # for the API server's first answer: the container to start may be the API server's own
+WAIT_SECONDS = 10.0  # for the API server's first answer; the waiting container may be the API server itself
 
 _log = Logger()
 

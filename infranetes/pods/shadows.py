@@ -116,8 +116,8 @@ class Shadows:
         self._runtime = runtime
         self._lost = lost
         self._end_abandoned = end_abandoned
-        self._orphans: set[str] = set()  # ids of shadows without a sandbox in the last pass
-        self._missing: set[str] = set()  # ids of sandboxes without their shadow in the last pass
+        self._orphans: set[str] = set()  # ids of shadows that had no sandbox in the last pass
+        self._missing: set[str] = set()  # ids of sandboxes that had no shadow in the last pass
 
     async def attach(self, sandbox: Sandbox) -> Attachment:
         """Return the namespace that the VM of a LAUNCHING sandbox joins; make a shadow if needed. Idempotent.
@@ -154,7 +154,7 @@ class Shadows:
         there = {each.id for each in await self._runtime.list(sandbox.id)}
         for shadow in sorted(there | ({recorded} if recorded else set())):
             await self._runtime.end(shadow)
-        if recorded and sandbox.state is not SandboxState.ABANDONED:  # that record is deleted next
+        if recorded and sandbox.state is not SandboxState.ABANDONED:  # an ABANDONED record is deleted next
             await self._node.save(sandbox, attrs.evolve(sandbox.record, shadow_id="", netns=""))
 
     async def sweep(self) -> None:
@@ -187,7 +187,7 @@ class Shadows:
     def _is_orphan(self, shadow: ListedShadow) -> bool:
         sandbox = self._node.inventory.sandboxes.get(shadow.owner)
         if sandbox is None:
-            return shadow.ours  # another daemon's is its own to end
+            return shadow.ours  # another daemon ends its own shadows
         if sandbox.state is SandboxState.STOPPED or sandbox.record.network != CNI:
             return True
         recorded = sandbox.record.shadow_id

@@ -17,8 +17,8 @@ from infranetes.policies.objects import Policy
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import IReactor
 
-PATIENCE_SECONDS = 30.0  # until a warning that pods are closed, and why
-REST = 3.0  # a rest is so many times as long as the settling; changes during it are settled together
+PATIENCE_SECONDS = 30.0  # how long pods may stay closed before a warning tells why
+REST = 3.0  # a rest takes this many times as long as the settling; changes during it are settled together
 MAX_REST_SECONDS = 2.0
 
 _log = Logger()

@@ -22,7 +22,7 @@ class Policies(Kind):
         self._model = model
 
     def put(self, item: Json) -> Iterable[None] | None:
-        Fields(item, "NetworkPolicy").name()  # one without a name is left out
+        Fields(item, "NetworkPolicy").name()  # raises, so that a policy without a name is left out
         return self._put_steps(item)
 
     def _put_steps(self, item: Json) -> Iterable[None]:

@@ -14,7 +14,7 @@ completed      RegisterImage, unless the image is there; tag it; wait until it i
 CompleteSnapshot is refused when it is asked for again: whether it had been asked for shows in what becomes
 of the snapshot.
 
-One that nobody goes on with ends by itself: EBS cancels it an hour after the last block.
+A snapshot that is not continued ends by itself: EBS cancels it an hour after the last block.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavai
 KEY, KIND = "infranetes-publication", "infranetes-kind"  # tags of snapshots and images
 ROOT_DEVICE = "/dev/xvda"
 PARALLEL = 16
-UNKNOWN_SECONDS = 150.0  # for which EBS may not know a snapshot that it has just begun
+UNKNOWN_SECONDS = 150.0  # how long EBS may not know a snapshot that it has just begun
 WAIT_SECONDS = 1800.0
-SEALED_SECONDS = 300.0  # for which a snapshot that can't be completed may be one that is being completed
+SEALED_SECONDS = 300.0  # how long a refused completion may mean that the snapshot is being completed
 CANCEL_MINUTES = 60
 
 
@@ -175,7 +175,7 @@ class AwsPublisher:
                     BlockIndex=block,
                     BlockData=data,
                     DataLength=BLOCK,
-                    # Of when the disk was scanned: EBS refuses a block that has changed since.
+                    # The digest is from the scan of the disk: EBS refuses a block that has changed since.
                     Checksum=in_base64(disk.digests[block]),
                     ChecksumAlgorithm="SHA256",
                 )

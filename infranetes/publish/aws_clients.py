@@ -12,7 +12,7 @@ from botocore.session import Session
 
 from infranetes.providers.cloud.aws.settings import Settings
 
-_TRIES = 8  # of a request that is throttled, or whose answer is lost
+_TRIES = 8  # attempts, if a request is throttled or its answer is lost
 _PARALLEL = 32  # connections
 
 

@@ -40,7 +40,7 @@ _MAX_MESSAGE = 400
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Say of botocore's errors what they mean. :raise InfranetesError: one of botocore's."""
+    """Translate botocore's errors into words that explain them. :raise InfranetesError: one of botocore's."""
     try:
         yield
     except ClientError as error:

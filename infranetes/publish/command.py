@@ -51,7 +51,7 @@ class Connect(Protocol):
     ) -> Publisher: ...
 
 
-# Each cloud's `Connect`, and what has to be installed for it. Imported when it is asked for.
+# Each cloud's `Connect`, and what has to be installed for it. A module is imported when it is needed.
 CLOUDS: Mapping[str, tuple[str, str]] = {
     "aws": ("infranetes.publish.aws_command", "python3-botocore, or `infranetes[aws]`"),
     "gcp": ("infranetes.publish.gcp_command", "python3-requests"),
@@ -200,7 +200,7 @@ def _make_disk(options: argparse.Namespace, report: Report) -> Path:
     disk = directory / f"{options.cloud}-{options.kind}-{digest}.raw"
     is_there = disk.exists()
     if is_there:
-        os.utime(disk)  # which says since when nobody goes on with it
+        os.utime(disk)  # its time tells when it was last used
         report(f"going on with {disk}, which an earlier run has made")
     _remove_old(directory, report)
     if not is_there:

@@ -109,10 +109,10 @@ class GcpPublisher:
     def _store(
         self, storage: Storage, disk: DiskPlan, archive: Path, name: str, journal: Journal, report: Report
     ) -> None:
-        """Have the archive in the bucket."""
+        """Put the archive into the bucket, unless it is there."""
         if not archive.exists():
             _pack(disk, archive, report)
-            journal.forget()  # a session was for an archive that is gone
+            journal.forget()  # any session was for an archive that is gone
         md5 = md5_of(archive)
         there = storage.find(name)
         if there is None or there.get("md5Hash") != md5:
@@ -134,7 +134,7 @@ class GcpPublisher:
             "guestOsFeatures": [{"type": each} for each in FEATURES],
             **({} if kind == MACHINE else {"family": f"infranetes-{kind}"}),
         }
-        request = str(uuid.uuid4())  # of this attempt: one that has failed may be made again
+        request = str(uuid.uuid4())  # of this attempt alone: after a failure there may be another
         try:
             operation = self._driver.insert_image(body, request)
         except GoogleBaseError as error:
@@ -256,7 +256,7 @@ def _cloud_image(image: Image, used_by: str) -> CloudImage:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Say of Google's errors what they mean. :raise InfranetesError: one of Google's."""
+    """Translate Google's errors into words that explain them. :raise InfranetesError: one of Google's."""
     try:
         yield
     except (GoogleBaseError, CloudError, requests.RequestException) as error:

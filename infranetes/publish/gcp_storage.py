@@ -202,7 +202,7 @@ class Storage:
 
 
 def _passing(error: requests.RequestException | CloudError) -> str:
-    """The words of a failure that passes. :raise CloudError: it is one of credentials that does not."""
+    """Return the words of a failure that may pass. :raise CloudError: it is one of credentials that won't."""
     if isinstance(error, CloudError) and error.kind is not ErrorKind.TRANSIENT:
         raise error
     return str(error)[:_MAX_MESSAGE]

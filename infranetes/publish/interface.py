@@ -92,7 +92,7 @@ class CloudImage:
     kind: str
     name: str
     created: float
-    parts: Sequence[str] = ()  # snapshots, that go with it
+    parts: Sequence[str] = ()  # snapshots, which are deleted with it
     used_by: str = ""
 
 

@@ -89,7 +89,7 @@ class Journal:
             self.parts = {line.decode(errors="replace") for line in lines[:-1]}
             if lines and lines[-1]:
                 with self._path.open("ab") as file:
-                    file.write(b"?\n")  # so that what is torn never looks whole
+                    file.write(b"?\n")  # so that a torn line never looks whole
 
     def _close(self) -> None:
         if self._file is not None:

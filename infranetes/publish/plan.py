@@ -86,7 +86,7 @@ def read_block(number: int, block: int) -> bytes:
 
 
 def _with_data(number: int, size: int) -> Iterator[int]:
-    """The blocks of a sparse file that are not all hole."""
+    """Yield the blocks of a sparse file that are not all hole."""
     at, last = 0, -1
     while at < size:
         try:

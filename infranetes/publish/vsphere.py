@@ -175,7 +175,7 @@ def _seconds(moment: str) -> float:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Say of vCenter's errors what they mean. :raise InfranetesError: one of vCenter's."""
+    """Translate vCenter's errors into words that explain them. :raise InfranetesError: one of vCenter's."""
     try:
         yield
     except (CloudError, HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:

@@ -130,7 +130,7 @@ class Shelf:
         raise malformed_answer()
 
     def _put(self, path: str, body: bytes | _Reading) -> None:
-        """Send a file. To the vCenter of the configuration, whatever host its answer names."""
+        """Send a file to the vCenter of the configuration, whatever host its answer names."""
         context: ssl.SSLContext = tls_context(self._ca_file)
         connection = HTTPSConnection(self._host, self._port, timeout=self._timeout, context=context)
         with contextlib.closing(connection):

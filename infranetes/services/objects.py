@@ -151,7 +151,7 @@ def endpoint_slice(item: object) -> EndpointSlice | None:
     ports = (
         EndpointPort(each.text("name"), each.protocol(), each.port())
         for each in top.items("ports")
-        if each.has("port") and each.has("name")  # kube-proxy does not serve others either
+        if each.has("port") and each.has("name")  # kube-proxy ignores others, too
     )
     endpoints = (_endpoint(each) for each in top.items("endpoints") if each.texts("addresses"))
     return EndpointSlice(its_name, Name(its_name.namespace, owner), tuple(ports), tuple(endpoints))

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 TURN_SECONDS = 0.01  # how long senders may keep the reactor busy at a time
 SHORT_SECONDS = 0.05  # work of this length or less needs no rest
-REST = 2.0  # a rest is so many times as long as the work; changes during it are sent together
+REST = 2.0  # a rest takes this many times as long as the work; changes during it are sent together
 MAX_REST_SECONDS = 1.0
 
 
@@ -25,7 +25,7 @@ class Pace:
         self._clock = clock
         self._waiting: deque[Deferred[None]] = deque()
         self._next: IDelayedCall | None = None
-        self._over = 0.0  # the time at which this turn of the reactor has lasted long enough
+        self._over = 0.0  # the time at which this turn of the reactor has to end
         self._worked = 0.0  # seconds of work since no sender was waiting
 
     def turn(self) -> Deferred[None] | None:

@@ -21,9 +21,9 @@ from infranetes.services.objects import EndpointSlice, OwnNode, Service
 from infranetes.services.rules import Key, Rule, rules
 from infranetes.services.timing import News
 
-REMEMBERED = 20_000  # removed rules
+REMEMBERED = 20_000  # the most removed rules that are remembered
 STEP = 50  # Services handled in one step
-MOST_RANGES = 1000  # of ServiceCIDRs; with more than a VM takes, no connections are dropped
+MOST_RANGES = 1000  # the most of ServiceCIDRs that a VM takes; with more, no connections are dropped
 
 
 @attrs.frozen

@@ -25,9 +25,9 @@ from infranetes_common.wire import vmserver
 
 FRESH_SECONDS = 0.25  # clients take two samples a second apart and want them to differ
 WAIT_SECONDS = 2.0
-CALL_SECONDS = 20.0  # after which a call is given up that nobody waits for any more
-KEPT_SECONDS = 60.0  # that the last figures of a VM are kept
-BATCH = 16  # calls that are begun in one turn of the reactor
+CALL_SECONDS = 20.0  # after which a call that no one waits for any more is given up
+KEPT_SECONDS = 60.0  # how long the last figures of a VM are kept
+BATCH = 16  # the most calls that begin in one turn of the reactor
 
 _log = Logger()
 
@@ -54,7 +54,7 @@ class Gatherer:
         self._slow: set[str] = set()
 
     async def now(self, sandboxes: Iterable[Sandbox]) -> dict[str, Figures]:
-        """Present figures by sandbox id, of those whose agents can be reached and answer in time."""
+        """Return present figures by sandbox id, of those whose agents can be reached and answer in time."""
         wanted = [one for one in sandboxes if one.state is SandboxState.READY]
         await listing.refresh(self._node, wanted)
         since = self._node.clock.seconds() - FRESH_SECONDS

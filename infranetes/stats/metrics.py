@@ -33,7 +33,7 @@ class _Metric(Generic[_Of]):
     help: str
     kind: cri.MetricType
     values: Callable[[_Of], Values]
-    labels: tuple[str, ...] = ()  # beside LABELS
+    labels: tuple[str, ...] = ()  # besides LABELS
 
 
 @attrs.frozen

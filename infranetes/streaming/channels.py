@@ -18,11 +18,11 @@ from zope.interface import implementer
 
 from infranetes_common.concurrency import Notifier
 
-#: Bytes received and not read, of all channels of a connection.
+#: The most bytes that all channels of a connection have received and not read.
 MAX_UNREAD = 256 * 1024
-#: What each piece of them counts beside its bytes.
+#: What each unread piece counts besides its bytes.
 PIECE = 64
-#: Bytes that a reader is given at once.
+#: The most bytes that a reader is given at once.
 MAX_READ = 128 * 1024
 
 
@@ -60,7 +60,7 @@ class Flow:
         self._go_on = go_on or transport.resumeProducing
         self._unread = 0
         self._behind = False  # too much is unread
-        self._unheard = False  # an answer waits for the client to take what was written before it
+        self._unheard = False  # the client has yet to take what was written before an answer to it
         self.reading = True
         self.full = False
         self._room = Notifier()

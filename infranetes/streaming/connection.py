@@ -32,10 +32,10 @@ from infranetes.streaming.spdywire import SpdyWire
 from infranetes.streaming.websocketwire import WebSocketWire
 from infranetes_common.errors import InvalidArgument
 
-#: Seconds for the request's head, and between the session's end and the client's close.
+#: Seconds within which the request's head must arrive, and for which an ended session awaits a close.
 HEAD_TIMEOUT = 10.0
 LINGER = 10.0
-#: Bytes of the request's head.
+#: The most bytes of the request's head.
 MAX_HEAD = 16 * 1024
 #: Seconds for which one client's frames are handled before others have their turn.
 TURN = 0.01
@@ -87,10 +87,10 @@ class StreamingConnection(protocol.Protocol):
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self._phase = Phase.HEAD
         self._timer: IDelayedCall | None = None
-        self._turn: IDelayedCall | None = None  # goes on with what has come in
+        self._turn: IDelayedCall | None = None  # handles the rest of the input
         self._seen = 0.0
         self.wire: SpdyWire | WebSocketWire | None = None
-        self.session: Deferred[None] | None = None  # what runs on the wire
+        self.session: Deferred[None] | None = None  # the session that uses the wire
         self.flow: Flow
 
     # Protocol
@@ -226,7 +226,7 @@ class StreamingConnection(protocol.Protocol):
         self._stop_timer()
         if self.wire is not None:
             self.wire.close()
-        self.transport.resumeProducing()  # to see the client close, and take what it still sends
+        self.transport.resumeProducing()  # to notice the client's close, and to discard its further input
         if self.wire is None:
             self.transport.loseWriteConnection()
         self._timer = self._clock.callLater(LINGER, self._lose_connection, self._idle_timeout)
@@ -235,7 +235,7 @@ class StreamingConnection(protocol.Protocol):
         """Close once all is flushed, or after `patience` seconds: the client may never read."""
         self._stop_timer()
         self._timer = self._clock.callLater(patience, self._abort)
-        self.transport.unregisterProducer()  # a paused producer would keep it from closing
+        self.transport.unregisterProducer()  # a paused producer would keep the transport open
         self.transport.loseConnection()
 
     def closed_by_client(self) -> None:

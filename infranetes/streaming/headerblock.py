@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from infranetes_common.errors import InvalidArgument
 
-#: Bytes of one block, inflated, and pairs in it. A deflated block can be a thousandth of that.
+#: The most bytes of one inflated block, and the most pairs in it. Deflated, it can be a thousandth as large.
 MAX_BLOCK = 8 * 1024
 MAX_PAIRS = 256
 
@@ -40,7 +40,7 @@ def _dictionary() -> bytes:
     return b"".join(struct.pack(">I", len(word)) + word.encode() for word in words) + _TAIL
 
 
-#: What both sides' zlib starts with.
+#: The dictionary that both sides' zlib starts with.
 DICTIONARY = _dictionary()
 
 

@@ -14,7 +14,7 @@ from infranetes.streaming.channels import Channel
 
 _log = Logger()
 
-#: Connections forwarded at once by one client.
+#: The most connections that are forwarded at once for one client.
 MAX_PAIRS = 256
 
 #: Forwards one connection until it ends: port, data, error.

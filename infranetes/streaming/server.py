@@ -46,10 +46,10 @@ from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri, vmserver
 
-#: Seconds for a client to open a session's streams, and between two bytes of a session.
+#: Seconds within which a client must open a session's streams, and for which a session may be idle.
 STREAMS_TIMEOUT = 30.0
 IDLE_TIMEOUT = 4 * 3600.0
-#: Connections at once.
+#: The most connections at once.
 MAX_CONNECTIONS = 1000
 
 _KINDS = ("exec", "attach", "portforward")
@@ -215,7 +215,7 @@ class StreamingServer(Factory):
     ) -> None:
         try:
             channels = await gathering.complete
-        except ChannelClosed:  # the client is late: the connection ends with the session
+        except ChannelClosed:  # the client was too late; the connection ends with the session
             return
         await serve_command(begin, start, channels, version)
 

@@ -21,7 +21,7 @@ from txgrpc import GrpcError
 
 _log = Logger()
 
-#: Bytes of one message to the agent.
+#: The most bytes of one message to the agent.
 MAX_MESSAGE = 128 * 1024
 
 RequestT = TypeVar("RequestT", contravariant=True)

@@ -29,11 +29,11 @@ from infranetes.streaming.headerblock import HeaderReader, HeaderWriter
 from infranetes_common.errors import InvalidArgument
 
 VERSION = 3
-#: Bytes of a control frame's payload; data frames come in pieces and have no bound but the wire's 16 MiB.
+#: The most bytes of a control frame's payload. Data frames are handled in pieces, up to the wire's 16 MiB.
 MAX_CONTROL = 32 * 1024
-#: Streams open at once: a port-forward has two for each connection.
+#: The most streams open at once. A port-forward has two for each connection.
 MAX_STREAMS = 1024
-#: Bytes of data in the frames that we write.
+#: The most bytes of data in a frame that we write.
 MAX_DATA = 64 * 1024
 
 _FIN = 0x01
@@ -140,7 +140,7 @@ class Spdy:
         self._writer = HeaderWriter()
         self._streams: dict[int, StreamState] = {}
         self._input = bytearray()
-        self._data: tuple[int, int, bool] | None = None  # stream, bytes to come, FIN after them
+        self._data: tuple[int, int, bool] | None = None  # stream, bytes to come, whether FIN follows
         self._output: list[bytes] = []
         self.closing = False  # a GOAWAY was sent or received: no new streams
 
@@ -284,7 +284,7 @@ class Spdy:
         elif kind in (Kind.SYN_REPLY, Kind.HEADERS):
             (stream,) = struct.unpack_from(">I", payload)
             stream &= 0x7FFFFFFF
-            self._reader.read(payload[4:])  # the zlib stream must go on, whoever the block was for
+            self._reader.read(payload[4:])  # keeps zlib's state right, whichever stream the block is for
             if stream in self._streams:
                 if kind == Kind.SYN_REPLY:
                     events.append(StreamAccepted(stream))

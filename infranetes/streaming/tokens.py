@@ -13,7 +13,7 @@ from infranetes_common.errors import ResourceExhausted
 
 #: Seconds after which a token expires.
 LIFETIME = 60.0
-#: Tokens neither used nor expired.
+#: The most tokens that are neither used nor expired.
 MAX_OUTSTANDING = 1000
 
 

@@ -17,9 +17,9 @@ from infranetes.streaming.channels import PIECE, Channel, Flow
 from infranetes.streaming.websocket import WebSocket
 from infranetes_common.errors import InvalidArgument
 
-#: Bytes of one base64 message, which is decoded whole; binary messages come in pieces.
+#: The most bytes of one base64 message, which is decoded whole. Binary messages are handled in pieces.
 MAX_TEXT = 1024 * 1024
-#: Bytes of data in one message to the client.
+#: The most bytes of data in one message to the client.
 MAX_PIECE = 32 * 1024
 
 _CLOSE_SIGNAL = 255

@@ -46,7 +46,7 @@ class TracingConfig:
 
     # The URL at which a collector takes OTLP over HTTP. Empty: nothing is recorded.
     endpoint: str = attrs.field(default="", validator=_is_endpoint)
-    # The share that is recorded of calls whose caller does not say whether they are.
+    # The share of calls that is recorded, among those whose caller does not decide it.
     sampling_ratio: float = attrs.field(default=0.0, validator=[ge(0.0), le(1.0)])
     headers_file: str = attrs.field(default="", validator=_is_absolute)  # sent with each request; mode 0600
 

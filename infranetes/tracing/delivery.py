@@ -21,7 +21,7 @@ from infranetes_common.reactors import IReactor
 
 MAX_WAITING = 4096  # spans
 BATCH = 512
-PAUSE_SECONDS = 2.0  # from a span's end until it is sent, together with all that end meanwhile
+PAUSE_SECONDS = 2.0  # from a span's end until it is sent, together with all spans that end meanwhile
 REQUEST_SECONDS = 30.0  # longer than the exporter's own deadline, which normally ends a request first
 STOP_SECONDS = 2.0
 

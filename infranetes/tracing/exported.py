@@ -23,7 +23,7 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.trace_context import TraceContext
 from txgrpc import Code
 
-EXPORT_SECONDS = 10.0  # a request, its retries included
+EXPORT_SECONDS = 10.0  # for a request, including its retries
 MAX_ATTRIBUTE = 256  # characters
 
 _KINDS = {
@@ -93,7 +93,7 @@ class _Recorded:
             self._span.set_attribute("rpc.grpc.status_code", int(code))
         fault = code in _FAULTS_OF_SERVERS if self._kind is Kind.SERVER else code is not Code.OK
         if fault:
-            # Not the error's text: it may quote what is not for the collector. The daemon's log has it.
+            # The error's text may quote what is not for the collector. It is in the daemon's log.
             why = code.name if self._rpc or code is not Code.INTERNAL else None
             self._span.set_status(trace.Status(trace.StatusCode.ERROR, why))
         self._span.end()

@@ -29,7 +29,7 @@ from txgrpc import Code
 
 Attributes = Mapping[str, str | int | float | bool]
 
-SYSTEM = "rpc.system"  # the attribute by which a span is known to be that of an RPC
+SYSTEM = "rpc.system"  # the attribute that marks the span of an RPC
 
 
 class Kind(enum.Enum):
@@ -45,7 +45,7 @@ class Span(Protocol):
 
     @property
     def context(self) -> TraceContext:
-        """What those who are called on its behalf are told of it."""
+        """The context that servers called on its behalf receive."""
 
     def child(self, name: str, kind: Kind = Kind.INTERNAL, attributes: Attributes | None = None) -> Span:
         """Begin a span that is a part of this one."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's volumes before it has containers: its VM is launched where they are, and given them as it starts.
+"""A pod's volumes before it has containers: its VM is launched in their zone, and gets them as it starts.
 
 kubelet has volumes published before it asks for the sandbox, at paths that name the pod's UID. Whatever
 fails here is tried again when a container mounts the volume, which then says what the trouble is. Only what
@@ -66,7 +66,7 @@ class VolumesAtLaunch:
             return ""
         wanted = await self._wanted(sandbox)
         found = await settled(start(self._look(provider.volumes, one)) for one in wanted)
-        zones: dict[str, str] = {}  # with one of the volumes there
+        zones: dict[str, str] = {}  # by zone: one of the volumes in it
         for disk in found:
             if isinstance(disk, Failure):
                 disk.raiseException()
@@ -146,14 +146,14 @@ class VolumesAtLaunch:
         return done
 
     async def _attach_one(self, sandbox: Sandbox, wanted: PublishedVolume) -> None:
-        checked_options(wanted.mount_flags)  # a container that asks for others is refused
+        checked_options(wanted.mount_flags)  # as for a container's mounts: others are refused
         await self._attach(sandbox, wanted)
 
     async def _wanted(self, sandbox: Sandbox) -> Sequence[PublishedVolume]:
         """Return the volumes that are published for the pod; none if they can't be found out."""
         options = sandbox.config.linux.security_context.namespace_options
         if user_namespace(options, "config.linux.security_context.namespace_options") is not None:
-            return []  # its containers are refused them
+            return []  # such a pod's containers are refused volumes
         try:
             return await self._find(sandbox.config.metadata.uid)
         except InfranetesError as error:

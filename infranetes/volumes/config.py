@@ -17,8 +17,8 @@ class VolumesConfig:
     max_bytes: Bytes = attrs.field(default=Bytes(256 * 1024 * 1024), validator=ge(Bytes(1)))
     max_entries: int = attrs.field(default=16384, validator=ge(1))
     interval: float = attrs.field(default=1.0, validator=gt(0))  # seconds between two looks
-    show_space: bool = True  # have files on the node by which kubelet knows what emptyDirs in VMs take
-    # Share of the node's file system that these leave free, so that kubelet evicts nobody for them.
+    show_space: bool = True  # have files on the node that show kubelet the use of emptyDirs in VMs
+    # The share of the node's file system that these files leave free, so that kubelet evicts no pod for them.
     keep_free: float = attrs.field(default=0.2, validator=and_(ge(0.0), lt(1.0)))
 
     @property

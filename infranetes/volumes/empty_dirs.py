@@ -71,7 +71,7 @@ def find_empty_dir(path: str, uid: str, table: MountTable) -> EmptyDir | None:
         return None
     own = layout[b""].path
     of_kubelet = own.endswith(b"/" + inner.encode())
-    in_memory = bool(whole.size_limit or whole.huge_page_size)  # which only what kubelet mounts there has
+    in_memory = bool(whole.size_limit or whole.huge_page_size)  # only kubelet's mounts have these
     if not of_kubelet and not (own == b"/" and in_memory):
         return None
     return EmptyDir(whole, _below(table.layout(path)[b""].path, own) if path != top else "")

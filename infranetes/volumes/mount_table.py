@@ -69,7 +69,7 @@ class Mount:
         return Location(self.device, whole, self.writable)
 
 
-# Above all of the table: the mount of a process whose root is no mount point.
+# The parent of the table's topmost mounts, and the mount of paths on none: a process's root may be no mount.
 _BOTTOM = Mount(-1, -1, b"/", "", b"/", "")
 
 
@@ -214,7 +214,7 @@ def outermost_writable(layout: Layout) -> list[bytes]:
 
 
 def with_previous(found: Manifest, before: Manifest, changed: frozenset[bytes]) -> Manifest:
-    """`found`, with what is at the `changed` paths and below them replaced by what was there `before`."""
+    """Return `found`, with what is at and below the `changed` paths replaced by what was there `before`."""
     if not changed:
         return found
 

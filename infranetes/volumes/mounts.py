@@ -22,10 +22,10 @@ from infranetes_common.wire import cri
 
 MAX_PATH = 4096
 
-# kubelet's path of an emptyDir, in which nobody outside the pod mounts anything.
+# kubelet's path of an emptyDir, in which nothing is mounted from outside the pod.
 _EMPTY_DIR = re.compile(r"/pods/[^/]+/volumes/kubernetes\.io~empty-dir/[^/]")
-# kubelet's paths of what it makes of API objects. It keeps secrets on a tmpfs where it can, and configmaps
-# on a disk; neither belongs on a VM's disk, which may be somebody else's.
+# kubelet's paths of volumes made from API objects. It keeps secrets on a tmpfs if it can, and configmaps on
+# a disk. Neither belongs on a VM's disk, which may be someone else's.
 _CONFIGURATION = re.compile(
     r"/pods/[^/]+/volumes/kubernetes\.io~(secret|configmap|projected|downward-api)/[^/]"
 )
@@ -196,7 +196,7 @@ def writable_submounts(mount: cri.Mount, source: Source, layout: Layout) -> list
 
 
 def for_agent(config: cri.ContainerConfig, names: Mapping[int, str]) -> cri.ContainerConfig:
-    """`config` as the agent gets it: with mounts that name volumes, except for those of images.
+    """Return `config` as the agent gets it: with mounts that name volumes, except for those of images.
 
     A volume is a single tree, so a read-only mount of it is recursive. SELinux labels are up to the VM.
 
@@ -206,7 +206,7 @@ def for_agent(config: cri.ContainerConfig, names: Mapping[int, str]) -> cri.Cont
     for index, mount in enumerate(sent.mounts):
         if index in names:
             mount.host_path = PREFIX + names[index]
-            mount.ClearField("uidMappings")  # its files come with the ids that they have for the pod
+            mount.ClearField("uidMappings")  # files are carried with the ids that the pod sees
             mount.ClearField("gidMappings")
         mount.recursive_read_only = False
         mount.selinux_relabel = False

@@ -28,7 +28,7 @@ _PATH = re.compile(
     r"(?P<inner>volumes/(?!kubernetes\.io~(empty-dir|secret|configmap|projected|downward-api)/)[^/]+/[^/]+(/mount)?|"
     r"volume-subpaths/(?P<name>[^/]+)/[^/]+/[0-9]+)"
 )
-# Options of the node's mount that mean nothing to a VM: they are said otherwise, or the node's own.
+# Options of the node's mount that a VM's does not get: they are expressed otherwise, or are the node's own.
 _LEFT_OUT = frozenset(
     {"rw", "ro", "relatime", "namlen", "clientaddr", "fsc", "seclabel", "trunkdiscovery", "migration",
      "context", "fscontext", "defcontext", "rootcontext"}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NFS volumes of pods: what the node has mounted for a pod, its VM mounts too, by itself.
+"""NFS volumes of pods: a pod's VM itself mounts what the node has mounted for the pod.
 
-Nothing of it is recorded here. The node's mount table says what a container is to have, and the agent knows
-which containers have it: it unmounts what none has any more. So a daemon that is killed leaves nothing behind
-but what ends with the VM.
+Nothing is recorded here. The node's mount table says which exports a container is to have, and the agent
+knows which containers have them: it unmounts those that no container has any more. So a daemon that is killed
+leaves behind only what ends with the VM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 
-UNMOUNT_SECONDS = 20  # for what is pending to be written, while the pod is stopped
+UNMOUNT_SECONDS = 20  # time to write pending data, while the pod is stopped
 
 Find = Callable[[str, str], Awaitable[NfsVolume | None]]
 """Look up the NFS volume at a path of the node, by the pod's UID; None: none."""
@@ -117,7 +117,7 @@ class NfsVolumes:
         return id
 
     async def release(self, sandbox: Sandbox) -> None:
-        """Have the VM of a sandbox that is being stopped write what is pending.
+        """Have the VM of a sandbox that is being stopped write its pending data.
 
         What fails is logged: the VM ends all the same."""
         containers = sandbox.containers.values()
@@ -128,7 +128,7 @@ class NfsVolumes:
         try:
             await sandbox.client.unmount_nfs(UNMOUNT_SECONDS)
         except Unimplemented:
-            pass  # so it has mounted none
+            pass  # such an agent has mounted none
         except InfranetesError as error:
             _log.warn(
                 "what was written last in sandbox {sandbox}, which ends, may be missing on its NFS volumes: "

@@ -50,7 +50,7 @@ from infranetes_common.volume_disks import checked_options
 from infranetes_common.wire import cri, vmserver
 
 DETACH_SECONDS = 30.0
-UNMOUNT_SECONDS = 90.0  # for what is pending to be written, while the pod is stopped
+UNMOUNT_SECONDS = 90.0  # time to write pending data, while the pod is stopped
 _COMING = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.READY)
 _GONE = (SandboxState.LOST, SandboxState.STOPPED, SandboxState.VACANT)
 
@@ -113,7 +113,7 @@ class PodVolumes:
             with _named(describe_device(index, device)):
                 volume = _told(next(volumes)) or await self._lent.volume_at(device.host_path, provider)
                 if volume is None:
-                    continue  # the VM's own
+                    continue  # the device is the VM's own
                 check_device(changed, volume)
                 device.host_path = await self._have(container.sandbox, volume)
                 if volume.read_only:
@@ -168,7 +168,7 @@ class PodVolumes:
             serial = await volumes.attach(record.instance_id, record.id, wanted.read_only)
         except (Unavailable, DeadlineExceeded):
             raise
-        except InfranetesError:  # it is certain that it is not attached
+        except InfranetesError:  # the volume is certainly not attached
             if not record.serial:
                 await self._forget(record)
             raise
@@ -208,14 +208,14 @@ class PodVolumes:
                 await self._end(record)
 
     async def ended(self, sandbox: Sandbox) -> None:
-        """Free the volumes of a sandbox whose VM is no more."""
+        """Free the volumes of a sandbox whose VM no longer exists."""
         await self.at_launch.end(sandbox)
         for record in self._of(sandbox):
             async with self._in_work.held(record.id):
                 await self._end(record)
 
     async def sweep(self, side: ProviderSide) -> None:
-        """Free the volumes of a provider's VMs that are no more."""
+        """Free the volumes of a provider's VMs that no longer exist."""
         for record in [one for one in self._records.values() if one.provider == side.name]:
             if self._is_over(record):
                 async with self._in_work.held(record.id):
@@ -223,9 +223,9 @@ class PodVolumes:
                         await self._end(record)
 
     async def flush(self, volume: str, target: str) -> None:
-        """Have what a pod's VM has yet to write to a volume written, if the pod of that path still has it.
+        """Have a pod's VM write its pending data to a volume, if the pod of that path still has the volume.
 
-        What fails is told by the log alone."""
+        Failures are only logged."""
         if not self._has_at(volume, target):
             return
         async with self._in_work.held(volume):
@@ -325,7 +325,7 @@ class PodVolumes:
         await self._forget(record)
 
     async def _unmount(self, sandbox: Sandbox, record: AttachmentRecord) -> None:
-        """Have the VM write what is pending, as far as its agent answers."""
+        """Have the VM write its pending data and unmount the volume, if its agent answers."""
         if not record.serial or not (client := _live_agent(sandbox)):
             return
         try:
@@ -340,7 +340,7 @@ class PodVolumes:
 
     async def _put(self, record: AttachmentRecord) -> None:
         before = self._records.get(record.id)
-        self._records[record.id] = record  # at once: the write goes on when whoever waits for it is cancelled
+        self._records[record.id] = record  # at once: the write goes on even if its caller is cancelled
         try:
             await self._node.store.put_attachment(record)
         except InfranetesError:

@@ -10,8 +10,8 @@ Its source in the mount table is `infranetes:VOLUME`. The node's mount table is 
 survives the daemon, ends with the node's boot as every mount does, and a subPath, which kubelet binds, still
 shows the same file system with the path in it.
 
-What is said here is of volumes with a file system; raw ones are `published_devices`' work, which has the
-document in common.
+This module is for volumes with a file system. Raw ones are the task of `published_devices`, which uses the
+same document.
 
 Everything here blocks: call it in a thread.
 """
@@ -156,7 +156,7 @@ def publish(target: str, volume: PublishedVolume, table: MountTable) -> None:
 
 
 def unpublish(target: str, table: MountTable) -> None:
-    """Take away what is published at a path, and the path. Idempotent.
+    """Remove what is published at a path, and the path. Idempotent.
 
     :raise InvalidArgument: the path can't be.
     :raise FailedPrecondition: something else is there. :raise Unavailable: it can't be unmounted."""
@@ -178,7 +178,7 @@ def unpublish(target: str, table: MountTable) -> None:
 
 
 def check(volume: PublishedVolume) -> None:
-    """Check that a volume can be so. :raise InvalidArgument: none can."""
+    """Check a volume's description. :raise InvalidArgument: no volume can be like that."""
     if not is_volume_id(volume.volume):
         raise InvalidArgument(f"{volume.volume[:80]!r} can't be a volume's id")
     if volume.raw and (volume.mount_flags or volume.group is not None):
@@ -220,7 +220,7 @@ def check_same(target: str, there: PublishedVolume | None, volume: PublishedVolu
 
 
 def _is_ours(mount: Mount) -> bool:
-    """An NFS server may have any name, so the type counts too."""
+    """Return whether a mount is ours. An NFS server may have any name, so the type counts, too."""
     return mount.fs_type == _TYPE and mount.source.startswith(PREFIX)
 
 

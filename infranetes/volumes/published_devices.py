@@ -62,7 +62,7 @@ from infranetes_common.loop_devices import (
 from infranetes_common.paths import make_directories, open_path, resolve
 
 FILE = "infranetes-raw-volume.json"
-BACKING_FILE = f"/{FILE}"  # as the kernel names what is mounted nowhere
+BACKING_FILE = f"/{FILE}"  # the kernel's path of a file whose file system is mounted nowhere
 _PAGE = 4096
 _MAX_DOCUMENT = 8 * _PAGE
 _FILE_MODE = 0o600
@@ -135,7 +135,7 @@ def publish(target: str, volume: PublishedVolume, table: MountTable) -> None:
 
 
 def unpublish(target: str, table: MountTable) -> None:
-    """Take away what raw volume is published at a path, and the path. Idempotent; what else is there stays.
+    """Remove the raw volume that is published at a path, and the path. Idempotent; anything else there stays.
 
     :raise InvalidArgument: the path can't be. :raise Unavailable: it can't be taken away."""
     check_target(target)
@@ -170,7 +170,7 @@ def _is_published(target: str, path: bytes, volume: PublishedVolume, table: Moun
                     device.keep()
                     return True
     except FileNotFoundError:
-        pass  # the device of an earlier daemon, which is gone
+        pass  # it was the device of an earlier daemon, and is gone
     _unmount(path, table)
     if mount_of(table.mounts(), path).mount_point == path:
         raise FailedPrecondition(f"{target}: something is mounted there that is no raw volume")
@@ -214,7 +214,7 @@ def _told_by(device: LoopDevice) -> PublishedDevice | None:
 
 
 def _all() -> Iterator[tuple[str, PublishedDevice]]:
-    """All of the node's, by the paths of their loop devices."""
+    """Return all of the node's published raw volumes, by the paths of their loop devices."""
     for path in loop_devices_of(BACKING_FILE):
         with contextlib.suppress(FileNotFoundError, FailedPrecondition), open_loop_device(path) as device:
             if (found := _told_by(device)) is not None:
@@ -222,16 +222,16 @@ def _all() -> Iterator[tuple[str, PublishedDevice]]:
 
 
 def _end(which: Callable[[PublishedDevice, str], bool]) -> None:
-    """Have the loop devices of some volumes end, by what they tell and their paths."""
+    """End the loop devices of the volumes that `which` selects, given each volume and its device's path."""
     for path in [path for path, one in _all() if which(one, path)]:
         with contextlib.suppress(FileNotFoundError), open_loop_device(path) as device:
-            found = _told_by(device)  # nobody ends it meanwhile, and makes it somebody else's
+            found = _told_by(device)  # while open, the device can't be ended and reused
             if found is not None and which(found, path):
                 device.end()
 
 
 def _end_unreadable(path: bytes) -> None:
-    """Have a loop device at a path end that is ours, but does not say what it stands for."""
+    """End the loop device at a path if it is ours, but its description can't be read."""
     with contextlib.suppress(FileNotFoundError):
         if is_loop_device(os.stat(path)):
             with open_loop_device(os.fsdecode(path)) as device:

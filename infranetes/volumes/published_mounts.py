@@ -17,7 +17,7 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.paths import resolve
 from infranetes_common.reactors import IReactor
 
-FIND_SECONDS = 10.0  # that finding out what is at a path may take
+FIND_SECONDS = 10.0  # the longest that looking at a path may take
 THREADS = 4
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Showing kubelet what emptyDirs take that only their VMs have.
+"""Showing kubelet the disk usage of emptyDirs that only their VMs have.
 
 kubelet adds up the blocks of what it finds in the node's directory: for its stats, and to evict pods whose
 emptyDirs exceed their sizeLimit, or that exceed their limit of ephemeral storage. It asks nobody for another
@@ -31,9 +31,9 @@ from infranetes_common.paths import open_path
 from infranetes_common.reactors import IReactor
 
 INTERVAL = 10.0  # seconds between two looks; kubelet looks every minute
-STEP = 1024 * 1024  # bytes: what is less is not shown
-NAME = TEMPORARY + b"in-vm"  # which is never carried
-SECONDS = 20.0  # that changing the file may take
+STEP = 1024 * 1024  # bytes; smaller sizes and changes are not shown
+NAME = TEMPORARY + b"in-vm"  # files of this prefix are never carried
+SECONDS = 20.0  # the longest that changing the file may take
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -60,14 +60,14 @@ class ShownSpace:
         self._troubles: dict[str, str] = {}  # by path
 
     def show(self, sandbox: Sandbox, wanted: Wanted) -> None:
-        """Show what a sandbox's volumes take, until `forget`. Idempotent.
+        """Show the usage of a sandbox's volumes, until `forget`. Idempotent.
 
         :param wanted: returns their sources by their ids."""
         if self._on and sandbox.id not in self._loops:
             self._loops[sandbox.id] = start(self._run(sandbox, wanted)).addErrback(_log_unless_cancelled)
 
     def forget(self, sandbox_id: str) -> None:
-        """Look no more at a sandbox's volumes. Idempotent."""
+        """Stop looking at a sandbox's volumes. Idempotent."""
         loop = self._loops.pop(sandbox_id, None)
         if loop is not None:
             loop.cancel()
@@ -80,7 +80,7 @@ class ShownSpace:
                 self._lanes.later(source.path, partial(_thd_clear, source.path))
 
     def stop(self) -> None:
-        """Look at none any more."""
+        """Stop looking at any volumes."""
         for sandbox_id in list(self._loops):
             self.forget(sandbox_id)
 

@@ -26,8 +26,8 @@ from infranetes_common.filesync.scan import read
 from infranetes_common.filesync.wire import BATCH_BYTES, batch
 from infranetes_common.reactors import IReactor
 
-SOURCE_SECONDS = 20.0  # that a piece of work in a directory of the node may take without progress
-MAX_PIECES = 64  # from the VM that are applied together
+SOURCE_SECONDS = 20.0  # the longest that work in a directory of the node may make no progress
+MAX_PIECES = 64  # pieces from the VM that are applied together
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class VolumeSync:
         except CancelledError:
             raise
         except Unavailable:
-            pass  # the agent is away, or the volume is being written: it stays `due`
+            pass  # the agent can't be reached, or the volume is being written: it stays `due`
         except Exception as error:
             if isinstance(error, FailedPrecondition):
                 volume.last_seen = None
@@ -88,7 +88,7 @@ class VolumeSync:
             raise Unavailable(f"sandbox {sandbox.id} has no agent")
         volume.due = True
         if volume.unsure and not volume.writable:
-            volume.base = None  # so that the VM is asked
+            volume.base = None  # so that the VM is asked what it has
         volume.unsure = False
         node, hidden = await self.at_source(volume.source, volume.scan, self.bounds)
         there = await self._list(agent, volume)

@@ -12,7 +12,7 @@ import errno
 import os
 from types import TracebackType
 
-# Of every architecture; glibc has functions for them from 2.36 on. Source: linux/mount.h
+# System call numbers of every architecture. glibc has functions for them from 2.36 on. Source: linux/mount.h
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _CLOEXEC = 1
 _CLONE, _EMPTY_PATH = 1, 0x1000

@@ -39,9 +39,9 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.user_namespaces import mapped_ids
 from infranetes_common.wire import cri
 
-FIND_SECONDS = 10.0  # that finding out what a mount is of may take
-THREADS = 8  # besides those that hang in some directory
-TRIES = 5  # for a tree that is being written while it is carried
+FIND_SECONDS = 10.0  # the longest that finding a mount's source may take
+THREADS = 8  # besides those that hang in a directory
+TRIES = 5  # to carry a tree that is being written meanwhile
 
 _log = Logger()
 
@@ -95,7 +95,7 @@ class Volumes:
     async def bring_again(self, sandbox: Sandbox) -> None:
         """Bring what the VM of a sandbox, which is connected again, has lost if it has rebooted meanwhile."""
         for volume in self._volumes.get(sandbox.id, {}).values():
-            volume.unsure = True  # so it is compared at the next look
+            volume.unsure = True  # so that the next look compares it
         await self._own.bring_again(sandbox)
 
     async def stop(self) -> None:
@@ -130,9 +130,9 @@ class Volumes:
         taken = {mount.container_path for mount in wanted}
         names: dict[int, str] = {}
         own = mounts.writable_paths(wanted)
-        for index, mount in enumerate(wanted):  # which grows by the submounts that are found
+        for index, mount in enumerate(wanted):  # the loop appends the submounts that it finds
             if mount.HasField("image") or mount.host_path.startswith(PREFIX):
-                continue  # the VM has it
+                continue  # the VM already has it
             try:
                 source = await self._find(mount, own)
                 names[index] = await self._own.prepare(container.sandbox, source, mount)
@@ -204,7 +204,7 @@ class Volumes:
                 await run_in_thread(self._reactor, self._records.save, sandbox.id, volume.record)
                 continue
             async with volume.lock:
-                if not volume.containers:  # else another container came meanwhile
+                if not volume.containers:  # else another container has come meanwhile
                     await self._remove(sandbox, volume)
 
     async def _remove(self, sandbox: Sandbox, volume: Volume) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noticing changes of volumes: on the node by looking, in the VMs by their agents' word."""
+"""Noticing changes of volumes: on the node by looking, in the VMs by their agents' reports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class VolumeWatch:
         self._interval = interval
         self._loops: dict[str, list[Deferred[None]]] = {}  # by sandbox: the node's side, the VM's side
         self._checks: dict[str, set[Deferred[None]]] = {}  # by sandbox: looks under way
-        self._watched: dict[str, tuple[str, ...]] = {}  # by sandbox: what its agent watches
+        self._watched: dict[str, tuple[str, ...]] = {}  # by sandbox: the volumes that its agent watches
         self._stopped = False
 
     def watch(self, sandbox: Sandbox) -> None:
@@ -107,7 +107,7 @@ class VolumeWatch:
                 or await self._sync.at_source(volume.source, volume.changed, self._sync.bounds)
             )
         except (InfranetesError, OSError):
-            changed = True  # comparing it tells what is wrong
+            changed = True  # the comparison reports what is wrong
         if changed and volume.containers:
             await self._sync.try_sync(sandbox, volume)
 

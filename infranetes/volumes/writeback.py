@@ -16,12 +16,12 @@ from infranetes.volumes.volume import Volume
 from infranetes_common.concurrency import Flight, settled, shielded, sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, Unavailable
 
-STILL_SECONDS = 10.0  # that an end is held back while nothing comes
-WHOLE_SECONDS = 90.0  # that it is held back at all: kubelet waits for two minutes
-TRIES = 5  # for a tree that is being written while it is carried
+STILL_SECONDS = 10.0  # the longest that a container's end is held back while nothing arrives
+WHOLE_SECONDS = 90.0  # the longest that it is held back at all: kubelet waits for two minutes
+TRIES = 5  # to carry a tree that is being written meanwhile
 MAX_WORDS = 1024
-COMMAND_SECONDS = 5.0  # that a command's end is held back
-COMMAND_ENTRIES = 1000  # of a volume: a larger one takes its time, and a command does not wait for it
+COMMAND_SECONDS = 5.0  # the longest that a command's end is held back
+COMMAND_ENTRIES = 1000  # of a volume: a larger one takes too long for a command to wait for it
 
 _log = Logger()
 

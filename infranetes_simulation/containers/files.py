@@ -36,7 +36,7 @@ class Running(TypedDict):
 
     pid: int
     shim: int
-    ticks: int  # when the shim began: with its pid, its name for ever
+    ticks: int  # when the shim began; with its pid, this identifies it for ever
     started_at: int
 
 
@@ -55,7 +55,7 @@ class Record:
 
     state: messages.ContainerState
     argv: list[str]  # empty: no command
-    signal: int  # that stops it
+    signal: int  # the signal that stops it
     env: dict[str, str] = attrs.field(factory=dict)
     cwd: str = ""
     stdin: str = ""  # "": none; open: until its end; once: until the first client that attached ends it
@@ -152,8 +152,8 @@ class Files:
 
 
 def _write(file: Path, content: object) -> None:
-    # Not synced to the disk, unlike `replace_file`: a simulation need not outlive a loss of power, and waits
-    # for nothing.
+    # Unlike `replace_file`, this does not sync to the disk and so waits for nothing: a simulation need not
+    # outlive a loss of power.
     beside = file.with_name(file.name + ".new")
     try:
         beside.write_text(json.dumps(content))

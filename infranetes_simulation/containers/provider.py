@@ -209,7 +209,7 @@ class FakeProvider:
         container = self._existing(id)
         log = JsonLog(self._files.path(id, ".log"), cursor)
         if not container.record.argv:
-            # It never writes: there is nothing to wait for but its end.
+            # It never writes, so there is nothing but its end to wait for.
             if follow and id in self._containers:
                 await container.over.wait()
             return
@@ -274,7 +274,7 @@ def _thd_measure(states: Sequence[messages.ContainerState]) -> list[messages.Con
     for state in states:
         usage = messages.ContainerUsage(id=state.id, started_at=state.started_at)
         if state.state == cri.CONTAINER_RUNNING:
-            # Without a command there is no process, and nothing that is used.
+            # Without a command there is no process, and no usage.
             used = family.usage(state.pid, state.resources.memory_limit_in_bytes) if state.pid else None
             usage.usage.CopyFrom(used or messages.Usage(time_nanos=time.time_ns()))
         result.append(usage)

@@ -60,7 +60,7 @@ def main(directory: str, id: str) -> None:
         _write(id + ".exit", {"exit_code": code, "started_at": now, "finished_at": now, "error": str(error)})
         return
     if stdin >= 0:
-        os.close(stdin)  # so that a writer learns when nobody reads
+        os.close(stdin)  # so that a writer learns when the command no longer reads
     started = {"pid": child.pid, "shim": os.getpid(), "ticks": _ticks(), "started_at": time.time_ns()}
     _write(id + ".run", started)
     os.close(begun)
@@ -120,7 +120,7 @@ def _copy(child: subprocess.Popen[bytes], log: _Log) -> None:
     while selector.get_map() and (deadline is None or time.monotonic() < deadline):
         for key, _ in selector.select(None if deadline is None else 0.1):
             if key.data is None:
-                # As in a container, when the first process ends, all end.
+                # As in a container, all processes end when the first one ends.
                 selector.unregister(end)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)

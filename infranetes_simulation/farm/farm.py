@@ -106,7 +106,7 @@ class Farm:
                 hardware=described,
             )
             seconds = _seconds("delay", delay)
-            self._vms[id] = vm  # at once: requests are begun in order, and a list is to show it
+            self._vms[id] = vm  # at once: requests begin in order, and a later list must show it
             try:
                 await vm.save()
             except BaseException:

@@ -48,9 +48,9 @@ class _Silent(BaseProtocol):
 
 @implementer(IProtocolFactory)
 class SwitchableFactory:
-    """Hands connections to the agent, or to nobody.
+    """Hands connections to the agent, or leaves them without an answer.
 
-    :ivar silent: to nobody.
+    :ivar silent: whether they get no answer.
     """
 
     def __init__(self, agent: AgentFactory) -> None:

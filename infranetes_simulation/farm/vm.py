@@ -141,7 +141,7 @@ class SimulatedVm:
         self._die_later()
 
     def _ended(self, why: str) -> None:
-        """Its machine has ended by itself."""
+        """Record that its machine has ended by itself."""
         start(self._end(why))
 
     def _die_later(self) -> None:

@@ -42,7 +42,7 @@ def _let_processes_in(directory: Path) -> None:
     if (directory.parent / "cgroup.controllers").exists():
         give_controllers(directory.parent)
         return
-    for name in _CPUSET:  # without them, version 1's takes none
+    for name in _CPUSET:  # until they are set, a cgroup of version 1 takes no process
         file = directory / name
         if file.exists() and not file.read_text().strip():
             file.write_text((directory.parent / name).read_text())

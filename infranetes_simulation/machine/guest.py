@@ -22,11 +22,11 @@ from pathlib import Path
 
 from infranetes_simulation.machine import AGENT_PORT, cgroups, network
 
-DISK = Path("/run/machine")  # where the VM's own directory is
+DISK = Path("/run/machine")  # where the VM finds its own directory
 AGENT, NO_AGENT, SILENT = "agent", "no-agent", "silent"
 """The agent's behaviours: it runs; nothing listens; connections are accepted and get no answer."""
 
-_RESTART_SECONDS = 0.2  # as debian/vmserver.service has it
+_RESTART_SECONDS = 0.2  # as in debian/vmserver.service
 _LOOK_SECONDS = 0.25
 IDENTITY = """\
 [identity]
@@ -122,7 +122,7 @@ def _text(path: Path) -> str:
 
 
 def _cgroup_kind(line: str) -> tuple[str, str, str] | None:
-    """Return of a line of mountinfo type, name and controllers, if it is a hierarchy's root."""
+    """Return the type, name and controllers in a line of mountinfo, if it is a hierarchy's root."""
     fields, _, source = line.rstrip("\n").partition(" - ")
     kind, _, options = source.split(" ", 2)
     point = Path(fields.split()[4])
@@ -138,7 +138,7 @@ def _mount_cgroups(kinds: list[tuple[str, str, str]]) -> None:
     old = [each for each in kinds if each[0] == "cgroup"]
     if not old:
         _mount("cgroup2", str(cgroups.ROOT), "cgroup2", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-        own = cgroups.ROOT / "init"  # a cgroup that has others below it is to have no process itself
+        own = cgroups.ROOT / "init"  # a cgroup that has others below it must have no process itself
         own.mkdir()
         (own / "cgroup.procs").write_text("0")
         cgroups.give_controllers(cgroups.ROOT)

@@ -26,7 +26,7 @@ from infranetes_simulation.machine.guest import read_line
 
 END_SECONDS = 15.0
 
-#: Clock, modules and power are the whole machine's.
+#: VMs lack these capabilities: the clock, the modules and the power are the whole machine's.
 _NOT_GIVEN = "-sys_time,-sys_module,-sys_boot"
 
 
@@ -37,7 +37,7 @@ class Hardware(TypedDict):
     address: str  # with the length of its prefix; "": its agent sets one
     gateway: str  # likewise: the machine's own, on the bridge
     bridge: str
-    lock: str  # a file: who has locked it may change the bridge
+    lock: str  # a file; whoever has locked it may change the bridge
     cgroup: str  # the cgroup's path
     behaviour: str  # of the agent
     configuration: NotRequired[str]  # the agent's, in place of `guest.CONFIGURATION`
@@ -112,12 +112,12 @@ class Hypervisor:
         self._outer.wait()
         try:
             network.unplug(self._lock, self._hardware["bridge"], self._cable)
-        finally:  # somebody may have removed the farm's directory
+        finally:  # the farm's directory may have been removed
             cgroups.remove(self._hardware["cgroup"], END_SECONDS)
 
 
 def _child_of(pid: int) -> int:
-    """Return its one child. :raise OSError: it has none."""
+    """Return a process's one child. :raise OSError: it has none."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def _child_of(pid: int) -> int:
 
 
 def main(directory: str) -> int:
-    """The whole program."""
+    """Run the program."""
     signal.signal(signal.SIGTERM, _off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hardware: Hardware = json.loads(read_line())

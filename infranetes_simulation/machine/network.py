@@ -42,7 +42,7 @@ def plug_in(lock: Path, bridge: str, cable: str, gateway: str, namespace: int | 
     """
     with _held(lock):
         if not _exists(bridge):
-            # An address of its own: else it would change with the cables.
+            # The bridge has an address of its own, which would otherwise change with the cables.
             number = hashlib.sha256(bridge.encode()).hexdigest()
             card = ":".join(["02", *(number[at : at + 2] for at in range(0, 10, 2))])
             ip(f"link add {bridge} address {card} type bridge", f"link set {bridge} up")

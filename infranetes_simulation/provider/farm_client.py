@@ -115,7 +115,7 @@ class FarmClient:
     connected_to: Callable[[Sequence[Vm]], None]
     event: Callable[[str, Vm], None]
     start_seconds: ClassVar[float] = 30.0  # within which a farm that was started answers
-    requests: int = 0  # made, as a cloud counts its API's calls
+    requests: int = 0  # requests made, as a cloud counts its API's calls
     _connection: FarmConnection | None = None
     _connecting: Flight[FarmConnection] | None = None
     _stopped: bool = False

@@ -15,7 +15,7 @@ from infranetes_simulation.provider.addresses import subnet
 
 FAILS = "fails"  # a launch that fails; the other faults are behaviours of VMs
 
-SHARED, NAMESPACES = "shared", "namespaces"  # what VMs run on: all on this machine, or each in its own
+SHARED, NAMESPACES = "shared", "namespaces"  # what VMs run on: all on this machine, or each on its own
 
 BEHAVIOUR_ANNOTATION = "simulated.infranetes.io/behaviour"
 AFTER_ANNOTATION = "simulated.infranetes.io/after"
@@ -48,10 +48,10 @@ class Settings:
         default=IPv4Network("10.89.0.0/16"), validator=_has_room
     )
     machines: str = attrs.field(default=SHARED, validator=attrs.validators.in_((SHARED, NAMESPACES)))
-    cgroup: str = attrs.field(  # below which VMs in namespaces have theirs
+    cgroup: str = attrs.field(  # the cgroup that those of VMs in namespaces are below
         default="infranetes-simulated", validator=attrs.validators.matches_re(r"[a-z0-9-]+(?:/[a-z0-9-]+)*")
     )
-    keep_layers: bool = False  # VMs in namespaces begin with the layers that those before them had
+    keep_layers: bool = False  # whether VMs in namespaces begin with the layers that earlier ones had
     images: str = attrs.field(default=ARCHIVES, validator=attrs.validators.in_((ARCHIVES, LAYERS)))
     capacity: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # VMs at once; 0: no limit
     max_cpu_millis: int = attrs.field(default=64_000, validator=attrs.validators.ge(1))

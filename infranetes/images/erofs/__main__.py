@@ -31,8 +31,8 @@ from infranetes.images.erofs.convert import work
 from infranetes.images.erofs.limits import FAILED, SAID_BYTES, Limits
 
 _MESSAGE_BYTES = 16 * 1024
-_DESCRIPTORS = 256  # of this process; four for each child
-_LAYER, _IMAGE = 0, 1  # in an order's descriptors, and then the child's own
+_DESCRIPTORS = 256  # this process's limit; it needs four for each child
+_LAYER, _IMAGE = 0, 1  # indices in an order's descriptors, and then the child's own descriptors
 
 
 @attrs.frozen
@@ -104,7 +104,7 @@ class Server:
         _pid, status = os.waitpid(child.pid, 0)
         try:
             said = os.read(child.said, SAID_BYTES)
-        except BlockingIOError:  # nothing, and something else holds the other end
+        except BlockingIOError:  # it said nothing, and another process holds the other end
             said = b""
         self._poll.unregister(child.ended)
         del self._children[child.ended]
@@ -115,7 +115,7 @@ class Server:
 
 def _answer(order: int, code: int, said: str) -> None:
     line = json.dumps({"order": order, "code": code, "said": said})
-    os.write(1, f"{line}\n".encode())  # far less than a pipe takes at once
+    os.write(1, f"{line}\n".encode())  # far less than a pipe holds, so it is written whole
 
 
 def _be_child(order: Mapping[str, object], descriptors: list[int], says: int, parent: int) -> NoReturn:
@@ -131,14 +131,14 @@ def _be_child(order: Mapping[str, object], descriptors: list[int], says: int, pa
         code, said = work(_LAYER, _IMAGE, str(order["compression"]), str(order["diff_id"]), limits)
         os.write(2, said.encode()[:SAID_BYTES])
     finally:
-        os._exit(code)  # its threads may still read
+        os._exit(code)  # at once, though its threads may still be reading
 
 
 def main() -> None:
     """Serve."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the daemon
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is meant for the daemon
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
-    gc.disable()  # a child has a bound of memory, and makes few circles
+    gc.disable()  # a child's memory is bounded, and it makes few reference cycles
     Server(socket.socket(fileno=0)).serve()
 
 

@@ -123,7 +123,7 @@ def _thd_finish(image: int, target: Path, stop: threading.Event) -> Built:
 
 def _thd_sum(path: Path, stop: threading.Event) -> Built:
     summed, size = hashlib.sha256(), 0
-    chunk = memoryview(bytearray(_HASH_CHUNK))  # used again: new memory takes half as long as reading
+    chunk = memoryview(bytearray(_HASH_CHUNK))  # reused: getting new memory takes half as long as reading
     with open(path, "rb", buffering=0) as file:
         while not stop.is_set() and (read := file.readinto(chunk)):
             summed.update(chunk[:read])

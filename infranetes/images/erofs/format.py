@@ -39,7 +39,7 @@ _TYPES = {
     stat.S_IFSOCK: 6,
     stat.S_IFLNK: 7,
 }
-#: The beginnings of names that erofs writes as a number. Others can't be kept.
+#: The prefixes of attributes' names, which erofs writes as a number. Attributes with others can't be kept.
 _PREFIXES = (
     (b"user.", 1),
     (b"system.posix_acl_access", 2),

@@ -24,13 +24,13 @@ from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
 IDLE_SECONDS = 10.0
-"""After which a process that nobody needs is ended: the layers of one image come one after the other."""
+"""How long an idle process is kept: the layers of one image come one after the other."""
 KILL_SECONDS = 5.0
-"""That the process may take to end a child, before it is killed itself."""
+"""How long the process may take to end a child before it is killed itself."""
 _ORDERS, _ANSWERS = 0, 1  # the process' descriptors
 _MEMORY = {
-    "MALLOC_ARENA_MAX": "1",  # each further one counts as 64 MiB of address space
-    # Pieces of 1 MiB come and go; that they are used again saves the kernel making new pages for each.
+    "MALLOC_ARENA_MAX": "1",  # each further arena counts as 64 MiB of address space
+    # Pieces of 1 MiB come and go. With these thresholds malloc reuses them: the kernel makes no new pages.
     "MALLOC_MMAP_THRESHOLD_": str(32 * MIB),
     "MALLOC_TRIM_THRESHOLD_": str(64 * MIB),
 }
@@ -166,7 +166,7 @@ class _Process(ProcessProtocol):
         """Send a message. If that fails, the process is ended, and with it what it was to do."""
         try:
             socket.send_fds(self._orders, [json.dumps(message).encode()], descriptors)
-        except OSError as error:  # it has died, or takes none: a socket holds all that are under way
+        except OSError as error:  # it has died, or reads none: the socket has room for all that are under way
             _log.warn("the process that makes layers' disks takes no order: {error}", error=error)
             self.kill()
 

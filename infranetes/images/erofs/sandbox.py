@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from infranetes.images.erofs.limits import MIB, Limits
 
 THREADS = 3
-_FIRST_USER = 1_900_010_000  # behind those of QEMU's VMs; no two processes share one
+_FIRST_USER = 1_900_010_000  # above the user ids of QEMU's VMs; the process id is added to it
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 1, 22, 2, 38
 
-# By machine: its AUDIT_ARCH, then the numbers of clone, clone3 and of what is allowed.
+# By machine: its AUDIT_ARCH, and the numbers of clone, of clone3 and of the allowed system calls.
 _CALLS: Mapping[str, tuple[int, int, int, Mapping[str, int]]] = {
     "x86_64": (0xC000003E, 56, 435, {
         "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8, "mmap": 9, "mprotect": 10, "munmap": 11,
@@ -43,12 +43,12 @@ _CALLS: Mapping[str, tuple[int, int, int, Mapping[str, int]]] = {
 }  # fmt: skip
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # in struct seccomp_data, of little-endian machines
+_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data on little-endian machines
 _CLONE_THREAD = 0x00010000
 
 
 def enter(limits: Limits, parent: int = 0) -> None:
-    """Give up all rights. All that is to be imported has been.
+    """Give up all rights. Everything that is needed has to be imported before.
 
     :param parent: the process that this one must not outlive, if not whatever started it.
     :raise OSError: it has died already, or rights can't be given up.
@@ -59,7 +59,7 @@ def enter(limits: Limits, parent: int = 0) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)  # takes all capabilities, too
-    # After the change of user, which would undo it.
+    # This follows the change of user, which would undo it.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent and os.getppid() != parent:
         raise ProcessLookupError(errno.ESRCH, "the parent has died")
@@ -71,11 +71,11 @@ def enter(limits: Limits, parent: int = 0) -> None:
         resource.RLIMIT_AS: limits.memory_bytes,
         resource.RLIMIT_CPU: THREADS * int(limits.seconds) + 1,
     }
-    if other_user:  # one of its own, so only this process counts
+    if other_user:  # the user is this process's own, so only it counts
         bounds[resource.RLIMIT_NPROC] = THREADS
     for what, value in bounds.items():
         resource.setrlimit(what, (value, value))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error instead
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that `write` fails instead
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     program = _filter(platform.machine())
     if program:
@@ -93,14 +93,14 @@ def _prctl(what: int, first: int, second: int = 0) -> None:
 
 def _filter(machine: str) -> bytes:
     """Return the filter as a program of classic BPF; empty for machines whose numbers are not known here."""
-    if machine not in _CALLS or struct.calcsize("P") != 8:  # a Python of 32 bits has other numbers
+    if machine not in _CALLS or struct.calcsize("P") != 8:  # a 32-bit Python has other numbers
         return b""
     arch, clone, clone3, allowed = _CALLS[machine]
     refuse = [(_RETURN, 0, 0, _REFUSE | errno.EPERM)]
     program = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
     for number in allowed.values():
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    # Without clone3, whose arguments can't be seen here, the C library takes clone.
+    # A filter can't see the arguments of clone3. If that does not exist, the C library uses clone.
     program += [(_EQUAL, 0, 1, clone3), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS)]
     program += [(_EQUAL, 0, 3, clone), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 0, 1, _CLONE_THREAD)]
     program += [(_RETURN, 0, 0, _ALLOW), *refuse]

@@ -45,7 +45,7 @@ def _gunzipped(descriptor: int) -> Iterator[bytes]:
         except zlib.error as e:
             raise BadLayer(f"it is not the gzip file it is said to be: {e}") from None
         data = member.unused_data if member.eof else member.unconsumed_tail
-        if member.eof:  # another may follow
+        if member.eof:  # another member may follow
             member, begun = zlib.decompressobj(31), False
         if chunk:
             yield chunk
@@ -67,7 +67,7 @@ class _Raw:
 
 def _unzstd(descriptor: int) -> Iterator[bytes]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
-    raw = cast(IO[bytes], _Raw(descriptor))  # only `read` is used of it
+    raw = cast(IO[bytes], _Raw(descriptor))  # only its `read` is used
     with decompressor.stream_reader(raw, read_size=_INPUT, read_across_frames=True) as reader:
         try:
             while chunk := reader.read(CHUNK):
@@ -131,7 +131,7 @@ class Source:
         if isinstance(got, BaseException):
             raise got
         if not got:
-            self._read.put(got)  # the end stays the end
+            self._read.put(got)  # later calls find the end, too
             return False
         self._free.release()
         self._total += len(got)

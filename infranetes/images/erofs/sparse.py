@@ -40,7 +40,7 @@ def old_map(source: Source, header: bytes) -> tuple[Extents, int]:
         if len(numbers) > 2 * MAX_EXTENTS:
             raise _malformed()
     pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
-    while pairs and pairs[-1] == (0, 0):  # places that are not used
+    while pairs and pairs[-1] == (0, 0):  # unused entries
         pairs.pop()
     return tuple(pairs), size
 

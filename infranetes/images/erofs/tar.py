@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tar's entries, from a stream that may say anything.
+"""A tar's entries, from an untrusted stream.
 
-What Go's archive/tar reads, which containerd and Docker use, is read: the formats ustar, PAX and GNU. As they
+It reads what Go's archive/tar does, which containerd and Docker use: the formats ustar, PAX and GNU. As they
 do, global PAX headers are passed over.
 """
 
@@ -19,18 +19,18 @@ from infranetes.images.erofs.sparse import Extents
 
 BLOCK = 512
 FILE, LINK, SYMLINK, CHAR, BLOCK_DEVICE, DIRECTORY, FIFO = b"0", b"1", b"2", b"3", b"4", b"5", b"6"
-_SPARSE = b"S"  # GNU's own form of it
+_SPARSE = b"S"  # GNU's own form of sparse files
 _KINDS = frozenset((FILE, LINK, SYMLINK, CHAR, BLOCK_DEVICE, DIRECTORY, FIFO))
 _PAX, _GLOBAL_PAX, _LONG_NAME, _LONG_TARGET = b"x", b"g", b"L", b"K"
 _AS_FILE = (b"\0", b"7")  # old forms of FILE
 _ZEROS = bytes(BLOCK)
 _OCTAL = re.compile(rb"[ \0]*([0-7]*) *(?:\0.*)?", re.DOTALL)
-# Mode, uid, gid, size and mtime, as nearly all tars have them.
+# Mode, uid, gid, size and mtime, as nearly all tars write them.
 _USUAL = re.compile(rb"([0-7]{7})\0([0-7]{7})\0([0-7]{7})\0([0-7]{11})[ \0]([0-7]{11})[ \0]")
 _DECIMAL = re.compile(rb"[0-9]{1,20}")
 _TIME = re.compile(rb"(-?)([0-9]{1,18})(?:\.([0-9]*))?")
 _XATTR = b"SCHILY.xattr."
-_MAX_ID = (1 << 32) - 2  # one more would mean "unchanged"
+_MAX_ID = (1 << 32) - 2  # chown(2) takes the next one, -1, to mean "unchanged"
 _NANO = 1_000_000_000
 
 
@@ -195,7 +195,7 @@ def _entry(header: bytes, numbers: tuple[int, int, int, int, int], extra: _Extra
     elif kind == _SPARSE:
         kind = FILE
     else:
-        size = 0  # whatever is said
+        size = 0  # whatever the header says
     if kind not in _KINDS:
         what = f"of an unknown type {quoted(kind)}"
         raise BadLayer(f"its entry {quoted(path)} is {what}; make the image with another program")
@@ -236,7 +236,7 @@ def _string(header: bytes, at: int, length: int) -> bytes:
 
 def _name(header: bytes) -> bytes:
     name = _string(header, 0, 100)
-    if header[257:263] != b"ustar\0":  # GNU's has times where the prefix is
+    if header[257:263] != b"ustar\0":  # GNU's format has times in place of the prefix
         return name
     prefix = _string(header, 345, 131 if header[508:512] == b"tar\0" else 155)
     return prefix + b"/" + name if prefix else name

@@ -18,9 +18,9 @@ from infranetes.images.erofs.tar import Entry
 OPAQUE = b"trusted.overlay.opaque"
 _WHITEOUT, _META, _OPAQUE_MARK = b".wh.", b".wh..wh.", b".wh..wh..opq"
 _OVERLAY = (b"trusted.overlay.", b"user.overlay.")  # another machine's overlayfs wrote these
-_MAX_LINKS = 40  # as the kernel
+_MAX_LINKS = 40  # the kernel's own limit
 _MAX_STEPS = 4096
-_OVERHEAD = 64  # what a name or an attribute costs besides its bytes
+_OVERHEAD = 64  # the memory that a name or an attribute takes besides its bytes
 _TYPES = {
     tar.FILE: stat.S_IFREG,
     tar.SYMLINK: stat.S_IFLNK,
@@ -98,7 +98,7 @@ class Tree:
             self._describe(self.root, entry)
             return None
         if parts[0].startswith(_META) and parts[0] != _OPAQUE_MARK:
-            return None  # what aufs kept for itself
+            return None  # aufs's own bookkeeping
         parent, name = self._parent(parts[:-1], make=True), parts[-1]
         if name == _OPAQUE_MARK:
             self._make_opaque(parent)
@@ -124,7 +124,7 @@ class Tree:
             if not entry.target:
                 raise BadLayer("it is a symbolic link to nothing")
             node.content, node.size = entry.target, len(entry.target)
-            node.mode = stat.S_IFLNK | 0o777  # as Linux makes them all
+            node.mode = stat.S_IFLNK | 0o777  # the mode of all symbolic links in Linux
             self.hold(node.size)
         self._put(parent, name, node)
         self._bytes += entry.size
@@ -173,7 +173,7 @@ class Tree:
         self.hold(len(name) + _OVERHEAD)
         children = _children(parent)
         if name in children:
-            self._last = None  # it may have led through what is replaced
+            self._last = None  # the last path may have led through the replaced file
         children[name] = node
 
     def _whiteout(self, parent: Node, name: bytes) -> None:
@@ -209,7 +209,7 @@ class Tree:
             steps += 1
             if steps > _MAX_STEPS:
                 raise BadLayer("the symbolic links in its path make it too long")
-            if part == b"..":  # of a symbolic link's target
+            if part == b"..":  # in a symbolic link's target
                 way = way[:-1] or way
                 continue
             node = _children(way[-1]).get(part)
@@ -248,7 +248,7 @@ class Tree:
         self.root.links = 2
         directories = [self.root]
         yield self.root
-        for directory in directories:  # grows
+        for directory in directories:  # the loop itself appends to it
             for _, child in sorted(_children(directory).items()):
                 child.links += 1
                 if child.children is not None:

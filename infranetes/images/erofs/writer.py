@@ -16,8 +16,8 @@ from infranetes.images.erofs.format import BLOCK, INODE, SLOT
 from infranetes.images.erofs.limits import BadLayer
 from infranetes.images.erofs.tree import Node, Tree
 
-SMALL = 1024  # files of so many bytes are held and put behind their inodes,
-SMALL_TOTAL = 128 << 20  # as long as there are no more bytes of them
+SMALL = 1024  # bytes of the largest file that is held, and put behind its inode
+SMALL_TOTAL = 128 << 20  # bytes of all such files together
 _FLUSH_BYTES, _FLUSH_PARTS = 1 << 20, 1000  # writev takes 1024 parts
 _ZEROS = bytes(BLOCK)
 
@@ -76,7 +76,7 @@ class Writer:
         self._out = _Output(descriptor)
         self._out.append(_ZEROS)
         self._tree = tree
-        self._small = 0  # bytes
+        self._small = 0  # bytes of small files
 
     def store(self, node: Node, pieces: Iterable[memoryview | int]) -> None:
         """Write a regular file's data. :param pieces: data, and the lengths of holes."""
@@ -131,7 +131,7 @@ class Writer:
         An inode and what is behind it share a block, as Linux wants it, unless its attributes alone fill one.
         The image does not end with an inode, since fsck.erofs 1.5 reads past each, attributes or not.
         """
-        at = 2 * SLOT  # no inode 0: some programs skip it in directories
+        at = 2 * SLOT  # not 0: some programs skip inode 0 in directories
         for node in nodes:
             if node.children is not None:
                 node.size = format.directory_blocks(_names(node))[1]

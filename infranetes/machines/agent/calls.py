@@ -16,7 +16,7 @@ from infranetes_common.errors import InfranetesError, Unavailable, from_grpc
 from infranetes_common.wire import vmserver
 from txgrpc import Channel, Code, GrpcError, StreamCall
 
-CHUNK_BYTES = 256 * 1024  # of a file, in one message
+CHUNK_BYTES = 256 * 1024  # the most bytes of a file in one message
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)

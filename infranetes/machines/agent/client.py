@@ -34,7 +34,7 @@ KEEPALIVE_SECONDS = 20.0
 CALL_SECONDS = 30.0  # a call that only asks the agent, or has it do something short
 ENGINE_SECONDS = 120.0  # an engine that is started for the pod; the agent gives up a little earlier
 LOAD_SECONDS = 900.0  # an image of several GB through a slow link
-EXEC_MARGIN_SECONDS = 10.0  # what the agent gets over the command's own time to kill it and to answer
+EXEC_MARGIN_SECONDS = 10.0  # added to the command's own time, for the agent to kill it and to answer
 
 
 _WithState = TypeVar(
@@ -170,7 +170,7 @@ class AgentClient(
         )
         deadline = seconds + EXEC_MARGIN_SECONDS if seconds else limit
         answer = await self._call(self._stub.ExecSync(request, timeout=deadline))
-        await self._turn()  # an answer of many MiB was a turn's work
+        await self._turn()  # decoding an answer of many MiB takes a whole turn
         return checks.checked_output(answer, max_output)
 
     def exec(self) -> SessionCall:

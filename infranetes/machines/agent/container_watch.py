@@ -37,7 +37,7 @@ from txgrpc.limits import Allowance
 
 FIRST_DELAY = 0.1  # seconds between two attempts; doubles up to the last
 LAST_DELAY = 15.0
-REFUSED_DELAY = 5.0  # seconds, at least, until the next attempt after an agent's messages were refused
+REFUSED_DELAY = 5.0  # the shortest delay, in seconds, after an agent's messages were refused
 _REFUSED = (Code.RESOURCE_EXHAUSTED, Code.INVALID_ARGUMENT, Code.INTERNAL)
 
 _log = Logger()

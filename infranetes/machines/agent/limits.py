@@ -75,7 +75,7 @@ CHANNEL = Limits(max_receive_message=1 * MIB, max_assembling=4 * MIB, max_frame=
 STREAM_AHEAD_BYTES = 512 * KIB
 
 CONTAINERS = 256  # containers in one VM, including ended ones
-CHANGES = 4 * CONTAINERS  # events until a snapshot is complete, and in one burst afterwards
+CHANGES = 4 * CONTAINERS  # the most events before a snapshot is complete, and in one burst afterwards
 CHANGES_PER_SECOND = 20.0  # events in the long run
 PURGES = 16  # containers without a record that are removed from one VM at a time
 
@@ -99,9 +99,9 @@ COUNTS: Mapping[str, int] = {
 #: The most fields of one message that are read to count the repeated ones: a few ms of work.
 FIELDS = 10_000
 
-TEXT = 256  # characters of a text that TEXTS does not name
+TEXT = 256  # the most characters of a text that TEXTS does not name
 TEXTS: Mapping[str, int] = {
-    "infranetes.vmserver.v1.ContainerState.message": 4096,  # as kubelet keeps of a termination message
+    "infranetes.vmserver.v1.ContainerState.message": 4096,  # kubelet's limit of a termination message
     "infranetes.vmserver.v1.InfoResponse.version": 64,
     "infranetes.vmserver.v1.NetworkCard.name": 64,
     "infranetes.vmserver.v1.Disk.device": 64,
@@ -110,12 +110,12 @@ TEXTS: Mapping[str, int] = {
     "runtime.v1.LinuxContainerResources.UnifiedEntry.key": 128,
     "runtime.v1.LinuxContainerResources.UnifiedEntry.value": 256,
 }
-ERROR_TEXT = 2048  # characters of the message with which a call fails
+ERROR_TEXT = 2048  # the most characters of a failed call's message
 
 LATEST = 2**62  # nanoseconds since 1970: in the year 2116
 _COUNTER = (0, 2**63 - 1)  # kubelet computes with signed numbers
 _SIGNED = (-1, 2**63 - 1)  # -1: unlimited
-RANGE = _COUNTER  # of a number that RANGES does not name
+RANGE = _COUNTER  # the range of a number that RANGES does not name
 RANGES: Mapping[str, tuple[int, int]] = {
     "infranetes.vmserver.v1.ContainerState.exit_code": (-(2**31), 2**31 - 1),
     "runtime.v1.LinuxContainerUser.uid": (0, 2**32 - 1),
@@ -129,7 +129,7 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "runtime.v1.LinuxContainerResources.memory_swap_limit_in_bytes": _SIGNED,
 }
 
-LINE_BYTES = 16 * KIB  # of a log record
+LINE_BYTES = 16 * KIB  # the most bytes of a log record
 CURSOR = 256  # characters; agents accept no longer cursor
-CHUNK_BYTES = 256 * KIB  # of a volume's file
-PATH_BYTES = 512  # of a volume's path with its target, on average
+CHUNK_BYTES = 256 * KIB  # the most bytes of a volume's file in one message
+PATH_BYTES = 512  # the most bytes of a volume's path with its target, on average

@@ -9,7 +9,7 @@ from infranetes.machines.agent.calls import AgentCalls
 from infranetes.providers.interface import MemoryRange
 from infranetes_common.wire import vmserver
 
-_MARGIN_SECONDS = 10.0  # beyond the time that the guest has
+_MARGIN_SECONDS = 10.0  # added to the time that the guest has
 _RESTORE_SECONDS = 90.0
 
 

@@ -85,7 +85,7 @@ class VolumeClient(AgentCalls):
         :raise InvalidArgument: the agent sends something else."""
         wanted = list(entries)
         request = vmserver.ReadVolumeRequest(id=id)
-        for page in pages(wanted):  # the agent decides how many there are
+        for page in pages(wanted):  # their number is up to the agent
             await self._turn()
             request.entries.extend(map(to_wire, page))
         left = iter(wanted)
