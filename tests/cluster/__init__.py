@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes around the daemon: `make cluster` for a person, `tests.cluster.case` for tests."""
+"""A Kubernetes cluster around the daemon: `make cluster` for people, `tests.cluster.case` for tests."""

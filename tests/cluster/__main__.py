@@ -29,11 +29,11 @@ from tests.cluster.world import NAMESPACES
 
 IMAGE_DIR = "/var/lib/infranetes/guest"
 END_SECONDS = 20
-MAX_NODES = 9  # of what one machine carries
+MAX_NODES = 9  # as many as one machine can carry
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     parser.add_argument("--name", default="own", help="of several clusters of one checkout (%(default)s)")
     parser.add_argument(
@@ -59,7 +59,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 class Keeper:
-    """Has the cluster run in namespaces of its own, from the outside, and clears up after it."""
+    """Runs the cluster in namespaces of its own, from outside of them, and cleans up after it."""
 
     def __init__(self, paths: Paths, given: argparse.Namespace) -> None:
         self.paths = paths
@@ -68,7 +68,7 @@ class Keeper:
         self._first = 0  # process 1 of the cluster
 
     def run(self) -> int:
-        """The exit code: 0 unless the cluster failed or something of it is left."""
+        """Run the cluster; return the exit code, which is 0 unless the cluster failed or left something."""
         remains.remove(self.paths)
         images.make(REGISTRY, say)
         self._prepare()
@@ -94,12 +94,12 @@ class Keeper:
         words += [f"--{name}" for name in ("proxy", "policies", "storage", "ssh") if getattr(given, name)]
         words += ["--runtime", given.runtime, "--accelerator", given.accelerator]
         command = [
-            *("setpriv", "--pdeathsig", "KILL", "--", *NAMESPACES),  # killed, this takes the cluster along
+            *("setpriv", "--pdeathsig", "KILL", "--", *NAMESPACES),  # when killed, ends the whole cluster
             *(sys.executable, "-m", "tests.cluster.supervisor", *words),
         ]
         inner = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us alone
+            start_new_session=True,  # so that Ctrl-C reaches only this process
         )  # fmt: skip
         self._first = remains.child_of(inner.pid)
         remains.note(self.paths, self._first)
@@ -119,7 +119,7 @@ class Keeper:
                 return inner.wait(1)
             if self._ending:
                 asked += 1
-                # Again and again: process 1 may not have been listening yet.
+                # This is repeated, because process 1 may not have handled the signal yet.
                 self._signal(signal.SIGTERM if asked < END_SECONDS else signal.SIGKILL)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
@@ -164,7 +164,7 @@ class Keeper:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock. :raise BlockingIOError: another one does."""
+    """Hold the lock. :raise BlockingIOError: another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,7 +172,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The whole program."""
+    """Run the program, and return its exit code."""
     given = options(arguments)
     paths = Paths(given.name)
     if os.geteuid():

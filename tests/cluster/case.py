@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the cluster share: the cluster, started by the first of them, and kubectl."""
+"""What tests in the cluster share: the cluster, which the first of them starts, and kubectl."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tests.cluster.components import CONTAINERD, INFRANETES, MIXED
 from tests.cluster.paths import ROOT, Paths
 
 IMAGE_DIR = os.environ.get("INFRANETES_TEST_IMAGES", "/var/lib/infranetes/guest")
-#: Of the kubelet of the shared cluster.
+#: The runtime of the shared cluster's kubelet.
 RUNTIME = os.environ.get("INFRANETES_TEST_RUNTIME") or INFRANETES
-#: What a cluster has then; containerd's pods reach Services by kube-proxy alone.
+#: The cluster's options for each runtime; containerd's pods reach Services only through kube-proxy.
 FLAGS = {INFRANETES: ("--policies",), MIXED: (), CONTAINERD: ("--proxy",)}
-READY_SECONDS = 1500.0  # image and template may have to be made first
+READY_SECONDS = 1500.0  # the image and the template may have to be made first
 END_SECONDS = 60.0
-WAIT_SECONDS = 240.0  # nothing is quick without KVM, on a machine that does other things too
+WAIT_SECONDS = 240.0  # everything is slow without KVM, on a machine that is busy with other work
 BUSYBOX = f"{images.PREFIX}/{images.BUSYBOX}"
 DEBIAN = f"{images.PREFIX}/{images.DEBIAN}"
 Manifest = dict[str, Any]
 
 
 def until(holds: Callable[[], Any], what: str, seconds: float) -> Any:
-    """What `holds` answers, once that is true. :raise AssertionError: it isn't within `seconds`."""
+    """Wait until `holds` returns something true; return that. :raise AssertionError: it takes too long."""
     deadline = time.monotonic() + seconds
     while not (answer := holds()):
         if time.monotonic() > deadline:
@@ -58,11 +58,11 @@ class Cluster:
 
     @property
     def output(self) -> str:
-        """What it has written."""
+        """Return what its process has written so far."""
         return self._output.read_text(errors="replace")
 
     def start(self) -> Cluster:
-        """Start it; wait for nothing."""
+        """Start the process, without waiting for anything."""
         pid_file = self._output.with_name("pid")
         pid_file.parent.mkdir(parents=True, exist_ok=True)
         pid_file.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ class Cluster:
         return self._pid > 0 and Path(f"/proc/{self._pid}/exe").exists()
 
     def wait_until_ready(self) -> Cluster:
-        """:raise AssertionError: it ended, or takes too long."""
+        """Wait until the cluster is ready. :raise AssertionError: it ended, or takes too long."""
         ready = "The cluster is ready"
         until(lambda: ready in self.output or not self.alive(), ready, READY_SECONDS)
         if not self.alive():
@@ -98,33 +98,33 @@ class Cluster:
         until(lambda: not self.alive(), "the cluster has ended", END_SECONDS)
 
     def stop(self) -> None:
-        """End it as a person does. Twice is once."""
+        """End it as a person does. Idempotent."""
         if self.alive():
             self.signal(signal.SIGTERM)
             self.wait_until_ended()
 
-    # ---- in it
+    # ---- inside of the cluster
 
     def kubectl(
         self, *words: str, given: bytes = b"", timeout: float = 120
     ) -> subprocess.CompletedProcess[bytes]:
-        """`timeout`: seconds."""
+        """Run kubectl. :param given: its standard input. :param timeout: in seconds."""
         command = [str(self.paths.kubectl), *words]
         return subprocess.run(command, input=given, capture_output=True, timeout=timeout)
 
     def inside(self, *words: str) -> str:
-        """The standard output of a command that runs where the node is."""
+        """Run a command where the first node is, and return its standard output."""
         done = subprocess.run([str(self.paths.inside), *words], capture_output=True, text=True, timeout=120)
         if done.returncode:
             raise AssertionError(f"{' '.join(words)}: {done.stderr}{done.stdout}")
         return done.stdout
 
     def kill(self, *programs: str) -> None:
-        """SIGKILL for these programs of the cluster, at once."""
+        """Send SIGKILL to these programs of the cluster, all at the same time."""
         self.inside("kill", "-KILL", *(self.paths.pid(each).read_text() for each in programs))
 
     def restart(self, *programs: str) -> None:
-        """SIGKILL for those that are started again, and wait until they are."""
+        """Kill these programs, which the supervisor starts again, and wait until it has."""
         before = {each: self.paths.pid(each).read_text() for each in programs}
         self.kill(*programs)
         for program, pid in before.items():
@@ -134,7 +134,7 @@ class Cluster:
         return self.paths.pid(program).read_text() not in ("", pid)
 
     def reboot(self) -> None:
-        """The first node's machine is switched off and on; see `tests.cluster.reboot`."""
+        """Switch the first node's machine off and on; see `tests.cluster.reboot`."""
         self.paths.off.touch()
         try:
             self.inside(sys.executable, "-m", "tests.cluster.reboot", self.paths.name)
@@ -142,29 +142,29 @@ class Cluster:
             self.paths.off.unlink()
 
     def prepare_for_shutdown(self, off: bool) -> None:
-        """Say that the first node's machine is about to be switched off, or isn't any more."""
+        """Announce that the first node's machine is about to be switched off, or no longer is."""
         number = logind.OFF if off else logind.STAY
         self.inside("kill", f"-{number.value}", self.paths.pid("logind").read_text())
 
     def inhibitors(self) -> list[str]:
-        """Who keeps it from being switched off."""
+        """Return the holders of locks that keep the first node's machine from being switched off."""
         return self.paths.inhibitors.read_text().splitlines()
 
     def cri_answers(self) -> bool:
-        """Whether the daemon does."""
+        """Return whether the daemon answers on its CRI socket."""
         with contextlib.suppress(AssertionError):
             return bool(self.inside("crictl", "version"))
         return False
 
     def kill_vm(self, namespace: str, name: str) -> None:
-        """End the QEMU of a pod behind everybody's back."""
+        """Kill the QEMU of a pod, behind the back of the daemon and kubelet."""
         listed = json.loads(self.inside("infranetes-ctl", "pods", "--json"))["pods"]
         (vm,) = [each["vm"] for each in listed if (each["namespace"], each["name"]) == (namespace, name)]
         token = vm["id"].removeprefix("qemu-")
         self.inside("pkill", "-KILL", "-f", f"guest=infranetes-{token}")
 
     def log(self, program: str) -> str:
-        """What that program has written."""
+        """Return the log of a program of the cluster."""
         return (self.paths.logs / f"{program}.log").read_text(errors="replace")
 
 
@@ -172,7 +172,7 @@ _shared: list[Cluster] = []
 
 
 def shared() -> Cluster:
-    """One for all tests of this process that leave it as they found it."""
+    """Return the cluster shared by all tests of this process that leave it as they found it."""
     if not _shared:
         cluster = Cluster("test", "--runtime", RUNTIME, *FLAGS[RUNTIME])
         atexit.register(cluster.stop)
@@ -181,12 +181,12 @@ def shared() -> Cluster:
 
 
 def container(name: str, script: str, **fields: Any) -> Manifest:
-    """A container of busybox that runs a script."""
+    """Return the manifest of a busybox container that runs a script."""
     return {"name": name, "image": BUSYBOX, "command": ["sh", "-c", script], **fields}
 
 
 def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
-    """A pod that is not started again, and ended at once."""
+    """Return the manifest of a pod whose containers are not restarted, and which ends without grace."""
     spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, **spec}
     return {
         "apiVersion": "v1",
@@ -197,15 +197,15 @@ def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
 
 
 def host_path(name: str, path: Path) -> Manifest:
-    """A volume that is a directory of the node."""
+    """Return a volume that is a directory of the node."""
     return {"name": name, "hostPath": {"path": str(path)}}
 
 
 class ClusterCase(SynchronousTestCase):
-    """Each test has a namespace of its own, which goes with it."""
+    """A test case in which each test has a namespace of its own, which is deleted after it."""
 
     def running(self) -> Cluster:
-        """The cluster of the test."""
+        """Return the cluster that the test uses, running."""
         return shared()
 
     def setUp(self) -> None:
@@ -218,7 +218,7 @@ class ClusterCase(SynchronousTestCase):
         until(lambda: self.cluster.kubectl(*account).returncode == 0, "the namespace can have pods", 30)
 
     def directory(self) -> Path:
-        """A new directory of the node."""
+        """Make a new directory on the node, and return it."""
         self.cluster.paths.shared.mkdir(exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=self.cluster.paths.shared))
         made.chmod(0o777)
@@ -227,7 +227,7 @@ class ClusterCase(SynchronousTestCase):
     # ---- kubectl
 
     def kubectl(self, *words: str, given: bytes = b"", timeout: float = 120) -> str:
-        """Its standard output. :raise AssertionError: it failed."""
+        """Run kubectl, and return its standard output. :raise AssertionError: it failed."""
         done = self.cluster.kubectl(*words, given=given, timeout=timeout)
         if done.returncode:
             raise AssertionError(f"kubectl {' '.join(words)}: {done.stderr.decode()}{done.stdout.decode()}")
@@ -245,7 +245,7 @@ class ClusterCase(SynchronousTestCase):
         return json.loads(self.here("get", *words, "--output", "json"))
 
     def wait(self, what: str, condition: str, seconds: float = WAIT_SECONDS) -> None:
-        """Until `condition`, as `kubectl wait --for` has it, holds for `what`."""
+        """Wait until `condition`, in the syntax of `kubectl wait --for`, holds for `what`."""
         words = ("wait", what, f"--for={condition}", f"--timeout={seconds:.0f}s")
         try:
             self.here(*words, timeout=seconds + 30)
@@ -253,19 +253,19 @@ class ClusterCase(SynchronousTestCase):
             raise AssertionError(f"{error}\n{self.here('describe', what)[-3000:]}") from None
 
     def wait_for_phase(self, name: str, phase: str, seconds: float = WAIT_SECONDS) -> Manifest:
-        """The pod once it is in that phase."""
+        """Wait until the pod is in that phase, and return the pod."""
         self.wait(f"pod/{name}", f"jsonpath={{.status.phase}}={phase}", seconds)
         found: Manifest = self.get("pod", name)
         return found
 
     def wait_until_ready(self, name: str, seconds: float = WAIT_SECONDS) -> Manifest:
-        """The pod once it is ready."""
+        """Wait until the pod is ready, and return the pod."""
         self.wait(f"pod/{name}", "condition=Ready", seconds)
         found: Manifest = self.get("pod", name)
         return found
 
     def assert_same_run(self, before: Manifest) -> None:
-        """Assert that the pod has the same address, and that its container `main` has run all the time."""
+        """Assert that the pod still has its address, and that its container `main` has run all the time."""
         after = self.get("pod", before["metadata"]["name"])
         self.assertEqual(after["status"]["podIP"], before["status"]["podIP"])
         status, first = states(after)["main"], states(before)["main"]
@@ -278,22 +278,22 @@ class ClusterCase(SynchronousTestCase):
         return self.here("logs", name, *words)
 
     def execute(self, name: str, *command: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        """A command in a pod, whatever its exit code."""
+        """Run a command in a pod. It may have any exit code."""
         words = ("exec", "--stdin", name, "--", *command)
         return self.cluster.kubectl("--namespace", self.namespace, *words, given=given)
 
-    # ---- the daemon's own record
+    # ---- the daemon's log
 
     def daemon_log(self) -> str:
-        """What the daemon has written since the test began."""
+        """Return what the daemon has logged since the test began."""
         return self.cluster.log("infranetes")[self._log_start :]
 
 
 def states(found: Manifest, kind: str = "containerStatuses") -> Mapping[str, Manifest]:
-    """The status of each container of a pod, by its name."""
+    """Return the status of each container of a pod, by its name."""
     return {each["name"]: each for each in found["status"].get(kind, ())}
 
 
 def reasons(found: Manifest, names: Sequence[str]) -> list[str]:
-    """With which reasons these containers have ended."""
+    """Return the reasons with which these containers have ended."""
     return [states(found)[name]["state"]["terminated"]["reason"] for name in names]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control groups in which kubelets keep their pods', in every hierarchy of the machine.
+"""The control groups in which kubelets keep those of their pods, in every hierarchy of the machine.
 
-A cluster's is called as the cluster; those of its other nodes have a dot and the node's name after that."""
+The first node's has the name of the cluster; another node's has a dot and the node's name after that."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Without these kubelet does not start with control groups of pods.
+#: The controllers without which kubelet does not start if pods are to have control groups.
 _NEEDED = {"cpu", "cpuset", "memory", "pids"}
 
 
 def _hierarchies() -> list[tuple[Path, set[str]]]:
-    """Mount points, each with its controllers."""
+    """Return the hierarchies' mount points, each with its controllers."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, source = line.partition(" - ")
@@ -30,7 +30,7 @@ def _hierarchies() -> list[tuple[Path, set[str]]]:
 
 
 def make(name: str) -> bool:
-    """Have the group everywhere. Whether kubelet can work with it; otherwise there is none."""
+    """Make the group in every hierarchy. Return whether kubelet can work with it; if not, it is removed."""
     usable: set[str] = set()
     with contextlib.suppress(OSError):
         for point, controllers in _hierarchies():
@@ -39,7 +39,7 @@ def make(name: str) -> bool:
             _weigh(group)
             if (group / "cgroup.controllers").exists():  # version 2
                 given = set((group / "cgroup.controllers").read_text().split())
-                # kubelet wants whatever the machine has of these.
+                # kubelet requires those of these controllers that the machine has.
                 controllers = given if given >= controllers & {*_NEEDED, "hugetlb"} else set()
             usable |= controllers
     if usable >= _NEEDED:
@@ -49,8 +49,8 @@ def make(name: str) -> bool:
 
 
 def _weigh(group: Path) -> None:
-    """Have the group count as many processes, which it is: beside it, each of the machine's counts as much as
-    a group of the default weight, and pods would wait for them all."""
+    """Give the group the weight of many processes. With the default weight it would count as much as each
+    single process of the machine beside it, and pods would wait for all of these."""
     for file, weight in (("cpu.shares", "32768"), ("cpu.weight", "3200")):
         with contextlib.suppress(OSError):
             if (group / file).exists():
@@ -64,7 +64,7 @@ def _groups(name: str) -> Iterator[Path]:
 
 
 def remove(name: str) -> None:
-    """Remove a cluster's, or one, with all groups in it, which have to be without processes."""
+    """Remove a cluster's groups, or one of them, with all groups inside, which must have no processes."""
     for group in _groups(name):
         for directory, _, _ in os.walk(group, topdown=False):
             with contextlib.suppress(OSError):
@@ -72,5 +72,5 @@ def remove(name: str) -> None:
 
 
 def left(name: str) -> list[str]:
-    """Where there are some of the cluster still."""
+    """Return the paths of the cluster's groups that still exist."""
     return [str(group) for group in _groups(name)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of the cluster: how each is called, and its configuration.
+"""The programs of the cluster: the command line and the configuration of each.
 
-They run in namespaces of their own, so that addresses and most paths are the same everywhere. What is given a
-node runs there; the others are on the first."""
+They run in namespaces of their own, so that addresses and most paths are the same everywhere. Programs that
+take a node as a parameter run there; the others run on the first node."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from tests.cluster.paths import PROGRAMS, ROOT, Paths
 from tests.cluster.pki import Authority
 from tests.infranetes.daemon.case import toml
 
-NODE_ADDRESS = address_of(1)  # where the control plane is
+NODE_ADDRESS = address_of(1)  # the address of the control plane
 SERVICES, PODS = "10.96.0.0/16", "10.86.0.0/16"
-#: What the controller manager gives to the first node.
+#: The subnet that the controller manager assigns to the first node.
 NODE_SUBNET = "10.86.0.0/24"
-DNS_ADDRESS = "10.96.0.10"  # of a Service, as in other clusters
+DNS_ADDRESS = "10.96.0.10"  # the usual address of the Service of DNS
 API_SERVER = f"https://{NODE_ADDRESS}:6443"
 ETCD = "http://127.0.0.1:2379"
 DOMAIN = "cluster.local"
 SOCKET = "/run/infranetes/infranetes.sock"
 KUBELET_DIRECTORY = "/var/lib/kubelet"
 INFRANETES, CONTAINERD, MIXED = "infranetes", "containerd", "mixed"
-#: What kubelet may have: every pod is a VM; none is, to compare with; the RuntimeClass says which are.
+#: kubelet's runtimes: with these every pod is a VM; none is, for comparison; those of a RuntimeClass are.
 RUNTIMES = (INFRANETES, CONTAINERD, MIXED)
-#: As whom commands run that come by ssh.
+#: The user as whom commands that come by ssh run.
 SSH_USER = "root"
-#: In place of a provider's name: simulated VMs that are like a cloud's.
+#: Stands for a provider's name, and selects simulated VMs that behave like a cloud's.
 CLOUD = "cloud"
-#: Logs are rotated at this size, so that tests see it happen.
+#: Containers' logs are rotated at this size, which is small so that tests see it happen.
 LOG_BYTES = 128 << 10
 
 
 @attrs.frozen
 class Program:
-    """A process of the cluster. `restarted`: as systemd does, when it ends by itself."""
+    """A process of the cluster. `restarted`: whether it is started again when it ends, as by systemd."""
 
     name: str
     command: Sequence[str]
@@ -58,8 +58,8 @@ def _flags(program: str, **values: object) -> list[str]:
 
 
 def etcd(place: Path) -> Program:
-    """Its data is worth nothing, so nothing is waited for to be on the medium."""
-    # etcd's own flag has no value.
+    """Return etcd, without fsync, because its data is worthless after the cluster's end."""
+    # This flag of etcd's takes no value.
     return Program("etcd", [*_flags("etcd", data_dir=place / "etcd"), "--unsafe-no-fsync"])
 
 
@@ -83,7 +83,7 @@ def api_server(ca: Authority) -> Program:
         requestheader_extra_headers_prefix="X-Remote-Extra-",
         proxy_client_cert_file=aggregator,
         proxy_client_key_file=aggregator_key,
-        enable_aggregator_routing="true",  # to endpoints: services' addresses are pods' alone
+        enable_aggregator_routing="true",  # straight to endpoints: only pods reach Services' addresses
         tls_cert_file=certificate,
         tls_private_key_file=key,
         kubelet_client_certificate=to_kubelet,
@@ -130,7 +130,7 @@ def scheduler(ca: Authority) -> Program:
 
 
 def proxy(user: Path, node: Node) -> Program:
-    """`user`: a kubeconfig."""
+    """Return a node's kube-proxy. :param user: the path of its kubeconfig."""
     config = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -139,7 +139,7 @@ def proxy(user: Path, node: Node) -> Program:
         "hostnameOverride": node.name,
         "clientConnection": {"kubeconfig": str(user)},
         "oomScoreAdj": 0,
-        # The whole machine's, and no concern of one network namespace.
+        # These settings are the whole machine's and not those of one network namespace, so they stay.
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
     path = _written(node.place / "kube-proxy.json", config)
@@ -163,17 +163,20 @@ def dns(place: Path, kubeconfig: Path) -> Program:
 
 
 def logind(paths: Paths) -> Program:
-    """What tells the first node's kubelet that its machine is about to be switched off."""
+    """Return the logind that tells the first node's kubelet when its machine is about to be switched off."""
     return Program("logind", [sys.executable, "-m", "tests.cluster.logind", paths.name])
 
 
 def sshd(paths: Paths) -> Program:
-    """What lets Kubernetes' suite stop and start the first node's kubelet."""
+    """Return the sshd by which Kubernetes' suite stops and starts the first node's kubelet."""
     return Program("sshd", [sys.executable, "-m", "tests.cluster.sshd", paths.name])
 
 
 def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET) -> Program:
-    """`cgroup`: in which pods get theirs; empty: they get none. `socket`: the runtime's."""
+    """Return a node's kubelet.
+
+    :param cgroup: the control group in which pods get theirs; empty: they get none.
+    :param socket: the runtime's socket."""
     certificate, key = ca.issue(f"kubelet-server-{node.name}", names=[node.name, node.address])
     (node.place / "resolv.conf").touch()
     _install_flex_volumes(node.place / "volume-plugins")
@@ -202,10 +205,10 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
         "containerLogMaxSize": str(LOG_BYTES),
         "containerLogMonitorInterval": "3s",
         "syncFrequency": "10s",
-        # Of the whole, what critical pods have, which are ended after the others.
+        # Critical pods, which are ended after the others, get the part of the period that the next line sets.
         "shutdownGracePeriod": "160s",
         "shutdownGracePeriodCriticalPods": "60s",
-        # A full disk of the machine is not what is looked at here.
+        # Tests should not depend on how full the machine's disk is.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {"memory.available": "64Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
@@ -227,7 +230,7 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
 
 
 def _install_flex_volumes(directory: Path) -> None:
-    """Have our FlexVolume driver there, as the package has it in kubelet's own place."""
+    """Install our FlexVolume driver there, as the package does in kubelet's default directory."""
     driver = directory / "infranetes.io~volume" / "volume"
     driver.parent.mkdir(parents=True, exist_ok=True)
     driver.write_text(f'#!/bin/sh\nexec {Path(sys.executable).with_name("infranetes-flexvolume")} "$@"\n')
@@ -235,7 +238,7 @@ def _install_flex_volumes(directory: Path) -> None:
 
 
 def dns_service() -> Sequence[Mapping[str, Any]]:
-    """The Service of `dns`, and its endpoint."""
+    """Return the manifests of the Service of `dns` and of its endpoint."""
     about = {"namespace": "kube-system", "name": "kube-dns"}
     ports = [{"name": name, "protocol": name.upper(), "port": 53} for name in ("udp", "tcp")]
     return [
@@ -257,9 +260,9 @@ def dns_service() -> Sequence[Mapping[str, Any]]:
 
 
 def daemon(ca: Authority, node: Node, kubernetes: Mapping[str, Any], changes: Mapping[str, Any]) -> Program:
-    """Ours, with what it has by default but for the cluster, the registry and what `changes` says.
+    """Return our daemon, configured by default except for the cluster, the registry and `changes`.
 
-    :param kubernetes: what it does for the cluster, and knows of it."""
+    :param kubernetes: its table `kubernetes`: what it does for the cluster, and knows about it."""
     user = ca.kubeconfig(f"system:node:{node.name}", API_SERVER, ["system:nodes"])
     registries = node.place / "registries.conf"
     registries.write_text(images.registries_conf())
@@ -269,7 +272,7 @@ def daemon(ca: Authority, node: Node, kubernetes: Mapping[str, Any], changes: Ma
         "kubernetes": {"kubeconfig": str(user), **kubernetes},
         "log": {"level": "debug"},
         "images": {"registries_conf": str(registries), "preload": [f"{images.PREFIX}/{images.BUSYBOX}"]},
-        "volumes": {"keep_free": 0.02},  # kubelet's limits are below that
+        "volumes": {"keep_free": 0.02},  # above the limits that kubelet has
         **changes,
     }
     path = node.place / "infranetes.toml"
@@ -280,13 +283,13 @@ def daemon(ca: Authority, node: Node, kubernetes: Mapping[str, Any], changes: Ma
 
 
 def rights(page: str, count: int | None = None) -> str:
-    """The manifests of a page of the docs, as they stand there: the first `count`, or all."""
+    """Return the manifests of a page of the docs, verbatim: the first `count`, or all."""
     found = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
     return "---\n".join(found[:count])
 
 
 def vms_by_default() -> Mapping[str, Any]:
-    """A binding of the policy of docs/runtime-classes.md to every namespace but the cluster's own."""
+    """Return a binding of the policy of docs/runtime-classes.md to all namespaces but the cluster's own."""
     name = "infranetes-default"
     system = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]}
     return {
@@ -301,14 +304,14 @@ def vms_by_default() -> Mapping[str, Any]:
 
 
 def beside(socket: Path) -> Mapping[str, Any]:
-    """What the daemon's configuration says of the runtime that the node's other pods have."""
+    """Return the daemon's configuration of the runtime of the node's other pods."""
     return {"delegate": {"socket": str(socket)}, "handlers": {"infranetes": {"network": "cni"}}}
 
 
 def provider(name: str, cgroup: str) -> Mapping[str, Any]:
-    """What the daemon's configuration says of the provider.
+    """Return the daemon's configuration of the provider.
 
-    :param cgroup: below which VMs that are processes of this machine have theirs."""
+    :param cgroup: the control group below which VMs that are local processes have theirs."""
     if name == "qemu":
         return {"provider": name, "csi": {"kubelet_dir": KUBELET_DIRECTORY}}
     if name != CLOUD:

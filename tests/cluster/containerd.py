@@ -2,7 +2,7 @@
 """Debian's containerd, as the runtime of the cluster's kubelet or of the pods that are no VMs.
 
 Images have the names that the daemon knows them by, and the registry's own, `images.DIRECT`. A second
-registry, `PRIVATE`, speaks TLS and wants to know who asks.
+registry, `PRIVATE`, uses TLS and requires a password.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ PRIVATE = f"127.0.0.1:{PRIVATE_PORT}"
 
 
 def private_registry(place: Path) -> Path:
-    """Where the private registry of the cluster whose files are there has its content."""
+    """Return the content's directory of the private registry of the cluster whose files are in `place`."""
     return place / "private" / "data"
 
 
 class Node(Containerd):
-    """containerd, a registry for the image that its sandboxes have, and the private one.
+    """containerd, a registry for its sandboxes' image, and the private registry.
 
-    :ivar socket: the CRI's."""
+    :ivar socket: containerd's CRI socket."""
 
     subnet = NODE_SUBNET
 
     def __init__(self, place: Path) -> None:
         super().__init__(place / "containerd")
-        self.state = Path("/run/containerd")  # which a node that is switched off forgets
+        self.state = Path("/run/containerd")  # below /run, which a node loses when it is switched off
         self._sandboxes = Registry(root=place / "sandbox-registry")
         root = private_registry(place).parent
         self._private = Registry(user=USER, password=PASSWORD, tls=True, root=root, port=PRIVATE_PORT)
 
     def program(self) -> Program:
-        """Starts the registries. What runs containerd."""
+        """Start the registries, and return containerd's program."""
         self.root.mkdir(parents=True)
         self._sandboxes.root.mkdir()
         (self._private.root / "data").mkdir(parents=True)
@@ -58,13 +58,13 @@ class Node(Containerd):
         return Program("containerd", command, restarted=True)
 
     def _lead(self, registry: str, *hosts: str) -> None:
-        """Have pulls from a registry go to these, one after the other, until one has the image."""
+        """Make pulls from a registry try these hosts, one after another, until one has the image."""
         directory = self.root / "hosts" / registry
         directory.mkdir(exist_ok=True)
         tables = (f'[host."http://{host}"]\ncapabilities = ["pull", "resolve"]' for host in hosts)
         (directory / "hosts.toml").write_text("\n".join(tables))
 
     def end(self) -> None:
-        """End the registries; containerd is ended by whoever runs it."""
+        """End the registries; the caller that runs containerd ends it."""
         self._sandboxes.stop()
         self._private.stop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cluster's registry holds: busybox, and a Debian of 80 MiB as real workloads bring one."""
+"""The content of the cluster's registry: busybox, and a Debian of 80 MiB, like images of real workloads."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from tests.interop.critest_images import REGISTRIES
 from tests.support import debian, oci
 from tests.support.registry import Registry
 
-#: Names lead to the cluster's registry as if it were Docker Hub: `kubectl run --image=busybox` works.
+#: Docker Hub's names lead to the cluster's registry, so that `kubectl run --image=busybox` works.
 PREFIX = "docker.io/library"
-#: And as if it were the one of Kubernetes' own end-to-end suite.
+#: So do the names of the registry of Kubernetes' own end-to-end suite.
 KUBERNETES_PREFIX = REGISTRIES[0]
 BUSYBOX = "busybox:1"
 DEBIAN = "debian:12"
-PORT = 5001  # Kubernetes' suite has a registry of its own at 5000
-#: The registry's own name, as the node has it.
+PORT = 5001  # Kubernetes' suite runs a registry of its own on port 5000
+#: The registry's own name on the node.
 DIRECT = f"127.0.0.1:{PORT}"
 PACKAGES = ("ca-certificates", "curl", "openssl", "perl", "python3", "sqlite3")
-#: The second is for containerd, which asks a mirror of Docker Hub for the whole name.
+#: The names of each image; the second is for containerd, which asks a mirror of Docker Hub for the whole
+#: name.
 NAMES = ("{}", "library/{}")
-_RECIPE = "2"  # another one, another directory: a cluster may be using this
+_RECIPE = "2"  # a new recipe gets a new directory, because a cluster may be using the old one
 Say = Callable[[str], None]
 
 
 def content(cache: Path) -> Path:
-    """Where `make` puts it."""
+    """Return the directory in which `make` puts the content."""
     return cache / "-".join((_RECIPE, *PACKAGES))
 
 
 @contextlib.contextmanager
 def locked(cache: Path) -> Iterator[Path]:
-    """Hold the lock of who writes to `cache`, which is made if need be; the content's path."""
+    """Hold the lock for writing to `cache`, which is made if need be; yield the content's path."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -46,7 +47,7 @@ def locked(cache: Path) -> Iterator[Path]:
 
 
 def make(cache: Path, say: Say) -> None:
-    """Have a registry's content in `cache`; quick when it is there."""
+    """Make the registry's content in `cache`, unless it is there already."""
     with locked(cache) as made:
         if made.exists():
             return
@@ -70,14 +71,14 @@ def _fill(registry: Registry, programs: Path, say: Say) -> None:
 
 
 def serve(cache: Path, root: Path) -> Registry:
-    """Start the registry with that content, on loopback; what it writes besides is in `root`."""
+    """Start the registry with that content, on loopback; it keeps its other files in `root`."""
     root.mkdir()
     (root / "data").symlink_to(content(cache) / "data")
     return Registry(root=root, port=PORT).start()
 
 
 def registries_conf() -> str:
-    """The containers-registries.conf(5) that leads pulls there."""
+    """Return the containers-registries.conf(5) that redirects pulls to the registry."""
     tables = (
         f'[[registry]]\nprefix = "{prefix}"\nlocation = "{DIRECT}"\ninsecure = true\n'
         for prefix in (PREFIX, KUBERNETES_PREFIX)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod behind kube-proxy and one in a VM with our rules, who both have what one API server says."""
+"""A pod behind kube-proxy and a pod in a VM with our rules, both of which follow the same API server."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 NODES = "/api/v1/nodes"
 SERVICE_CIDRS = "/apis/networking.k8s.io/v1/servicecidrs"
 PAUSE = 0.005
-FOLLOW_SECONDS = 60.0  # until a change is in force, on a machine that does other things too
+FOLLOW_SECONDS = 60.0  # until a change is in force, on a machine that is busy with other work
 RANGES = ("10.96.0.0/16", "fd00::/112")
-UNALLOCATED = ("10.96.0.99", "fd00::99")  # in these, and never a Service's
+UNALLOCATED = ("10.96.0.99", "fd00::99")  # in these ranges, but never the address of a Service
 KUBECONFIG = """\
 apiVersion: v1
 kind: Config
@@ -50,7 +50,7 @@ users: [{name: me, user: {}}]
 
 
 class KubeProxy:
-    """kube-proxy in a way's node. `end` it."""
+    """A kube-proxy in the node of a `Way`. `end` it."""
 
     def __init__(self, way: Way, server: str, directory: Path) -> None:
         assert way.node is not None
@@ -80,7 +80,7 @@ class KubeProxy:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def check(self) -> None:
-        """:raise AssertionError: it has ended."""
+        """Check that it still runs. :raise AssertionError: it has ended."""
         if self._process.poll() is not None:
             raise AssertionError(f"kube-proxy has ended:\n{self.log.read_text(errors='replace')[-3000:]}")
 
@@ -102,7 +102,7 @@ class Agent:
     async def service_rules(
         self, updates: AsyncIterator[messages.ServiceRulesUpdate]
     ) -> AsyncGenerator[messages.ServiceRulesState, None]:
-        call = cast(Call, object())  # it is only told from others
+        call = cast(Call, object())  # it only needs to differ from other calls
         async for state in self._calls.ServiceRules(updates, call):
             yield state
 
@@ -116,7 +116,7 @@ class Both:
         self._services: dict[str, Json] = {}
         self._slices: dict[str, Json] = {}
         self._number = 0
-        self._begun: list[Callable[[], None]] = []  # what ends what was started, in the reactor's thread
+        self._begun: list[Callable[[], None]] = []  # what to call, in the reactor's thread, to end everything
         self._processes: list[KubeProxy] = []
 
     async def start(self) -> None:
@@ -126,7 +126,7 @@ class Both:
         self.start_own()
 
     async def prepare(self) -> None:
-        """Start the API server, and no proxy."""
+        """Start the API server, but no proxy."""
         await run_in_thread(self._reactor, self._thd_make_ways)
         self.server = SimulatedApiServer(self._reactor)
         self.server.start()
@@ -144,7 +144,7 @@ class Both:
         self._processes.append(self.kube_proxy)
 
     def start_own(self) -> None:
-        """Start what the daemon has of Services, and an agent."""
+        """Start the daemon's part that follows Services, and an agent."""
         kubeconfig = self._directory / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG % self.server.url)
         self.cluster = ClusterServices(self._reactor, ApiServer(self._reactor, kubeconfig), HERE)
@@ -185,7 +185,7 @@ class Both:
     # In a thread
 
     def thd_have(self, world: World) -> None:
-        """Have exactly these Services, and wait until both proxies do."""
+        """Make these the only Services, and wait until both proxies have followed."""
         self._number += 1
         mark, endpoint = _marks(self._number)
         blockingCallFromThread(self._reactor, self.put, _with(world, mark, endpoint))
@@ -207,7 +207,7 @@ class Both:
         expected: Sequence[str],
         seconds: float = FOLLOW_SECONDS,
     ) -> None:
-        """Wait until packets end as they should. :raise AssertionError: they don't within `seconds`."""
+        """Wait until packets end where they are expected. :raise AssertionError: not within `seconds`."""
         until = time.monotonic() + seconds
         while (found := way.reached(wanted)) != expected:
             if way.node is not None:
@@ -217,7 +217,7 @@ class Both:
             time.sleep(PAUSE)
 
     def put(self, world: World) -> None:
-        """Change what differs, the marks last."""
+        """Change the API server's objects that differ, and the marks after all others."""
         for path, items, had in (
             (SERVICES, world.services, self._services),
             (SLICES, world.slices, self._slices),
@@ -231,7 +231,7 @@ class Both:
                     self.server.put(path, copy.deepcopy(item))
 
     def thd_endpoints(self) -> Mapping[Destination, frozenset[str]]:
-        """Which endpoints our own table has for each destination."""
+        """Return the endpoints that our own table has for each destination."""
         rules = blockingCallFromThread(self._reactor, lambda: self.cluster.table.rules)
         return {
             Destination(str(key.address), key.protocol, key.port): frozenset(
@@ -246,7 +246,8 @@ def _with(world: World, marks: list[Json], endpoints: list[Json]) -> World:
 
 
 def _marks(number: int) -> tuple[list[Json], list[Json]]:
-    """For each family a Service and slice that no other number has. Who has both has all that came before."""
+    """Return, for each family, a Service and a slice that are unique to `number`. A proxy that has them has
+    all earlier changes."""
     high, low = divmod(number, 250)
     services, slices = [], []
     for family, ip, address in (

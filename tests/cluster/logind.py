@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.cluster.logind NAME`: of D-Bus and systemd-logind as much as kubelet asks.
+"""`python -m tests.cluster.logind NAME`: as much of D-Bus and systemd-logind as kubelet uses.
 
-NAME is the cluster's. A machine that is to be switched off stays up as long as somebody holds a lock
-("inhibitor"); kubelet does until it has ended its pods. SIGUSR1 says that the machine is to be switched off,
-SIGUSR2 that it isn't any more. Sources: D-Bus Specification 0.41; org.freedesktop.login1(5)."""
+NAME is the cluster's. A machine that is to be switched off stays up as long as any process holds a lock
+("inhibitor"); kubelet does until it has ended its pods. SIGUSR1 announces that the machine is to be switched
+off, SIGUSR2 that it no longer is. Sources: D-Bus Specification 0.41; org.freedesktop.login1(5)."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from tests.cluster.paths import Paths
 NAME = "org.freedesktop.login1"
 MANAGER = DBusAddress("/org/freedesktop/login1", NAME, f"{NAME}.Manager")
 GUID = b"0123456789abcdef0123456789abcdef"
-MAX_DELAY_SECONDS = 3600  # kubelet would change the machine's configuration if it wanted more
+MAX_DELAY_SECONDS = 3600  # if kubelet needed more, it would change the machine's configuration
 OFF, STAY = signal.SIGUSR1, signal.SIGUSR2
 
 
 class Client(StreamRequestHandler):
-    """A connection to the bus: lines of text first, then messages."""
+    """A connection to the bus: first lines of text, then messages."""
 
     server: Logind
-    rbufsize = 0  # what follows the lines is not read with them
+    rbufsize = 0  # unbuffered, so that reading a line does not read the messages after it
 
     def handle(self) -> None:
         if not self._introduced():
@@ -60,7 +60,7 @@ class Client(StreamRequestHandler):
             self.server.clients.discard(self)
 
     def _introduced(self) -> bool:
-        """Whether the client has come to its first message."""
+        """Handle the client's lines. Return whether it goes on to messages."""
         for line in self.rfile:
             match line.lstrip(b"\0").split():
                 case [b"BEGIN"]:
@@ -81,7 +81,7 @@ class Client(StreamRequestHandler):
         match (member, call.body):
             case ("Hello", _):
                 self.send(new_method_return(call, "s", (":1.1",)))
-            case ("AddMatch", _):  # all are told everything
+            case ("AddMatch", _):  # ignored, as every client gets every signal
                 self.send(new_method_return(call))
             case ("Get", (_, "InhibitDelayMaxUSec")):
                 self.send(new_method_return(call, "v", (("t", MAX_DELAY_SECONDS * 1_000_000),)))
@@ -94,7 +94,7 @@ class Client(StreamRequestHandler):
                 self.send(new_error(call, name, "s", (f"there is no {member}{call.body}",)))
 
     def send(self, message: Message) -> None:
-        """From any thread."""
+        """Send a message. May be called from any thread."""
         with self._sending:
             self._serial += 1
             descriptors = array.array("i")
@@ -103,7 +103,7 @@ class Client(StreamRequestHandler):
 
 
 class Logind(ThreadingUnixStreamServer):
-    """`held`: the file that has a line for each lock: who holds it."""
+    """The bus. `held`: the file with a line for each lock, which names its holder."""
 
     daemon_threads = True
 
@@ -116,7 +116,7 @@ class Logind(ThreadingUnixStreamServer):
         self._change([])
 
     def lock(self, who: str) -> int:
-        """A new lock: until the last copy of this descriptor is closed."""
+        """Return the descriptor of a new lock, which is held until the last copy of that is closed."""
         kept, given = os.pipe2(os.O_CLOEXEC)
         with self._changing:
             self._change([*self._locks, who])
@@ -124,7 +124,7 @@ class Logind(ThreadingUnixStreamServer):
         return given
 
     def _wait(self, kept: int, who: str) -> None:
-        os.read(kept, 1)  # nobody writes
+        os.read(kept, 1)  # nothing is ever written: it returns when the other end is closed
         os.close(kept)
         with self._changing:
             self._locks.remove(who)
@@ -135,13 +135,13 @@ class Logind(ThreadingUnixStreamServer):
         replace_file(self._held, "".join(f"{who}\n" for who in locks), durable=False)
 
     def tell(self, off: bool) -> None:
-        """Let all know whether the machine is about to be switched off."""
+        """Tell all clients whether the machine is about to be switched off."""
         for client in list(self.clients):
             client.send(new_signal(MANAGER, "PrepareForShutdown", "b", (off,)))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The whole program."""
+    """Run the program."""
     (name,) = arguments
     paths = Paths(name)
     signal.pthread_sigmask(signal.SIG_BLOCK, (OFF, STAY))

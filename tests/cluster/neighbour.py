@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the namespaces of a node that is not the first: `python -m tests.cluster.neighbour` runs in them.
+"""Keeps the namespaces of a node other than the first: `python -m tests.cluster.neighbour` runs in them.
 
-It has the node's mounts, and the registry on the node's own loopback. The supervisor joins its network to the
-first node's, and runs the node's programs in it."""
+It makes the node's mounts, and runs the registry on the node's own loopback. The supervisor connects its
+network to the first node's, and runs the node's programs in the namespaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.cluster.paths import REGISTRY, Paths
 
 
 def program(node: Node, image_dir: Path) -> Program:
-    """Start this before the supervisor has the first node's mounts, and wait until `ready`."""
+    """Return the program, which is to be `ready` before the supervisor makes the first node's mounts."""
     words = [node.cluster.name, str(node.number), str(image_dir)]
     return Program(node.name, ["unshare", *NAMESPACES, sys.executable, "-m", __name__, *words])
 
@@ -30,12 +30,12 @@ def _sign(node: Node) -> Path:
 
 
 def ready(node: Node) -> bool:
-    """Whether programs may be run there."""
+    """Return whether programs may be run on the node."""
     return _sign(node).exists()
 
 
 def join(node: Node) -> None:
-    """Lay a cable from the first node's network to that one's."""
+    """Connect the node's network to the first node's by a veth cable."""
     pid = node.cluster.pid(node.name).read_text()
     _ip(f"""\
 link add name {node.name} type veth peer name {world.LINK} netns {pid}
@@ -45,7 +45,7 @@ link set dev {node.name} master {world.LINK} up
 
 
 def lead(subnets: Mapping[Node, str]) -> None:
-    """Have each node send what is for the pods of another one there."""
+    """Make each node route packets for another node's pods to that node."""
     for node in subnets:
         others = [(other, subnet) for other, subnet in subnets.items() if other != node]
         _ip("".join(f"route add {subnet} via {other.address}\n" for other, subnet in others), node)
@@ -58,7 +58,7 @@ def _ip(commands: str, node: Node | None = None) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Have the node's mounts and its registry until this is killed, with the whole cluster."""
+    """Make the node's mounts and run its registry, until this is killed with the whole cluster."""
     name, number, image_dir = arguments
     node = Node(Paths(name), int(number))
     node.place.mkdir()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nodes of a cluster: their names, addresses and files, and how a program is run on one of them.
 
-All are in one network, and in the cluster's namespace of processes. The first has the control plane, and is
-where the supervisor is; each further one has its own namespaces for the rest (`tests.cluster.neighbour`)."""
+All are in one network, and share the cluster's PID namespace. The control plane and the supervisor are on the
+first node; each further node has its own namespaces for everything else (`tests.cluster.neighbour`)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import attrs
 
 from tests.cluster.paths import ROOT, Paths
 
-#: What a further node has of its own, of the kernel's.
+#: The kernel's namespaces that each further node has of its own.
 NAMESPACES = ("--mount", "--ipc", "--net", "--uts")
 
 
 def address_of(number: int) -> str:
-    """The address of a node."""
+    """Return the address of the node with that number."""
     return f"10.97.0.{number}"
 
 
 @attrs.frozen
 class Node:
-    """`number`: from 1."""
+    """A node. `number`: counted from 1."""
 
     cluster: Paths
     number: int = 1
@@ -35,7 +35,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Kubernetes' for it."""
+        """Its name in Kubernetes."""
         return "node" if self.first else f"node{self.number}"
 
     @property
@@ -44,22 +44,22 @@ class Node:
 
     @property
     def place(self) -> Path:
-        """Its files."""
+        """The directory of its files."""
         return self.cluster.place if self.first else self.cluster.place / self.name
 
     @property
     def cgroup(self) -> str:
-        """In which kubelet has its pods'."""
+        """The control group in which its kubelet has those of its pods."""
         return self.cluster.id if self.first else f"{self.cluster.id}.{self.name}"
 
     def process(self, program: str) -> str:
-        """What that program of this node is called among the cluster's: its log and pid have this name."""
+        """Return the name of this node's process of that program, which its log and pid file also have."""
         return program if self.first else f"{program}-{self.name}"
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """What runs that command here, where the supervisor is.
+        """Return the command line that runs a command on this node, from where the supervisor is.
 
-        :raise OSError: the node's namespaces are not there yet."""
+        :raise OSError: the node's namespaces do not exist yet."""
         if self.first:
             return list(words)
         pid = self.cluster.pid(self.name).read_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a cluster has its files. Two checkouts, and a person's cluster and the tests', don't meet."""
+"""A cluster's files. Clusters of two checkouts, and a person's and the tests', do not share any."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import attrs
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Kept from one cluster to the next: making a template takes minutes.
+#: Templates are kept from one cluster to the next, because making one takes minutes.
 TEMPLATES = Path("/var/lib/infranetes/cluster-templates")
 REGISTRY = ROOT / "build" / "cluster" / "registry"
 
-#: Of Kubernetes and of what a cluster has beside it. Another release's are made by `tests/cluster/tools`.
+#: Kubernetes' release. The programs of a release other than the default are made by `tests/cluster/tools`.
 RELEASE = os.environ.get("INFRANETES_TEST_KUBERNETES", "")
 PROGRAMS = ROOT / "build" / "tools" / (f"kubernetes-{RELEASE}" if RELEASE else "kubernetes")
 
 
 @attrs.frozen
 class Paths:
-    """Of the cluster called `name`."""
+    """The paths of the cluster called `name`."""
 
     name: str
 
     @property
     def id(self) -> str:
-        """What it is called on this machine: its files, and its control group."""
+        """The name that its files and its control group have on this machine."""
         checkout = hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]
         return f"infranetes-cluster-{checkout}-{self.name}"
 
     @property
     def place(self) -> Path:
-        """All that there is while it runs, and not afterwards."""
+        """The directory of files that exist only while it runs."""
         return Path("/var/tmp") / self.id
 
     @property
     def kept(self) -> Path:
-        """What a person uses it with, and the logs of the last one."""
+        """The directory of the scripts to use it, and of the last cluster's logs."""
         return ROOT / "build" / "cluster" / self.name
 
     @property
@@ -48,48 +48,48 @@ class Paths:
 
     @property
     def kubectl(self) -> Path:
-        """A script: kubectl, as the cluster's administrator."""
+        """A script that runs kubectl as the cluster's administrator."""
         return self.kept / "kubectl"
 
     @property
     def inside(self) -> Path:
-        """A script that runs a command where the first node is."""
+        """A script that runs a command on the first node."""
         return self.kept / "inside"
 
     def inside_of(self, node: str) -> Path:
-        """A script that runs a command where that other node is."""
+        """A script that runs a command on another node."""
         return self.kept / f"inside-{node}"
 
     def scripts(self) -> list[Path]:
-        """Those that there are."""
+        """The scripts that exist."""
         return [*self.kept.glob(self.kubectl.name), *self.kept.glob(f"{self.inside.name}*")]
 
     def pid(self, program: str) -> Path:
-        """The file with the number of that program's process, as it is inside."""
+        """The file with the process id of that program, in the cluster's PID namespace."""
         return self.place / f"{program}.pid"
 
     @property
     def off(self) -> Path:
-        """A file; while it is there, no program is started again."""
+        """A file; while it exists, no program is started again."""
         return self.place / "off"
 
     def stopped(self, program: str) -> Path:
-        """A file; while it is there, that program is not started again."""
+        """A file; while it exists, that program is not started again."""
         return self.place / f"{program}.stopped"
 
     @property
     def ssh_key(self) -> Path:
-        """Whoever has it may run commands on the first node; see `tests.cluster.sshd`."""
+        """The key that lets its owner run commands on the first node; see `tests.cluster.sshd`."""
         return self.place / "ssh" / "key"
 
     @property
     def system_bus(self) -> Path:
-        """The socket of the first machine's D-Bus."""
+        """The socket of the first node's D-Bus."""
         return self.place / "system_bus"
 
     @property
     def inhibitors(self) -> Path:
-        """A file with a line for each who keeps the first machine from being switched off."""
+        """A file with a line for each lock that keeps the first node's machine from being switched off."""
         return self.place / "inhibitors"
 
     @property

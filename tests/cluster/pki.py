@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster's certificates and kubeconfigs; good for a day."""
+"""The cluster's certificates and kubeconfigs, which are valid for a day."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 class Authority:
-    """The CA of one cluster, its certificates and those who have them in `directory`.
+    """The CA of one cluster. `directory` holds the certificates that it issues, and the kubeconfigs.
 
     :ivar certificate: the CA's own, in PEM."""
 
@@ -42,7 +42,7 @@ class Authority:
         self._write(self.certificate, self._signed(self._name, self._key, [], authority=True))
 
     def issue(self, user: str, groups: Sequence[str] = (), names: Sequence[str] = ()) -> tuple[Path, Path]:
-        """Certificate and key of somebody, who is a client and, at `names` (hosts, addresses), a server."""
+        """Issue a certificate and key for a client that is also a server at `names` (hosts, addresses)."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = [x509.NameAttribute(NameOID.COMMON_NAME, user)]
         subject += [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
@@ -53,7 +53,7 @@ class Authority:
         return certificate_path, key_path
 
     def kubeconfig(self, user: str, server: str, groups: Sequence[str] = ()) -> Path:
-        """A file with which that user reaches the API server."""
+        """Write a kubeconfig with which that user reaches the API server; return its path."""
         certificate, key = self.issue(user, groups)
         cluster = {"server": server, "certificate-authority": str(self.certificate)}
         identity = {"client-certificate": str(certificate), "client-key": str(key)}
@@ -70,7 +70,7 @@ class Authority:
         return path
 
     def signing_key(self, name: str) -> tuple[Path, Path]:
-        """A key pair without certificate, private and public, to sign service accounts' tokens with."""
+        """Make a key pair that signs service accounts' tokens; return the private and public keys' paths."""
         key = ec.generate_private_key(ec.SECP256R1())
         public = key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.cluster.reboot`, where a node is: what ends when its machine is switched off, ends.
+"""`python -m tests.cluster.reboot`, run on a node: ends all that ends when its machine is switched off.
 
-The control plane is the cluster's, and goes on, as it would elsewhere. What a kernel forgets is taken away:
-/run, mounts of pods' volumes, bridges and rules. The supervisor starts the node's programs afterwards."""
+The control plane belongs to the cluster and goes on, as it would on another machine. Everything that a kernel
+forgets is removed: /run, mounts of pods' volumes, bridges and rules. Then the supervisor starts the node's
+programs."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from pathlib import Path
 from tests.cluster import world
 from tests.cluster.paths import Paths
 
-#: What runs on a node; all else that the supervisor has started is the cluster's.
+#: The programs of a node; all others that the supervisor has started belong to the cluster.
 PROGRAMS = ("kubelet", "infranetes", "containerd", "kube-proxy")
 SECONDS = 20.0
 
 
 def parents() -> Mapping[int, int]:
-    """Each process here, and its parent; without what has ended and was not waited for."""
+    """Return the parent of each process of this PID namespace, without zombies."""
     found = {}
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -36,7 +37,7 @@ def parents() -> Mapping[int, int]:
 
 
 def staying(paths: Paths, known: Mapping[int, int]) -> set[int]:
-    """The processes that are no node's: the control plane's, and who asks."""
+    """Return the processes that go on: the supervisor, the control plane, this one and its parent."""
     supervisor = int(paths.pid("supervisor").read_text())
     node = {int(paths.pid(name).read_text()) for name in PROGRAMS if paths.pid(name).exists()}
     stay = {1, supervisor, os.getpid(), os.getppid()}
@@ -49,7 +50,7 @@ def staying(paths: Paths, known: Mapping[int, int]) -> set[int]:
 
 
 def kill(paths: Paths) -> None:
-    """End every process of the node. :raise TimeoutError: some go on."""
+    """Kill every process of the node. :raise TimeoutError: some still run."""
     until = time.monotonic() + SECONDS
     while True:
         known = parents()
@@ -65,21 +66,21 @@ def kill(paths: Paths) -> None:
 
 
 def unmount(directory: Path) -> None:
-    """Take away what is mounted below it; not what lies under a mount, and can't be reached."""
+    """Unmount everything below the directory, except what a mount hides, which can't be reached."""
     for point in sorted(world.mounted_below(directory), reverse=True):
         if Path(point) != directory:
             subprocess.run(["umount", "--lazy", point], check=False, stderr=subprocess.DEVNULL)
 
 
 def empty(directory: Path) -> None:
-    """Take away what is in it. :raise OSError: something is in use."""
+    """Remove the content of the directory. :raise OSError: something is in use."""
     unmount(directory)
     for path in directory.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def main(name: str) -> None:
-    """The whole program. `name`: the cluster's."""
+    """Run the program. :param name: the cluster's."""
     paths = Paths(name)
     kill(paths)
     unmount(Path("/var/lib/kubelet"))
@@ -87,7 +88,7 @@ def main(name: str) -> None:
     subprocess.run(["nft", "flush", "ruleset"], check=True)
     for link in world.links():
         if link not in ("lo", world.LINK):
-            # Another may have gone with the one before.
+            # This link may have gone together with one before it.
             subprocess.run(["ip", "link", "delete", link], check=False)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cluster has left on the machine, seen from outside, and its removal."""
+"""Finds and removes what a cluster has left on the machine, from outside of its namespaces."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _START_SECONDS = 10.0
 
 
 def _status(pid: int) -> tuple[int, str]:
-    """Parent, and when it was started: what tells it from another of the same number.
+    """Return a process's parent, and its start time, which tells it from another with the same id.
 
     :raise OSError: there is no such process."""
-    # proc(5): pid (comm) state ppid ... starttime as the 22nd; comm may hold anything
+    # proc(5): pid (comm) state ppid ... starttime as the 22nd; comm may hold any character
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[1]), fields[19]
 
@@ -32,7 +32,7 @@ def _processes() -> list[int]:
 
 
 def child_of(pid: int) -> int:
-    """The child of that process, once it has one; 0: it ended without."""
+    """Wait until that process has a child, and return it; 0: the process ended without one."""
     until = time.monotonic() + _START_SECONDS
     while time.monotonic() < until and Path(f"/proc/{pid}/exe").exists():
         for each in _processes():
@@ -44,7 +44,7 @@ def child_of(pid: int) -> int:
 
 
 class Namespaces:
-    """Those of a process. While they are held here, no others can have their numbers."""
+    """The namespaces of a process. While this object holds them, no others can have their numbers."""
 
     def __init__(self, pid: int) -> None:
         self._held = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS}
@@ -57,7 +57,7 @@ class Namespaces:
             os.close(descriptor)
 
     def processes(self) -> list[str]:
-        """All processes that have one of them, in words."""
+        """Describe all processes that are in one of them."""
         found = []
         numbers = {kind: os.fstat(descriptor).st_ino for kind, descriptor in self._held.items()}
         for pid in _processes():
@@ -70,20 +70,20 @@ class Namespaces:
         return found
 
     def mounts(self) -> list[str]:
-        """Where one of them is mounted, which keeps it without any process."""
+        """Return where one of them is mounted, which keeps it alive without any process."""
         names = {f"{kind}:[{os.fstat(held).st_ino}]" for kind, held in self._held.items()}
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         return [line.split()[4] for line in lines if line.split()[3] in names]
 
 
 def note(paths: Paths, first: int) -> None:
-    """Write down which process takes the whole cluster with it when it is killed."""
+    """Record the process whose death ends the whole cluster."""
     with contextlib.suppress(OSError):
         (paths.place / "first").write_text(json.dumps([first, _status(first)[1]]))
 
 
 def remove(paths: Paths) -> None:
-    """Take away whatever there is of the cluster; nothing: nothing to do."""
+    """Remove everything that is left of the cluster. Idempotent."""
     _kill(paths)
     cgroups.remove(paths.id)
     shutil.rmtree(paths.place, ignore_errors=True)
@@ -104,6 +104,6 @@ def _kill(paths: Paths) -> None:
 
 
 def found(paths: Paths) -> list[str]:
-    """Return what is left of it besides processes, in words: files, mounts, control groups."""
+    """Describe what is left of the cluster besides processes: files, mounts, control groups."""
     files = [str(path) for path in (paths.place, *paths.scripts()) if path.exists()]
     return [*files, *world.mounted_below(paths.place), *cgroups.left(paths.id)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services and EndpointSlices as a cluster may have them, by chance."""
+"""Hypothesis strategies for the Services and EndpointSlices that a cluster may have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDPOINTS = {
     4: ("10.1.1.1", "10.1.1.2", POD, "10.1.1.3", "10.1.1.4"),
     6: ("fd01:1::1", "fd01:1::2", POD6, "fd01:1::3", "fd01:1::4"),
 }
-#: The same for the two families, for the Service NUMBER: cluster IP, external IP, load balancer's addresses.
+#: Of the Service NUMBER, by family: its cluster IP, its external IP and its load balancer's addresses.
 ADDRESSES = {
     4: ("10.96.0.{}", "192.0.2.{}", "198.51.100.{}", "203.0.113.{}"),
     6: ("fd00::{}", "2001:db8:1::{}", "2001:db8:2::{}", "2001:db8:3::{}"),
@@ -37,7 +37,7 @@ class World:
     slices: Sequence[Json] = ()
 
     def destinations(self) -> list[Destination]:
-        """What its Services may have rules for, and the same addresses with other ports."""
+        """The destinations for which its Services may have rules, and the same addresses with other ports."""
         return sorted(
             {
                 Destination(address, protocol, port)
@@ -66,7 +66,7 @@ def _addresses(service: Json) -> list[str]:
 
 @st.composite
 def _conditions(draw: st.DrawFn) -> Mapping[str, bool]:
-    """Mostly ready."""
+    """Draw an endpoint's conditions, mostly ready."""
     if draw(st.integers(0, 2)):
         return {}
     names = ("ready", "serving", "terminating")
@@ -75,7 +75,7 @@ def _conditions(draw: st.DrawFn) -> Mapping[str, bool]:
 
 @st.composite
 def _endpoint(draw: st.DrawFn, address: str, hinted: bool) -> Json:
-    own = address in (POD, POD6)  # kube-proxy has a pod reach itself if it is on this node
+    own = address in (POD, POD6)  # kube-proxy lets a pod reach itself if the endpoint is on this node
     node = HERE if own else draw(st.sampled_from((HERE, "there")))
     hints: dict[str, Sequence[str]] = {}
     if hinted and not draw(FEW):
@@ -92,7 +92,7 @@ def _endpoint(draw: st.DrawFn, address: str, hinted: bool) -> Json:
 
 @st.composite
 def _slices(draw: st.DrawFn, service: str, family: int, ports: Sequence[tuple[str, str, int]]) -> list[Json]:
-    """None, one or two; these may have one endpoint in common, which terminates in the first."""
+    """Draw none, one or two slices; two may have an endpoint in common, which terminates in the first."""
     count, hinted = draw(st.integers(0, 2)), draw(st.booleans())
     found: list[Json] = []
     for number in range(count):
@@ -153,6 +153,6 @@ def _service(draw: st.DrawFn, number: int) -> tuple[Json, list[Json]]:
 
 @st.composite
 def worlds(draw: st.DrawFn, most: int = 4) -> World:
-    """Some Services with their slices."""
+    """Draw some Services with their slices."""
     made = [draw(_service(number)) for number in range(1, draw(st.integers(1, most)) + 1)]
     return World([service for service, _ in made], [each for _, slices in made for each in slices])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests in clusters that have their days in turn where there is no time for all.
+"""Tests in clusters that take turns by day, where there is no time for all of them.
 
-`python -m tests.cluster.slices` says what `python -m tests` leaves out today.
+`python -m tests.cluster.slices` prints what `python -m tests` leaves out today.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tests.harness import days
 
 PACKAGE = "tests.cluster"
-#: One for every second day, in turn, as clusters have every second day; what is in none runs each time.
+#: The slices, one for each day with clusters, which is every second day. Modules in none run each time.
 SLICES: Sequence[Sequence[str]] = (
     ("test_kube_proxy", "test_network_policies", "test_faults", "test_clouds"),
     ("test_nodes", "test_sshd", "test_end", "test_requests", "test_resize"),
@@ -19,7 +19,7 @@ SLICES: Sequence[Sequence[str]] = (
 
 
 def resting(day: int) -> Sequence[str]:
-    """The dotted names of the modules that have not their turn on that day since 1970."""
+    """Return the dotted names of the modules whose turn is not on that day, counted since 1970."""
     turn = day // 2 % len(SLICES)
     return [f"{PACKAGE}.{name}" for number, names in enumerate(SLICES) if number != turn for name in names]
 

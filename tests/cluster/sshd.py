@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.cluster.sshd NAME`: of a node's sshd and systemd as much as Kubernetes' suite uses.
+"""`python -m tests.cluster.sshd NAME`: as much of a node's sshd and systemd as Kubernetes' suite uses.
 
-NAME is the cluster's. Commands run where the first node is, as root, for whom has the key; `systemctl` is
-that of `tests.cluster.systemctl`, and there is no sudo."""
+NAME is the cluster's. Users who have the key run commands on the first node, as root; `systemctl` is that of
+`tests.cluster.systemctl`, and there is no sudo."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHELL = "/bin/sh"
 
 
 def make_key(path: Path) -> Key:
-    """A new key, whose private half is written there."""
+    """Make a new key, and write its private half to `path`."""
     private = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
@@ -61,7 +61,7 @@ def make_commands(directory: Path, cluster: str) -> None:
 
 
 class User(ConchUser):
-    """Who has shown the key. `run`: runs a command, and connects it to the protocol."""
+    """A user who has shown the key. `run`: runs a command, and connects it to the protocol."""
 
     def __init__(self, run: Callable[[ProcessProtocol, str], IProcessTransport]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class User(ConchUser):
 
 @implementer(ISession)
 class Commands:
-    """One session of a user: one command, without a terminal."""
+    """A session of a user, for one command without a terminal."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -102,7 +102,7 @@ registerAdapter(Commands, User, ISession)
 
 @implementer(IRealm)
 class Node:
-    """Where commands run. `commands`: the directory in which they are looked for first."""
+    """The node on which commands run. `commands`: the directory in which they are looked up first."""
 
     def __init__(self, reactor: IReactorProcess, commands: Path) -> None:
         self._reactor = reactor
@@ -118,7 +118,7 @@ class Node:
 
 
 class Server(SSHFactory):
-    """Lets commands run on the node for whom has the key `client`. `host`: the server's own."""
+    """Runs commands on the node for users who have the key `client`. `host`: the server's own key."""
 
     def __init__(self, node: Node, host: Key, client: Key) -> None:
         self.privateKeys = {host.sshType(): host}
@@ -128,7 +128,7 @@ class Server(SSHFactory):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The whole program."""
+    """Run the program."""
     (name,) = arguments
     key = Paths(name).ssh_key
     commands = key.parent / "commands"

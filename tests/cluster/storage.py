@@ -20,9 +20,9 @@ _SNAPSHOTS = PROGRAMS / "snapshots.yaml"  # their CustomResourceDefinitions
 
 
 def manifests(node: Node) -> str:
-    """What the docs have a cluster given, but for the sidecars' pods, and what snapshots are.
+    """Return the manifests that the docs give a cluster, except the sidecars' pods, and the snapshots' CRDs.
 
-    :param node: the one that has volumes."""
+    :param node: the node that has volumes."""
     texts = [_SNAPSHOTS.read_text(), *((ROOT / "docs" / page).read_text() for page in PAGES)]
     texts.append((ROOT / "docs" / _ONE_NODE).read_text().replace("'NODE'", f"'{node.name}'"))
     documents = [
@@ -32,8 +32,8 @@ def manifests(node: Node) -> str:
 
 
 def programs(ca: Authority, node: Node) -> Sequence[Program]:
-    """The sidecars, with the arguments of the docs and the rights of their service accounts, and what a
-    cluster has for all drivers' snapshots."""
+    """Return the sidecars, with the arguments of the docs and the rights of their service accounts, and the
+    cluster's controller for all drivers' snapshots."""
     socket = CsiConfig(KUBELET_DIRECTORY).socket
     admin = ca.kubeconfig("snapshot-controller", API_SERVER, ["system:masters"])
     arguments = [f"--kubeconfig={admin}", "--enable-distributed-snapshotting"]
@@ -50,6 +50,6 @@ def programs(ca: Authority, node: Node) -> Sequence[Program]:
         command = ["env", f"NODE_NAME={node.name}", "NAMESPACE=kube-system", str(PROGRAMS / name), *arguments]
         command += [f"--csi-address={socket}", f"--kubeconfig={user}"]
         if "--enable-capacity" in arguments:
-            command.append("--capacity-ownerref-level=-1")  # there is no pod
+            command.append("--capacity-ownerref-level=-1")  # no owner, because it runs in no pod
         found.append(Program(name, command, restarted=True))
     return found

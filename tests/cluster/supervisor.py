@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the cluster's programs one after the other, and watches over them; runs where the first node is."""
+"""Starts the cluster's programs one after another, and watches over them. It runs on the first node."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.cluster.paths import PROGRAMS, REGISTRY, ROOT, Paths
 from tests.cluster.pki import Authority
 
 READY_SECONDS = 120.0
-TEMPLATE_SECONDS = 900.0  # the first start makes QEMU's template
-RESTART_SECONDS = 1.0  # as debian/infranetes.service has it
+TEMPLATE_SECONDS = 900.0  # for the first start, which makes QEMU's template
+RESTART_SECONDS = 1.0  # as in debian/infranetes.service
 LOOK_SECONDS = 0.1
 
 
 class Ended(Exception):
-    """A program of the cluster ended, or is not ready in time; the message has the end of its log."""
+    """A program of the cluster ended, or was not ready in time. The message has the end of its log."""
 
 
 @attrs.define
@@ -72,12 +72,12 @@ class Supervisor:
         self._ready = False
 
     def run(self) -> None:
-        """Start everything, then watch until a signal comes. :raise Ended: a program did."""
+        """Start everything, then watch until a signal comes. :raise Ended: a program has failed."""
         for directory in (self.paths.shared, self.place / "tmp", self.paths.logs):
             directory.mkdir(parents=True, exist_ok=True)
         self.paths.pid("supervisor").write_text(str(os.getpid()))
         first, *others = self.nodes
-        for node in others:  # while this has the machine's mounts
+        for node in others:  # while this process still has the machine's mounts
             self._start(neighbour.program(node, self.image_dir))
             self._until(partial(neighbour.ready, node), f"{node.name} has its namespaces")
         world.enter(first, self.image_dir)
@@ -150,13 +150,13 @@ class Supervisor:
         neighbour.lead({node: self._asked(node, "{.spec.podCIDR}") for node in self.nodes})
 
     def _start_storage(self, ca: Authority) -> None:
-        """Volumes are made for claims, beside kubelet."""
+        """Start the programs that make volumes for claims, beside kubelet."""
         self._apply("storage", storage.manifests(self.nodes[0]), "there is a StorageClass")
         for program in storage.programs(ca, self.nodes[0]):
             self._start(program)
 
     def _prepare_services(self) -> None:
-        """Let nodes know what the docs say that they have to, and give DNS its address."""
+        """Apply the docs' manifests (nodes' rights, RuntimeClasses), and give DNS its address."""
         self._apply("services", components.rights("services.md"), "nodes may see Services")
         if self.with_policies:
             self._apply("policies", components.rights("network-policy.md"), "nodes may see NetworkPolicies")
@@ -193,7 +193,7 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
     # ---- processes
 
     def _start(self, program: Program, node: Node | None = None) -> None:
-        """`node`: where it runs, and after which it is called; None: here."""
+        """Start a program. `node`: where it runs, and which is part of its name; None: here."""
         if node is not None:
             name, command = node.process(program.name), node.command(program.command)
             program = attrs.evolve(program, name=name, command=command)
@@ -207,13 +207,13 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
         with (self.paths.logs / f"{program.name}.log").open("ab") as log:
             process = subprocess.Popen(
                 program.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,  # Ctrl-C is for us alone
+                start_new_session=True,  # so that Ctrl-C does not reach it
             )  # fmt: skip
         replace_file(self.paths.pid(program.name), str(process.pid), durable=False)
         self._running[program.name] = _Running(program, process)
 
     def _look(self) -> None:
-        """Start again what is. :raise Ended: something else has ended."""
+        """Start programs again that are to be restarted. :raise Ended: another program has ended."""
         now = time.monotonic()
         for running in list(self._running.values()):
             code = running.process.poll()
@@ -250,7 +250,7 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
 
     @property
     def with_vms(self) -> bool:
-        """Whether there is a daemon of ours."""
+        """Whether the cluster has our daemon."""
         return self.runtime != components.CONTAINERD
 
     def _runtime_ready(self, node: Node) -> bool:
@@ -273,11 +273,11 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
         return subprocess.run(command, capture_output=True)
 
     def _done(self, *words: str) -> bool:
-        """Whether kubectl has done it."""
+        """Run kubectl, and return whether it succeeded."""
         return self._kubectl(*words).returncode == 0
 
     def _asked(self, node: Node, wanted: str) -> str:
-        """What the API server has of that node, as kubectl's jsonpath says what is wanted."""
+        """Return what the API server knows about the node. `wanted` is a jsonpath of kubectl's."""
         return self._kubectl("get", "node", node.name, "--output", f"jsonpath={wanted}").stdout.decode()
 
     def _node_ready(self, node: Node) -> bool:
@@ -285,12 +285,12 @@ Ctrl-C ends the cluster and leaves nothing of it.""")
         return self._asked(node, wanted) == "True"
 
     def _has_subnet(self, node: Node) -> bool:
-        """Whether kubelet has told the daemon what the controller manager gave to the node."""
+        """Return whether kubelet has told the daemon the subnet that the controller manager gave the node."""
         log = self.paths.logs / f"{node.process('infranetes')}.log"
         return "UpdateRuntimeConfig took" in log.read_text(errors="replace")
 
     def _policies_known(self) -> bool:
-        """Whether the daemon has been told of all that there are; no container is started before."""
+        """Return whether the daemon knows all policies, before which it starts no container."""
         command = [str(Path(sys.executable).with_name("infranetes-ctl")), "policies", "--json"]
         done = subprocess.run(command, capture_output=True)
         return done.returncode == 0 and bool(json.loads(done.stdout)["complete"])
@@ -308,12 +308,12 @@ def _answers(url: str, context: ssl.SSLContext | None = None) -> bool:
 
 
 def say(words: str) -> None:
-    """Tell, at once."""
+    """Print `words`, unbuffered."""
     print(words, flush=True)
 
 
 def _reap() -> None:
-    """Go on in a child: the first process of a namespace has to wait for whatever is orphaned in it."""
+    """Go on in a child, because the first process of a PID namespace has to reap all orphans in it."""
     child = os.fork()
     if not child:
         return
@@ -330,7 +330,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The whole program."""
+    """Run the program, and return its exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("image_dir", type=Path)

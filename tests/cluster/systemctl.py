@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tests.cluster.systemctl NAME stop|start|show PROGRAM`: systemctl(1) for programs of a cluster.
 
-NAME is the cluster's. `show` tells whether it is `active`, whatever else is asked for."""
+NAME is the cluster's. `show` only prints whether the program is active, whatever properties are asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.cluster.paths import Paths
 
-SECONDS = 30.0  # until kubelet has ended, or is there again
+SECONDS = 30.0  # within which kubelet has to end, or run again
 
 
 class Unit:
@@ -27,21 +27,21 @@ class Unit:
 
     @property
     def active(self) -> bool:
-        """Whether it runs. What has ended and was not waited for does not."""
+        """Return whether it runs; a zombie does not."""
         stat = Path(f"/proc/{int(self._pid.read_text())}/stat")
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
         return False
 
     def stop(self) -> None:
-        """End it, and keep it ended. Idempotent. :raise TimeoutError: it goes on."""
+        """End it, and keep it from being started again. Idempotent. :raise TimeoutError: it still runs."""
         self._stopped.touch()
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(self._pid.read_text()), signal.SIGTERM)
         _until(lambda: not self.active, f"{self._pid.stem} has ended")
 
     def start(self) -> None:
-        """Have it started. Idempotent. :raise TimeoutError: it is not."""
+        """Let the supervisor start it. Idempotent. :raise TimeoutError: it does not."""
         self._stopped.unlink(missing_ok=True)
         _until(lambda: self.active, f"{self._pid.stem} is there")
 
@@ -55,7 +55,7 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the program, and return its exit code."""
     match arguments:
         case [cluster, "stop", name]:
             Unit(Paths(cluster), name).stop()

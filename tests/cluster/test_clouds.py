@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.cluster.case import Cluster, ClusterCase, container, pod
 from tests.cluster.test_nodes import WHO
 
-# By nslookup and nc: wget of Debian's busybox, linked statically, works on emulated processors alone.
+# With nslookup and nc, because the wget of Debian's static busybox works on emulated processors only.
 ADDRESS = "nslookup server.{}.svc.cluster.local | sed -n 's/^Address: //p'"
 ASK = r"printf 'GET /cgi-bin/who HTTP/1.0\r\n\r\n' | nc -w 2 $address 80 | grep ::ffff:"
 UNTIL_ASKED = "until address=$({}) && {}; do sleep 0.2; done"
@@ -19,7 +19,7 @@ class CloudTests(ClusterCase):
         return cluster.start().wait_until_ready()
 
     def serve(self) -> None:
-        """Have a server that tells whoever asks his address."""
+        """Run a server that answers each client with the client's address."""
         served = {"tcpSocket": {"port": 8080}, "periodSeconds": 1}
         self.apply(
             pod("server", container("web", WHO, readinessProbe=served)),
@@ -51,4 +51,4 @@ class CloudTests(ClusterCase):
         )
         self.wait_for_phase("refused", "Succeeded")
         self.assertIn("[::ffff:", self.logs("refused"))
-        self.wait_until_ready("server")  # the node's probes are let in
+        self.wait_until_ready("server")  # which shows that the node's probes are let in

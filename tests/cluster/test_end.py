@@ -19,7 +19,7 @@ BRIDGES = ("infranetes0", "node0")
 
 
 def of_the_machine() -> dict[str, object]:
-    """What the cluster has of its own and must not touch here: interfaces, tables, kernel settings."""
+    """Return what the cluster has in its namespaces and must not change here: links, tables, settings."""
     tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
     return {
         "links": [name for name in links() if name in BRIDGES],
@@ -38,7 +38,7 @@ class EndTests(SynchronousTestCase):
         self.addCleanup(self.cluster.stop)
 
     def held(self) -> Namespaces:
-        """The namespaces of the cluster that runs, so that nobody can be missed in them later."""
+        """Return the running cluster's namespaces, held so that no process in them is missed later."""
         first = until(self.first, "the cluster has a process 1", 60)
         held = Namespaces(first)
         self.addCleanup(held.__exit__)
@@ -52,7 +52,7 @@ class EndTests(SynchronousTestCase):
             return 0
 
     def run_pod(self) -> None:
-        """Have a VM, and mounts of kubelet's."""
+        """Run a pod, so that there are a VM and mounts of kubelet's."""
         account = ("get", "serviceaccount", "default")
         until(lambda: self.cluster.kubectl(*account).returncode == 0, "there can be pods", 30)
         manifest = json.dumps(pod("one", container("main", "exec sleep 1000")))
@@ -98,7 +98,7 @@ class EndTests(SynchronousTestCase):
         self.assertNotEqual(remains.found(self.paths), [])
         self.cluster.start().wait_until_ready()
         held = self.held()
-        self.cluster.kill("etcd")  # one of them is gone: so is the cluster, which says why
+        self.cluster.kill("etcd")  # when a program ends, so does the cluster, with a message that names it
         self.cluster.wait_until_ended()
         self.assertIn("The cluster has failed: etcd ended with -9", self.cluster.output)
         self.assertNothingIsLeft(held)

@@ -18,7 +18,7 @@ NUMBERED = (
 
 class FaultTests(ClusterCase):
     def killed_daemon(self) -> None:
-        """The daemon dies, and comes back as its unit says."""
+        """Kill the daemon, which is started again as by its systemd unit."""
         before = self.cluster.inside("cat", str(self.cluster.paths.place / "infranetes.pid"))
         self.cluster.kill("infranetes")
 
@@ -44,7 +44,7 @@ class FaultTests(ClusterCase):
         self.assertEqual(lines, [str(number) for number in range(len(lines))])
 
     def more_lines(self, name: str, count: int) -> None:
-        """Wait until the pod's log is so much longer."""
+        """Wait until the pod's log has `count` more lines."""
         seen = len(self.logs(name).split())
         until(lambda: len(self.logs(name).split()) >= seen + count, "the log goes on", 60)
 
@@ -86,17 +86,17 @@ class FaultTests(ClusterCase):
         found = [
             path for path in pods.glob(f"{self.namespace}_talkative_*/main/0.log*") if path.suffix != ".tmp"
         ]
-        # 0.log is the newest; what was rotated has the time in its name.
+        # 0.log is the newest; rotated files have the time in their names.
         return sorted(found, key=lambda path: (path.name == "0.log", path.name))
 
     def numbers(self) -> list[int]:
-        """Those of the lines in them."""
+        """The numbers of the lines in these files."""
         openers: dict[bool, Callable[[Path], bytes]] = {
             True: lambda path: gzip.decompress(path.read_bytes()),
             False: Path.read_bytes,
         }
         try:
             text = b"".join(openers[path.suffix == ".gz"](path) for path in self.files()).decode()
-        except (FileNotFoundError, EOFError):  # kubelet is compressing one
+        except (FileNotFoundError, EOFError):  # kubelet is just compressing a file
             return []
         return [int(number) for number in re.findall(r"^\S+ stdout F (\d+) x", text, flags=re.M)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's packets to Services end where they would behind kube-proxy, whatever Services there are."""
+"""A pod's packets to Services end where they would behind kube-proxy, with any set of Services."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.infranetes.services import objects as written
 reactor = installed()
 EXAMPLES = int(os.environ.get("INFRANETES_TEST_WORLDS", "80"))
 DRAWS = 12  # packets to one destination at a time
-ROUNDS = 12  # of them, as long as both have not seen the same
-SURE = 3.0  # seconds of silence, where one has an answer and the other has not
+ROUNDS = 12  # how often these are repeated until both ways have shown the same ends
+SURE = 3.0  # seconds of silence that count as none, where one way has an answer and the other has not
 
 UNALLOCATED_ONES = [Destination(each, protocol, 80) for each in UNALLOCATED for protocol in ("TCP", "UDP")]
 Found = Mapping[Destination, frozenset[str]]
@@ -52,7 +52,7 @@ class KubeProxyTests(TestCase):
 
     @deferred
     async def test_node_ports_are_the_business_of_the_node_that_has_the_address(self) -> None:
-        """The one difference, on purpose."""
+        """This is the only difference, and intended."""
         item = written.service(ips=("10.96.0.1",), type="NodePort", ipFamilies=["IPv4"])
         item["spec"]["ports"][0]["nodePort"] = 30080
         world = World([item], [written.endpoint_slice(written.endpoint("10.1.1.1"))])
@@ -63,7 +63,7 @@ class KubeProxyTests(TestCase):
         self.assertEqual((theirs[cluster_ip], ours[cluster_ip]), ({"10.1.1.1:8080"}, {"10.1.1.1:8080"}))
 
     def thd_compare(self, world: World) -> None:
-        """:raise AssertionError: something ends elsewhere."""
+        """Compare where packets end. :raise AssertionError: some end elsewhere than with kube-proxy."""
         theirs, ours = self.thd_both([*world.destinations(), *UNALLOCATED_ONES])
         expected, sticky = self.both.thd_endpoints(), world.sticky()
         differing = {
@@ -78,11 +78,11 @@ class KubeProxyTests(TestCase):
         self.assertFalse(differing, f"{told}\n{world}")
 
     def one_of(self, theirs: frozenset[str], ours: frozenset[str], endpoints: frozenset[str] | None) -> bool:
-        """Whether each goes to one endpoint only, as with affinity."""
+        """Return whether all packets go to a single endpoint on each way, as with affinity."""
         return len(theirs) == len(ours) == 1 and theirs | ours <= (endpoints or frozenset())
 
     def thd_both(self, destinations: list[Destination]) -> tuple[Found, Found]:
-        """Where packets end by the one and the other way, once both have seen enough."""
+        """Return where packets end on each of the two ways, once enough were sent."""
         theirs, ours = (
             self.thd_sets(way, destinations, 1) for way in (self.both.node_way, self.both.own_way)
         )

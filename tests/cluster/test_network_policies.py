@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NetworkPolicies of a real API server, for a daemon with no rights but kubelet's and those of the docs."""
+"""NetworkPolicies of a real API server, for a daemon that has only kubelet's rights and those of the docs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from tests.cluster.case import ClusterCase, Manifest, container, pod, states, until
 
-# Serves a page, and on another port to one client a word again and again.
+# Serves a page, and on another port sends one client a word again and again.
 SERVER = """
 mkdir /www && echo page >/www/index.html && touch /www/ready && httpd -p 8080 -h /www
 (while sleep 0.2; do echo tick; done) | nc -l -p 9000
 """
 DNS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
-SECONDS = 90.0  # until a change is seen: each look runs programs in a VM
+SECONDS = 90.0  # until a change is seen; so long because each look runs programs in a VM
 
 
 def policy(name: str, selected: str, **spec: Any) -> Manifest:  # Any: JSON
-    """One for the pods with `app: selected`."""
+    """Return a policy for the pods with `app: selected`."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -28,7 +28,7 @@ def policy(name: str, selected: str, **spec: Any) -> Manifest:  # Any: JSON
 
 
 def service(name: str, **ports: int) -> Manifest:
-    """One of the pods with `app: name`."""
+    """Return a Service of the pods with `app: name`."""
     listed = [{"name": each, "port": port} for each, port in ports.items()]
     spec = {"selector": {"app": name}, "publishNotReadyAddresses": True, "ports": listed}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
@@ -61,7 +61,7 @@ class NetworkPolicyTests(ClusterCase):
             self.assertEqual(set(restarts), {0})
 
     def begin(self) -> None:
-        """A server, and a client that it sends words."""
+        """Run a server, and a client to which it sends words."""
         probe = {"httpGet": {"port": 8080, "path": "/ready"}, "periodSeconds": 1, "timeoutSeconds": 20}
         web = container("web", SERVER, readinessProbe=probe)
         self.apply(service("web", page=8080, words=9000), pod("web", web))
@@ -73,24 +73,24 @@ class NetworkPolicyTests(ClusterCase):
         until(self.reaches, "the client reaches the server", SECONDS)
 
     def name(self) -> str:
-        """The server's."""
+        """The server's DNS name."""
         return f"web.{self.namespace}.svc.cluster.local"
 
     def succeeds(self, *command: str) -> bool:
-        """Whether that ends well in the client, and soon."""
+        """Return whether a command in the client succeeds, and soon."""
         return self.execute("client", "timeout", "3", *command).returncode == 0
 
     def reaches(self) -> bool:
-        """Whether the client gets the server's page, by the Service's address."""
+        """Return whether the client gets the server's page, by the Service's address."""
         address = self.get("service", "web")["spec"]["clusterIP"]
         return self.succeeds("wget", "-q", "-O", "-", f"http://{address}:8080/")
 
     def resolves(self) -> bool:
-        """Whether the client knows the server's address by its name."""
+        """Return whether the client can resolve the server's name."""
         return self.succeeds("nslookup", self.name())
 
     def stands_still(self) -> bool:
-        """Whether the client hears no word for some seconds."""
+        """Return whether the client receives no word for some seconds."""
         heard = self.logs("client", "--container=words")
         time.sleep(2)
         return self.logs("client", "--container=words") == heard

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of two nodes reach each other, and see who asks."""
+"""Pods of two nodes reach each other, and see each other's addresses."""
 
 from __future__ import annotations
 
 from tests.cluster.case import Cluster, ClusterCase, container, pod
 
-# Answers with the address of who asks, which to a server of both families is [::ffff:A.B.C.D].
+# Answers with the client's address, which a server of both families sees as [::ffff:A.B.C.D].
 WHO = (
     "mkdir -p /www/cgi-bin && cd /www/cgi-bin && printf '#!/bin/sh\\necho; echo $REMOTE_ADDR\\n' >who && "
     "chmod +x who && exec httpd -f -p 8080 -h /www"

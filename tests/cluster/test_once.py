@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked to run once runs once."""
+"""Containers that are to run once run once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import Counter
 
 from tests.cluster.case import ClusterCase, container, host_path, pod, states
 
-# One file for each run, whatever else is said of it.
+# Each run leaves a file of its own, independently of what the cluster reports.
 RECORD = 'mkdir -p /runs && echo > "/runs/$(hostname).$(cat /proc/sys/kernel/random/uuid)"'
 
 
 class OnceTests(ClusterCase):
     def starts(self) -> int:
-        """How often a container has been started since the test began; no other test runs beside it."""
+        """Return how often a container was started since the test began; no other test runs meanwhile."""
         return len(re.findall(r"\bStartContainer took\b", self.daemon_log()))
 
     def test_init_containers_that_end_at_once_run_once_each(self) -> None:

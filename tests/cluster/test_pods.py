@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods are promised while they live."""
+"""The promises that Kubernetes makes to running pods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOSING = "httpd -f -p 8080 & until [ -e /tmp/close ]; do sleep 0.2; done; kill 
 
 
 def web(page: str = "hello", **fields: object) -> dict[str, object]:
-    """A web server that answers with `page`."""
+    """Return a container with a web server that serves `page`."""
     return container("web", WEB.format(page=page), ports=[{"containerPort": 8080}], **fields)
 
 
@@ -48,7 +48,7 @@ class PodTests(ClusterCase):
         for address in addresses:
             page = self.cluster.inside("busybox", "wget", "-q", "-O", "-", f"http://{address}:8080/")
             self.assertEqual(page, "first\n")
-        # By the service's name, from a pod, without kube-proxy. (With -T, busybox' wget crashes.)
+        # A pod reaches the Service by its name, without kube-proxy. (With -T, busybox' wget crashes.)
         self.apply(pod("client", container("client", "wget -q -O - http://web/")))
         self.wait_for_phase("client", "Succeeded")
         self.assertEqual(self.logs("client"), "first\n")
@@ -125,7 +125,7 @@ class PodTests(ClusterCase):
             took[name] = time.monotonic() - begun
         self.assertEqual((said / "polite").read_text(), "soon\nbye\n")
         self.assertGreater(took["polite"], 2)
-        self.assertLess(took["polite"], 40)  # not killed at the end of its minute
+        self.assertLess(took["polite"], 40)  # it ends itself before the minute after which it would be killed
         self.assertGreater(took["deaf"], 3)
         self.assertLess(took["deaf"], 40)
 

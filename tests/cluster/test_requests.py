@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods request, which kubelet does not say to a runtime, their VMs have."""
+"""VMs are as large as their pods request, though kubelet does not tell requests to a runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MEMORY = "grep MemTotal /proc/meminfo"
 
 
 def requesting(memory: str) -> Manifest:
-    """What a container requests; it has no limit."""
+    """Return the resources of a container that requests memory and has no limit."""
     return {"requests": {"cpu": "50m", "memory": memory}}
 
 

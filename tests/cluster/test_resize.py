@@ -11,17 +11,17 @@ from tests.cluster.case import WAIT_SECONDS, ClusterCase, Manifest, container, p
 
 class ResizeTests(ClusterCase):
     def resize(self, name: str, **limits: str) -> None:
-        """Have the pod's container have these limits, and the others that it has."""
+        """Set these limits of the pod's container, and leave its others."""
         change = {"spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
         self.here("patch", "pod", name, "--subresource", "resize", "--patch", json.dumps(change))
 
     def limits(self, name: str) -> Mapping[str, str]:
-        """Those that kubelet says are in force."""
+        """Return the limits that kubelet reports as in force."""
         found: Mapping[str, str] = states(self.get("pod", name))["main"]["resources"]["limits"]
         return found
 
     def guest(self, name: str) -> tuple[int, int]:
-        """Its processors, and MiB of its memory."""
+        """Return the number of the VM's processors, and its memory in MiB."""
         script = "grep -c ^processor /proc/cpuinfo; grep MemTotal /proc/meminfo"
         cpus, memory = self.execute(name, "sh", "-c", script).stdout.decode().splitlines()
         return int(cpus), int(memory.split()[1]) >> 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifests of docs/runtime-classes.md, as they stand there, in a real API server."""
+"""The manifests of docs/runtime-classes.md, verbatim, in a real API server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ASLEEP = container("main", "sleep 3600")
 
 
 def annotated(name: str, **annotations: str) -> Manifest:
-    """A pod with annotations below `infranetes.io/`."""
+    """Return a pod with these annotations below `infranetes.io/`."""
     found = pod(name, ASLEEP)
     names = {f"infranetes.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
     found["metadata"]["annotations"] = names
@@ -32,27 +32,27 @@ class RuntimeClassTests(ClusterCase):
         self.kubectl("apply", "--filename", "-", given=manifests)
 
     def test_the_example_of_kubelets_page_is_taken(self) -> None:
-        """Nothing in it is unknown to the API server, nor refused by it."""
+        """The API server knows every field of it, and refuses none."""
         given = rights("kubelet.md", 2).partition("---\n")[2].encode()
         self.assertIn(b"RuntimeClass", given)
         strictly = ("--validate=strict", "--filename", "-")
-        runtime_class = given.partition(b"---\n")[0]  # which has to be there before a pod can have it
+        runtime_class = given.partition(b"---\n")[0]  # it must exist before a pod can name it
         self.addCleanup(self.kubectl, "delete", "--ignore-not-found", "--filename", "-", given=runtime_class)
         self.kubectl("apply", *strictly, given=runtime_class)
         self.here("apply", "--dry-run=server", *strictly, given=given)
 
     def label(self) -> None:
-        """Have the namespace's pods be VMs."""
+        """Label the namespace, so that its pods are VMs."""
         self.kubectl("label", "namespace", self.namespace, "infranetes.io/runtime=vm")
 
     def given(self, wanted: Manifest) -> Manifest:
-        """What the API server would make of a pod. :raise AssertionError: it refuses it."""
+        """Return a pod as the API server would store it. :raise AssertionError: it is refused."""
         words = ("create", "--dry-run=server", "--output", "json", "--filename", "-")
         found: Manifest = json.loads(self.here(*words, given=json.dumps(wanted).encode()))
         return found
 
     def in_force(self, wanted: Manifest, holds: Callable[[Manifest], Any]) -> Manifest:
-        """What the API server makes of a pod, once policies that have just been made show in it."""
+        """Return a pod as the API server would store it, once `holds` accepts it: policies take a moment."""
         found: list[Manifest] = []
 
         def shows() -> bool:

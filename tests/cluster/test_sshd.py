@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sshd and the systemctl of a cluster's node, by conch's client and with a process of the test's own."""
+"""The sshd and the systemctl of a cluster's node, with conch's client and a process of the test's own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOST = b"127.0.0.1"
 
 @attrs.define
 class Said(Protocol):
-    """What a command has written, once it has ended, and its exit code."""
+    """Collects a command's output and exit code until it has ended."""
 
     ended: Deferred[tuple[int, bytes]]
     output: bytes = b""
@@ -102,7 +102,7 @@ class CommandTests(TestCase):
 
 @attrs.frozen
 class _Place(Paths):
-    """A cluster's files in a directory of the test's."""
+    """The paths of a cluster whose files are in a directory of the test's."""
 
     directory: Path = Path()
 
@@ -112,7 +112,7 @@ class _Place(Paths):
 
 
 class UnitTests(SynchronousTestCase):
-    """`sleep` stands for kubelet, and the test for the supervisor."""
+    """A unit's start and stop, with `sleep` in the role of kubelet and the test in that of the supervisor."""
 
     def setUp(self) -> None:
         self.paths = _Place("test", Path(self.mktemp()))
@@ -137,7 +137,7 @@ class UnitTests(SynchronousTestCase):
 
     def test_what_is_started_may_be_started_again_and_runs(self) -> None:
         self.unit.stop()
-        self.spawned()  # as the supervisor does
+        self.spawned()  # the supervisor's part
         self.unit.start()
         self.unit.start()
         self.assertFalse(self.paths.stopped("kubelet").exists())

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways of a pod's packets to Services, in network namespaces, and what becomes of the packets.
+"""The ways of a pod's packets to Services, in network namespaces, and where the packets end.
 
-pod ──▶ beyond             a VM's way: rules are in the pod's own namespace
-pod ──▶ node ──▶ beyond    a pod's way where kube-proxy is: rules are in the node's
+pod ──▶ beyond             a VM's way: the rules are in the pod's own namespace
+pod ──▶ node ──▶ beyond    a pod's way with kube-proxy: the rules are in the node's namespace
 
-`beyond` has every address: whatever comes there, and to the pod itself, is answered with the address and port
-that it has by then. So only what is dropped has to be told by silence.
+`beyond` has every address. It, and the pod itself, answer each packet with the destination address and port
+that the packet has on arrival. So silence only means that a packet was dropped.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tests.vmserver.proxy.namespace import Namespace
 T = TypeVar("T")
 POD, POD6 = "10.1.0.9", "fd01::9"
 NODE, NODE6 = "172.16.0.1", "fd02::1"
-PORTS = (80, 81, 443, 8080, 8081, 30080)  # that are answered, over TCP and UDP
-SILENCE = 0.3  # seconds without an answer to anything after which the rest counts as dropped
+PORTS = (80, 81, 443, 8080, 8081, 30080)  # the ports that are answered, over TCP and UDP
+SILENCE = 0.3  # seconds without any answer after which the packets still unanswered count as dropped
 DROPPED, REFUSED = "dropped", "refused"
 ALL_AT_ONCE = 250  # sockets
-# ICMP tells what is refused, and is slowed down otherwise.
+# ICMP reports what is refused; without these settings the kernel limits its rate.
 SETTINGS = {
     "net/ipv4/icmp_ratemask": "0",
     "net/ipv4/icmp_ratelimit": "0",
@@ -53,7 +53,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 @attrs.frozen(order=True)
 class Destination:
-    """Where a pod sends something. `protocol` is TCP or UDP."""
+    """A destination of a pod's packets. `protocol` is TCP or UDP."""
 
     address: str
     protocol: str
@@ -64,7 +64,7 @@ class Destination:
 
 
 class Way:
-    """A pod and all that is beyond it. `end` it."""
+    """A pod and everything beyond it. `end` it."""
 
     def __init__(self, through_node: bool) -> None:
         self.pod = Namespace(())
@@ -99,17 +99,17 @@ class Way:
 
     @property
     def rules(self) -> Namespace:
-        """Where the rules are."""
+        """The namespace of the rules."""
         return self.node or self.pod
 
     def forget_flows(self) -> None:
-        """Have the kernel forget all connections, as their ports are used again."""
+        """Make the kernel forget all connections, because their ports are used again."""
         for space in (self.pod, self.rules):
             command = ["ip", "netns", "exec", space.name, "conntrack", "--flush"]
             subprocess.run(command, check=True, capture_output=True)
 
     def reached(self, wanted: Sequence[Destination], silence: float = SILENCE) -> list[str]:
-        """What becomes of a packet to each: who answers (`address:port`), REFUSED, DROPPED or an error."""
+        """Send a packet to each; return the `address:port` that answers, REFUSED, DROPPED or an error."""
         found: list[str] = []
         for start in range(0, len(wanted), ALL_AT_ONCE):
             found += self.pod.inside(partial(_asked, wanted[start : start + ALL_AT_ONCE], silence))
@@ -141,7 +141,7 @@ def _connect(pod: Namespace, to: Namespace, address: str, address6: str) -> None
 
 
 class Answering:
-    """Tells whoever connects or sends, in each of some namespaces, to which address that was. `end` it."""
+    """Answers connections and datagrams in some namespaces with the address that they came to. `end` it."""
 
     def __init__(self, spaces: Sequence[Namespace]) -> None:
         self._selector = selectors.DefaultSelector()
@@ -199,7 +199,7 @@ def _listen(family: socket.AddressFamily, kind: socket.SocketKind, port: int) ->
 def _accept(listening: socket.socket) -> None:
     try:
         connection, _ = listening.accept()
-    except OSError:  # it is gone already
+    except OSError:  # the client is gone already
         return
     with connection:
         address, port = connection.getsockname()[:2]
@@ -212,7 +212,7 @@ def _answer(listening: socket.socket) -> None:
         ((level, kind, info),) = about
         at = slice(8, 12) if listening.family == socket.AF_INET else slice(0, 16)
         told = f"{ip_address(info[at])}:{listening.getsockname()[1]}".encode()
-        anywhere = bytes(4) + info[4:] if at.start else info[:16] + bytes(4)  # not where it came from
+        anywhere = bytes(4) + info[4:] if at.start else info[:16] + bytes(4)  # by any interface
         listening.sendmsg([told], [(level, kind, anywhere)], 0, sender)
     except OSError:  # the sender is gone already
         return
@@ -233,7 +233,7 @@ def _asked(wanted: Sequence[Destination], silence: float) -> list[str]:
                 assert isinstance(asking, socket.socket)
                 try:
                     answers[key.data] = asking.recv(100).decode()
-                except BlockingIOError:  # ICMP came
+                except BlockingIOError:  # woken by an ICMP error
                     answers[key.data] = REFUSED
                 except OSError as error:
                     answers[key.data] = _outcome(error)
@@ -247,14 +247,14 @@ def _asked(wanted: Sequence[Destination], silence: float) -> list[str]:
 
 
 def _sent(destination: Destination) -> socket.socket:
-    """A socket from which there is something to be read once an answer is there."""
+    """Send a packet, and return its socket, which becomes readable once there is an answer."""
     family = socket.AF_INET6 if ":" in destination.address else socket.AF_INET
     asking = socket.socket(family, socket.SOCK_STREAM if destination.protocol == "TCP" else socket.SOCK_DGRAM)
     try:
         asking.setblocking(False)
         if destination.protocol == "TCP":
-            asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # nothing of it is left behind
-            asking.setsockopt(*_RECVERR[family], 1)  # be told of ICMP now, not after another attempt
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # leave no TIME-WAIT behind
+            asking.setsockopt(*_RECVERR[family], 1)  # report ICMP errors now, not after another attempt
             with contextlib.suppress(BlockingIOError):
                 asking.connect((destination.address, destination.port))
         else:
@@ -274,7 +274,7 @@ def _outcome(error: OSError) -> str:
 
 
 def sets(destinations: Sequence[Destination], answers: Sequence[str]) -> Mapping[Destination, frozenset[str]]:
-    """Who has answered each destination."""
+    """Return all answers for each destination."""
     found: dict[Destination, set[str]] = {}
     for destination, answer in zip(destinations, answers, strict=True):
         found.setdefault(destination, set()).add(answer)

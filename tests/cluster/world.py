@@ -12,14 +12,15 @@ from pathlib import Path
 from tests.cluster.nodes import Node
 from tests.cluster.paths import ROOT, TEMPLATES
 
-#: Nothing that is mounted, listens or is linked in these outlives the last process.
+#: No mount, listener or link in these namespaces outlives their last process.
 NAMESPACES = (
     *("unshare", "--mount", "--ipc", "--net", "--uts", "--pid"),
     *("--fork", "--kill-child", "--mount-proc"),
 )
-#: The interface by which a node is in the nodes' network: the first one's is the bridge that others join.
+#: A node's interface in the nodes' network. The first node's is the bridge that the others join.
 LINK = "node0"
-# kubelet insists on these and would set them for the whole machine; it finds files of ours instead.
+# kubelet insists on these settings and would change them for the whole machine; it gets files of ours
+# instead.
 KERNEL = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
@@ -35,7 +36,7 @@ def _run(*command: str | Path) -> None:
 
 
 def enter(node: Node, image_dir: Path) -> None:
-    """Give this process, in namespaces of its own, the first node's name, mounts and network; no way out."""
+    """Give this process, in its own namespaces, the first node's name, mounts and network. Irreversible."""
     socket.sethostname(node.name)
     mount(node.place, image_dir)
     loopback()
@@ -44,7 +45,7 @@ def enter(node: Node, image_dir: Path) -> None:
 
 
 def mount(place: Path, image_dir: Path) -> None:
-    """Have programs find the paths that they have on every node, and write to `place`."""
+    """Mount what programs find at the paths that are the same on every node; they write to `place`."""
     library = place / "var-lib"
     TEMPLATES.mkdir(mode=0o700, parents=True, exist_ok=True)
     for source, target in (
@@ -53,16 +54,16 @@ def mount(place: Path, image_dir: Path) -> None:
     ):
         target.mkdir(parents=True)
         _run("mount", "--bind", source, target)
-    temporary = place / "node-tmp"  # small: pods mount it
+    temporary = place / "node-tmp"  # kept small, because pods mount it
     temporary.mkdir()
     temporary.chmod(0o1777)
     for top, own in (("/var/lib", library), ("/tmp", temporary)):
         for needed in (ROOT, Path(sys.prefix)):
-            if needed.is_relative_to(top):  # the checkout may be there
+            if needed.is_relative_to(top):  # the checkout may be below it
                 target = own / needed.relative_to(top)
                 target.mkdir(parents=True, exist_ok=True)
                 _run("mount", "--rbind", needed, target)
-    (library / "infranetes").chmod(0o711)  # QEMU runs as a user of its own
+    (library / "infranetes").chmod(0o711)  # QEMU, which runs as a user of its own, has to pass through
     log = place / "var-log"
     log.mkdir()
     _run("mount", "--rbind", library, "/var/lib")
@@ -78,12 +79,12 @@ def mount(place: Path, image_dir: Path) -> None:
 
 
 def loopback() -> None:
-    """Have it in this process's network."""
+    """Set up the loopback interface in this process's network."""
     _run("ip", "link", "set", "dev", "lo", "up")
 
 
 def addressed(node: Node) -> str:
-    """What ip(8) has to be told for LINK to have the node's address."""
+    """Return the command for ip(8) that gives LINK the node's address."""
     return f"""\
 address add {node.address}/24 dev {LINK}
 link set dev {LINK} up
@@ -92,12 +93,12 @@ route add default dev {LINK}
 
 
 def mounted_below(directory: Path) -> list[str]:
-    """The mount points there, as this process sees them."""
+    """Return the mount points below the directory, as this process sees them."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return [point for point in points if Path(point).is_relative_to(directory)]
 
 
 def links() -> list[str]:
-    """The network interfaces that this process sees."""
+    """Return the network interfaces that this process sees."""
     shown = subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout
     return [link["ifname"] for link in json.loads(shown)]

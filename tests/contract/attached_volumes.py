@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everything does that attaches volumes to VMs: one suite, each call also made twice.
+"""The contract of everything that attaches volumes to VMs: one suite, which also makes each call twice.
 
-An implementation's own test module has, for instance::
+The test module of an implementation has, for instance::
 
     class AttachedVolumesTests(AttachedVolumesContract, TestCase):
         async def attacher(self): ...
@@ -21,7 +21,7 @@ from tests.support.failures import FailureAssertions
 
 
 class Attacher(Protocol):
-    """The part of `IVolumes` that is about VMs."""
+    """The part of `IVolumes` that concerns VMs."""
 
     def attach(self, instance_id: str, volume: str, read_only: bool) -> Deferred[str]: ...
 
@@ -41,19 +41,19 @@ class AttachedVolumesContract(FailureAssertions):
         return serial_of(volume)
 
     async def attacher(self) -> Attacher:
-        """What is tested, which knows no VM yet."""
+        """Return the implementation under test, which knows no VM yet."""
         raise NotImplementedError
 
     async def machine(self, attacher: Attacher) -> str:
-        """Make a VM that runs; return its id."""
+        """Make a running VM; return its id."""
         raise NotImplementedError
 
     async def next_daemon(self, attacher: Attacher) -> Attacher:
-        """Have the daemon go and the next one come, which finds the VMs."""
+        """Replace the daemon by the next one, which finds the VMs."""
         raise NotImplementedError
 
     async def end(self, attacher: Attacher, machine: str) -> None:
-        """Have a VM end by itself, and wait until that is noticed."""
+        """Make a VM end by itself, and wait until that is noticed."""
         raise NotImplementedError
 
     async def volume(self, attacher: Attacher, name: str) -> str:
@@ -61,7 +61,7 @@ class AttachedVolumesContract(FailureAssertions):
         raise NotImplementedError
 
     def has(self, machine: str, volume: str) -> bool:
-        """Whether the hypervisor can read the volume for this VM."""
+        """Return whether the hypervisor can read the volume for this VM."""
         raise NotImplementedError
 
     # The promises.
@@ -77,7 +77,7 @@ class AttachedVolumesContract(FailureAssertions):
             await attacher.detach(self.unknown_machine, volume)
 
     async def test_the_life_of_an_attachment(self) -> None:
-        """Attached once however often it is asked for, found by the next daemon, and detached again."""
+        """It is made once, even if asked for twice, found by the next daemon, and undone."""
         attacher = await self.attacher()
         machine = await self.machine(attacher)
         one, other = [await self.volume(attacher, name) for name in ("one", "other")]

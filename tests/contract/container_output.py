@@ -42,7 +42,7 @@ class LogContract(ContainerProviderCase):
         for _ in range(3):
             id = await self.create("sh", "-c", "echo ran")
             starts = [self.provider.start_container(id) for _ in range(6)]
-            starts[0].cancel()  # whoever asked first has gone away
+            starts[0].cancel()  # the first caller has gone away
             for starting in starts:
                 with contextlib.suppress(CancelledError, FailedPrecondition):
                     await starting
@@ -155,7 +155,7 @@ class LogContract(ContainerProviderCase):
 
 
 class ImageContract(ContainerProviderCase):
-    """Images, however they came."""
+    """Images, no matter how they were brought."""
 
     async def test_another_agent_has_the_images(self) -> None:
         await self.restarted()
@@ -205,7 +205,7 @@ class ArchiveContract(ImageContract):
         self.assertEqual(found, 1 if self.keeps_layers else 2)
         self.assertEqual(await self.provider.missing_layers(self.built.diff_ids), 2)
         if self.keeps_layers:
-            # Lowest first: the same layers in another order are others.
+            # Layers are listed lowest first: in another order they are not the same ones.
             self.assertEqual(await self.provider.missing_layers(other.diff_ids[::-1]), 0)
             self.assertEqual(await self.provider.missing_layers(["sha256:" + "0" * 64]), 0)
         await self.provider.load_image(other.id, pieces(self.archive(other, present=found)))
@@ -260,7 +260,7 @@ class ArchiveContract(ImageContract):
 
 
 class LayersContract(ImageContract):
-    """Images made of layers that the VM has: ITakesLayers."""
+    """ITakesLayers: images made of layers that the VM already has."""
 
     async def test_it_provides_the_whole_interface(self) -> None:
         verifyObject(ITakesLayers, self.provider)

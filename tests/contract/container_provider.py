@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every ContainerProvider does: one suite that each of them passes.
+"""The contract of every ContainerProvider: one suite that each of them passes.
 
-A provider's own test module has, for instance::
+The test module of a provider has, for instance::
 
-    class FakeTests(LifecycleContract, OutputContract, ImageContract, TestCase):
+    class FakeTests(LifecycleContract, LogContract, ImageContract, TestCase):
         def make_provider(self): ...
 
-Every call is also made twice. Commands are `sh` of busybox or of the machine.
+Every call is also made twice. The commands are run by `sh` of busybox or of the machine.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ class ExecContract(ContainerProviderCase):
     """ExecSync."""
 
     async def exec(self, id: str, *command: str, seconds: float = 0.0, limit: int = 1 << 20) -> Any:
-        """Run it."""
+        """Run a command in a container, and return the result."""
         return await self.provider.exec_sync(id, list(command), seconds, limit)
 
     async def test_output_and_exit_code(self) -> None:
@@ -331,7 +331,7 @@ class ExecContract(ContainerProviderCase):
     async def test_a_command_is_as_easily_killed_for_memory_as_its_container(self) -> None:
         own = Path("/proc/self/oom_score_adj")
         before = own.read_text()
-        own.write_text("50")  # the agent's; nothing of it may reach a container
+        own.write_text("50")  # the agent's score, which must not reach a container
         self.addCleanup(own.write_text, before)
         for asked in (0, 300):
             resources = cri.LinuxContainerResources(oom_score_adj=asked)
@@ -351,7 +351,7 @@ class ExecContract(ContainerProviderCase):
             await self.provider.remove(id)
 
     async def score_of(self, *command: str) -> int:
-        """The oom_score_adj that the process of this command has as soon as it can be seen."""
+        """Return the oom_score_adj of this command's process as soon as the process can be seen."""
         line = "\0".join([*command, ""]).encode()
         found: list[int] = []
 
@@ -374,7 +374,7 @@ class ExecContract(ContainerProviderCase):
 
 
 def _processes(marker: str) -> Sequence[int]:
-    """Processes that have the word in their command."""
+    """Return the processes with this word in their command line."""
     from pathlib import Path
 
     found = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The test case of suites over container providers: hooks for a provider, and helpers."""
+"""The test case of the suites for container providers: hooks for a provider, and helpers."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _built: list[BuiltImage] = []
 
 
 def busybox_image() -> BuiltImage:
-    """The image that the containers are made of."""
+    """Return the image that the containers are made from."""
     if not _built:
         _built.append(busybox(extra={"etc/second": b"layer\n"}))
     return _built[0]
 
 
 async def pieces(data: bytes, size: int = 65536) -> AsyncIterator[bytes]:
-    """`data` as LoadImage brings it."""
+    """Yield `data` in pieces, as LoadImage receives it."""
     for at in range(0, len(data), size):
         yield data[at : at + size]
 
 
 class ContainerProviderCase(_Base):
-    """The ground that the suites stand on."""
+    """The base of the suites."""
 
     call_seconds: ClassVar[float] = 60.0
     notice_seconds: ClassVar[float] = 20.0
@@ -51,15 +51,15 @@ class ContainerProviderCase(_Base):
     timeout = 240.0
 
     def build(self, extra: dict[str, bytes] | None = None) -> Any:
-        """An image with an `id` and `diff_ids`: two layers, the second with the files `extra`."""
+        """Build an image with an `id` and `diff_ids`: two layers, the second with the files `extra`."""
         return busybox_image() if extra is None else busybox(extra=extra)
 
     def archive(self, built: Any, present: int = 0) -> bytes:
-        """What load_image takes of it, without its lowest `present` layers."""
+        """Return the image as load_image takes it, without its lowest `present` layers."""
         return archive(built, present)
 
     def make_provider(self) -> IContainerProvider:
-        """A provider, not started, over the state that belongs to this test. An earlier one may go on."""
+        """Return a provider, not started, on this test's state. An earlier one may still be running."""
         raise NotImplementedError
 
     async def setUp(self) -> None:
@@ -86,10 +86,10 @@ class ContainerProviderCase(_Base):
             await provider.stop()
 
     async def all_heard(self) -> None:
-        """Whoever listened to a container knows that it is gone."""
+        """Wait until all that listened to containers have learned that these are gone."""
 
     async def started(self) -> Any:
-        """A provider over this test's state, as an agent that starts again has it."""
+        """Start a provider on this test's state, as a restarted agent does."""
         provider: Any = self.make_provider()
         self.providers.append(provider)
         provider.watch(
@@ -99,13 +99,13 @@ class ContainerProviderCase(_Base):
         return provider
 
     async def restarted(self) -> Any:
-        """The same state, another agent; the first one is gone."""
+        """Stop the provider, and start another one on the same state, as a restart of the agent does."""
         await self.provider.stop()
         self.provider = await self.started()
         return self.provider
 
     async def create(self, *command: str, id: str = "", **fields: Any) -> str:
-        """A container, not running; its id."""
+        """Create a container, which does not run yet; return its id."""
         id = id or secrets.token_hex(16)
         config = cri.ContainerConfig(command=command, **fields)
         state = await self.provider.create(id, self.image_id, config, cri.PodSandboxConfig())
@@ -113,13 +113,13 @@ class ContainerProviderCase(_Base):
         return id
 
     async def run_container(self, *command: str, **fields: Any) -> str:
-        """A container that has been started; its id."""
+        """Create and start a container; return its id."""
         id = await self.create(*command, **fields)
         await self.provider.start_container(id)
         return id
 
     async def state(self, id: str) -> Any:
-        """As it is listed; None: it isn't."""
+        """Return a container's listed state; None: it is not listed."""
         found = [state for state in await self.provider.containers() if state.id == id]
         self.assertLessEqual(len(found), 1)
         return found[0] if found else None
@@ -136,7 +136,7 @@ class ContainerProviderCase(_Base):
             await deferLater(reactor, 0.05, lambda: None)
 
     async def ended(self, id: str) -> Any:
-        """Its state, once it has ended."""
+        """Wait until a container has ended, and return its state."""
 
         async def over() -> bool:
             state = await self.state(id)
@@ -146,7 +146,7 @@ class ContainerProviderCase(_Base):
         return await self.state(id)
 
     async def refused(self, kind: type[InfranetesError], work: Any) -> str:
-        """The words with which `work` is refused."""
+        """Assert that `work` is refused with this kind of error, and return the message."""
         try:
             result = await work
         except InfranetesError as error:
@@ -156,11 +156,11 @@ class ContainerProviderCase(_Base):
         self.fail(f"not refused: {result!r}")
 
     async def lines(self, id: str, cursor: str = "", follow: bool = False) -> list[Any]:
-        """Its log."""
+        """Return the records of a container's log."""
         return [record async for record in self.provider.read_log(id, cursor, follow)]
 
     def states_told(self, id: str) -> list[Any]:
-        """The states that were told of a container, without repetitions."""
+        """Return the states that were reported of a container, without repetitions; None: its removal."""
         found: list[Any] = []
         for which, state in self.told:
             value = None if state is None else state.state

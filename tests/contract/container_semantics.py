@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers have what their configuration says, as seen from within: for providers that isolate them."""
+"""Containers get what their configuration asks for, as seen from within: for providers that isolate them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def cgroup_lines(pid: int) -> list[str]:
 class SemanticsCase(ContainerProviderCase):
     """Runs containers that print what they see."""
 
-    run_dir: Path  # the provider's
+    run_dir: Path  # the provider's run directory
 
     async def said(self, script: str, context: Any = None, sandbox: Any = None, **fields: Any) -> str:
         """Return the output of a container that runs `script`."""
         linux = fields.pop("linux", None) or cri.LinuxContainerConfig(security_context=context)
-        script = f"exec 2>&1; {script}"  # of two streams nobody knows the order
+        script = f"exec 2>&1; {script}"  # the order of lines from two streams would not be known
         config = cri.ContainerConfig(command=["sh", "-c", script], linux=linux, **fields)
         id = os.urandom(16).hex()
         await self.provider.create(id, self.image_id, config, sandbox or cri.PodSandboxConfig())
@@ -52,7 +52,7 @@ class SemanticsCase(ContainerProviderCase):
 
 
 class UserContract(SemanticsCase):
-    """User and groups of the first process."""
+    """The user and the groups of a container's first process."""
 
     async def who(self, **fields: Any) -> str:
         return (await self.said("id", self.secured(**fields))).strip()
@@ -89,7 +89,7 @@ class UserContract(SemanticsCase):
 
 
 class PrivilegeContract(SemanticsCase):
-    """Privileges of its processes."""
+    """The privileges of a container's processes."""
 
     async def capabilities(self, **fields: Any) -> int:
         context = self.secured(capabilities=cri.Capability(**fields))
@@ -141,7 +141,7 @@ class PrivilegeContract(SemanticsCase):
 
 
 class NamespaceContract(SemanticsCase):
-    """Which namespaces it shares."""
+    """The namespaces that a container shares."""
 
     async def test_process_namespaces(self) -> None:
         option = cri.NamespaceOption
@@ -175,9 +175,9 @@ class NamespaceContract(SemanticsCase):
 
 
 class ProcessContract(SemanticsCase):
-    """Its command, environment, devices and limits."""
+    """A container's command, environment, devices and limits."""
 
-    #: Whether a limit of processor time can be taken away on this machine.
+    #: Whether a limit of processor time can be removed on this machine.
     frees_processor: ClassVar[bool] = True
 
     async def test_environment_arguments_and_devices(self) -> None:
@@ -244,7 +244,7 @@ class ProcessContract(SemanticsCase):
 class ImageVolumeContract(SemanticsCase):
     """Images mounted as volumes."""
 
-    #: The directory of the mounts of images, below `run_dir`.
+    #: The directory below `run_dir` where images are mounted.
     volumes: ClassVar[str]
 
     async def tearDown(self) -> None:
@@ -294,9 +294,9 @@ class ImageVolumeContract(SemanticsCase):
 
 
 class MountContract(SemanticsCase):
-    """Mount propagation between the containers of a pod, and what mounts do not allow."""
+    """Mount propagation between a pod's containers, and the restrictions of mounts."""
 
-    modes: Sequence[bool] = (False, True)  # of being read-only, in which a mount allows no more
+    modes: Sequence[bool] = (False, True)  # whether a mount is read-only; its restrictions hold in each
 
     async def setUp(self) -> None:
         await super().setUp()

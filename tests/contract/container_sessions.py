@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What live sessions of every ContainerProvider do: exec with its streams, and attach."""
+"""The contract of every ContainerProvider's live sessions: exec with its streams, and attach."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ALL = Streams(stdin=True, stdout=True, stderr=True)
 TERMINAL = Streams(tty=True, stdin=True, stdout=True)
 MIB = 1024 * 1024
 STREAMED = 100 * MIB
-GROWTH = 8 * MIB  # of this process's memory while that goes through it
+GROWTH = 8 * MIB  # by how much this process's memory may grow while that much passes through it
 
 
 def living(*words: str) -> list[int]:
-    """The processes of this machine whose command line has all of `words`."""
+    """Return this machine's processes whose command line has all of `words`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -37,7 +37,7 @@ def living(*words: str) -> list[int]:
 
 
 def resident() -> int:
-    """This process's memory, bytes."""
+    """Return this process's resident memory in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -45,7 +45,7 @@ def resident() -> int:
 
 
 class Heard:
-    """Reads a session's output as it comes."""
+    """Reads a session's output as it arrives."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -80,7 +80,7 @@ class SessionContract(ContainerProviderCase):
                 await heard.over
 
     def listen(self, session: Any) -> Heard:
-        """Hear what it says; no longer than a call may take."""
+        """Read a session's output, for at most as long as a call may take."""
         heard = Heard(session)
         heard.over.addTimeout(self.call_seconds, reactor)
         self.listening.append(heard)
@@ -93,7 +93,7 @@ class SessionContract(ContainerProviderCase):
         return session
 
     async def closed(self, session: Any) -> None:
-        """It is over, and its command has ended."""
+        """Close a session, and wait until its command has ended."""
         session.close()
         ended = session.ended()
         if not ended.called:
@@ -251,11 +251,11 @@ class SessionContract(ContainerProviderCase):
         await self.refused(NotFound, self.provider.attach_session(unknown, ALL))
 
     async def sleepers(self, seconds: str, count: int) -> None:
-        """Wait until so many `sleep` so long."""
+        """Wait until `count` processes run `sleep` with this argument."""
         await self.until(lambda: len(living("sleep", seconds)) == count, f"{count} processes are there")
 
     async def said(self, heard: Heard, words: bytes) -> None:
-        """Wait until it has written that."""
+        """Wait until the session has written `words`."""
         await self.until(lambda: words in heard.out, f"{words!r} is written")
 
     # ---- attach

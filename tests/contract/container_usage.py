@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every ContainerProvider says of what its containers use."""
+"""The contract of the usage statistics of every ContainerProvider."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BUSY = "i=0; while :; do i=$((i+1)); done"
 
 
 class UsageContract(ContainerProviderCase):
-    """Figures of its own processes."""
+    """The usage of a container's processes, and of what it has written."""
 
-    #: Whether what a container writes over its image is counted.
+    #: Whether files that a container writes on top of its image are counted.
     counts_written: ClassVar[bool] = True
 
     async def used(self, id: str) -> Any:
-        """A container's ContainerUsage; None: it isn't there."""
+        """Return a container's ContainerUsage; None: there is none."""
         found = [usage for usage in await self.provider.usage() if usage.id == id]
         self.assertLessEqual(len(found), 1)
         return found[0] if found else None
@@ -89,7 +89,7 @@ class UsageContract(ContainerProviderCase):
             self.assertEqual([usage.id for usage in await one], [id])
 
     async def test_what_it_wrote_is_counted(self) -> None:
-        if not self.counts_written:  # its files are the machine's own
+        if not self.counts_written:  # the container's files are the machine's own
             id = await self.run_container("sleep", "600")
             self.assertFalse((await self.used(id)).HasField("written"))
             return
@@ -100,7 +100,7 @@ class UsageContract(ContainerProviderCase):
             return bool(result.exit_code == 0)
 
         await self.until(written, "it is written")
-        await self.restarted()  # whose first count is that of now
+        await self.restarted()  # so that the first count is made after the writing
 
         async def counted() -> bool:
             return bool((await self.used(id)).HasField("written"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon's worth of one provider, killed by SIGKILL some time into a launch.
+"""A process with one provider, as a daemon has it, that kills itself with SIGKILL some time into a launch.
 
-`python -m tests.contract.die_in_launch JOB.json`, written by `tests.contract.pod_provider`.
+`python -m tests.contract.die_in_launch JOB.json`; `tests.contract.interrupted_launches` writes the job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everything does that has pods' firewalls in force: one suite, each call also made twice.
+"""The contract of everything that enforces pods' firewalls: one suite, which also makes each call twice.
 
-An implementation's own test module has, for instance::
+The test module of an implementation has, for instance::
 
     class FirewalledPodsTests(FirewalledPodsContract, TestCase):
         stranger = "198.18.0.2"
@@ -9,7 +9,8 @@ An implementation's own test module has, for instance::
         async def enforcer(self): ...
         async def machine(self, enforcer): ...
 
-Who enforces them outside of VMs has `ClosedPodsContract` for `FirewalledPodsContract`.
+An implementation that enforces them outside of VMs uses `ClosedPodsContract` instead of
+`FirewalledPodsContract`.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ class Talk(Protocol):
     """A connection of the stranger's to a VM."""
 
     async def goes_on(self, expected: bool) -> bool:
-        """Whether the VM answers. It is asked for what is not expected first, and once for what is."""
+        """Return whether the VM answers. The suite first expects no answer, and then once an answer."""
 
 
 class FirewalledPodsContract(FailureAssertions):
-    """The promises of `IFirewallsPods` about firewalls that were said."""
+    """The promises of `IFirewallsPods` about firewalls that were set."""
 
-    stranger: ClassVar[str]  # the address of somebody who is neither the node nor a pod
+    stranger: ClassVar[str]  # the address of a machine that is neither the node nor a pod
 
     # Hooks.
 
     async def enforcer(self) -> IFirewallsPods:
-        """What is tested, on a node that is to enforce firewalls; it knows no VM yet."""
+        """Return the implementation under test, on a node that enforces firewalls; it knows no VM yet."""
         raise NotImplementedError
 
     async def machine(self, enforcer: IFirewallsPods) -> str:
-        """Make a VM that runs; return its id."""
+        """Make a running VM; return its id."""
         raise NotImplementedError
 
     async def next_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
-        """Have the daemon go and the next one come, which finds the VMs."""
+        """Replace the daemon by the next one, which finds the VMs."""
         raise NotImplementedError
 
     async def destroy(self, enforcer: IFirewallsPods, machine: str) -> None:
@@ -57,25 +58,25 @@ class FirewalledPodsContract(FailureAssertions):
         raise NotImplementedError
 
     def break_enforcing(self) -> Callable[[], None]:
-        """Have no firewall be put in force from now on. Returns what mends that."""
+        """Make putting firewalls in force fail from now on. Return a function that repairs it."""
         raise NotImplementedError
 
     async def port(self, machine: str) -> int:
-        """A TCP port that the VM serves."""
+        """Return a TCP port that the VM serves."""
         raise NotImplementedError
 
     async def reaches(self, machine: str, by_node: bool, expected: bool) -> bool:
-        """Whether the VM's port can be connected to, by its node or by the stranger."""
+        """Return whether the VM's node, or else the stranger, can connect to the VM's port."""
         raise NotImplementedError
 
     async def talk(self, machine: str) -> Talk:
-        """Have the stranger connect to the VM's port."""
+        """Connect the stranger to the VM's port."""
         raise NotImplementedError
 
     # Helpers.
 
     async def verified(self) -> IFirewallsPods:
-        """What is tested, which is at least shaped as it has to be."""
+        """Return the implementation under test, verified to provide its interface."""
         enforcer = await self.enforcer()
         verifyObject(IFirewallsPods, enforcer)
         return enforcer
@@ -85,12 +86,12 @@ class FirewalledPodsContract(FailureAssertions):
             await enforcer.set_firewall(machine, firewall)
 
     def for_stranger(self, port: int) -> PodFirewall:
-        """Closed but for the stranger, on one port."""
+        """Return a firewall that admits only the stranger, on one port."""
         network = ip_network(f"{self.stranger}/32")
         return PodFirewall(ingress=(Allowed((network,), (Ports("TCP", port, port),)),), egress=())
 
     async def assert_reached(self, machine: str, expected: bool) -> None:
-        """By the stranger; the node always reaches it."""
+        """Assert whether the stranger reaches the VM, and that its node does in any case."""
         self.assertEqual(await self.reaches(machine, False, expected), expected)
         self.assertTrue(await self.reaches(machine, True, True))
 
@@ -158,10 +159,10 @@ class FirewalledPodsContract(FailureAssertions):
 
 
 class ClosedPodsContract(FirewalledPodsContract):
-    """The promises of `IFirewallsPods` about VMs whose firewalls were not said, too."""
+    """The promises of `IFirewallsPods`, including those about VMs whose firewalls were not set."""
 
     async def idle_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
-        """Have the daemon go and one come that is to enforce no firewalls, which finds the VMs."""
+        """Replace the daemon by one that is not to enforce firewalls, and finds the VMs."""
         raise NotImplementedError
 
     async def test_a_vm_is_closed_until_its_firewall_is_said_if_it_is_to_have_one(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the pod providers' contract about launches that do not come to their end."""
+"""The part of the pod providers' contract about launches that are interrupted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class InterruptedLaunchContract(ProviderCase):
     """Launches that are cancelled, or whose daemon is killed."""
 
     async def test_a_launch_that_is_cancelled_can_be_made_again_or_destroyed(self) -> None:
-        """As when the daemon is killed in the middle: what there is of the VM is listed."""
+        """As after a daemon that is killed in a launch, whatever exists of the VM is listed."""
         provider = await self.started()
         for seconds in self.interrupt_after:
             spec = self.spec()
@@ -73,7 +73,7 @@ class InterruptedLaunchContract(ProviderCase):
             await self.within(provider.stop())
 
     async def die_in_launch(self, spec: InstanceSpec, seconds: float) -> None:
-        """A daemon of its own asks for the VM and is killed by SIGKILL `seconds` later."""
+        """Ask for the VM in a process of its own, which kills itself by SIGKILL `seconds` later."""
         job = self.run_dir / f"{spec.token}.json"
         job.touch(mode=0o600)
         context = attrs.asdict(self.context())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of what reads the images of a node's runtime: `ILayerSource`, below the images of a daemon."""
+"""The contract of `ILayerSource`, through which a daemon's images read those of the node's runtime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MISSING = "sha256:" + "0" * 64
 
 
 class LayerSourceContract(ImagesCase):
-    """For every runtime of which images VMs are made."""
+    """The contract for every runtime whose images VMs are made from."""
 
     async def test_it_offers_what_the_interface_has(self) -> None:
         source = self.source()
@@ -88,7 +88,7 @@ class LayerSourceContract(ImagesCase):
 
 
 def _various() -> bytes:
-    """A layer with what tars of images have: links, long names, whiteouts, empty files, times and owners."""
+    """Return a layer with links, long names, whiteouts, empty files, times and owners."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path, kind, link, content in (

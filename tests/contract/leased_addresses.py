@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of pod providers that give out addresses of the pods' subnet themselves."""
+"""The contract of pod providers that lease addresses of the pods' subnet themselves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.contract.pod_provider_case import ProviderCase
 
 
 class LeasedAddressContract(ProviderCase):
-    """For providers that give pods their addresses, from the subnet that they are configured with."""
+    """The contract for providers that lease pods their addresses, from the subnet that is configured."""
 
-    tiny_cidr: ClassVar[str] = "10.215.0.0/30"  # room for one pod or two
+    tiny_cidr: ClassVar[str] = "10.215.0.0/30"  # has room for one or two pods
 
     async def test_addresses_come_from_the_subnet_and_are_kept(self) -> None:
         provider = await self.started()

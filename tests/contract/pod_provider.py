@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every PodProvider does: one suite that each of them passes over its real VMs.
+"""The contract of every PodProvider: one suite that each of them passes with its real VMs.
 
-A provider's own test module has, for instance::
+The test module of a provider has, for instance::
 
     class QemuTests(PodProviderContract, LeasedAddressContract, TestCase):
         provider_name = "qemu"
@@ -12,8 +12,8 @@ A provider's own test module has, for instance::
         def break_launches(self): ...
         def leftovers(self): ...
 
-Each test starts from an empty state directory and ends with nothing left of its VMs, which
-`tearDown` proves. VMs are dear: a test makes as few as its statement needs.
+Each test starts with an empty state directory and ends with nothing left of its VMs, which `tearDown` proves.
+VMs are expensive: a test makes as few as its statement needs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PodProviderContract(InterruptedLaunchContract):
         self.assertTrue(provider.status())
 
     async def test_the_life_of_a_vm(self) -> None:
-        """Asked for, running with an agent of the right identity, known by id, destroyed, unknown."""
+        """It is launched, runs an agent with the right identity, is known by id, destroyed, and unknown."""
         provider = await self.started()
         ended: list[Instance] = []
         provider.watch(ended.append)
@@ -130,7 +130,7 @@ class PodProviderContract(InterruptedLaunchContract):
         self.assertNotIn(instance_id, [found.id for found in await self.within(provider.list())])
 
     def assert_key_is_private(self, key_pem: str) -> None:
-        """No file of the state that others may read has the key, and no argument list at all."""
+        """Assert that no state file that others may read has the key, and no process's argument list."""
         secret = key_pem.splitlines()[1].encode()
         for directory in (self.state_dir, self.run_dir):
             directory.chmod(0o755)
@@ -154,7 +154,7 @@ class PodProviderContract(InterruptedLaunchContract):
             await self.within(provider.destroy(instance_id))
 
     async def test_one_token_is_one_vm(self) -> None:
-        """However often it is asked for: at once, again later, and by the next daemon."""
+        """Even if it is launched several times: simultaneously, later, and by the next daemon."""
         provider = await self.started()
         spec = self.spec()
         first, second = await gatherResults(
@@ -170,7 +170,7 @@ class PodProviderContract(InterruptedLaunchContract):
         self.assertEqual([found.id for found in await self.within(provider.list())], [instance.id])
 
     async def test_a_vm_is_in_the_zone_that_is_asked_for_or_nowhere(self) -> None:
-        """A provider without zones launches in any."""
+        """A provider without zones accepts any zone."""
         provider = await self.started()
         zone = (await self.within(provider.launch(self.spec()))).zone
         there, nowhere = self.spec(zone=zone or "nowhere-1x"), self.spec(zone="nowhere-1x")
@@ -257,7 +257,7 @@ class PodProviderContract(InterruptedLaunchContract):
         self.assertEqual(len(ended), 1)
 
     async def test_waiting_ends_with_its_deadline_and_leaves_the_vm(self) -> None:
-        """Where the VM is up already there is nothing to wait for."""
+        """If the VM is already up, the wait succeeds at once instead."""
         provider = await self.started()
         launched = await self.within(provider.launch(self.spec()))
         try:
@@ -293,7 +293,7 @@ class PodProviderContract(InterruptedLaunchContract):
         await self.assert_unknown(provider, launched.id)
 
     async def test_a_launch_that_fails_leaves_nothing(self) -> None:
-        await (await self.started()).stop()  # whatever it builds once is built
+        await (await self.started()).stop()  # so that everything that `start` builds only once is built
         mend = self.break_launches()
         provider = await self.started()
         spec = self.spec()
@@ -319,7 +319,7 @@ class PodProviderContract(InterruptedLaunchContract):
         self.assertEqual(await self.within(provider.list()), [])
 
     async def test_a_vm_of_the_pool_becomes_a_pods_over_its_channel(self) -> None:
-        """Launched without names; its key, certificate and host name are replaced, its tags stay."""
+        """It is launched without a host name. Its key, certificate and host name change, its tags do not."""
         provider = await self.started()
         spec = self.spec()
         spec = attrs.evolve(spec, identity=attrs.evolve(spec.identity, hostname=""))
@@ -342,7 +342,7 @@ class PodProviderContract(InterruptedLaunchContract):
         self.assertEqual(await self.shown_key(instance), signed.key_id)
 
     async def shown_key(self, instance: Instance) -> str:
-        """The key that the agent shows on a new connection."""
+        """Return the id of the key that the agent presents on a new connection."""
         seen: Deferred[str] = Deferred()
 
         class Look(Protocol):
@@ -378,7 +378,7 @@ class PodProviderContract(InterruptedLaunchContract):
 
 
 def _others_reach(path: Path, root: Path) -> bool:
-    """Whether the modes of `path` and of its parents up to `root` let everyone read it."""
+    """Return whether the modes of `path` and of its parents up to `root` let other users read it."""
     try:
         if not path.stat().st_mode & (stat.S_IROTH | stat.S_IRGRP):
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The test case of suites over pod providers: hooks for a provider, and helpers."""
+"""The test case of the suites for pod providers: hooks for a provider, and helpers."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ else:
 
 
 class ProviderCase(_Base):
-    """A provider over a state directory of its own, which leaves nothing behind."""
+    """A provider with a state directory of its own, which leaves nothing behind."""
 
     provider_name: ClassVar[str]
     pod_cidr: ClassVar[str] = "10.213.0.0/24"
     other_cidr: ClassVar[str] = "10.214.0.0/24"
-    start_timeout: ClassVar[float] = 30.0  # seconds for `start`, with whatever it builds
+    start_timeout: ClassVar[float] = 30.0  # seconds for `start`, including what it builds
     boot_timeout: ClassVar[float] = 30.0  # from launch to RUNNING
     agent_timeout: ClassVar[float] = 30.0  # from RUNNING to the agent's first answer
     call_timeout: ClassVar[float] = 30.0  # for each other call
@@ -72,21 +72,21 @@ class ProviderCase(_Base):
         raise NotImplementedError
 
     def break_launches(self) -> Callable[[], None]:
-        """Have each launch of providers made from now on fail late, when all resources of the VM are taken.
+        """Make each launch of providers made from now on fail late, when all resources of the VM are taken.
 
-        `start` still works. Returns what undoes it.
+        `start` still works. Return a function that undoes it.
         """
         raise NotImplementedError
 
     def leftovers(self) -> Awaitable[list[str]] | list[str]:
-        """Describe what VMs hold outside of this process: processes, interfaces, leases, disks.
+        """Describe what VMs still hold outside of this process: processes, interfaces, leases, disks.
 
-        Called once all VMs are destroyed and all providers stopped.
+        This is called once all VMs are destroyed and all providers stopped.
         """
         raise NotImplementedError
 
     def finish(self) -> Awaitable[None] | None:
-        """Remove what the test itself has set up. Called last."""
+        """Remove what the test itself has set up. This is called last."""
         return None
 
     # Helpers.
@@ -103,13 +103,13 @@ class ProviderCase(_Base):
         return start(self.clean_up())
 
     async def clean_up(self) -> None:
-        """Destroy what is left of VMs, then prove that nothing is left."""
+        """Destroy the VMs that are left, then prove that nothing is left of them."""
         try:
             for channel in self.channels:
                 await channel.close()
             for provider in self.providers:
                 await provider.stop()
-            provider = self.make_provider()  # with whatever subnet the VMs have
+            provider = self.make_provider()  # without a subnet, as the VMs may have any
             await self.within(provider.start(lambda words: None), self.start_timeout)
             for instance in await self.within(provider.list()):
                 await self.within(provider.destroy(instance.id))
@@ -130,7 +130,7 @@ class ProviderCase(_Base):
         return ProviderContext(self.state_dir, self.run_dir, cluster or self.cluster, node or self.node)
 
     def make_provider(self, cluster: str | None = None, node: str | None = None) -> IPodProvider:
-        """A provider over the state of this test, not started."""
+        """Return a provider, not started, on this test's state."""
         provider = registry.create(reactor, self.provider_name, self.table(), self.context(cluster, node))
         self.providers.append(provider)
         return provider
@@ -186,7 +186,7 @@ class ProviderCase(_Base):
             await self.sleep(0.05)
 
     def agent(self, instance: Instance, sandbox_id: str | None = None) -> Any:
-        """A stub of the VM's agent, whose certificate has to be for `sandbox_id`."""
+        """Return a stub of the VM's agent, whose certificate must be for `sandbox_id`."""
         endpoint = wrapClientTLS(
             self.authority.client_options(sandbox_id or instance.sandbox_id),
             HostnameEndpoint(reactor, instance.agent_host, instance.agent_port),
@@ -196,7 +196,7 @@ class ProviderCase(_Base):
         return channel.stub(vmserver.Agent)
 
     async def agent_info(self, instance: Instance) -> vmserver.InfoResponse:
-        """The agent's answer to Info, repeated until it answers."""
+        """Call the agent's Info until it answers, and return the answer."""
         stub = self.agent(instance)
         deadline = reactor.seconds() + self.agent_timeout
         while True:
@@ -211,7 +211,7 @@ class ProviderCase(_Base):
     async def refused(
         self, error: type[Exception], waiting: Deferred[Any]
     ) -> Exception:  # Any: a result that does not come
-        """Assert that `waiting` fails with this error, and that its message says something. Returns it."""
+        """Assert that `waiting` fails with this error and a message longer than ten characters. Return it."""
         raised = await self.assertFailure(self.within(waiting), error)
         self.assertGreater(len(str(raised)), 10, f"{error.__name__} says too little: {raised}")
         assert isinstance(raised, Exception)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everything does that shows VMs files of the node as disks: one suite, each call also made twice.
+"""The contract of everything that shows files of the node to VMs as disks: one suite, which also makes each
+call twice.
 
-An implementation's own test module has, for instance::
+The test module of an implementation has, for instance::
 
     class ShownDisksTests(ShownDisksContract, TestCase):
         most = 512
@@ -36,37 +37,37 @@ _BLOCK = 4096
 class ShownDisksContract(FailureAssertions):
     """The promises of `IShowsDisks`."""
 
-    most: ClassVar[int]  # disks that a VM can have
+    most: ClassVar[int]  # how many disks a VM can have
 
     # Hooks.
 
     async def shower(self) -> IShowsDisks:
-        """What is tested, which knows no VM yet."""
+        """Return the implementation under test, which knows no VM yet."""
         raise NotImplementedError
 
     async def machine(self, shower: IShowsDisks) -> str:
-        """Make a VM that runs; return its id."""
+        """Make a running VM; return its id."""
         raise NotImplementedError
 
     async def next_daemon(self, shower: IShowsDisks) -> IShowsDisks:
-        """Have the daemon go and the next one come, which finds the VMs."""
+        """Replace the daemon by the next one, which finds the VMs."""
         raise NotImplementedError
 
     async def end(self, shower: IShowsDisks, machine: str) -> None:
-        """Have a VM end by itself, and wait until that is noticed."""
+        """Make a VM end by itself, and wait until that is noticed."""
         raise NotImplementedError
 
     async def assert_seen(self, shower: IShowsDisks, machine: str, shown: Sequence[ShownDisk]) -> None:
-        """Assert that the VM finds these disks in time; nothing, where there is no guest to look."""
+        """Assert that the VM finds these disks in time. Do nothing where there is no guest to look."""
 
     def is_open(self, path: Path) -> bool:
-        """Whether a hypervisor has the file open."""
+        """Return whether a hypervisor has the file open."""
         raise NotImplementedError
 
     # Helpers.
 
     def disk(self, content: str) -> ReadOnlyDisk:
-        """A disk of a few blocks, whose file nobody else has."""
+        """Return a disk of two blocks, with a file of its own."""
         directory = Path(self.mktemp()).absolute()
         directory.mkdir(parents=True)
         text = content.encode().ljust(2 * _BLOCK, b".")
@@ -91,7 +92,7 @@ class ShownDisksContract(FailureAssertions):
                 await self.fails(NotFound, shower.hide_disks(machine, ["0" * 64]))
 
     async def test_the_life_of_disks(self) -> None:
-        """Shown once however often it is asked for, found by the next daemon, and hidden again."""
+        """A disk is shown once, even if asked for twice, found by the next daemon, and hidden again."""
         shower = await self.shower()
         machine = await self.machine(shower)
         self.assertEqual(list(await shower.shown_disks(machine)), [])

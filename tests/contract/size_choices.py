@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every `IChoosesSizes` promises: one suite, each call also made twice.
+"""The contract of every `IChoosesSizes`: one suite, which also makes each call twice.
 
-A provider's own test module has, for instance::
+The test module of a provider has, for instance::
 
     class AwsSizeChoicesTests(SizeChoicesContract, AwsCase, TestCase):
         pass
@@ -40,7 +40,7 @@ class SizeChoicesContract(ProviderCase):
             self.assertGreaterEqual(few.fitting_count, 1)
 
     def check(self, choice: SizeChoice, size: Size) -> None:
-        """Check that everything that is said fits together."""
+        """Check that a choice is consistent in itself."""
         needed = max(size.memory_bytes + max(choice.guest_memory, size.overhead_bytes), choice.min_memory)
         self.assertEqual((choice.needed.cpu_millis, choice.needed.memory_bytes), (size.cpu_millis, needed))
         self.assertEqual(len(choice.fitting), choice.fitting_count)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everything does that takes snapshots of volumes: one suite, each call also made twice.
+"""The contract of everything that takes snapshots of volumes: one suite, which also makes each call twice.
 
-An implementation's own test module has, for instance::
+The test module of an implementation has, for instance::
 
     class SnapshotsTests(SnapshotsContract, TestCase):
         async def made(self): ...
@@ -37,7 +37,8 @@ from tests.support.failures import FailureAssertions
 class SnapshotsContract(FailureAssertions):
     """The promises of `ISnapshots`.
 
-    :ivar size: of volumes here, in bytes. :ivar slack: how far the IaaS' clock may be from ours, in seconds.
+    :ivar size: the volumes' size in bytes.
+    :ivar slack: by how many seconds the IaaS' clock may differ from ours.
     """
 
     size = 4 << 20
@@ -46,11 +47,11 @@ class SnapshotsContract(FailureAssertions):
     # Hooks.
 
     async def made(self) -> IHasSnapshots:
-        """What is tested, with no volume and no snapshot yet."""
+        """Return the implementation under test, with no volume and no snapshot yet."""
         raise NotImplementedError
 
     async def next_daemon(self, volumes: IHasSnapshots) -> IHasSnapshots:
-        """Have the daemon go and the next one come."""
+        """Replace the daemon by the next one."""
         raise NotImplementedError
 
     async def write(self, volume_id: str, content: bytes) -> None:
@@ -58,7 +59,7 @@ class SnapshotsContract(FailureAssertions):
         raise NotImplementedError
 
     async def read(self, volume_id: str, count: int) -> bytes:
-        """What a volume begins with, and nothing but zeros if nobody has written."""
+        """Return the first `count` bytes of a volume; they are zeros unless something wrote them."""
         raise NotImplementedError
 
     async def until_ready(self, snapshots: ISnapshots, found: VolumeSnapshot) -> VolumeSnapshot:
@@ -68,7 +69,7 @@ class SnapshotsContract(FailureAssertions):
     # Helpers.
 
     async def with_volume(self) -> tuple[IHasSnapshots, ISnapshots, str]:
-        """What is tested, and a volume that begins with `first`."""
+        """Return the implementation under test, its snapshots, and a volume that begins with `first`."""
         volumes = await self.made()
         verifyObject(IHasSnapshots, volumes)
         verifyObject(ISnapshots, volumes.snapshots)

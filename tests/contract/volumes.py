@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every `IVolumes` promises of volumes that nobody has: one suite, each call also made twice.
+"""The contract of every `IVolumes` about volumes that no VM has: one suite, which also makes each call twice.
 
-`attached_volumes` has what is promised of those that a VM has. An implementation's own test module has, for
+The promises about attached volumes are in `attached_volumes`. The test module of an implementation has, for
 instance::
 
     class QemuVolumesTests(VolumesContract, TestCase):
@@ -23,16 +23,16 @@ STRANGE_NAMES = ("../data", "Data", "data ", "ü" * (MAX_NAME // 2), "-", ".", "
 
 
 class VolumesContract(FailureAssertions):
-    """The promises of `IVolumes`, attaching left out."""
+    """The promises of `IVolumes`, except those about attaching."""
 
     # Hooks.
 
     async def volumes(self) -> IVolumes:
-        """What is tested, which has no volumes."""
+        """Return the implementation under test, which has no volumes."""
         raise NotImplementedError
 
     async def next_volumes(self, volumes: IVolumes) -> IVolumes:
-        """Have the daemon go and the next one come."""
+        """Replace the daemon by the next one."""
         raise NotImplementedError
 
     # The promises.
@@ -68,7 +68,7 @@ class VolumesContract(FailureAssertions):
             await self.fails(NotFound, volumes.expand(made.id, 4 * unit))
 
     async def test_a_name_can_be_used_again(self) -> None:
-        """Also with another size, and by the next daemon."""
+        """Even with another size, and by the next daemon."""
         volumes = await self.volumes()
         for times in (1, 1, 2):
             made = await volumes.create("data", times * volumes.unit)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runtimes that are newer than Debian's as the delegate. `make delegates` builds and tries them."""
+"""Delegates that are newer than Debian's. `make delegates` builds and tests them."""

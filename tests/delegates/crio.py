@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRI-O, as `tests/delegates/tools` builds it, with a root of its own; conmon and runc are Debian's."""
+"""CRI-O, as built by `tests/delegates/tools`, with a root of its own; conmon and runc are Debian's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.registry import Registry
 
 
 class Crio(Killable):
-    """One daemon, which has containerd's network."""
+    """A CRI-O process, with the same network as containerd."""
 
     name = "cri-o"
 
     def configured(self, registry: Registry) -> tuple[list[str], Mapping[str, str]]:
-        """Write the configuration; what to run, and what is added to its environment."""
+        """Write the configuration; return the command line, and additions to its environment."""
         for name in ("net.d", "hooks", "exits", "attach"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         (self.root / "net.d" / "10-conformance.conflist").write_text(json.dumps(self._network()))

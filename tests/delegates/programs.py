@@ -14,7 +14,7 @@ from tests.interop.critest_runtimes import TOOLS
 def built(program: str) -> Path:
     """Find a program by its runtime's directory and its name.
 
-    :raise AssertionError: it is missing; says what to do."""
+    :raise AssertionError: it is missing; the message names what to do."""
     path = TOOLS / program
     if not os.access(path, os.X_OK):
         raise AssertionError(f"{path} is missing: make delegate-tools")
@@ -22,7 +22,7 @@ def built(program: str) -> Path:
 
 
 def use_built_containerd(test: SynchronousTestCase) -> None:
-    """Have containerd's programs be those that were built, until the test ends."""
+    """Make the built programs of containerd the ones that run, until the test ends."""
     programs = built("containerd/containerd").parent
     before = os.environ["PATH"]
     os.environ["PATH"] = f"{programs}:{before}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real VMs in the network that containerd 2 and CRI-O give pods."""
+"""Real VMs in the networks that containerd 2 and CRI-O give pods."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""containerd 2 as the delegate: what is asked of Debian's elsewhere is asked of it here."""
+"""containerd 2 as the delegate: it passes here the tests that Debian's containerd passes elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Containerd2Tests(test_delegate.ContainerdTests):
 
 
 class LayerSourceTests(layer_source.LayerSourceContract, content_case.ContentCase):
-    """What VMs are made of."""
+    """The images that VMs are made from."""
 
     async def setUp(self) -> None:
         use_built_containerd(self)
@@ -29,7 +29,7 @@ class LayerSourceTests(layer_source.LayerSourceContract, content_case.ContentCas
 
 
 class ImagesTests(test_delegate_images.DelegateImagesTests):
-    """Its images below the daemon."""
+    """Its images, as the daemon uses them."""
 
     async def setUp(self) -> None:
         use_built_containerd(self)
@@ -37,7 +37,7 @@ class ImagesTests(test_delegate_images.DelegateImagesTests):
 
 
 class DiscardingTests(test_delegate_images.DiscardingTests):
-    """It deletes layers that it has unpacked."""
+    """Its images if it deletes layers that it has unpacked."""
 
     async def setUp(self) -> None:
         use_built_containerd(self)

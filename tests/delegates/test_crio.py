@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRI-O as the delegate: pods of both kinds, and VMs of the images that it has pulled."""
+"""CRI-O as the delegate: pods of both kinds, and VMs made from images that it has pulled."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.support.registry import Registry
 
 
 class LayerSourceTests(layer_source.LayerSourceContract, SocketCase):
-    """What VMs are made of is what CRI-O has unpacked."""
+    """VMs are made from the layers that CRI-O has unpacked."""
 
     async def begin_process(self) -> Path:
-        place = Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))  # no overlay file system
+        place = Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))  # not on an overlay file system
         self.addCleanup(deferToThread, removed, place)
         await deferToThread(self.registry.push, *PAUSE, busybox())
         crio = Crio(place / "c")
@@ -42,11 +42,11 @@ class LayerSourceTests(layer_source.LayerSourceContract, SocketCase):
 
 
 class StoppableCrio:
-    """It, as tests of images have it."""
+    """A CRI-O with the interface that tests of images use."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._place = Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))  # no overlay file system
+        self._place = Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))  # not on an overlay file system
         self._crio = Crio(self._place / "c")
         self.socket = self._crio.socket
 
@@ -62,7 +62,7 @@ class StoppableCrio:
 
 
 class ImagesTests(test_delegate_images.DelegateImagesTests):
-    """Its images below the daemon."""
+    """Its images, as the daemon uses them."""
 
     def make_delegate(self) -> StoppableCrio:
         return StoppableCrio(self.registry)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network that containerd 2 and CRI-O give a pod of ours: as far as that goes without its VM."""
+"""The networks that containerd 2 and CRI-O give our pods, as far as can be tested without a VM."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ OURS = "5" * 32  # a sandbox's id
 
 
 class CniCrio(CniContainerd, Crio):
-    """CRI-O whose pods' links are made as containerd's."""
+    """A CRI-O whose pods' links are made like containerd's."""
 
 
 class ShadowCase(TestCase):
-    """A runtime with a bridge of its own."""
+    """A test case with a runtime that has a bridge of its own."""
 
     timeout = 300
 
     def runtime_in(self, root: Path, plugin: dict[str, Any]) -> CniContainerd:
-        """The delegate, not started."""
+        """Return the delegate, not started."""
         raise NotImplementedError
 
     async def lives(self) -> None:
-        """The test, of which the delegate is whichever."""
+        """Run the test, with any delegate."""
         bridge = f"cni{secrets.token_hex(4)}"
         self.addCleanup(deferToThread, said, "ip", "link", "delete", bridge)
-        place = Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))  # no overlay file system
+        place = Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))  # not on an overlay file system
         self.addCleanup(deferToThread, removed, place)
         registry = await deferToThread(Registry().start)
         self.addCleanup(deferToThread, registry.stop)
@@ -84,7 +84,7 @@ class ShadowCase(TestCase):
         self.assertFalse(Path(namespace).exists())
 
     async def address_in(self, namespace: str) -> str:
-        """The IPv4 address of the link eth0 there, which has to be a veth."""
+        """Return the IPv4 address of the link eth0 in a namespace, which must be a veth."""
         words = ("nsenter", f"--net={namespace}", "ip", "-d", "-j", "-4", "address", "show", "eth0")
         [link] = json.loads(await deferToThread(said, *words))
         self.assertEqual(link["linkinfo"]["info_kind"], "veth")
@@ -113,5 +113,5 @@ class CrioTests(ShadowCase):
 
 
 def said(*command: str) -> str:
-    """What a command says."""
+    """Return a command's output."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

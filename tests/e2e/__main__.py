@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.e2e`: says what `python -m tests` leaves out today."""
+"""`python -m tests.e2e`: prints what `python -m tests` leaves out today."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clean root whose systemd is booted in namespaces of its own: the units as a node runs them."""
+"""A clean root whose systemd is booted in namespaces of its own, so that units run as on a node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.cleanroot import CleanRoot
 
 BOOT_SECONDS = 60.0
 CGROUPS = Path("/sys/fs/cgroup")
-# A root of its own mounts, devices and control groups; then systemd as the first process.
+# Sets up the root's own mounts, devices and control groups, then runs systemd as the first process.
 BOOT = """
 set -e
 root=$1
@@ -52,10 +52,10 @@ exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/syst
 
 
 class Booted:
-    """Systemd in `root`, running until `end`.
+    """A systemd in `root`, which runs until `end`.
 
-    :param network: the network namespace that it is in; without one it has its own, which nobody reaches.
-    :param devices: below /dev, what it has of this machine's beside those that every system needs.
+    :param network: the network namespace that it is in; without one it has its own, which can't be reached.
+    :param devices: this machine's devices, below /dev, that it has besides those that all systems need.
     """
 
     def __init__(self, root: CleanRoot, network: Path | None = None, devices: Sequence[str] = ()) -> None:
@@ -80,14 +80,14 @@ class Booted:
 
     @property
     def pid(self) -> int:
-        """Systemd's number outside; 0: not there yet."""
+        """Systemd's process id, seen from outside; 0: it does not run yet."""
         path = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         with contextlib.suppress(OSError, IndexError):
             return int(path.read_text().split()[0])
         return 0
 
     def path(self, inside: str) -> Path:
-        """A path of the booted system, seen from outside."""
+        """Return a path of the booted system, as seen from outside."""
         return Path(f"/proc/{self.pid}/root") / inside.lstrip("/")
 
     def run(self, *command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -115,7 +115,7 @@ class Booted:
         )
 
     def systemctl(self, *arguments: str) -> str:
-        """What systemctl says; it may say no."""
+        """Run systemctl, which may fail, and return its output."""
         return self.run("systemctl", "--no-pager", *arguments).stdout.strip()
 
     def _wait_booted(self) -> None:
@@ -132,7 +132,7 @@ class Booted:
         raise AssertionError(f"systemd does not boot: {state}; {self.systemctl('list-jobs')}")
 
     def end(self) -> None:
-        """Kill all of it, and remove its control groups."""
+        """Kill all its processes, and remove its control groups."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
         else:

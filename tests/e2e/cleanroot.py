@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clean Debian to install the built packages in, made from this machine's own package sources."""
+"""A clean Debian in which to install the built packages, made from this machine's package sources."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from infranetes.guest import sources
 
 TREE = Path(__file__).resolve().parents[2]
 CACHE = TREE / "build" / "cleanroot"
-RELEASE = "bookworm"  # of Debian: what the packages are built on
-# Where whatever the system itself writes at run time may differ between two moments.
+RELEASE = "bookworm"  # the release of Debian on which the packages are built
+# Directories whose files the system itself changes at run time.
 FLEETING = ("dev", "proc", "sys", "tmp", "run", "var/cache", "var/log", "var/lib/dpkg", "var/lib/apt")
 
 
 @functools.cache
 def debs() -> Path:
-    """A directory with the packages of this very tree, which nobody changes while this process lives.
+    """Return a directory with the packages of this very tree, which stays as it is while this process lives.
 
-    Built without their tests, which run beside these; quick when they are there.
+    They are built, if need be, without their tests, which run beside these.
     """
     made = subprocess.run(
         ["make", "--silent", "deb"],
@@ -50,7 +50,7 @@ def debs() -> Path:
 
 
 def built(package: str) -> Path:
-    """The .deb of one of our packages."""
+    """Return the path of the .deb of one of our packages."""
     found = sorted(debs().glob(f"{package}_*.deb"))
     if len(found) != 1:
         raise AssertionError(f"make deb left {len(found)} packages named {package} in dist/")
@@ -58,7 +58,7 @@ def built(package: str) -> Path:
 
 
 def depends(*packages: str, field: str = "Depends") -> list[str]:
-    """The names, first alternative each, of the Debian packages that these of ours depend on or recommend."""
+    """Return the Debian packages that a field of these packages of ours names, of alternatives the first."""
     names = set()
     for package in packages:
         told = subprocess.run(
@@ -70,7 +70,7 @@ def depends(*packages: str, field: str = "Depends") -> list[str]:
 
 
 def base(packages: list[str], release: str = RELEASE, purpose: str = "node") -> Path:
-    """The tar of a minimal Debian with these packages, from the cache or made now (minutes).
+    """Return the tar of a minimal Debian with these packages, from the cache or made now (minutes).
 
     :param purpose: the cache keeps one tar for each purpose and release.
     """
@@ -101,27 +101,27 @@ def base(packages: list[str], release: str = RELEASE, purpose: str = "node") -> 
 
 
 class CleanRoot:
-    """One unpacked root; commands run in it with their own mounts and processes.
+    """An unpacked root, in which commands run in their own mount and PID namespaces.
 
     :param network: the network namespace that they run in; None: this machine's.
-    :param binds: this machine's directories that are seen there too, by the same paths, and not written to.
+    :param binds: this machine's directories that appear there at the same paths, read-only.
     """
 
     def __init__(self, tar: Path, network: Path | None = None, binds: Sequence[Path] = ()) -> None:
         self._network = network
         self._binds = binds
-        # Short, since a unix socket's path may have 107 bytes.
+        # The path is short, because a unix socket's path may have at most 107 bytes.
         self.path = Path(tempfile.mkdtemp(prefix="infranetes-root-", dir="/var/tmp"))
         subprocess.run(["tar", "-xf", tar, "-C", self.path], check=True)
 
     def _mounts(self) -> Iterator[str]:
-        """What has to be mounted, as commands of sh."""
-        yield f"mount --bind {self.path} {self.path}"  # which `ip -n` changes mounts below
+        """Yield the commands for sh that mount what a system needs."""
+        yield f"mount --bind {self.path} {self.path}"  # because `ip -n` changes mounts below it
         yield f"mount -t proc proc {self.path}/proc"
         yield f"mount --rbind /dev {self.path}/dev"
         if self._network is None:
             yield f"mount --rbind /sys {self.path}/sys"
-        else:  # its /sys/class/net is that namespace's
+        else:  # a new sysfs, whose /sys/class/net shows that namespace
             yield f"mount -t sysfs sysfs {self.path}/sys"
             yield f"mount --rbind /sys/fs/cgroup {self.path}/sys/fs/cgroup"
         for path in self._binds:
@@ -144,7 +144,7 @@ class CleanRoot:
         }
 
     def run(self, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run to the end; output and errors together in `stdout`. `timeout`: seconds."""
+        """Run a command to its end; `stdout` has output and errors together. `timeout`: in seconds."""
         return subprocess.run(
             self._inside(list(command)),
             check=False,
@@ -156,32 +156,32 @@ class CleanRoot:
         )
 
     def show(self, *command: str, timeout: float) -> int:
-        """Run to the end, with standard output and errors as this process has them; its exit code.
+        """Run a command to its end, with this process's standard output and error; return its exit code.
 
-        What runs may make namespaces of users and share mounts, as on a machine and not in a chroot.
+        Unlike in a chroot, it may make user namespaces and share mounts, as on a machine.
         """
         inside = self._inside(list(command), f"{sys.executable} {Path(__file__).with_name('pivot.py')}")
         return subprocess.run(inside, check=False, timeout=timeout, env=self._environment).returncode
 
     def install(self, *packages: str) -> subprocess.CompletedProcess[str]:
-        """Install our built packages with dpkg, which fails where a dependency is not there."""
+        """Install our built packages with dpkg, which fails if a dependency is missing."""
         for package in packages:
             shutil.copy(built(package), self.path / "tmp")
         return self.run("dpkg", "--install", *(f"/tmp/{built(package).name}" for package in packages))
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start in the background; its output goes to the root's /tmp/output. End it with `end`."""
+        """Start a command in the background. Its output goes to the root's /tmp/output. `end` it."""
         with open(self.path / "tmp/output", "ab") as output:
             return subprocess.Popen(
                 self._inside(list(command)), stdout=output, stderr=subprocess.STDOUT, env=self._environment
             )
 
     def output(self) -> str:
-        """What the background command has written."""
+        """Return what the background command has written."""
         return (self.path / "tmp/output").read_text(errors="replace")
 
     def end(self, process: subprocess.Popen[bytes], timeout: float = 20) -> int:
-        """Ask the command to end as systemd would; its exit code. All its processes are gone then."""
+        """End the command and all its processes, as systemd does, and return its exit code."""
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         for child in children:
             os.kill(int(child), signal.SIGTERM)
@@ -192,7 +192,7 @@ class CleanRoot:
             process.wait()
 
     def files(self) -> set[str]:
-        """Every path, but for those that the system itself keeps changing."""
+        """Return all paths, except those that the system itself keeps changing."""
         found: set[str] = set()
         for directory, directories, names in os.walk(self.path):
             inside = Path(directory).relative_to(self.path)
@@ -201,5 +201,5 @@ class CleanRoot:
         return found
 
     def remove(self) -> None:
-        """Delete it. Its mounts ended with the processes."""
+        """Delete the root. Its mounts have ended with its processes."""
         shutil.rmtree(self.path)

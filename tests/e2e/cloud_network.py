@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network like a cloud's, for one machine: DHCP with an MTU and leases, a router, metadata, time."""
+"""A network like a cloud's, for one machine: DHCP with an MTU and leases, router, metadata, time server."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from tests.support.spaces import Space
 
 METADATA = "169.254.169.254"
 MAC = "52:54:00:c1:0d:01"
-LEASE_SECONDS = 120  # the shortest that dnsmasq gives
+LEASE_SECONDS = 120  # the shortest that dnsmasq allows
 TAP = "tap0"
-END_TOO = ("setpriv", "--pdeathsig", "KILL")  # before a command: it ends with this process, however that ends
-_HOPS = 1  # of the metadata service's answers: to the machine itself, and no further
+END_TOO = ("setpriv", "--pdeathsig", "KILL")  # a prefix with which a command ends when this process does
+_HOPS = 1  # the metadata service's answers reach the machine itself, and nothing behind it
 
 reactor = cast(IReactorSocket, installed())
 
 
 class CloudNetwork:
-    """A network in a namespace of its own, which reaches the host by a cable alone.
+    """A network in a namespace of its own, connected to the host by a veth cable only.
 
-    :param mtu: of the network. :param lone: the machine's address comes without a subnet, as Compute Engine
-        has it: all goes by the router. :param time: of a time server, which DHCP tells; "": it tells none.
+    :param mtu: the network's MTU. :param lone: whether the machine's address comes without a subnet, as on
+        Compute Engine, so that everything goes through the router.
+    :param time: the address of a time server that DHCP announces; "": none.
     """
 
     def __init__(self, directory: Path, *, mtu: int, lone: bool, time: str = "") -> None:
@@ -50,7 +51,7 @@ class CloudNetwork:
 
     def _lay_out(self) -> None:
         bridge = self._net.bridge
-        # One that was killed may have left it: the name is this process's.
+        # A process that was killed may have left the bridge, whose name is now this process's.
         subprocess.run(["ip", "link", "delete", bridge], check=False, capture_output=True)
         self.space.ip(
             "link add br0 type bridge",
@@ -96,11 +97,11 @@ class CloudNetwork:
             return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def leased(self) -> bool:
-        """Whether the machine has its address."""
+        """Return whether the machine has got its address."""
         return self._leases.exists() and self.address in self._leases.read_text()
 
     def serve_metadata(self, resource: Resource) -> None:
-        """Answer at the metadata service's address."""
+        """Serve `resource` at the metadata service's address."""
 
         def listening() -> socket.socket:
             made = socket.create_server((METADATA, 80))
@@ -108,13 +109,13 @@ class CloudNetwork:
             made.setblocking(False)
             return made
 
-        site: Any = ClosableSite(resource)  # Any: it wraps a factory of servers, and has not its type
+        site: Any = ClosableSite(resource)  # Any: it wraps a server factory, but is not typed as one
         with self.space.inside(listening) as listener:
             port = reactor.adoptStreamPort(listener.fileno(), socket.AF_INET, site)
         self._sites.append((site, port))
 
     def serve_time(self, address: str) -> NtpServer:
-        """Tell the time at an address from now on."""
+        """Serve the time at an address from now on."""
 
         def listening() -> socket.socket:
             made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -131,7 +132,7 @@ class CloudNetwork:
         return server
 
     async def end(self) -> None:
-        """Remove it. What uses it has ended."""
+        """Remove the network. Its users must have ended."""
         for port in self._time_servers:
             await maybeDeferred(port.stopListening)
         for site, port in self._sites:

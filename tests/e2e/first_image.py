@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node from its installation to a pod in a VM: the first guest image is built by its unit, to its end.
+"""A node from its installation to a pod in a VM, including the whole build of the first guest image by its
+unit; and the packages' own test, run by autopkgtest as in Debian.
 
-And the packages' own test as Debian runs it, by the program autopkgtest. It all takes half an hour, and has
-a name that is not looked for: ``make test-first-image`` runs it.
+This takes half an hour, and the runner ignores a module of this name: ``make test-first-image`` runs it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tests.e2e.test_repository import KEYRING, RepositoryCase
 from tests.e2e.uplink import Uplink
 
 RELEASE = cleanroot.RELEASE
-POD_SECONDS = 2400.0  # image, template and pod, without KVM
+POD_SECONDS = 2400.0  # for the image, the template and the pod, without KVM
 DEVICES = ("net/tun", "kvm")
 
 
 class FirstImageTests(RepositoryCase):
-    """With the recommended packages, the repository and Debian's archive."""
+    """A node with the recommended packages, from the repository and Debian's archive."""
 
     timeout = 3600
 
     def root(self, release: str) -> cleanroot.CleanRoot:
-        """A root of that release whose apt knows the repository, and the archive as this machine does."""
+        """Return a root of that release whose apt knows the repository, and Debian's archive as here."""
         needed = {*cleanroot.depends("infranetes", "infranetes-common")}
         recommended = {*cleanroot.depends("infranetes", field="Recommends")}
         packages = sorted({*needed, *recommended, "systemd"})
@@ -71,7 +71,7 @@ class FirstImageTests(RepositoryCase):
 
 
 class AutopkgtestTests(RepositoryCase):
-    """In a booted Debian with autopkgtest and what the packages depend on."""
+    """The packages' test, in a booted Debian with autopkgtest and the packages' dependencies."""
 
     timeout = 1800
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real VMs in network namespaces as a CNI makes them, and the contract of every provider once more with them.
+"""Real VMs in network namespaces as a CNI makes them, and the contract of every provider with these VMs.
 
-The contract takes minutes and has a name that is not looked for: it is run when what connects VMs changes,
-by ``trial tests.e2e.namespace_case``.
+The contract takes minutes, so this module has a name that the runner does not find. Run it with ``trial
+tests.e2e.namespace_case`` when the code that connects VMs changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MTU, ROUTE_MTU = 1450, 1400
 
 
 class Pod:
-    """A namespace as the plug-in ptp makes it, whose link ends in the node's own."""
+    """A namespace as the CNI plug-in ptp makes it, whose link ends in the node's namespace."""
 
     def __init__(self, number: int) -> None:
         self.space = Space("pod")
@@ -55,12 +55,12 @@ class Pod:
         return Attachment(Path("/run/netns") / self.space.name)
 
     def taps(self) -> list[str]:
-        """The VMs' interfaces that are in it."""
+        """The VMs' interfaces in this namespace."""
         return [line for line in self.space.said("ip", "-o", "link").splitlines() if ": inf" in line]
 
 
 class NamespaceCase(QemuCase):
-    """Each VM has a pod's namespace of its own."""
+    """A test case in which each VM has a pod's namespace of its own."""
 
     def setUp(self) -> Any:
         self.pods: list[Pod] = []
@@ -79,9 +79,9 @@ class NamespaceCase(QemuCase):
 
     async def finish(self) -> None:
         for pod in self.pods:
-            pod.space.end()  # and its link
+            pod.space.end()  # its link ends with it
         await super().finish()
 
 
 class NamespaceContractTests(NamespaceCase, PodProviderContract, TestCase):
-    """What every provider does."""
+    """The contract of every provider."""

@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 
-_PIVOT_ROOT = 155  # of x86-64
+_PIVOT_ROOT = 155  # the number of pivot_root(2) on x86-64
 _REC, _SHARED, _DETACH = 1 << 14, 1 << 20, 2
 
 
@@ -20,14 +20,14 @@ def _check(result: int) -> None:
 
 
 def main(root: str, *command: str) -> None:
-    """Never returns."""
+    """Change the root, and replace this process by the command."""
     libc = ctypes.CDLL(None, use_errno=True)
     os.chdir(root)
     _check(libc.syscall(_PIVOT_ROOT, b".", b"."))  # the old root is on top of the new one now
     _check(libc.umount2(b".", _DETACH))
     os.chdir("/")
     _check(libc.mount(b"none", b"/", None, _REC | _SHARED, None))
-    # In this process' place, so that it dies with its parent; env looks for the command in the new root.
+    # It replaces this process, so that it dies with its parent; env looks up the command in the new root.
     os.execv("/usr/bin/env", ["env", *command])  # noqa: S606
 
 

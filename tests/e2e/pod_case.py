@@ -16,14 +16,14 @@ from tests.e2e.pod_network import pod_network
 from tests.infranetes.daemon.case import DaemonCase, reactor
 
 IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
-DOCKER_ALONE = f"{IMAGES}-docker"  # of `make image-docker`
-# What the node has run containers of pods that choose nothing; empty: what their image has first.
+DOCKER_ALONE = f"{IMAGES}-docker"  # made by `make image-docker`
+# The node's default ContainerProvider; empty: the first of the guest image.
 CONTPROVIDER = os.environ.get("INFRANETES_TEST_CONTPROVIDER", "")
 TEMPLATES = os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates")
 
 
 def providers(images: str) -> tuple[str, ...]:
-    """What runs containers in the current one of these guest images, that of pods which choose none first."""
+    """Return the ContainerProviders in the current one of these guest images, the default first."""
     try:
         return current(Path(images)).providers
     except FailedPrecondition:
@@ -31,13 +31,13 @@ def providers(images: str) -> tuple[str, ...]:
 
 
 class PodCase(DaemonCase):
-    """Each with the daemon as a process, and QEMU.
+    """A test case with the daemon as a process, and QEMU.
 
-    :cvar images: the directory of the guest images. :cvar contprovider: the node's own choice.
+    :cvar images: the directory of the guest images. :cvar contprovider: the node's default.
     """
 
     timeout = 900
-    patience = 10.0  # the template may have to be booted first; nothing here is quick without KVM
+    patience = 10.0  # the template may have to be booted first, and everything is slow without KVM
     images = IMAGES
     contprovider = CONTPROVIDER
 
@@ -66,12 +66,12 @@ class PodCase(DaemonCase):
             await Bridge(reactor, self.network.bridge, 0).remove()
 
     def taps(self) -> str:
-        """The VMs' network cards on the node: one for each QEMU, and gone with it."""
+        """Return the VMs' taps on the node: each QEMU has one, which ends with it."""
         command = ["ip", "-o", "link", "show", "master", self.network.bridge]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def lines(self, name: str) -> list[str]:
-        """What a container's log has, without times and tags. A line may have come in parts."""
+        """Return the lines of a container's log, without times and tags, with lines in parts joined."""
         log = (self.log_directory / "web" / f"{name}.log").read_text()
         parts: dict[str, str] = {}
         found = []

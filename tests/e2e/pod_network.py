@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bridge and a subnet for the VMs of this process, which no other process of tests on the machine has."""
+"""A bridge and a subnet for this process's VMs, which no other process of tests on this machine uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNT = 64
 
 @attrs.frozen
 class PodNetwork:
-    """:ivar number: which of them it is, from 0."""
+    """A bridge and its subnet. :ivar number: its number, from 0."""
 
     number: int
 
@@ -30,13 +30,13 @@ class PodNetwork:
 
     @property
     def node(self) -> str:
-        """The bridge's address, by which VMs reach the node."""
+        """The bridge's address, at which VMs reach the node."""
         return f"10.85.{self.number}.1"
 
 
 @functools.cache
 def pod_network() -> PodNetwork:
-    """This process's, for as long as it runs."""
+    """Return this process's network, which it keeps as long as it runs."""
     for number in range(_COUNT):
         lock = os.open(
             _LOCKS / f"infranetes-test-network-{number}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test case over real QEMU VMs."""
+"""A test case with real QEMU VMs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from infranetes.providers.qemu.process import pids_by_argument
 from tests.contract.pod_provider_case import ProviderCase, reactor
 
 IMAGES = Path(os.environ.get("INFRANETES_TEST_IMAGES", DEFAULT_DIR))
-# One template for all tests, and for the next run's: a boot takes minutes where there is no KVM.
+# All tests share one template, and so does the next run, because a boot takes minutes without KVM.
 TEMPLATES = Path(os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates"))
 BRIDGE = "inftest0"
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -48,7 +48,7 @@ class QemuCase(ProviderCase):
             "template_dir": str(TEMPLATES),
             "pod_cidr": self.pod_cidr,
         }
-        # A home, which this tree may be in, is closed to QEMU's user.
+        # QEMU's user can't enter a home directory, which this tree may be in.
         self.open_dir = Path(tempfile.mkdtemp(prefix="infranetes-"))
         return super().setUp()
 
@@ -67,7 +67,7 @@ class QemuCase(ProviderCase):
         os.kill(pid, signal.SIGKILL)
 
     def wrapper(self, body: str) -> str:
-        """A QEMU of which `body`, a piece of shell, has the arguments first."""
+        """Return a wrapper of QEMU that first runs `body`, a piece of shell, with QEMU's arguments."""
         self.open_dir.chmod(0o755)
         path = self.open_dir / f"qemu-{secrets.token_hex(4)}"
         path.write_text(f'#!/bin/bash\n{body}\nexec {QEMU} "$@"\n')
@@ -75,7 +75,7 @@ class QemuCase(ProviderCase):
         return str(path)
 
     def break_launches(self) -> Callable[[], None]:
-        """QEMU gets nothing to read where the template's state should be."""
+        """Give QEMU nothing to read in place of the template's state."""
         self.settings["qemu"] = self.wrapper('case "$*" in *defer*) exec 4</dev/null;; esac')
         return lambda: self.settings.pop("qemu")
 
@@ -99,7 +99,7 @@ class QemuCase(ProviderCase):
         return left
 
     def mine(self, process: Path) -> bool:
-        """Whether it has a file of this test open."""
+        """Return whether a process has a file of this test open."""
         try:
             return any(
                 os.readlink(each).startswith(str(self.state_dir)) for each in (process / "fd").iterdir()

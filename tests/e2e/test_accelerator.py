@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest image's kernel as a proof that guests run."""
+"""The guest image's kernel, which proves that an accelerator runs guests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KernelTests(TestCase):
     timeout = 120
 
     async def test_it_boots_where_guests_do(self) -> None:
-        """Emulation always works, so there the proof has to come out well."""
+        """Emulation always works, so with it the proof must succeed."""
         me = QemuUser(os.getuid(), os.getgid(), [])
         kernel = image.current(IMAGES).kernel
         self.assertEqual(await accelerator.probe_kernel(reactor, QEMU, "tcg", me, kernel, 100.0), "")

@@ -36,7 +36,7 @@ class AttachedVolumeTests(VolumeCase):
     async def test_a_vm_that_reboots_has_ended_and_its_volume_is_free(self) -> None:
         await self.start()
         first = await self.run_pod()
-        # Once its start has been answered.
+        # It crashes the VM, but only after the container's start has been answered.
         script = "echo kept >/data/file; sync; sleep 5; echo b >/proc/sysrq-trigger; exec sleep 1000"
         security = cri.LinuxContainerSecurityContext(privileged=True)
         rebooting = self.mounting(

@@ -26,7 +26,7 @@ READ = (
 
 class BlockVolumeTests(RawVolumeCase):
     async def test_what_is_written_to_the_device_outlives_the_pod_and_its_vm(self) -> None:
-        """And who is not root may open it with its group."""
+        """A user other than root may open it with its group."""
         await self.start()
         first = await self.run_pod()
         link = self.publish_raw("first")

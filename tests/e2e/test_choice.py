@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that choose what runs their containers, in clones of one template that has both."""
+"""Pods that choose the ContainerProvider, in clones of one template that has both."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from txgrpc import Code, GrpcError
 DOCKER = {"infranetes.io/containers": "docker"}
 OCI = {"infranetes.io/containers": "oci"}
 BY_DOCKER, BY_CRUN = {"dockerd", "containerd", "containerd-shim"}, {"conmon"}
-# The programs that run in the VM, whose process ids a privileged container may share.
+# Lists the programs that run in the VM, whose PID namespace a privileged container may share.
 PROGRAMS = "cat /proc/[0-9]*/comm 2>/dev/null | sort | uniq -c; grep MemAvailable /proc/meminfo"
 
 
 class ChoiceTests(PodCase):
-    """On a node that leaves the choice to its pods."""
+    """Pods on a node that leaves the choice to them."""
 
     contprovider = ""
 
     def looker(self, name: str = "main", script: str = "while :; do sleep 0.2; date +%s; done") -> Any:
-        """A container that sees all processes of the VM."""
+        """Return the configuration of a container that sees all processes of the VM."""
         namespaces = cri.NamespaceOption(pid=cri.NODE)
         context = cri.LinuxContainerSecurityContext(privileged=True, namespace_options=namespaces)
         return self.box(name, script, linux=cri.LinuxContainerConfig(security_context=context))
 
     async def programs(self, container: str) -> set[str]:
-        """Of those that run containers, the ones that run in the VM."""
+        """Return which of the programs that run containers are running in the VM."""
         said = (await self.execute(container, "sh", "-c", PROGRAMS)).stdout.decode()
         self.assertIn("MemAvailable", said)
         return set(said.split()) & {*BY_DOCKER, *BY_CRUN}
 
     async def until_programs(self, container: str, programs: set[str]) -> None:
-        """Wait until the agent answers, and says that just these run."""
+        """Wait until the agent answers, and exactly these programs run."""
         until = reactor.seconds() + 120.0
         while True:
             with contextlib.suppress(GrpcError):
@@ -70,14 +70,14 @@ class ChoiceTests(PodCase):
         self.assertEqual(len(await self.sandboxes()), 2, figures)
 
     async def test_a_killed_agent_and_a_killed_daemon_go_on_with_the_chosen_one(self) -> None:
-        """And a node chooses for its pods, other than their image has it."""
+        """Here the node chooses for its pods, and not as their image does."""
         self.config["contprovider"] = "docker"
         self.config["images"] = {"preload": [(await images()).reference]}
         await self.start()
         sandbox = await self.run_pod()
         main = await self.run_container(sandbox, self.looker())
         before = await self.container_status(main)
-        with contextlib.suppress(GrpcError):  # which its answer is lost with
+        with contextlib.suppress(GrpcError):  # the answer is lost with the agent
             await self.execute(main, "sh", "-c", "kill -KILL $(pgrep -f vmserver.toml)")
         await self.until_programs(main, BY_DOCKER)
         await self.restart()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock of a real VM that went wrong becomes right while its pod runs, and never goes back."""
+"""A real VM's clock that went wrong is corrected while its pod runs, and never goes back."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.e2e.pod_case import PodCase
 from tests.e2e.qemu_case import QemuCase
 from txgrpc import Channel
 
-# A line each second or so: how fast the kernel has the clock run, and what it says.
+# Writes a line about once a second: how fast the kernel makes the clock run, and its time.
 WATCHER = (
     "while :; do adjtimex | awk '/tick:/ {tick = $3} /tv_sec:/ {seconds = $2} /tv_usec:/ {parts = $2}"
     ' END {printf "%d %d.%06d\\n", tick, seconds, parts}\'; sleep 1; done'
 )
 OWN_SPEED = 10_000
 WRONG_SECONDS = 3
-RIGHT_SECONDS = 0.3  # a container's start is on the way of what is read here
-ROUND_SECONDS = 150.0  # the node asks each minute; then the clock has to be moved by seconds
+RIGHT_SECONDS = 0.3  # the error of readings here, which include a container's start
+ROUND_SECONDS = 150.0  # the node asks each minute, and then the clock has to be slewed by seconds
 
 
 class ClockTests(PodCase):
-    """With a container that may set its VM's clock."""
+    """A pod with a container that may set its VM's clock."""
 
     async def test_a_clock_that_root_has_set_wrong_becomes_right_and_is_never_set_back(self) -> None:
         await self.start()
@@ -50,13 +50,13 @@ class ClockTests(PodCase):
         times = [seconds for _, seconds in self.watched()[first:]]
         self.assertEqual(times, sorted(times), "it never went back")
 
-        await self.put_ahead(-100)  # as after so long a suspension
+        await self.put_ahead(-100)  # as after a suspension of that length
         first = self.next_lines()
         await self.until(lambda: self.set_forward(first), "it is set", ROUND_SECONDS)
         self.assertLess(abs(await self.ahead()), RIGHT_SECONDS, self.lines("main"))
 
     def watched(self) -> list[tuple[int, float]]:
-        """The clock's speed and time, as often as they were read."""
+        """Return all readings of the clock's speed and time."""
         return [(int(tick), float(seconds)) for tick, seconds in map(str.split, self.lines("main"))]
 
     def slows_down(self, first: int) -> bool:
@@ -69,11 +69,11 @@ class ClockTests(PodCase):
         return any(abs(seconds - time.time()) < 30 for _, seconds in self.watched()[first:])
 
     def next_lines(self) -> int:
-        """The number of the first line that is surely later than what root did."""
+        """Return the number of the first line that is certainly later than the last change by root."""
         return len(self.lines("main")) + 2
 
     async def ahead(self) -> float:
-        """By how many seconds the VM's clock is ahead of the node's at least; below 0: behind."""
+        """Return by how many seconds at least the VM's clock is ahead of the node's; below 0: behind."""
         before = time.time()
         answer = await self.execute(self.main, "adjtimex")
         after = time.time()
@@ -84,7 +84,7 @@ class ClockTests(PodCase):
         return machine - min(max(machine, before), after)
 
     async def put_ahead(self, seconds: int) -> None:
-        """Have root in the VM set its clock wrong, by so many seconds and up to one more."""
+        """Set the VM's clock wrong, as root in the VM, by `seconds` and up to one more."""
         command = f"date -s @$(($(date +%s) + {seconds} + {int(seconds > 0)}))"
         answer = await self.execute(self.main, "sh", "-c", command)
         self.assertEqual(answer.exit_code, 0, answer.stderr)
@@ -95,7 +95,7 @@ SECOND = 10**9
 
 
 class PausedTests(QemuCase, TestCase):
-    """A VM that its hypervisor holds for a while: none of its clocks goes on."""
+    """A VM that its hypervisor pauses for a while, so that all its clocks stop."""
 
     async def test_it_has_the_time_again_when_the_node_has_said_it(self) -> None:
         provider = await self.started()
@@ -104,7 +104,7 @@ class PausedTests(QemuCase, TestCase):
         before = await self.read(client)
         self.assertLess(abs(before.ahead), RIGHT_SECONDS * SECOND)
         await self.pause(provider, instance)
-        # What was read before is of no use: by none of the VM's clocks did time pass.
+        # The reading from before the pause is useless, because for all of the VM's clocks no time has passed.
         await client.correct_clock(before.steady, before.earliest, before.latest)
         paused = await self.read(client)
         self.assertLess(paused.ahead, -(PAUSE_SECONDS - RIGHT_SECONDS) * SECOND)
@@ -121,7 +121,7 @@ class PausedTests(QemuCase, TestCase):
         return AgentClient(instance.sandbox_id, channel)
 
     async def read(self, client: AgentClient) -> ClockReading:
-        await client.info()  # connected, so that nothing else is between the two times
+        await client.info()  # connects first, so that connecting does not come between the two times
         _, reading = await read_clock(client.info, time.time_ns)
         self.assertTrue(reading.usable, reading)
         return reading

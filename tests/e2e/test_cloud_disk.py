@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of clouds boot in QEMU, as on those clouds, until the agent has its identity from the cloud.
 
-The network gives an address by DHCP, metadata service and time servers are simulated. QEMU has no guestinfo:
-what is booted of vSphere's disk is all before the agent gets its identity out of that. The machine's clock is
-an hour behind.
+The network gives an address by DHCP; metadata service and time servers are simulated. QEMU has no guestinfo,
+so vSphere's disk boots only up to where the agent would get its identity from that. The machine's clock is an
+hour behind.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tests.support.clouds.imds import Imds
 from tests.support.waiting import until
 from txgrpc import Channel
 
-BOOT_SECONDS = 500.0  # without KVM, on a machine that has other work
-GIB = 3  # of the disk that is made; the machine's is larger
+BOOT_SECONDS = 500.0  # without KVM, on a machine that is busy with other work
+GIB = 3  # the size of the disk that is made; the machine's is larger
 LARGER_GIB = 5
-BEHIND_SECONDS = 3600  # the machine's clock when it boots
+BEHIND_SECONDS = 3600  # by how much the machine's clock is behind when it boots
 RIGHT_SECONDS = 0.5
-TIME_SERVER = "198.51.100.123"  # DHCP's, where the cloud has none of its own
-KEPT_SECONDS = 500.0  # after the agent's first answer
+TIME_SERVER = "198.51.100.123"  # announced by DHCP if the cloud has no time server of its own
+KEPT_SECONDS = 500.0  # until the time service keeps the clock, after the agent's first answer
 SECOND = 10**9
 CONTAINER = "c" * 32
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
@@ -58,8 +58,8 @@ ExecStart=true
 [Install]
 WantedBy=multi-user.target
 """
-# Looks at the clock from the boot on, and writes down each time that it was set, by how many seconds. A look
-# counts if nothing came in between its parts.
+# Reads the clock from the boot on, and records each time that it was set, and by how many seconds. A reading
+# counts only if nothing came between its parts.
 WATCH = """\
 import time
 
@@ -126,10 +126,10 @@ class CloudDiskTests(TestCase):
         self.authority = Authority(self.mktemp())
         self.told: list[str] = []
 
-    # What there is
+    # The machine
 
     def disk(self, source: str, kind: str, script: Path | None = None) -> Path:
-        """A disk that is larger than the one that was made, as a cloud gives it to a machine."""
+        """Return a copy of a disk that is larger than the original, as a cloud gives it to a machine."""
         target = self.directory / f"{source}.raw"
         build_cloud_disk(source, kind, target, GIB, self.told.append, script=script, image_dir=IMAGES)
         os.truncate(target, LARGER_GIB << 30)
@@ -163,7 +163,7 @@ class CloudDiskTests(TestCase):
         self.addCleanup(end)
 
     def secure_firmware(self) -> Sequence[str]:
-        """UEFI that starts nothing but what Microsoft has signed, as does Debian's boot loader."""
+        """Return UEFI firmware that starts only what Microsoft has signed, such as Debian's boot loader."""
         variables = self.directory / "variables"
         variables.write_bytes((OVMF / "OVMF_VARS_4M.ms.fd").read_bytes())
         code = OVMF / "OVMF_CODE_4M.secboot.fd"
@@ -185,10 +185,10 @@ class CloudDiskTests(TestCase):
             now_nanos=time.time_ns() if timed else 0,
         )
 
-    # What happens
+    # The events
 
     def seen(self, words: str) -> bool:
-        """Whether the serial console says this, in whatever colours."""
+        """Return whether the serial console has shown these words, in any colours."""
         return self.serial.exists() and words in COLOURS.sub("", self.serial.read_text(errors="replace"))
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
@@ -198,7 +198,7 @@ class CloudDiskTests(TestCase):
             raise AssertionError(f"{error}\n{self.serial.read_text(errors='replace')[-3000:]}") from None
 
     async def booted(self, network: CloudNetwork, identity: Identity) -> AgentClient:
-        """The machine's agent, once it answers with the certificate of its identity."""
+        """Wait until the machine's agent answers with its identity's certificate, and return its client."""
         await self.until(network.leased, "an address")
         options = self.authority.client_options(identity.sandbox_id)
         channel = Channel(reactor, wrapClientTLS(options, HostnameEndpoint(reactor, network.address, 2475)))
@@ -224,7 +224,7 @@ class CloudDiskTests(TestCase):
         return client
 
     async def ran(self, client: AgentClient, *command: str) -> str:
-        """What a command in the machine says."""
+        """Run a command in the machine, and return its output."""
         return (await client.exec_sync(CONTAINER, command, 60, 70.0, 1 << 16)).stdout.decode().strip()
 
     async def read(self, client: AgentClient) -> ClockReading:
@@ -238,7 +238,7 @@ class CloudDiskTests(TestCase):
         await self.until_right(client)
 
     async def until_kept(self, client: AgentClient) -> None:
-        """Wait until the machine's time service keeps its clock. The node has nothing to do with it then."""
+        """Wait until the machine's time service keeps its clock, so that the node leaves it alone."""
         deadline = time.monotonic() + KEPT_SECONDS
         while True:
             reading = await self.read(client)
@@ -252,7 +252,7 @@ class CloudDiskTests(TestCase):
             await sleep(reactor, 1)
 
     async def check_its_end_is_made_good(self, client: AgentClient) -> None:
-        """Kill the time service: it begins anew, with what is beside it."""
+        """Kill the time service, and check that it starts again, with the services beside it."""
 
         async def show(unit: str) -> list[str]:
             properties = "--property=ActiveState,MainPID"
@@ -284,7 +284,7 @@ class CloudDiskTests(TestCase):
         self.fail(f"the clock stays wrong: {reading}")
 
     async def check_machine(self, client: AgentClient, mtu: int) -> None:
-        """Look at a machine that is a pod of its own."""
+        """Check a machine that is itself a pod."""
         await client.create(CONTAINER, "sha256:" + "0" * 64, cri.ContainerConfig(), cri.PodSandboxConfig())
         await client.start(CONTAINER)
         self.assertEqual(await self.ran(client, "cat", "/sys/class/net/eth0/mtu"), str(mtu))
@@ -304,7 +304,7 @@ class CloudDiskTests(TestCase):
         *,
         timed: bool = True,
     ) -> tuple[AgentClient, Identity]:
-        """:param timed: its identity says what time it is."""
+        """Boot a machine that is itself a pod. :param timed: whether its identity has the time."""
         identity = self.identity(timed=timed)
         network.serve_metadata(metadata(encode(identity)))
         self.boot(network, disk, *devices, firmware=firmware)

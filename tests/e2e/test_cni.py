@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real VMs in the network that Debian's containerd gives pods by the reference plug-ins of CNI."""
+"""Real VMs in the networks that Debian's containerd gives pods with the reference plug-ins of CNI."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _MTU = 1430
 
 
 class CniContainerd(Containerd):
-    """containerd whose pods' links are made by `plugin`, with what this adds for them."""
+    """A containerd whose pods' links are made by `plugin`, in a chain with further plug-ins."""
 
     subnet = SUBNET
 
     def __init__(self, root: Path, plugin: dict[str, Any]) -> None:
         super().__init__(root)
         self._plugin = plugin
-        self._network_name = f"inf{secrets.token_hex(4)}"  # the rules of what a test has left are not its own
+        self._network_name = f"inf{secrets.token_hex(4)}"  # unique: rules may be left by a test
 
     def _network(self) -> dict[str, Any]:
         addresses = {
@@ -59,20 +59,20 @@ class CniContainerd(Containerd):
         }
         link = {"ipMasq": True, "ipam": addresses, "mtu": _MTU, **self._plugin}
         ports = {"type": "portmap", "capabilities": {"portMappings": True}}
-        forwarded = {"type": "firewall"}  # also where the machine forwards nothing by itself, as with Docker
+        forwarded = {"type": "firewall"}  # needed where the machine drops forwarded packets, as with Docker
         return {"cniVersion": "1.0.0", "name": self._network_name, "plugins": [link, ports, forwarded]}
 
     def kill(self) -> None:
-        """Kill the process; another one may be started over the same pods."""
+        """Kill the process. Another one may be started with the same pods."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
-        for made in ("hosts", "net.d"):  # which are written again
+        for made in ("hosts", "net.d"):  # the next start writes these again
             shutil.rmtree(self.root / made, ignore_errors=True)
 
 
 class MixedNode(Infranetes):
-    """The daemon of this tree before a containerd, whose network its pods have."""
+    """This tree's daemon in front of a containerd, whose network its pods have."""
 
     def __init__(self, root: Path, table: Mapping[str, Any], delegate: Path) -> None:
         super().__init__(root, table)
@@ -95,13 +95,13 @@ class MixedNode(Infranetes):
 
 
 class CniTests(QemuCase, TestCase):
-    """From the delegate's sandbox to the VM's end."""
+    """VMs in CNI networks, from the delegate's sandbox to the VM's end."""
 
     def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
         return attrs.evolve(super().context(cluster, node), joins_namespaces=True)
 
     def runtime_in(self, root: Path, plugin: dict[str, Any]) -> CniContainerd:
-        """The delegate, not started."""
+        """Return the delegate, not started."""
         return CniContainerd(root, plugin)
 
     async def run_containerd(self, plugin: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class CniTests(QemuCase, TestCase):
         self.shadows = ShadowSandboxes(self.delegate, str(self.root))
 
     def end_shims(self) -> None:
-        """End what a containerd that was killed and not started again has left running."""
+        """End the shims of a containerd that was killed and not started again."""
         for arguments in (each / "cmdline" for each in Path("/proc").glob("[0-9]*")):
             with contextlib.suppress(OSError):
                 if str(self.root).encode() in arguments.read_bytes():
@@ -135,13 +135,13 @@ class CniTests(QemuCase, TestCase):
         )
 
     async def while_killed(self, instance: Instance) -> None:
-        """The pod's traffic goes on while there is no containerd."""
+        """Check that the pod's traffic goes on while containerd does not run."""
         await run_in_thread(reactor, self.containerd.kill)
         self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
         await run_in_thread(reactor, self.containerd.start, self.registry)
 
     async def lives(self) -> None:
-        """A pod's life, with a look at each piece of it."""
+        """Take a pod through its life, and check each part of it."""
         provider = await self.started()
         spec = self.spec()
         shadow = await self.shadows.run(self.config(), spec.sandbox_id)
@@ -156,7 +156,7 @@ class CniTests(QemuCase, TestCase):
         self.assertEqual(instance.address, shown.network.ip)
         self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
         self.assertTrue(await answers(reactor, instance.address, _MTU - 28))
-        # portmap leads the node's port to the pod, which is now the VM.
+        # portmap forwards the node's port to the pod's address, which is now the VM's.
         mapped = attrs.evolve(instance, agent_host=ROUTER, agent_port=_HOST_PORT)
         self.assertEqual((await self.agent_info(mapped)).sandbox_id, spec.sandbox_id)
 
@@ -178,7 +178,7 @@ class CniTests(QemuCase, TestCase):
         await self.lives()
 
     async def crictl(self, runtime: Runtime, *words: str) -> str:
-        """Call a runtime by crictl, which has to succeed."""
+        """Call a runtime by crictl, which has to succeed, and return the output."""
         done = await run_in_thread(reactor, lambda: runtime.crictl(*words))
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.strip()
@@ -207,7 +207,7 @@ class CniTests(QemuCase, TestCase):
         address = json.loads(await self.crictl(node, "inspectp", vm))["status"]["network"]["ip"]
         self.assertIn(ip_address(address), ip_network(SUBNET))
         self.assertTrue(await answers(reactor, address))
-        # The shadow is the delegate's, and nobody is told of it.
+        # The shadow sandbox is the delegate's, and the daemon does not list it.
         self.assertEqual(await self.crictl(node, "pods", "-q"), vm)
         shadow = await self.crictl(self.containerd, "pods", "-q", "--label", f"{SHADOW_OF}={vm}")
         self.assertEqual(len(shadow), 64)
@@ -217,7 +217,7 @@ class CniTests(QemuCase, TestCase):
         self.assertIn(
             "0% packet loss", await self.crictl(node, "exec", "--sync", in_vm, "ping", "-c1", ROUTER)
         )
-        options = {"namespace_options": {"pid": int(cri.CONTAINER)}}  # as kubelet asks for
+        options = {"namespace_options": {"pid": int(cri.CONTAINER)}}  # as kubelet sends them
         linux = {"security_context": options}
         pod.write_text(json.dumps({"metadata": {**metadata, "name": "runc", "uid": "u2"}, "linux": linux}))
         ordinary = await self.crictl(node, "runp", str(pod))

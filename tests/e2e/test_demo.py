@@ -19,21 +19,21 @@ from demo.pod import processes_naming
 
 TREE = Path(__file__).resolve().parents[2]
 RUN_DIR = "/run/infranetes-demo"
-FIRST_RUN_SECONDS = 1800  # guest image and template
+FIRST_RUN_SECONDS = 1800  # for making the guest image and the template
 
 
 def make_image() -> None:
-    """Have the guest image; quick when it is there."""
+    """Make the guest image, unless it is there."""
     subprocess.run(["make", "--silent", "image"], cwd=TREE, check=True, stdout=subprocess.DEVNULL)
 
 
 def links() -> set[str]:
-    """The machine's network interfaces."""
+    """Return the machine's network interfaces."""
     return set(os.listdir("/sys/class/net"))
 
 
 def demo(*arguments: str) -> subprocess.Popen[str]:
-    """As in a terminal: who runs the tests in the background has Ctrl-C ignored, and so have all children."""
+    """Start the demo with the default action for SIGINT, which children of background jobs ignore."""
     return subprocess.Popen(
         ["env", "--default-signal=INT", sys.executable, "-m", "demo", *arguments],
         cwd=TREE,

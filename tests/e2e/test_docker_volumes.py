@@ -10,7 +10,7 @@ from tests.e2e.volume_case import DISK_GROUP, GROUP, RawVolumeCase, VolumeCase, 
 
 
 class DockerVolumeTests(VolumeCase, RawVolumeCase):
-    """In a guest image of Docker alone."""
+    """Volumes in a guest image that has only Docker."""
 
     images = DOCKER_ALONE
     contprovider = "docker"

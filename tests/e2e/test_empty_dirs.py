@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""emptyDirs in real VMs: as large as the VM's disk takes, one directory for all mounts, gone with the pod."""
+"""emptyDirs in real VMs: limited by the VM's disk alone, one directory for all mounts, gone with the pod."""
 
 from __future__ import annotations
 
 from tests.e2e.pod_case import PodCase
 from tests.support.empty_dirs import EmptyDirCase
 
-MEBIBYTES = 300  # more than is carried
+MEBIBYTES = 300  # more than a volume that is copied to the VM may have
 
 
 class EmptyDirTests(EmptyDirCase, PodCase):
-    """Each with QEMU and the guest image's agent."""
+    """emptyDirs with QEMU and the guest image's agent."""
 
     async def test_it_is_one_directory_of_the_vm_and_gone_with_it(self) -> None:
         await self.start()

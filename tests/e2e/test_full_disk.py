@@ -10,10 +10,10 @@ from tests.infranetes.daemon.case import reactor
 
 
 class FullDiskTests(PodCase):
-    """What runs the containers has no part in it."""
+    """Full disks, which no ContainerProvider has a part in."""
 
     async def test_a_pod_fills_its_own_disk_alone(self) -> None:
-        """Its size is the configuration's, or what the pod asks for; and the node's disk may be full too."""
+        """The disk has the configured size, or the one that the pod asks for. The node's may be full, too."""
         self.config["providers"]["qemu"]["disk"] = "9GiB"
         await self.start()
         greedy, other = await self.run_pod("greedy"), await self.run_pod("other")
@@ -33,7 +33,7 @@ class FullDiskTests(PodCase):
         while await size(large) < 11 << 10:
             self.assertLess(reactor.seconds(), until, "the file system takes the larger disk")
             await self.sleep(0.5)
-        filling = (  # also what root alone may take
+        filling = (  # including the blocks reserved for root
             "free=$(df -m / | tail -n 1 | awk '{ print $(NF-4) - $(NF-3) }') && "
             "fallocate -l $(( (free - 64) << 20 )) /fill && "
             "dd if=/dev/zero of=/more bs=1M count=256 conv=fsync"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that are full, and volumes on a node's disk that is, as pods on real VMs see them."""
+"""Full volumes, and volumes on a full disk of the node, as pods on real VMs see them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 class FullVolumesCase(VolumeTroubleCase):
-    """With the driver's socket."""
+    """A test case with the driver's socket."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -33,7 +33,7 @@ class FullVolumesCase(VolumeTroubleCase):
         return channel.stub(service)
 
     async def write(self, container: str, name: str, mebibytes: int) -> Any:
-        """Have a file on the volume, and flushed."""
+        """Write a file to the volume, and flush it."""
         write = ("dd", "if=/dev/urandom", f"of=/data/{name}", "bs=1M", f"count={mebibytes}", "conv=fsync")
         return await self.execute(container, *write)
 
@@ -58,7 +58,7 @@ class FullVolumeTests(FullVolumesCase):
 
 
 class FullNodeTests(FullVolumesCase):
-    """With volumes in a file system of their own, which has less room than the volume may take."""
+    """Volumes in a file system of their own, which has less room than the volume may take."""
 
     def make_volumes(self) -> Path:
         disk = self.root / "disk"
@@ -72,7 +72,7 @@ class FullNodeTests(FullVolumesCase):
         return directory
 
     def fill(self) -> Path:
-        """Have the node's disk be full but for 16 MiB."""
+        """Fill the node's disk, except for 16 MiB."""
         free = shutil.disk_usage(self.volumes).free - 16 * _MIB
         filler = self.volumes / "filler"
         subprocess.run(["fallocate", "--length", str(free), filler], check=True)

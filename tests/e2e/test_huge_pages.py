@@ -13,9 +13,9 @@ from tests.e2e.pod_case import PodCase
 from tests.support.empty_dirs import EmptyDirCase
 
 PAGE = 2 << 20
-MANY = 600  # 1200 MiB: more than a VM has whose pod asks for nothing
+MANY = 600  # 1200 MiB: more than the VM of a pod that asks for nothing has
 NUMBER = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
-# Writes to each of so many huge pages: of a file, or of memory of its own.
+# Writes to each of a number of huge pages, of a file or of anonymous memory.
 USE = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -41,7 +41,7 @@ class HugePageTests(EmptyDirCase, PodCase):
 
     def setUp(self) -> None:
         super().setUp()
-        # As kubelet does. The node has to have such pages; none of them is used.
+        # As kubelet mounts it. The node must support such pages, but none of its own is used.
         options = ["-t", "hugetlbfs", "-o", "pagesize=2Mi", "nodev"]
         subprocess.run(["mount", *options, self.cache], check=True)
         self.addCleanup(subprocess.check_call, ["umount", "-l", str(self.cache)])
@@ -55,7 +55,7 @@ class HugePageTests(EmptyDirCase, PodCase):
     def with_pages(self, name: str, pages: int) -> Any:
         wanted = self.box(name, "sleep 1000", mounts=[self.mount()])
         wanted.mounts.add(container_path="/programs", host_path=str(self.programs), readonly=True)
-        for size, limit in (("1GB", 0), ("2MB", pages * PAGE)):  # kubelet names each size of the node
+        for size, limit in (("1GB", 0), ("2MB", pages * PAGE)):  # kubelet sends all sizes of the node
             wanted.linux.resources.hugepage_limits.add(page_size=size, limit=limit)
         return wanted
 

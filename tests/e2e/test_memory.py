@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an idle pod costs its node in memory, beyond what all pods share."""
+"""The node's memory that an idle pod takes, beyond what all pods share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support import process_memory
 from tests.support.process_memory import Kind
 
 PODS = 2
-MOST = 150.0  # MiB that an idle pod may have written to; about 85 are usual
+MOST = 150.0  # MiB that an idle pod may have written; about 85 are usual
 MOST_OF = {Kind.GUEST: 60.0, Kind.CODE: 68.0}
 
 
@@ -27,4 +27,4 @@ class MemoryTests(PodCase):
             for kind, most in MOST_OF.items():
                 self.assertLess(memory[kind].written, most, written)
             shared = memory[Kind.GUEST]
-            self.assertGreater(shared.shared, 20.0)  # the template's pages: the guest is not a copy
+            self.assertGreater(shared.shared, 20.0)  # the template's pages, as the guest is not a copy

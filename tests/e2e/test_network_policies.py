@@ -18,8 +18,8 @@ from tests.support.pod_namespaces import ARRIVES, Machine, Node, connects, ip
 from txgrpc import Code, GrpcError
 
 OUTSIDE_OF_NODE, OUTSIDE = "198.18.214.1", "198.18.214.2"
-AGENT = 2475  # which every VM serves
-DOES_NOT = 3.0  # seconds in which an emulated VM would have answered
+AGENT = 2475  # the agent's port, which every VM serves
+DOES_NOT = 3.0  # seconds within which even an emulated VM would have answered
 
 
 class NetworkPolicyTests(PodCase):
@@ -51,7 +51,7 @@ class NetworkPolicyTests(PodCase):
             await Firewalls(reactor, self.network.bridge).remove()
 
     def allow(self, address: str) -> None:
-        """Have a policy that lets this address reach the pod's agent."""
+        """Make a policy that lets this address reach the pod's agent."""
         peers = {
             "from": [{"ipBlock": {"cidr": f"{address}/32"}}],
             "ports": [{"protocol": "TCP", "port": AGENT}],
@@ -59,7 +59,7 @@ class NetworkPolicyTests(PodCase):
         self.server.put(POLICIES, policy("web", labelled(app="web"), "default", ingress=[peers]))
 
     async def reaches(self, expected: bool) -> bool:
-        """Whether the machine outside can connect to the pod; its node always can."""
+        """Return whether the machine outside can connect to the pod. Check that the node can."""
         self.assertTrue(await run_in_thread(reactor, connects, self.node, self.address, AGENT, ARRIVES))
         seconds = ARRIVES if expected else DOES_NOT
         return await run_in_thread(reactor, connects, self.outside, self.address, AGENT, seconds)
@@ -71,7 +71,7 @@ class NetworkPolicyTests(PodCase):
             await self.sleep(0.2)
 
     async def begun(self, sandbox: str, name: str) -> Any:  # Any: a Code, or None
-        """The code with which a container's start is refused; None: it runs."""
+        """Start a container. Return the code with which that is refused; None: it runs."""
         container = await self.create(sandbox, self.box(name, "exec sleep 10000"))
         try:
             request = cri.StartContainerRequest(container_id=container)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NFS volumes in real VMs, of a real server.
+"""NFS volumes in real VMs, from a real server.
 
-The node's own mounts are made up: its kernel may have no NFS, and the daemon looks at its mount table alone,
-never into what is mounted. So it gets a table with lines as Linux writes them for the server's exports.
+The node's own mounts are fake: its kernel may have no NFS, and the daemon only looks at the mount table,
+never at the content of mounts. So it gets a table with lines as Linux writes them for the server's exports.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.ganesha import NfsServer
 from tests.support.nfs3 import Nfs3Server
 from txgrpc import Code
 
-_CLIENT = "/sys/fs/nfs/net/nfs_client/identifier"  # what the VM's kernel is called by servers
+_CLIENT = "/sys/fs/nfs/net/nfs_client/identifier"  # the name by which servers know the VM's kernel
 _TIMES = "acregmin=1,acregmax=1,acdirmin=1,acdirmax=1"
 _V4 = (
     f"rw,vers=4.2,rsize=262144,wsize=262144,namlen=255,{_TIMES},hard,proto=tcp,port=%d,timeo=600,retrans=2,"
@@ -34,7 +34,7 @@ _V3 = (
     f"rw,vers=3,rsize=65536,wsize=65536,namlen=255,{_TIMES},hard,nolock,proto=tcp,port=%d,timeo=600,retrans=2,"
     "sec=sys,mountaddr=%s,mountvers=3,mountport=%d,mountproto=tcp,local_lock=all,addr=%s"
 )
-# Takes a lock on a file's first byte and keeps it, or says that another has it.
+# Takes a lock on a file's first byte and keeps it, or reports that it is held by another.
 _LOCK = r"""
 #include <fcntl.h>
 #include <stdio.h>
@@ -48,11 +48,11 @@ int main(int count, char **words) {
     return 0;
 }
 """
-_BOUND = 60.0  # seconds in which a call is answered though the server is gone; without KVM all is slow
+_BOUND = 60.0  # seconds within which calls are answered without the server, even if all is slow without KVM
 
 
 class NfsTests(PodCase):
-    """Two pods, whose host names are the same, with a volume that both have."""
+    """Two pods with the same host name and the same volume."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -83,7 +83,7 @@ class NfsTests(PodCase):
         self.patch(case, "_TWISTD", (sys.executable, "-c", program))
 
     def mounted(self, pod: str, export: str, at: str, own: str) -> str:
-        """A line of the mount table."""
+        """Return a line of the mount table."""
         number = next(self.numbers)
         device = "0:1000" if export.startswith("/data") else f"0:{number}"
         server = self.network.node
@@ -95,11 +95,11 @@ class NfsTests(PodCase):
         return f"{number} {self.root_mount} {device} / {path} {own} - {kind} {server}:{export} {options}\n"
 
     def kubelet(self, pod: str) -> Path:
-        """kubelet's directory of a pod."""
+        """Return kubelet's directory of a pod."""
         return self.root / "kubelet" / "pods" / f"uid-{pod}"
 
     def mounting(self, pod: str, name: str, script: str, **paths: str) -> cri.ContainerConfig:
-        """A container with parts of kubelet's directory as /data and the like."""
+        """Return a container that mounts parts of kubelet's directory, as /data and the like."""
         mounts = [
             cri.Mount(container_path=f"/{point}", host_path=f"{self.kubelet(pod)}/{path}")
             for point, path in paths.items()
@@ -108,7 +108,7 @@ class NfsTests(PodCase):
         return config
 
     def lines_of(self, pod: str, name: str = "main") -> list[str]:
-        """What a container wrote."""
+        """Return the lines that a container wrote."""
         log = self.log_directory / pod / f"{name}.log"
         return [line.split(" ", 3)[3] for line in log.read_text().splitlines()] if log.exists() else []
 

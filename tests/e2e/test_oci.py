@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods whose containers conmon and crun run, in real VMs that are shown their images' layers as disks."""
+"""Pods whose containers are run by conmon and crun, in real VMs that get the images' layers as disks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.e2e.pod_case import PodCase
 from tests.support.large_image import large
 from tests.support.registry import Registry
 
-LARGE = (80, 140, 6)  # MiB that do not compress and that do, layers
+LARGE = (80, 140, 6)  # MiB that do not compress, MiB that do, and layers
 
 
 class OciTests(PodCase):
-    """On a node whose pods have conmon and crun."""
+    """Pods on a node that runs containers with conmon and crun."""
 
     contprovider = "oci"
-    sizes = ""  # of the pool
+    sizes = ""  # the sizes of the pool's VMs
 
     def written(self) -> str:
         return super().written() + self.sizes
 
     async def end_everything(self) -> None:
-        if self.sizes and self.alive:  # or the pool's VMs would outlive the test
+        if self.sizes and self.alive:  # otherwise the pool's VMs would outlive the test
             self.sizes = ""
             await self.restart()
             pods = len(await self.sandboxes())
@@ -50,7 +50,7 @@ class OciTests(PodCase):
         return self.box(name, script, attempt, image=cri.ImageSpec(image=self.large))
 
     def shown(self) -> set[str]:
-        """The layers that QEMU has open."""
+        """Return the layers that QEMU has open."""
         found = set()
         for link in Path("/proc").glob("[0-9]*/fd/*"):
             try:
@@ -103,7 +103,7 @@ class OciTests(PodCase):
         status = await self.in_state(beside, cri.CONTAINER_EXITED)
         self.assertEqual(status.exit_code, 3)
         await self.until(lambda: len(self.lines("beside")) == 1, "the log of the third")
-        self.assertGreater(int(self.lines("beside")[0]), 5)  # not what the other one has written
+        self.assertGreater(int(self.lines("beside")[0]), 5)  # the image's file, not what `big` wrote
         self.assertEqual(len(self.shown()), 1 + LARGE[2])
         stop = cri.StopContainerRequest(container_id=small, timeout=0)
         await self.runtime.StopContainer(stop, timeout=90.0)

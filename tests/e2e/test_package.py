@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages: what they hold, and how they install, run and go."""
+"""The Debian packages: their content, installation, first run and removal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_SECONDS = 30.0
 
 
 def contents(package: str) -> list[str]:
-    """The files in one of our packages, without the leading slash."""
+    """Return the files in one of our packages, without the leading slash."""
     listed = subprocess.run(
         ["dpkg-deb", "--contents", cleanroot.built(package)], check=True, capture_output=True, text=True
     ).stdout
@@ -37,7 +37,7 @@ def contents(package: str) -> list[str]:
 
 
 class ContentTests(unittest.SynchronousTestCase):
-    """What is in the packages."""
+    """The content of the packages."""
 
     def test_lintian_reports_no_error(self) -> None:
         debs = [str(cleanroot.built(package)) for package in PACKAGES]
@@ -88,7 +88,7 @@ class ContentTests(unittest.SynchronousTestCase):
             where = top + str(page.relative_to(TREE))
             self.assertTrue(where in found, where)
             for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-                # What stands in LICENSE is in debian/copyright's place.
+                # The text of LICENSE is in debian/copyright instead.
                 if "://" not in target and target != "LICENSE":
                     there = posixpath.normpath(posixpath.join(posixpath.dirname(where), target))
                     self.assertTrue(there in found, f"{page.name}: {target}")
@@ -114,7 +114,7 @@ class ContentTests(unittest.SynchronousTestCase):
 
     def test_the_units_and_the_configuration_are_there(self) -> None:
         for package, unit in (("infranetes",) * 2, ("vmserver",) * 2, ("infranetes", "infranetes-guest")):
-            path = f"lib/systemd/system/{unit}.service"  # below /usr since Debian 13
+            path = f"lib/systemd/system/{unit}.service"  # since Debian 13 below /usr
             self.assertIn(path, [each.removeprefix("usr/") for each in contents(package)])
         for package in ("infranetes", "vmserver"):
             conffiles = subprocess.run(
@@ -159,7 +159,7 @@ class InstallTests(unittest.TestCase):
         (self.root.path / "etc/infranetes/infranetes.toml").write_text(text)
 
     async def call(self, method: str, request: Any) -> Any:
-        """One CRI call to the daemon, made again until its socket is there."""
+        """Make a CRI call to the daemon, repeated until its socket is there."""
         path = str(self.root.path / SOCKET)
         until = time.monotonic() + START_SECONDS
         while True:
@@ -174,7 +174,7 @@ class InstallTests(unittest.TestCase):
             await deferLater(reactor, 0.2)
 
     async def run_daemon(self) -> None:
-        """Start the daemon with simulated VMs, ask it who it is, and end it."""
+        """Start the daemon with simulated VMs, ask it for its version, and end it."""
         self.configure('provider = "simulated"\n')
         daemon = self.root.start(*DAEMON)
         try:
@@ -193,13 +193,13 @@ class InstallTests(unittest.TestCase):
 
     def test_the_daemon_runs_with_the_packages_it_depends_on(self) -> Deferred[None]:
         async def scenario() -> None:
-            self.install(*PACKAGES)  # the simulated machines are the agent's
+            self.install(*PACKAGES)  # all of them, as the simulated machines come with the agent's package
             await self.run_daemon()
 
         return Deferred.fromCoroutine(scenario())
 
     def test_every_module_imports_with_the_packages_it_depends_on(self) -> None:
-        """But those that publish images on AWS and send traces, which say what they need besides."""
+        """Except those that publish images on AWS and send traces, which name what else they need."""
         self.install(*PACKAGES)
         done = self.root.run("/usr/bin/python3", "-c", _IMPORT_ALL)
         self.assertEqual((done.returncode, done.stdout), (0, "botocore opentelemetry"), done.stdout)

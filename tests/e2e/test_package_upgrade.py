@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages of one release replaced by those of another, on a booted Debian whose pods live on."""
+"""Packages of one release are replaced by those of another, on a booted Debian whose pods live on."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CONFIGURATION = 'provider = "simulated"\n[log]\nlevel = "debug"\n'
 
 
 class PackageUpgradeTests(UpgradeCase):
-    """dpkg installs the other release over the one whose daemon runs, and nobody else does anything.
+    """dpkg installs another release over the one whose daemon runs, and nothing else is done.
 
-    :ivar system: the node. What the case has in directories of its own, the node has in its own places.
+    :ivar system: the node, which has the case's directories in their usual places.
     """
 
     timeout = 900
 
     def make_root(self) -> Path:
-        """A directory that has the same path in the node."""
+        """Make a directory that has the same path on the node."""
         return Path(tempfile.mkdtemp(prefix="inf-", dir="/var/tmp"))
 
     async def boot(self, debs: Path) -> None:
-        """Boot a node that has these packages."""
+        """Boot a node with these packages."""
         made = await images()
         self.image = made.reference
         self.node = cleanroot.CleanRoot(await deferToThread(cleanroot.base, cleanroot.depends(*PACKAGES)))
@@ -50,14 +50,14 @@ class PackageUpgradeTests(UpgradeCase):
         await self.install(debs)
 
     async def install(self, debs: Path) -> None:
-        """Have dpkg install these packages; the daemon is theirs then."""
+        """Install these packages with dpkg, so that the daemon is theirs afterwards."""
         found = sorted(debs.glob("*.deb"))
         self.assertEqual(len(found), len(PACKAGES), found)
         there = self.node.path / "var/tmp/debs"
         shutil.rmtree(there, ignore_errors=True)
         shutil.copytree(debs, there)
         names = [f"/var/tmp/debs/{each.name}" for each in found]
-        # As apt does: the administrator's configuration stays.
+        # As with apt, the administrator's configuration stays.
         command = ("dpkg", "--install", "--force-confold", *names)
         done = await deferToThread(self.system.run, *command, timeout=300)
         self.assertEqual(done.returncode, 0, done.stdout)
@@ -74,7 +74,7 @@ class PackageUpgradeTests(UpgradeCase):
         return self.system.run(*journal).stdout
 
     async def check(self, upgrade: bool) -> None:
-        ours = await deferToThread(cleanroot.debs)  # which installs what builds packages
+        ours = await deferToThread(cleanroot.debs)  # this also installs the tools that build packages
         before = await deferToThread(previous_packages)
         first, then = (before, ours) if upgrade else (ours, before)
         await self.boot(first)

@@ -34,7 +34,7 @@ CRICTL = ROOT / "build" / "tools" / "crictl"
 
 
 class Listener(ProcessProtocol):
-    """`crictl events` at work."""
+    """A running `crictl events`."""
 
     def __init__(self) -> None:
         self._out = b""
@@ -47,9 +47,9 @@ class Listener(ProcessProtocol):
         self._ended.callback(None)
 
     def told(self, container: str, kind: str) -> bool:
-        """Whether that has happened to the container."""
+        """Return whether it has shown an event of this kind for the container."""
         decoder, text, at = json.JSONDecoder(), self._out.decode(), 0
-        with contextlib.suppress(ValueError):  # the last one is not complete yet
+        with contextlib.suppress(ValueError):  # the last event may not be complete yet
             while at < len(text):
                 event, at = decoder.raw_decode(text, at)
                 if (event["containerId"], event["containerEventType"]) == (container, kind):
@@ -58,7 +58,7 @@ class Listener(ProcessProtocol):
         return False
 
     async def end(self) -> None:
-        """Idempotent."""
+        """End it. Idempotent."""
         transport: Any = self.transport
         with contextlib.suppress(ProcessExitedAlready):
             transport.signalProcess("INT")
@@ -70,7 +70,7 @@ LISTENS = "until netstat -ltn | grep -q :8080; do sleep 0.1; done"
 
 
 class PodTests(PodCase):
-    """Each with the daemon as a process, QEMU, the guest image's agent and what runs its containers."""
+    """Pods with the daemon as a process, QEMU, and the guest image's agent and ContainerProvider."""
 
     async def crictl(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         endpoint = f"--runtime-endpoint=unix://{self.socket}"
@@ -84,7 +84,7 @@ class PodTests(PodCase):
         script = "i=0; while true; do echo line $i; i=$((i+1)); sleep 0.2; done"
         container = await self.run_container(sandbox, self.box(script=script))
         before = await self.container_status(container)
-        self.assertNotIn("loaded into sandbox", self.log)  # the template has it
+        self.assertNotIn("loaded into sandbox", self.log)  # the template already has the image
         self.assertEqual(len(self.taps().splitlines()), 1)
         for _ in range(2):
             seen = len(self.lines("main"))
@@ -112,7 +112,7 @@ class PodTests(PodCase):
         self.assertEqual(await self.sandboxes(), [])
 
     def enter(self, *command: str, typed: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        """Run this in the pod's VM."""
+        """Run a command in the pod's VM."""
         program = [
             sys.executable,
             "-m",
@@ -219,7 +219,7 @@ class PodTests(PodCase):
         return cri.LinuxContainerConfig(security_context=cri.LinuxContainerSecurityContext(**fields))
 
     async def said(self, sandbox: str, name: str, script: str, **fields: Any) -> tuple[Any, list[str]]:
-        """How a container of that script has ended, and what it wrote."""
+        """Run a container of a script to its end; return its status, and the lines that it wrote."""
         container = await self.run_container(sandbox, self.box(name, script=script, **fields))
         status = await self.in_state(container, cri.CONTAINER_EXITED)
         await self.runtime.StopContainer(cri.StopContainerRequest(container_id=container), timeout=60.0)
@@ -298,7 +298,8 @@ class PodTests(PodCase):
         self.assertEqual(in_kernel(self.root), "")
 
     async def machine(self, sandbox: str, first: str) -> None:
-        """The first container has the limits of a later one, and what keeps the pod is protected."""
+        """Check that the first container has the limits of a later one, and that the processes that keep the
+        pod running are protected."""
         linux = self.secured(privileged=True, namespace_options=cri.NamespaceOption(pid=cri.NODE))
         later = await self.run_container(sandbox, self.box("later", "exec sleep 1000", linux=linux))
         limits = [
@@ -308,13 +309,13 @@ class PodTests(PodCase):
         self.assertIn(b"Max open files", limits[0])
         self.assertEqual(limits[0], limits[1])
         words = (await self.execute(later, "ps", "-o", "args")).stdout.decode()
-        if providers(self.images)[:1] in ((), ("docker",)):  # where Docker runs before a pod has the VM
+        if providers(self.images)[:1] in ((), ("docker",)):  # Docker runs before the VM is a pod's
             await self.shims(later)
             daemons, count = "docker[d]|container[d]|vmserve[r]", 5  # agent, dockerd, containerd, its shims
         else:
             self.assertEqual(words.count("/conmon --cid="), 2, words)
             daemons, count = "/conmo[n] --cid|vmserve[r] --config", 3
-        # Whoever takes the machine's memory, what keeps its pod is not killed for it.
+        # When the machine's memory runs out, the processes that keep its pod running are not killed.
         look = (
             f"ps -o pid,args | grep -E '{daemons}' | while read pid _; do cat /proc/$pid/oom_score_adj; done"
         )
@@ -326,7 +327,7 @@ class PodTests(PodCase):
         self.assertLessEqual(max(map(int, scores[1:])), -998, scores)
 
     async def shims(self, container: str) -> None:
-        """One of Docker's shims has waited for the first container, and none waits now.
+        """Check that one of Docker's shims was kept ready for the first container, and none is kept now.
 
         :param container: sees the VM's processes."""
         ready = f"/proc/1/root{shims.DIRECTORY}/ready"
@@ -337,7 +338,7 @@ class PodTests(PodCase):
         self.assertTrue(words.endswith(f"{ready}\n0\n"), words)
 
     async def figures(self, sandbox: str, container: str) -> None:
-        """What crictl shows of them, from the machine's own kernel."""
+        """Check the statistics that crictl shows of the pod and its container, from the VM's own kernel."""
         filled = "head -c 2000000 /dev/zero > /filled; while :; do :; done"
         listener = await self.listener()
         busy = await self.run_container(sandbox, self.box("busy", script=filled))
@@ -372,18 +373,18 @@ class PodTests(PodCase):
         await self.runtime.RemoveContainer(remove, timeout=90.0)
 
     async def shown(self, *words: str) -> Any:
-        """What crictl says, as JSON."""
+        """Run crictl, and return its output, decoded from JSON."""
         done = await self.crictl(*words)
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(done.stdout)
 
     async def listener(self) -> Listener:
-        """`crictl events`."""
+        """Start `crictl events`."""
         listener = Listener()
         command = [str(CRICTL), f"--runtime-endpoint=unix://{self.socket}", "events"]
         reactor.spawnProcess(listener, command[0], command, env={})
         self.addCleanup(listener.end)
-        await self.sleep(2.0)  # it says nothing when it listens
+        await self.sleep(2.0)  # it does not report when it begins to listen
         return listener
 
     async def page(self, url: str) -> bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods on real VMs do, in a guest image of Docker alone."""
+"""Pods on real VMs, in a guest image that has only Docker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.e2e.pod_case import DOCKER_ALONE
 
 
 class DockerPodTests(test_pod.PodTests):
-    """The same tests, on Docker."""
+    """The same tests, with Docker."""
 
     images = DOCKER_ALONE
     contprovider = "docker"

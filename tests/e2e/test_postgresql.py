@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """PostgreSQL on a volume loses no acknowledged transaction, however its VM ends.
 
-pgbench runs outside of the VM and notes what it is told is committed. Its VM is killed in the middle, the pod
-is made anew with the same volume, and what was acknowledged has to be there, once PostgreSQL has recovered by
-its log. Every other time the power is lost as well: of the volume's content only what was flushed is left.
-With `INFRANETES_TEST_KILLS=50` that is done so often. Figures are added to the file
-`INFRANETES_TEST_FIGURES`, as a line of JSON for each time.
+pgbench runs outside of the VM and records which commits are acknowledged. The VM is killed in the middle, the
+pod is made anew with the same volume, and every acknowledged transaction must be there once PostgreSQL has
+recovered from its log. Every other time the power is lost as well, so that only flushed content of the volume
+is left. `INFRANETES_TEST_KILLS=50` repeats that so often. Each time a line of JSON with figures is added to
+the file `INFRANETES_TEST_FIGURES`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _INVARIANT = (
 
 
 class PostgresqlTests(VolumeCase):
-    """With a volume of 512 MiB.
+    """PostgreSQL on a volume of 512 MiB.
 
-    :ivar acknowledged: what each client was told before the last VM ended. :ivar killed: how that was."""
+    :ivar acknowledged: how many commits of each client were acknowledged before the last VM ended.
+    :ivar killed: how that VM ended."""
 
     timeout = 300 + 120 * KILLS
     size = 512 << 20
@@ -62,7 +63,7 @@ class PostgresqlTests(VolumeCase):
         await self.image_service.PullImage(pull, timeout=300.0)
 
     async def serving(self, attempt: int) -> Client:
-        """Make the pod anew; return once its PostgreSQL answers."""
+        """Make the pod anew, and wait until its PostgreSQL answers."""
         self.pod_id = await self.run_pod("web", attempt=attempt)
         source = self.publish(f"pod-{attempt}")
         name = self.log_name = f"main-{attempt}"
@@ -73,7 +74,7 @@ class PostgresqlTests(VolumeCase):
         return Client(self.postgresql, address)
 
     def said(self, words: str) -> bool:
-        """Whether the present server's log has these words."""
+        """Return whether the log of the present server has these words."""
         return any(words in line for line in self.lines(self.log_name))
 
     def of_image(self, name: str, source: Path, script: str) -> cri.ContainerConfig:
@@ -88,7 +89,7 @@ class PostgresqlTests(VolumeCase):
         await self.check_everything(client)
 
     async def fill(self, client: Client) -> None:
-        """Make what the load needs, and stop the pod."""
+        """Make the tables that the load needs, and stop the pod."""
         making = await deferToThread(client.run, "pgbench", "-i", "-q", client.place)
         self.assertEqual(making.returncode, 0, making.stderr)
         table = "CREATE TABLE done (run int, client int, number int, PRIMARY KEY (run, client, number))"
@@ -100,7 +101,7 @@ class PostgresqlTests(VolumeCase):
         await self.remove_pod(self.pod_id)
 
     async def kill_in_the_middle(self, kill: int, *, power: bool) -> None:
-        """Have the VM killed while it is busy, once it has what was acknowledged before."""
+        """Check that the pod has all that was acknowledged before, then kill its VM while it is busy."""
         disk = await deferToThread(VolatileFile, self.file, self.root / "volatile") if power else None
         try:
             load = Load(self.postgresql, await self.recovered(kill), kill, _CLIENTS)
@@ -117,13 +118,13 @@ class PostgresqlTests(VolumeCase):
                 disk.end()
 
     async def end_while_busy(self, load: Load, kill: int, disk: VolatileFile | None) -> None:
-        """Kill the VM, and keep what was acknowledged by each client."""
+        """Kill the VM, and record how many commits of each client were acknowledged."""
         began = time.monotonic()
         await self.until(lambda: load.seconds or load.ended, "transactions are done", seconds=60.0)
         await self.sleep(0.3 + kill * 0.37 % 3)
         self.assertFalse(load.ended, load.output)
         if disk is not None:
-            disk.fail()  # first, or it would be flushed when QEMU closes it
+            disk.fail()  # before QEMU ends, which would flush it on closing
         os.kill(self.qemu_of(self.pod_id), signal.SIGKILL)
         seconds = time.monotonic() - began
         await self.until(lambda: load.ended, "the clients have noticed", seconds=60.0)
@@ -134,7 +135,7 @@ class PostgresqlTests(VolumeCase):
                       "tps": round(told / seconds, 1), "load": os.getloadavg()[0]}  # fmt: skip
 
     async def recovered(self, attempt: int) -> Client:
-        """Make the pod anew; it has what was acknowledged before the last one was killed."""
+        """Make the pod anew, and check that it has all that was acknowledged before the last kill."""
         began = time.monotonic()
         client = await self.serving(attempt)
         if not self.killed:
@@ -149,14 +150,14 @@ class PostgresqlTests(VolumeCase):
         return client
 
     async def check_balance(self, client: Client) -> None:
-        """Each transaction is there as a whole, or not at all."""
+        """Check that each transaction is there as a whole, or not at all."""
         [found] = await deferToThread(client.query, _INVARIANT)
         accounts, tellers, branches, deltas, history, done = map(int, found)
         self.assertEqual({accounts, tellers, branches}, {deltas})
         self.assertEqual(history, done)
 
     async def check_everything(self, client: Client) -> None:
-        """What PostgreSQL itself can say: of indexes and tables, and of each page's checksum."""
+        """Make all checks that PostgreSQL itself has: of indexes and tables, and of each page's checksum."""
         looking = ("pg_amcheck", "--install-missing", "--heapallindexed", client.place)
         checked = await deferToThread(client.run, *looking)
         self.assertEqual((checked.returncode, checked.stdout), (0, ""), checked.stderr)

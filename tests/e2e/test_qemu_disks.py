@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the node as disks of QEMU's real VMs, whose guests find them."""
+"""Files of the node as disks of real QEMU VMs, whose guests find them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
         return False
 
     async def assert_seen(self, shower: IShowsDisks, machine: str, shown: Sequence[ShownDisk]) -> None:
-        """The agent looks for them, and the guest reads each in search of partitions."""
+        """Assert that the agent finds them, and that the guest reads each, in search of partitions."""
         assert isinstance(shower, QemuProvider)
         instance = await shower.get(machine)
         await self.agent_info(instance)
@@ -86,7 +86,7 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
             await self.sleep(0.02)
 
     async def read(self, shower: Any, machine: str) -> set[str]:  # Any: has the daemon's own connection
-        """The devices that the guest has read from."""
+        """Return the devices that the guest has read from."""
         [vm] = (vm for vm in shower._vms.values() if vm.record.id == machine)
         answer = await vm.connections.qmp.execute("query-blockstats")
         return {each["qdev"] for each in answer if each["stats"]["rd_operations"]}

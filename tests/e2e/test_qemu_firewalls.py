@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Firewalls of QEMU's real VMs: who reaches their agents' port, which every VM serves."""
+"""Firewalls of real QEMU VMs: which machines reach the agent's port, which every VM serves."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.e2e.qemu_case import BRIDGE, QemuCase
 from tests.support.pod_namespaces import ARRIVES, Host, Machine, Node, connects, ip
 
 OUTSIDE_OF_NODE, OUTSIDE = "198.18.213.1", "198.18.213.2"
-DOES_NOT = 3.0  # seconds in which an emulated VM would have answered
+DOES_NOT = 3.0  # seconds within which even an emulated VM would have answered
 
 
 class AgentTalk:
-    """A connection to an agent, which ends it with an answer once it is sent what is no TLS."""
+    """A connection to an agent, which answers and ends it once it receives data that is no TLS."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -116,6 +116,6 @@ class QemuFirewallsTests(QemuCase, ClosedPodsContract, TestCase):
     async def finish(self) -> None:
         for family in ("bridge", "ip"):
             table = f"infranetes_{BRIDGE}_firewalls"
-            subprocess.run(["nft", "add", "table", family, table], check=True)  # whether it is there or not
+            subprocess.run(["nft", "add", "table", family, table], check=True)  # no error if it exists
             subprocess.run(["nft", "delete", "table", family, table], check=True)
         await super().finish()

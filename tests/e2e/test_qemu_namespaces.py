@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What real VMs in network namespaces send and get is their pods'."""
+"""The traffic of real VMs in network namespaces is their pods' traffic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.echo import answers
 
 
 class NamespaceTrafficTests(NamespaceCase, TestCase):
-    """What the VM sends and gets is its pod's."""
+    """A VM sends and receives its pod's traffic."""
 
     async def test_a_vm_is_its_pod_to_the_node(self) -> None:
         provider = await self.started()
@@ -26,10 +26,10 @@ class NamespaceTrafficTests(NamespaceCase, TestCase):
         self.assertEqual((instance.address, instance.agent_host), (pod.address, pod.address))
         self.assertEqual(instance.more_addresses, (pod.address6,))
         self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
-        # As large as the route takes, and by the other family as large as the link does.
+        # Packets as large as the route allows, and with the other family as large as the link allows.
         self.assertTrue(await answers(reactor, pod.address, ROUTE_MTU - 28))
         self.assertTrue(await answers(reactor, pod.address6, MTU - 48))
-        # What the node forbids on its end of the link holds.
+        # The node's rules on its end of the link apply.
         chain = f'type filter hook input priority 0; iifname "{pod.link}" ip protocol icmp drop'
         script = f"table inet {pod.link} {{\nchain input {{\n{chain}\n}}\n}}\n"
         subprocess.run(["nft", "-f", "-"], input=script.encode(), check=True, capture_output=True)

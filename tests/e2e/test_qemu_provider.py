@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QEMU's VMs, real ones: the contract of every provider, and what only this one does."""
+"""Real QEMU VMs: the contract of every provider, and what only this provider does."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ react(main)
 """
 
 
-# Run as the attacker's user: takes each descriptor out of its QEMU, and opens each anew, to write through it;
-# and looks for the victim's. What is its own is left out.
+# Run as the attacker's user: it takes each descriptor out of its QEMU and opens each anew, to write through
+# it, and looks for the victim's. It leaves out the files that are its own.
 _ATTACK = """
 import ctypes, json, mmap, os, sys
 
@@ -120,11 +120,11 @@ print(json.dumps({"descriptors": seen, "written": written, "reached": reached}))
 """
 
 
-_OWN = (record.DISK, record.CONSOLE, record.OUTPUT)  # what a VM may write to
+_OWN = (record.DISK, record.CONSOLE, record.OUTPUT)  # the files that a VM may write to
 
 
 def _newest(directory: Path) -> str:
-    """The template that was used last."""
+    """Return the template that was used last."""
     return max(directory.glob("[0-9a-f]*"), key=lambda each: (each / "used").stat().st_mtime).name
 
 
@@ -134,7 +134,7 @@ def _digest(path: Path) -> str:
 
 
 class QemuContractTests(QemuCase, PodProviderContract, LeasedAddressContract, TestCase):
-    """What every provider does."""
+    """The contract of every provider."""
 
 
 class QemuTests(QemuCase, TestCase):
@@ -153,7 +153,7 @@ class QemuTests(QemuCase, TestCase):
         self.assertEqual((fields["NoNewPrivs"], fields["Seccomp"]), ("1", "2"))
 
     async def test_a_vm_that_was_taken_over_reaches_no_other(self) -> None:
-        """Whatever one VM's user tries with all that its QEMU has open, nothing of the others changes."""
+        """The user of one VM's QEMU can change nothing of other VMs with anything that this QEMU has open."""
         provider = await self.started()
         instances = [await self.running(provider, self.spec()) for _ in range(2)]
         (attacker,), (victim,) = (self.pids(instance) for instance in instances)
@@ -205,14 +205,14 @@ class QemuTests(QemuCase, TestCase):
         for instance in instances:
             self.assertIn(instance.address, table)
             await self.agent_info(instance)
-        # What comes from an address without a lease is dropped.
+        # Packets from an address without a lease are dropped.
         port = BridgePort(f"inf{instances[0].token[:12]}", instances[0].address)
         table = f"infranetes_{BRIDGE}"
         said("nft", "delete", "element", "bridge", table, "pods", f"{{ {port.element} }}")
         unheard = self.agent(instances[0])
         await self.assertFailure(unheard.Info(vmserver.InfoRequest(), timeout=3.0), GrpcError)
         await self.agent_info(instances[1])
-        # As after the reload of a firewall, which takes all tables away.
+        # As after the reload of a firewall, which removes all tables.
         said("nft", "delete", "table", "bridge", table)
         await provider._maintenance.round()
         await self.agent_info(instances[0])
@@ -310,7 +310,7 @@ class QemuTests(QemuCase, TestCase):
         provider = await self.started()
         instance = await self.running(provider, self.spec())
         monitor = socket.socket(socket.AF_UNIX)
-        # QEMU takes one client at a time: the daemon's is given up first.
+        # QEMU accepts one client at a time, so the daemon's connection is closed first.
         provider = await self.restarted(provider)
         ended: list[Instance] = []
         provider.watch(ended.append)

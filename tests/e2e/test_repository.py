@@ -21,11 +21,11 @@ KEYRING = "/etc/apt/keyrings/infranetes.gpg"
 
 
 class RepositoryCase(unittest.SynchronousTestCase):
-    """Has repositories in the `/repo` of roots."""
+    """A test case that makes repositories in the `/repo` of roots."""
 
     def make_repository(self, root: cleanroot.CleanRoot) -> None:
-        """Make the repository, signed by a key of its own, and have the root's apt trust that."""
-        cleanroot.debs()  # makes them
+        """Make the repository, signed by a key of its own, and make the root's apt trust that key."""
+        cleanroot.debs()  # makes the packages
         keys = Path(tempfile.mkdtemp(prefix="gpg-"))  # short: gpg-agent has a socket there
         self.addCleanup(shutil.rmtree, keys, ignore_errors=True)
         end_agent = ["gpgconf", "--homedir", str(keys), "--kill", "all"]
@@ -43,15 +43,15 @@ class RepositoryCase(unittest.SynchronousTestCase):
 
 
 class RepositoryTests(RepositoryCase):
-    """Each in a Debian that has the packages' dependencies already."""
+    """Installations in a Debian that already has the packages' dependencies."""
 
     timeout = 900
 
     def root(self, release: str) -> cleanroot.CleanRoot:
-        """A root of that release whose apt knows the repository alone."""
+        """Return a root of that release whose apt knows only the repository."""
         if release == cleanroot.RELEASE:
             tar = cleanroot.base(cleanroot.depends(*PACKAGES))
-        else:  # what `make test-suite` has made
+        else:  # the packages that `make test-suite` has made
             tar = suites.base(release)
         root = cleanroot.CleanRoot(tar)
         self.addCleanup(root.remove)
@@ -75,7 +75,7 @@ class RepositoryTests(RepositoryCase):
         def status() -> str:
             return system.systemctl("show", "--property=StatusText", "--value", "infranetes")
 
-        # The agent's packages are downloaded, and what builds an image of them was left out here.
+        # The agent's packages are downloaded; the tools that build an image from them were left out here.
         until = time.monotonic() + 2 * START_SECONDS
         while "mmdebstrap" not in status():
             if time.monotonic() > until:
@@ -87,7 +87,7 @@ class RepositoryTests(RepositoryCase):
         self.assertIn("apt-get install", status())
         self.assertEqual(system.systemctl("is-active", "infranetes"), "active")
         self.assertEqual(system.systemctl("show", "--property=NRestarts", "--value", "infranetes"), "0")
-        # The package's own test, as autopkgtest runs it.
+        # Run the package's own test, as autopkgtest does.
         shutil.copytree(TREE / "debian/tests", system.path("opt/tests"))
         ran = system.run("/opt/tests/pod-simulated", timeout=180)
         self.assertEqual(ran.returncode, 0, ran.stdout)
@@ -102,7 +102,7 @@ class RepositoryTests(RepositoryCase):
     def test_what_another_key_has_signed_is_refused(self) -> None:
         root = self.root("bookworm")
         trusted = (root.path / KEYRING[1:]).read_bytes()
-        self.make_repository(root)  # anew, by another key
+        self.make_repository(root)  # anew, with another key
         (root.path / KEYRING[1:]).write_bytes(trusted)
         done = root.run("apt-get", "update", "-o", "APT::Update::Error-Mode=any")
         self.assertNotEqual(done.returncode, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real VMs get memory and processors while they run, and count in their pods' control groups."""
+"""Real VMs get memory and processors while they run, and are accounted to their pods' control groups."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SETTLE_SECONDS = 60.0
 
 @implementer(IGuest)
 class Guest:
-    """A guest, by its agent."""
+    """A guest, as reached through its agent."""
 
-    def __init__(self, stub: Any) -> None:  # Any: a stub of its service
+    def __init__(self, stub: Any) -> None:  # Any: a stub of the agent's service
         self.stub = stub
         self.released: list[MemoryRange] = []
 
@@ -51,10 +51,12 @@ class Guest:
 
 
 class ResizeTests(QemuCase, TestCase):
-    """One VM, that is made of the template's size. As all others use it, no settings are this test's own."""
+    """A VM made with the template's size. The template is shared, so this test has no settings of its own."""
 
     async def guest(self, stub: Any, cpus: int, memory: int) -> vmserver.InfoResponse:
-        """What the guest has, once that is so much; memory at least. :param stub: of its agent's service."""
+        """Wait until the guest has so many processors and at least so much memory, and return what it has.
+
+        :param stub: a stub of its agent's service."""
         until = reactor.seconds() + SETTLE_SECONDS
         while True:
             info: vmserver.InfoResponse = await stub.Info(vmserver.InfoRequest(), timeout=SETTLE_SECONDS)
@@ -65,7 +67,7 @@ class ResizeTests(QemuCase, TestCase):
             await deferLater(reactor, 0.2)
 
     async def test_a_vm_grows_and_shrinks(self) -> None:
-        provider: Any = await self.started()  # Any: of two interfaces
+        provider: Any = await self.started()  # Any: it has two interfaces
         self.assertTrue(IResizesVms.providedBy(provider))
         launched = await self.within(provider.launch(self.spec()))
         wait = self.boot_timeout
@@ -88,7 +90,7 @@ class ResizeTests(QemuCase, TestCase):
         print(f"{most} processors, 2 GiB: {reactor.seconds() - began:.2f} s", flush=True)
         grown = await self.guest(stub, most, wanted.memory_bytes)
 
-        # The next daemon goes on from what the VM has. Without a guest to ask, no memory is taken.
+        # The next daemon goes on from what the VM has. It takes no memory if it can't ask the guest.
         await self.within(provider.stop())
         provider = await self.started()
         less = Size(1000, GIB)
@@ -115,7 +117,7 @@ class ResizeTests(QemuCase, TestCase):
         await self.guest(stub, most, 2 * GIB)
         [last] = guest.released[-1:]
         await guest.release([last], 2.0)
-        await self.guest(stub, most, 2 * GIB)  # nobody takes it out, so it is in use again
+        await self.guest(stub, most, 2 * GIB)  # it was not unplugged, so the guest uses it again
         error = await self.refused(InvalidArgument, provider.resize(instance.id, Size(0, 1 << 50)))
         self.assertIn("max_memory", str(error))
         self.assertEqual(await self.within(provider.resize(instance.id, Size()), wait), Size())
@@ -127,7 +129,7 @@ def limit(mib: int) -> cri.LinuxContainerResources:
 
 
 class GiveBackTests(PodCase):
-    """A pod of 1280 MiB whose container has a lot in memory, and then no more."""
+    """A pod of 1280 MiB whose container uses much memory, and then frees it."""
 
     async def resize(self, sandbox: str, mib: int) -> None:
         request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox, resources=limit(mib))
@@ -136,19 +138,19 @@ class GiveBackTests(PodCase):
         print(f"{mib} MiB: {reactor.seconds() - began:.2f} s", flush=True)
 
     async def pss(self) -> float:
-        """MiB of the node that the VM takes, of what is shared its part."""
+        """Return the MiB of the node's memory that the VM takes, counting its part of shared pages."""
         [memory] = await deferToThread(process_memory.of_vms, self.root / "state")
         return process_memory.total(memory).proportional
 
     async def guest(self, container: str) -> int:
-        """MiB that the guest has."""
+        """Return the MiB that the guest has."""
         answer = await self.execute(container, "grep", "MemTotal", "/proc/meminfo")
         return int(answer.stdout.split()[1]) >> 10
 
     async def test_the_node_has_memory_again_that_a_pod_gives_back(self) -> None:
         await self.start()
         sandbox = await self.run_pod(linux=cri.LinuxPodSandboxConfig(resources=limit(1280)))
-        # dd has all of it in memory as long as nobody reads more than a pipe holds.
+        # dd keeps all of it in memory as long as nothing reads more than the pipe holds.
         script = "dd if=/dev/zero bs=1088M count=1 | (head -c 1; echo full; exec sleep 1000)"
         main = await self.run_container(sandbox, self.box(script=script))
         await self.until(lambda: "full" in "".join(self.lines("main")), "it is in memory", 120.0)
@@ -163,7 +165,8 @@ class GiveBackTests(PodCase):
         await self.resize(sandbox, 768)
         gone = large - await self.guest(main)
         self.assertLess(abs(gone - 512), 32, f"{gone} MiB are gone, not 512")
-        # A moment after QEMU has said so. What the guest had never in use is not there to be given back.
+        # This takes a moment after QEMU has reported it. Memory that the guest never used can't be given
+        # back.
         until = reactor.seconds() + SETTLE_SECONDS
         while (left := await self.pss()) > used - 128 and reactor.seconds() < until:
             await deferLater(reactor, 0.2)
@@ -199,7 +202,7 @@ class PodGroupTests(QemuCase, TestCase):
         print(f"counted in the pod: {counted / 2**20:.0f} MiB", flush=True)
         self.assertGreater(counted, 16 << 20, "what the VM has written to is counted there")
 
-        # A guest describes its memory in that very memory.
+        # A guest keeps the description of its memory in that memory itself.
         limit = "memory.max" if (directory / "memory.max").exists() else "memory.limit_in_bytes"
         (directory.parent / limit).write_text(str(counted + (4 << 20)))
         assert IResizesVms.providedBy(provider)

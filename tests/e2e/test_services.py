@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services in a real VM: its kernel's rules, by connections of a container, and what infranetes-ctl says."""
+"""Services in a real VM: its kernel's rules, seen by a container's connections, and infranetes-ctl's view."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.services import objects as written
 from tests.infranetes.services.test_cluster import KUBECONFIG, NODES, RANGES, SERVICES, SLICES
 
-# Three servers, each of which says its own number. What goes to fd00::/64 has somewhere to go.
+# Three servers, each of which answers with its number. Packets to fd00::/64 get a route.
 SERVERS = """
 ip address add fd01::1/128 dev lo; ip -6 route add fd00::/64 dev lo
 for n in 1 2 3; do mkdir -p /w/$n; echo $n >/w/$n/name; httpd -p 808$n -h /w/$n; done
@@ -31,7 +31,7 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12; do wget -q -O - http://{}/name || echo none
 
 class ServiceTests(PodCase):
     async def set_up_services(self) -> None:
-        """A pod with three servers, and an API server that knows of no Service."""
+        """Start a pod with three servers, and an API server without Services."""
         self.server = SimulatedApiServer(reactor)
         self.server.start()
         self.addCleanup(self.server.stop)
@@ -53,7 +53,7 @@ class ServiceTests(PodCase):
         await self.until(lambda: "ready" in self.lines("main"), "the servers")
 
     def put(self, name: str, address: str, *servers: int, **spec: Any) -> None:  # Any: JSON
-        """Make a Service, or change it: of these servers of the pod."""
+        """Make or change a Service of these servers of the pod."""
         six = ":" in address
         self.server.put(SERVICES, written.service(name, (address,), **spec))
         for number in (1, 2, 3):
@@ -68,7 +68,7 @@ class ServiceTests(PodCase):
             self.server.put(SLICES, item)
 
     async def trace(self, destination: str, outcome: str, endpoints: int = 0) -> Any:  # Any: JSON
-        """What infranetes-ctl says, once this is what becomes of connections there, in the VM too."""
+        """Wait until connections have this outcome, in the VM too; return infranetes-ctl's trace."""
         arguments = ["services", self.sandbox, "--trace", destination, "--json"]
         options = parser().parse_args([*arguments, "--config", str(self.root / "infranetes.toml")])
         deadline = reactor.seconds() + 120
@@ -83,7 +83,7 @@ class ServiceTests(PodCase):
             await self.sleep(0.2)
 
     async def reached(self, host: str) -> Counter[str]:
-        """Who answers twelve connections."""
+        """Return which servers answer twelve connections, and how often."""
         done = await self.execute(self.container, "sh", "-c", ASK.format(host))
         return Counter(done.stdout.decode().split())
 
@@ -96,7 +96,7 @@ class ServiceTests(PodCase):
 
         for name, address, host in (("four", "10.96.0.11", "10.96.0.11"), ("six", "fd00::11", "[fd00::11]")):
             servers = {1, 2, 3}
-            while servers:  # whoever stays with an endpoint that goes stays with another one
+            while servers:  # when the endpoint of a session goes, the session sticks to another one
                 self.put(name, address, *servers, sessionAffinity="ClientIP")
                 await self.trace(f"{host}:80", "translated", len(servers))
                 (chosen,) = await self.reached(host)

@@ -14,11 +14,11 @@ READY = cri.PodSandboxStateValue(state=cri.SANDBOX_READY)
 class UnitPodTests(UnitCase, PodCase):
     def setUp(self) -> None:
         super().setUp()
-        # Below the test's directory, for nothing else can be written to there.
+        # They are below the test's directory, because the sandbox lets the daemon write nowhere else.
         self.config["providers"]["qemu"]["template_dir"] = str(self.root / "templates")
 
     async def start(self, *flags: str, crash: tuple[str, int] | None = None) -> None:
-        await DaemonCase.start(self, *flags, crash=crash)  # no simulated machines are there to be kept
+        await DaemonCase.start(self, *flags, crash=crash)  # there are no simulated machines to keep
 
     async def test_a_pod_runs_and_its_vm_is_in_a_scope_of_its_own(self) -> None:
         await self.start()

@@ -37,7 +37,7 @@ class UnitTests(unittest.TestCase):
         return self.system.run("journalctl", "--no-pager", "--output=cat", "--unit", unit).stdout
 
     async def call(self, method: str, request: Any) -> Any:
-        """One CRI call, made again until the daemon is ready."""
+        """Make a CRI call, repeated until the daemon is ready."""
         path = str(self.system.path(SOCKET))
         until = time.monotonic() + START_SECONDS
         while True:
@@ -62,7 +62,7 @@ class UnitTests(unittest.TestCase):
         return [item.id for item in listed.items if item.state == cri.SANDBOX_READY]
 
     def processes(self) -> list[str]:
-        """Command lines of what runs of ours, the machines too."""
+        """Return the command lines of our processes, including the machines."""
         script = "cat $each/cmdline | tr '\\0' ' '; echo"
         found = self.system.run("sh", "-c", f"for each in /proc/[0-9]*; do {script}; done 2>/dev/null").stdout
         return [
@@ -88,7 +88,7 @@ class UnitTests(unittest.TestCase):
         return Deferred.fromCoroutine(scenario())
 
     def test_a_signal_from_anybody_leaves_the_node_with_its_runtime(self) -> Deferred[None]:
-        """systemd takes some of these ends for clean ones."""
+        """systemd counts the end by some of these signals as clean."""
 
         async def scenario() -> None:
             sandbox = await self.run_sandbox()

@@ -25,7 +25,7 @@ nc -l -p 80 -e cat & echo listens; exec sleep 1000
 
 
 class UserNamespaceTests(PodCase):
-    """Of pods that conmon and crun run."""
+    """User namespaces of pods that conmon and crun run."""
 
     contprovider = "oci"
 
@@ -101,7 +101,7 @@ class UserNamespaceTests(PodCase):
         self.assertEqual((await self.container_status(main)).exit_code, 137)
 
     async def another_container(self, sandbox: str, main: str) -> None:
-        """It is in the same user namespace, whose processes it may see if it is asked for."""
+        """Check that it is in the same user namespace, and sees the processes there if that is asked for."""
         user = {"run_as_user": cri.Int64Value(value=1000)}
         script = "id -u; touch /x; readlink /proc/self/ns/user; exec sleep 1000"
         await self.run_container(sandbox, self.container(FIRST, "second", script, context=user))
@@ -116,7 +116,7 @@ class UserNamespaceTests(PodCase):
         await self.until(lambda: self.lines("debug") == ["sleep"], "what the debugging container saw")
 
     async def another_pod(self) -> None:
-        """It has other ids, and its processes are the VM's, which it can't reach."""
+        """Check that it has other ids, and shares the VM's PID namespace without access to its processes."""
         options = namespaces(OTHER, pid=cri.POD)
         sandbox = await self.run_pod("other", linux=of_pod(options))
         script = "cat /proc/self/uid_map; kill -9 1; cat /proc/1/comm; ls /sys/fs/cgroup | wc -l"

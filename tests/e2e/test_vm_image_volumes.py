@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of a pod whose image is the VM: its units wait for them, also when the VM reboots by itself.
+"""Volumes of a pod whose image is the VM itself: its units wait for them, also when the VM reboots by itself.
 
-A VM of QEMU that reboots has ended. Here QEMU lets it, as clouds do. What stands for a cloud's user data,
-from which the agent has its identity again, is a `run_dir` that outlives a reboot.
+Normally a QEMU VM that reboots has ended. Here QEMU lets it reboot, as clouds do. A `run_dir` that outlives a
+reboot stands for a cloud's user data, from which the agent gets its identity again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tests.contract.pod_provider_case import reactor
 from tests.e2e.qemu_case import IMAGES, QemuCase
 from txgrpc import Channel
 
-_REBOOT_SECONDS = 400.0  # without KVM, on a machine that has other work
-_ID, _SECRET = "c" * 32, "5" * 32  # of the container and the volume
+_REBOOT_SECONDS = 400.0  # without KVM, on a machine that is busy with other work
+_ID, _SECRET = "c" * 32, "5" * 32  # the ids of the container and of the secret's volume
 _AGENT = 'provider = "machine"\nrun_dir = "/var/lib/vmserver/run"\n'
 _UNIT = """\
 [Unit]
@@ -60,7 +60,7 @@ _KERNEL = "root=/dev/vda rw console=ttyS0 quiet fsck.mode=skip net.ifnames=0 pan
 
 @contextmanager
 def mounted(disk: Path, at: Path) -> Iterator[Path]:
-    """Have an image's file system at a path."""
+    """Mount an image's file system at a path."""
     at.mkdir()
     subprocess.run(["mount", "-o", "loop", disk, at], check=True)
     try:
@@ -92,7 +92,7 @@ class VmImageVolumeTests(QemuCase, TestCase):
         return begun
 
     def machine_image(self) -> GuestImage:
-        """The guest image as a pod's own: its agent's one container is the VM, which has a unit for it."""
+        """Return the guest image as a pod's own, whose agent's only container is the VM, which has a unit."""
         made = images.current(IMAGES)
         directory = self.open_dir / "images" / "machine"
         shutil.copytree(made.directory, directory, ignore=shutil.ignore_patterns("disk.raw"))
@@ -119,7 +119,7 @@ class VmImageVolumeTests(QemuCase, TestCase):
         return AgentClient(instance.sandbox_id, channel)
 
     async def machine(self, provider: QemuProvider) -> tuple[Instance, AgentClient]:
-        """A VM that is a running container, which has the volume at /data, and a secret."""
+        """Launch a VM that is a running container, with the volume at /data, and a secret."""
         instance = await self.running(provider, self.spec())
         await self.agent_info(instance)
         client = self.client(instance)
@@ -149,17 +149,17 @@ class VmImageVolumeTests(QemuCase, TestCase):
         await client.put_volume(_SECRET, file=False, in_memory=True, bounds=_BOUNDS, changes=changes())
 
     async def ran(self, client: AgentClient, *command: str) -> str:
-        """What a command in the VM says."""
+        """Run a command in the VM, and return its output."""
         return (await client.exec_sync(_ID, command, 20, 30.0, 4096)).stdout.decode()
 
     async def lines(self, client: AgentClient, path: str, count: int, seconds: float = _SECONDS) -> list[str]:
-        """The lines of a file in the VM, once there are so many."""
+        """Wait until a file in the VM has so many lines, and return them."""
         until = reactor.seconds() + seconds
         found: list[str] = []
         while len(found) < count:
             self.assertLess(reactor.seconds(), until, f"{path}: {found}")
             await self.sleep(1.0)
-            with contextlib.suppress(InfranetesError):  # it may be on its way
+            with contextlib.suppress(InfranetesError):  # the VM may be rebooting
                 found = (await self.ran(client, "cat", path)).split()
         self.assertEqual(len(found), count)
         return found

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a cloud's VM does for its pod's network, in a real VM with Debian's kernel.
 
-QEMU's node judges packets itself and its pods have addresses of the node's. So the agent is told here as the
-node tells a cloud's VM: to enforce a firewall, and to make its end of a tunnel.
+With QEMU the node filters packets itself, and pods have addresses of the node's subnet. So here the test
+itself tells the agent, as the node tells a cloud's VM, to enforce a firewall and to make its end of a tunnel.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NODE_END, OUTSIDE = "198.18.215.1", "198.18.215.2"
 CLUSTER, SUBNET, POD = "10.87.0.0/16", "10.87.3.0/24", "10.87.3.2"
 OTHER_POD = "10.87.9.9"  # an address of the machine outside, which stands for another node
 SERVED, TOLD, OTHER_PORT = 8080, 8081, 8082
-ARRIVES, DOES_NOT = 30.0, 3.0  # seconds that are waited; the VM is emulated
+ARRIVES, DOES_NOT = 30.0, 3.0  # seconds to wait for packets that should arrive, or not, from an emulated VM
 SERVER = f"mkdir -p /w; echo served >/w/name; httpd -p {SERVED} -h /w; echo ready; exec sleep 10000"
-LARGE = 200_000  # bytes: many packets of full length
+LARGE = 200_000  # bytes, which take many packets of full length
 
 
 def allowed(network: str, port: int = 0) -> tuple[Allowed, ...]:
@@ -43,7 +43,7 @@ def allowed(network: str, port: int = 0) -> tuple[Allowed, ...]:
 
 class VmNetworkTests(PodCase):
     async def set_up_pod(self) -> None:
-        """A pod that serves, a machine outside that tells callers who they are, and the agent."""
+        """Set up a pod with a server, a machine outside that tells clients their addresses, and the agent."""
         self.outside = Space("out")
         self.addCleanup(self.outside.end)
         device = f"out{secrets.token_hex(4)}"
@@ -73,7 +73,7 @@ class VmNetworkTests(PodCase):
         self.agent = AgentClient(self.sandbox, channel)
 
     async def reaches_pod(self, address: str, source: str, expected: bool = True) -> None:
-        """Whether a connection to the pod's server is made. :param source: OUTSIDE, or else the node's."""
+        """Assert whether the pod's server can be reached. :param source: OUTSIDE, or else the node's."""
 
         def connects() -> bool:
             try:
@@ -87,7 +87,7 @@ class VmNetworkTests(PodCase):
         self.assertEqual(await deferToThread(work), expected, f"{source or 'the node'} to {address}")
 
     async def seen_by(self, address: str, port: int = TOLD) -> str:
-        """Whom a machine sees that a container connects from; "": it is not reached."""
+        """Return the address from which a machine sees a container connect; "": it is not reached."""
         script = f"timeout {DOES_NOT:.0f} nc {address} {port} </dev/null | head -n 1"
         done = await self.execute(self.container, "sh", "-c", script)
         return str(done.stdout.decode().strip())
@@ -101,7 +101,7 @@ class VmNetworkTests(PodCase):
             await self.agent.close()
 
     async def firewall(self) -> None:
-        """The VM's own, as there is no other."""
+        """Check the VM's own firewall, with no other in force."""
         await self.reaches_pod(self.address, OUTSIDE)
         self.assertEqual(await self.seen_by(OUTSIDE), NODE_END)
         for _ in range(2):
@@ -118,7 +118,7 @@ class VmNetworkTests(PodCase):
         self.assertEqual(await self.seen_by(OUTSIDE), "")
 
     async def tunnel(self) -> None:
-        """Both ends, and what the node judges there while the VM judges the rest."""
+        """Check both ends of a tunnel, where the node filters, while the VM filters everything else."""
         config = OverlayConfig(pod_cidr=SUBNET, device="infvxtest0")
         networks = [IPv4Network(CLUSTER)]
         walls = Walls(reactor, config.device, self.root / "overlay-firewalls")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of a volume that a real VM writes to: what was flushed is there, and the file system is whole."""
+"""Snapshots of a volume that a real VM writes to have all flushed data, and an intact file system."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WRITE = (
 
 
 class VolumeSnapshotTests(VolumeCase):
-    """With a volume that has so much that copying it takes a while, and the driver's socket."""
+    """Snapshots of a volume with so much data that copying it takes a while, by the driver's socket."""
 
     size = 256 << 20
 
@@ -39,7 +39,7 @@ class VolumeSnapshotTests(VolumeCase):
         self.fill()
 
     def fill(self) -> None:
-        """Have a file system on the volume, with a large file."""
+        """Make a file system on the volume, with a large file."""
         subprocess.run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0", self.file], check=True)
         directory = self.root / "filled"
         directory.mkdir()
@@ -81,7 +81,7 @@ class VolumeSnapshotTests(VolumeCase):
         return sorted(each.name for each in (self.file.parent / "snapshots").glob("*"))
 
     async def read_in_a_pod(self, *volumes: str) -> list[list[str]]:
-        """The records that each volume has, as a VM that mounts it sees them."""
+        """Return the records on each volume, as seen by a VM that mounts it."""
         mounts = []
         for volume in volumes:
             target = self.root / f"kubelet/pods/second/volumes/kubernetes.io~csi/{volume}/mount"
@@ -152,7 +152,7 @@ class VolumeSnapshotTests(VolumeCase):
         return subprocess.run(command, capture_output=True, check=False)
 
     def open_files(self, sandbox: str) -> list[str]:
-        """The files that the QEMU of the sandbox's VM has open."""
+        """Return the files that the QEMU of the sandbox's VM has open."""
         found = []
         for each in Path(f"/proc/{self.qemu_of(sandbox)}/fd").iterdir():
             try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong with volumes, as pods on real VMs see it.
+"""Troubles with volumes, as pods on real VMs see them.
 
-Who shows the rows of the manual's table:
+These tests show the rows of the manual's table:
 
     the node's disk is full                    tests.e2e.test_full_volumes
     the node's disk fails                      here
@@ -33,7 +33,7 @@ from txgrpc import Code, GrpcError
 
 class VolumeTroubleTests(VolumeTroubleCase):
     async def test_when_the_disk_fails_the_pod_goes_on(self) -> None:
-        """And what was flushed is on the disk, once that is back."""
+        """All flushed data is on the disk once that is back."""
         disk = await deferToThread(VolatileFile, self.file, self.root / "volatile")
         self.addCleanup(disk.end)
         await self.start()
@@ -51,7 +51,7 @@ class VolumeTroubleTests(VolumeTroubleCase):
         await self.assert_kept()
 
     async def until_read_only(self, container: str) -> None:
-        """Write until the file system takes nothing any more, as it can't write what is its own."""
+        """Write until the file system becomes read-only, because it can't write its own metadata."""
         until = reactor.seconds() + 120.0
         said = b""
         while b"Read-only file system" not in said:

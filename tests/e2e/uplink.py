@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network namespace that reaches what this machine does, and whose own networks collide with nobody's."""
+"""A network namespace that reaches everything that this machine reaches, and whose networks can't collide
+with others."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ table ip {table} {{
 
 
 class Uplink:
-    """Such a namespace, at this machine's address. `end` removes it."""
+    """A network namespace that sends with this machine's address. `end` removes it."""
 
     def __init__(self) -> None:
         number = pod_network().number
@@ -40,11 +41,11 @@ class Uplink:
 
     @property
     def path(self) -> Path:
-        """The namespace, as programs enter it by."""
+        """The path of the namespace, by which programs enter it."""
         return Path("/run/netns") / self.space.name
 
     def end(self) -> None:
-        """Remove it, with its link. Nothing may run in it any more."""
+        """Remove it, with its link. Nothing may still run in it."""
         said("nft", "delete", "table", "ip", self._link)
         said("ip", "link", "delete", "dev", self._link)
         self.space.end()

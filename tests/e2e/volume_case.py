@@ -22,7 +22,7 @@ DISK_GROUP = 6  # Debian's `disk`
 
 
 class VolumesCase(PodCase):
-    """With a directory of volumes. :ivar volumes: it."""
+    """A test case with a directory of volumes. :ivar volumes: that directory."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -32,13 +32,13 @@ class VolumesCase(PodCase):
         self.addCleanup(self.table.close)
 
     def make_volumes(self) -> Path:
-        """The directory of volumes."""
+        """Make the directory of volumes."""
         directory = self.root / "volumes"
         directory.mkdir(mode=0o700)
         return directory
 
     def make_volume(self, id: str, size: int) -> Path:
-        """A volume of so many bytes, which takes no room yet."""
+        """Make a sparse volume of `size` bytes, and return its file."""
         file = self.volumes / f"{id}.raw"
         file.touch(mode=0o600)
         os.truncate(file, size)
@@ -46,7 +46,7 @@ class VolumesCase(PodCase):
 
 
 class VolumeCase(VolumesCase):
-    """With a volume that is published as kubelet has it done.
+    """A test case with a volume, published as kubelet requests it.
 
     :ivar file: the volume. :ivar published: where it was published last.
     """
@@ -59,7 +59,7 @@ class VolumeCase(VolumesCase):
         self.file = self.make_volume("pvc-1", self.size)
 
     def publish(self, pod: str, *, group: int | None = None) -> Path:
-        """Have the volume published for a pod; return where."""
+        """Publish the volume for a pod; return where."""
         target = self.root / f"kubelet/pods/{pod}/volumes/kubernetes.io~csi/data/mount"
         volume = PublishedVolume("pvc-1", self.filesystem, mount_flags=("noatime",), group=group)
         published.publish(str(target), volume, self.table)
@@ -68,13 +68,13 @@ class VolumeCase(VolumesCase):
         return target
 
     def mounting(self, source: Path, name: str, script: str, **fields: Any) -> cri.ContainerConfig:
-        """A container that has the volume at /data."""
+        """Return a container that mounts the volume at /data."""
         mount = cri.Mount(container_path="/data", host_path=str(source))
         config: cri.ContainerConfig = self.box(name, script, mounts=[mount], **fields)
         return config
 
     def is_free(self) -> bool:
-        """Whether another VM could have the volume."""
+        """Return whether another VM could have the volume."""
         with self.file.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,16 +83,16 @@ class VolumeCase(VolumesCase):
             return True
 
     def qemu_of(self, sandbox: str) -> int:
-        """The process of the sandbox's VM."""
+        """Return the id of the QEMU process of the sandbox's VM."""
         [directory] = (self.root / "state" / "qemu" / "vms").glob("[!.]*")
         [pids] = pids_by_argument([f"guest=infranetes-{directory.name}"]).values()
         return pids[0]
 
 
 class RawVolumeCase(VolumesCase):
-    """With a raw volume that is published, and locked, as kubelet has it done, and a device of the node's.
+    """A test case with a raw volume, published and locked as by kubelet, and a device of the node's.
 
-    :ivar raw_file: the volume. :ivar node_disk: what the device has.
+    :ivar raw_file: the volume. :ivar node_disk: the device's content.
     """
 
     raw_size = 16 << 20
@@ -106,7 +106,7 @@ class RawVolumeCase(VolumesCase):
         self.config["providers"]["qemu"]["devices"] = [self.node_device]
 
     def publish_raw(self, pod: str, *, read_only: bool = False) -> Path:
-        """Have the raw volume published for a pod, and hold kubelet's lock on it; return kubelet's link."""
+        """Publish the raw volume for a pod, and hold kubelet's lock on it; return kubelet's link."""
         target = self.root / f"kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv/{pod}"
         published_devices.publish(str(target), PublishedVolume("raw-1", "", read_only=read_only), self.table)
         link = self.root / f"kubelet/pods/{pod}/volumeDevices/kubernetes.io~csi/pv"
@@ -117,49 +117,49 @@ class RawVolumeCase(VolumesCase):
         return link
 
     def unpublish_raw(self, pod: str) -> None:
-        """Have it free for the next pod; kubelet's lock goes later."""
+        """Free the raw volume for the next pod; kubelet's lock is released later."""
         target = self.root / f"kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv/{pod}"
         published_devices.unpublish(str(target), self.table)
 
     def raw_volume(self, link: Path, permissions: str = "mrw") -> cri.Device:
-        """The raw volume as a container's device."""
+        """Return the raw volume as a container's device."""
         return cri.Device(container_path="/dev/xvda", host_path=str(link), permissions=permissions)
 
     def lent_device(self) -> cri.Device:
-        """The node's device as a container's."""
+        """Return the node's device as a container's device."""
         return cri.Device(container_path="/dev/node", host_path=self.node_device, permissions="rw")
 
 
 def of_user(*groups: int) -> cri.LinuxContainerConfig:
-    """What is Linux's own of a container that is not root, with these groups besides its own."""
+    """Return the `linux` of a container that does not run as root, with these supplemental groups."""
     context = cri.LinuxContainerSecurityContext(supplemental_groups=groups)
     context.run_as_user.value = context.run_as_group.value = 1000
     return cri.LinuxContainerConfig(security_context=context)
 
 
 class VolumeTroubleCase(VolumeCase):
-    """With pods that have the volume one after the other."""
+    """A test case with pods that have the volume one after another."""
 
     stop_seconds = 30.0
     keep = "echo kept >/data/file; sync; exec sleep 1000"
     pods = 0
 
     async def having(self, pod: str, script: str = keep) -> tuple[str, str]:
-        """A pod that has the volume, once its script has begun; and its container."""
+        """Run a pod with the volume until its script has begun; return its sandbox and container."""
         sandbox = await self.run_pod("web", attempt=self.pods)
         self.pods += 1
         container = await self.run_container(sandbox, self.mounting(self.publish(pod), pod, script))
         return sandbox, container
 
     async def end(self, sandbox: str) -> None:
-        """Have the pod stopped in good time."""
+        """Stop the pod, which must not take long."""
         began = reactor.seconds()
         await self.stop_pod(sandbox)
         self.assertLess(reactor.seconds() - began, self.stop_seconds)
         await self.remove_pod(sandbox)
 
     async def has_written(self, container: str) -> None:
-        """Return once the script has written its file."""
+        """Wait until the script has written its file."""
 
         async def there() -> bool:
             return bool((await self.execute(container, "test", "-s", "/data/file")).exit_code == 0)
@@ -171,7 +171,7 @@ class VolumeTroubleCase(VolumeCase):
         await self.execute(container, "sync")
 
     async def assert_kept(self) -> None:
-        """The next pod has what was written, and may write."""
+        """Assert that the next pod sees what was written, and can write."""
         sandbox, container = await self.having("next", "exec sleep 1000")
         self.assertEqual((await self.execute(container, "cat", "/data/file")).stdout, b"kept\n")
         wrote = await self.execute(container, "sh", "-c", "echo more >/data/more && sync")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs the tests: the runner, its guards against blocking and leaks, and help for tests."""
+"""The test runner, its guards against blocking and leaks, and helpers for tests."""

@@ -3,15 +3,15 @@
 
 Two times of each callback are measured, and neither may exceed the limit:
 
-- the processor time of the reactor's thread, which the load of the machine does not change, less that for
+- the processor time of the reactor's thread, which the load of the machine does not change, less the time for
   which the processor itself stood still (`stalls`).
 - the time asleep: the elapsed time in which the thread neither had a processor nor waited for one. It counts
-  only if the thread was seen asleep in a system call meanwhile (`stacks`): in a sleep, in I/O on a disk, or
-  waiting for a child. Otherwise the time is due to others who use the machine.
+  only if the thread was seen asleep in a system call meanwhile (`stacks`): in a sleep, in disk I/O, or
+  waiting for a child. Otherwise other processes on the machine account for it.
 
-Garbage collection is not counted, for the heap is mostly the tests' own, nor is what tests do in their own
-methods, clean-ups and coroutines. Coroutines of the product that a test awaits are counted. A test that was
-found to block fails at once; there is no second try.
+Garbage collection is not counted, because the heap is mostly the tests' own. Nor is the time that tests spend
+in their own methods, clean-ups and coroutines; coroutines of the product that a test awaits are counted. A
+test that blocks fails at once, without a second try.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BlockingCallback:
     name: str
     computed: float  # milliseconds
     slept: float  # milliseconds
-    stack: str = ""  # where it spent the time, if it was looked at
+    stack: str = ""  # where it spent the time, if it was sampled
 
     def __str__(self) -> str:
         times = f"computed for {self.computed:.0f} ms and slept for {self.slept:.0f} ms"
@@ -60,7 +60,7 @@ class BlockingCallback:
 
 @attrs.frozen
 class Times:
-    """Both times, in nanoseconds."""
+    """The two times of a callback, in nanoseconds."""
 
     computed: int
     slept: int
@@ -73,7 +73,7 @@ class Times:
 
 
 def describe(function: Callable[..., Any]) -> str:
-    """Name a callback for people: module and qualified name of what a partial or a wrapper wraps."""
+    """Return a readable name: the module and qualified name of the function inside partials and wrappers."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -89,7 +89,7 @@ def _is_test(code: types.CodeType) -> bool:
 
 
 def _awaited(coroutine: Any) -> Any:
-    """The product's coroutine that a test's coroutine awaits, directly or not; None: it awaits none."""
+    """Return the product's coroutine that a test's coroutine awaits, directly or not; None: there is none."""
     while inspect.iscoroutine(coroutine):
         if coroutine.cr_code.co_filename.startswith(PRODUCT):
             return coroutine
@@ -101,7 +101,7 @@ class BlockingGuard:
     """Measures the callbacks of one reactor. `install` it once, in the reactor's thread.
 
     :param limit: milliseconds that each of a callback's times may take; 0: there is no limit.
-    :param stalls: of the processors.
+    :param stalls: the processors' stalls, which are deducted.
     """
 
     def __init__(self, limit: float, stalls: Stalls) -> None:
@@ -117,9 +117,9 @@ class BlockingGuard:
         self._stacks = Stacks()
 
     def install(self, reactor: Any) -> None:
-        """Measure every callback from now on: timed calls, calls from threads, and ready files.
+        """Measure every callback from now on: timed calls, calls from threads, and I/O on ready files.
 
-        The reactor is patched, the product is not.
+        This patches the reactor and `Deferred.fromCoroutine`; the product stays as it is.
         """
         reactor.callLater = self._timing_second_argument(reactor.callLater)
         reactor.callFromThread = self._timing_first_argument(reactor.callFromThread)
@@ -129,13 +129,13 @@ class BlockingGuard:
         self._stacks.start()
 
     def close(self) -> None:
-        """Stop measuring. Called when the reactor is not used any more."""
+        """Stop measuring. Call this when the reactor is no longer used."""
         self._stacks.stop()
         setattr(Deferred, "fromCoroutine", self._from_coroutine)  # noqa: B010 - a method
         gc.callbacks.remove(self._on_gc)
 
     def take(self) -> list[BlockingCallback]:
-        """Return what was found since the last call."""
+        """Return the blocking callbacks found since the last call."""
         found, self._found = self._found, []
         return found
 
@@ -149,14 +149,14 @@ class BlockingGuard:
                 time.thread_time_ns(),
                 self._stacks.thread.waited(),
             )
-            # Otherwise the thread waited or collected garbage between the readings, which then disagree.
-            # `computed` and `collected` are one reading: making the results below may collect garbage, too.
+            # If the thread waited or collected garbage between the readings, they disagree: read again.
+            # `collected` is read only once, because making the results below may collect garbage, too.
             if waited == before and collected == self._collected:
                 return Times(computed - collected, wall - computed - waited) - self._not_counted
 
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
-        """Leave out what runs in this block."""
+        """Return a context manager whose block is not counted."""
         began, self._stacks.began = self._stacks.began, 0
         started = self._times()
         try:
@@ -170,7 +170,7 @@ class BlockingGuard:
             return
         if phase == "start":
             self._collection_began = time.thread_time_ns()
-        elif self._collection_began:  # else it began before `install`
+        elif self._collection_began:  # otherwise the collection began before `install`
             self._collected += time.thread_time_ns() - self._collection_began
             self._collection_began = 0
 
@@ -179,7 +179,7 @@ class BlockingGuard:
     def _measure(
         self, name: Callable[[], str], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        if self._measuring:  # a callback runs reactor.iterate(): the outer one is measured
+        if self._measuring:  # called by reactor.iterate() in another callback, which is measured as a whole
             return function(*args, **kwargs)
         started = self._times()
         self._measuring = True
@@ -217,7 +217,7 @@ class BlockingGuard:
 
     def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(function):
-            return function  # the reactor's error says more
+            return function  # the reactor raises a clearer error
 
         @functools.wraps(function)
         def callback(*args: Any, **kwargs: Any) -> Any:
@@ -259,7 +259,7 @@ class BlockingGuard:
         def exempt(*args: Any, **kwargs: Any) -> Any:
             with self.not_counted():
                 result = function(*args, **kwargs)
-            if inspect.iscoroutine(result):  # Twisted 22.4 would not run a clean-up's
+            if inspect.iscoroutine(result):  # trial of Twisted 22.4 would not run a clean-up's coroutine
                 return self._from_coroutine(self._exempt_coroutine(result))
             return result
 
@@ -268,7 +268,7 @@ class BlockingGuard:
         return exempt
 
     def _deferred(self, coroutine: Any) -> Any:
-        """Replaces `Deferred.fromCoroutine`."""
+        """Do as `Deferred.fromCoroutine`, which this replaces, but do not count a test's own coroutine."""
         if inspect.iscoroutine(coroutine) and _is_test(coroutine.cr_code):
             coroutine = self._exempt_coroutine(coroutine)
         return self._from_coroutine(coroutine)
@@ -279,7 +279,7 @@ class BlockingGuard:
     def _step(self, coroutine: Coroutine[Any, Any, Any], step: Callable[[], Any]) -> Any:
         """Run one step of a test's coroutine.
 
-        If it resumes a coroutine of the product, the step counts until that one has ended, and so is freed.
+        If the step resumes a coroutine of the product, it counts until that coroutine ends and so is freed.
         """
         with contextlib.ExitStack() as rest:
             product = _awaited(coroutine)

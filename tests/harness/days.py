@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The day by which tests that take turns are chosen."""
+"""The day's number, which selects those of the tests that take turns."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ VARIABLE = "CI_DAY"
 
 
 def today() -> int:
-    """Return the number of days since 1970, by UTC; the environment's CI_DAY stands for another day."""
+    """Return the number of days since 1970, in UTC; the environment variable CI_DAY overrides it."""
     return int(os.environ.get(VARIABLE, "") or time.time() // 86400)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guards that every test is held to, whichever runner runs it: `trial`, `python -m tests`, their workers.
+"""The guards that watch every test, whichever runner runs it: `trial`, `python -m tests`, or their workers.
 
-A test fails if a callback blocks the reactor meanwhile (`blocking`), or if it leaves a process, a thread or
-a listening socket behind (`leaks`). `tests/__init__` calls `guard_tests`, and no test is loaded before that.
+A test fails if a callback blocks the reactor while it runs (`blocking`), or if it leaves a process, a thread
+or a listening socket behind (`leaks`). `tests/__init__` calls `guard_tests`, so before any test is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zope.interface import implementer
 from tests.harness import leaks, stalls
 from tests.harness.blocking import BlockingGuard
 
-STUCK_SECONDS = 300.0  # a test that runs longer has the stacks of all threads shown
+STUCK_SECONDS = 300.0  # when a test runs longer, the stacks of all threads are printed
 LIMIT_VARIABLE = "INFRANETES_TEST_BLOCKED_MS"
 DEFAULT_LIMIT = "50"
 
@@ -36,9 +36,9 @@ class LeftBehind(Exception):
 
 @functools.cache
 def blocking_guard() -> BlockingGuard:
-    """The guard of this process's reactor, installed at the first call.
+    """Return the guard of this process's reactor, which the first call installs.
 
-    The environment variable INFRANETES_TEST_BLOCKED_MS sets its limit, in milliseconds; 0: none.
+    The environment variable INFRANETES_TEST_BLOCKED_MS sets its limit, in milliseconds; 0: there is none.
     """
     from twisted.internet import reactor
 
@@ -50,9 +50,9 @@ def blocking_guard() -> BlockingGuard:
 
 @implementer(IReporter)
 class GuardedReporter(TestResultDecorator):  # type: ignore[misc]  # its base is made at run time
-    """Reports to another reporter what a test did, and what the guards have against it as the test's error.
+    """Passes a test's results on to another reporter, and adds what the guards found as the test's errors.
 
-    A success is reported at the test's end only, when the guards agree.
+    A success is passed on only at the test's end, if the guards found nothing.
     """
 
     def __init__(self, reporter: IReporter) -> None:
@@ -87,7 +87,7 @@ class GuardedReporter(TestResultDecorator):  # type: ignore[misc]  # its base is
 
 
 def guard_tests() -> None:
-    """Have every test of this process report through a `GuardedReporter`. Idempotent."""
+    """Make every test of this process report through a `GuardedReporter`. Idempotent."""
     original = SynchronousTestCase.run
     if getattr(original, "guarded", False):
         return

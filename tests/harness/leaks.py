@@ -15,21 +15,21 @@ from pathlib import Path
 import attrs
 from twisted.internet.process import reapAllProcesses
 
-GRACE = 2.0  # seconds in which things that are about to end may end
+GRACE = 2.0  # seconds that a process, thread or listener has to end after the test
 PAUSE = 0.02
 POOL_THREADS = ("PoolThread-twisted.internet.reactor", "PoolThread-infranetes-", "tests.")
 
 
 @attrs.frozen
 class Holdings:
-    """This process's children, other threads and listening sockets, each described for people."""
+    """This process's children, other threads and listening sockets, each with a readable description."""
 
     children: dict[int, str]
     threads: dict[int, str]
     listeners: dict[int, str]
 
     def since(self, before: Holdings) -> Holdings:
-        """What is here that was not there before."""
+        """Return what this has and `before` has not."""
         return Holdings(
             {key: text for key, text in self.children.items() if key not in before.children},
             {key: text for key, text in self.threads.items() if key not in before.threads},
@@ -37,17 +37,17 @@ class Holdings:
         )
 
     def describe(self) -> list[str]:
-        """Each one's description."""
+        """Return the description of each."""
         return [*self.children.values(), *self.threads.values(), *self.listeners.values()]
 
 
 def children() -> dict[int, str]:
-    """Child processes that have not ended."""
+    """Return this process's children that have not ended, by process id."""
     found = {}
     own = str(os.getpid()).encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            # proc(5): pid (comm) state ppid ...; comm may hold anything, also parentheses
+            # proc(5): pid (comm) state ppid ...; comm may hold any character, even parentheses
             state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
             if parent == own and state != b"Z":
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
@@ -56,7 +56,7 @@ def children() -> dict[int, str]:
 
 
 def threads() -> dict[int, str]:
-    """Threads other than the reactor's pool and the harness's own."""
+    """Return the threads other than this one, thread pools' and the harness's own."""
     return {
         thread.ident or 0: f"thread {thread.name}"
         for thread in threading.enumerate()
@@ -65,7 +65,7 @@ def threads() -> dict[int, str]:
 
 
 def listeners() -> dict[int, str]:
-    """Listening sockets of this process, by inode."""
+    """Return this process's listening sockets, by inode."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -79,14 +79,14 @@ def listeners() -> dict[int, str]:
 
 
 def holdings() -> Holdings:
-    """What this process has now."""
+    """Return what this process has now."""
     return Holdings(children(), threads(), listeners())
 
 
 def left_behind(before: Holdings) -> list[str]:
-    """Describe what has come since `before` and does not end soon.
+    """Describe what is new since `before` and does not end within `GRACE`.
 
-    Child processes among it are killed, so that they do not disturb later tests.
+    New child processes are killed, so that they do not disturb later tests.
     """
     until = time.monotonic() + GRACE
     while True:

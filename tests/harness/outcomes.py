@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 class Outcomes:
     """How each test ended, by its dotted name. A test that failed in any way counts as failed.
 
-    :ivar failed: with the traceback.
-    :ivar on_end: called with each test that has ended.
+    :ivar failed: the traceback of each test that failed.
+    :ivar on_end: called with the name of each test that has ended.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class Outcomes:
         self.seconds |= other.seconds
 
     def add(self, test: str, outcome: Mapping[str, object]) -> None:
-        """Add what `of` returned in another process."""
+        """Add the outcome of a test, as `of` returned it in another process."""
         for each in ("failed", "skipped", "passed", "seconds"):
             if each in outcome:
                 getattr(self, each)[test] = outcome[each]
 
     def of(self, test: str) -> dict[str, object]:
-        """The outcome of one test, for JSON."""
+        """Return the outcome of one test, in a form for JSON."""
         kinds = {name: getattr(self, name) for name in ("failed", "skipped", "passed", "seconds")}
         return {name: kind[test] for name, kind in kinds.items() if test in kind}
 
@@ -44,13 +44,13 @@ class Outcomes:
             each.clear()
 
     def counts(self) -> tuple[int, int, int]:
-        """How many tests passed, failed and were skipped."""
+        """Return how many tests passed, failed and were skipped."""
         skipped = self.skipped.keys() - self.failed.keys()
         passed = self.passed.keys() - self.failed.keys() - skipped
         return len(passed), len(self.failed), len(skipped)
 
     def word(self, test: str) -> str:
-        """How a test ended, in a word or two."""
+        """Return how a test ended, in a word or two."""
         if test in self.failed:
             return "FAILED"
         if test in self.skipped:
@@ -59,16 +59,16 @@ class Outcomes:
 
     @property
     def good(self) -> bool:
-        """Whether something passed and nothing failed."""
+        """Whether at least one test passed and none failed."""
         passed, failed, _skipped = self.counts()
         return passed > 0 and failed == 0
 
     def slowest(self, number: int) -> list[str]:
-        """Lines for the `number` slowest tests."""
+        """Return a line for each of the `number` slowest tests."""
         ordered = sorted(self.seconds.items(), key=lambda pair: -pair[1])
         return [f"{took:8.2f} s  {name}" for name, took in ordered[:number]]
 
     def closing_line(self) -> str:
-        """The last line of a run."""
+        """Return the last line of a run's output."""
         passed, failed, skipped = self.counts()
         return f"{passed} passed, {failed} failed, {skipped} skipped"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reporter of `python -m tests`: one line per test, and tracebacks as soon as tests fail."""
+"""The reporter of `python -m tests`: one line per test, and the traceback as soon as a test fails."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.harness.outcomes import Outcomes
 
 
 class LineReporter(Reporter):
-    """Shows how the tests go, and records it in `outcomes`."""
+    """Prints how each test ends, and records it in `outcomes`."""
 
-    def __init__(self, *args: Any, outcomes: Outcomes) -> None:  # Any: as trial's
+    def __init__(self, *args: Any, outcomes: Outcomes) -> None:  # Any: as in trial
         super().__init__(*args)
         self.outcomes = outcomes
         self._started = 0.0
@@ -62,7 +62,7 @@ class LineReporter(Reporter):
         self._fail(test, self._format(self.errors[-1][1]))
 
     def _format(self, failure: Failure | str) -> str:
-        """The traceback, with what Twisted leaves out of it: notes (Hypothesis' example) and groups."""
+        """Return the traceback, with the notes (Hypothesis' example) and groups that Twisted leaves out."""
         assert isinstance(failure, Failure)
         error = failure.value
         text: str = self._formatFailureTraceback(failure)
@@ -72,10 +72,10 @@ class LineReporter(Reporter):
 
     def _fail(self, test: SynchronousTestCase, text: str) -> None:
         self.outcomes.failed[test.id()] = self.outcomes.failed.get(test.id(), "") + text
-        # A module that can't be imported never starts as a test, so its name is shown here.
+        # A module that can't be imported never starts as a test, so its name is printed here.
         self._writeln(f"\n{test.id()} failed:\n{text}")
 
     # -- the end
 
     def _printErrors(self) -> None:
-        """Nothing: each was shown when it came."""
+        """Print nothing: each error was printed when it was reported."""

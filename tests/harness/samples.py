@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for test_runner to run in a process of their own; the runner finds only test_*.py by itself."""
+"""Tests that test_runner runs in a process of their own. The runner itself finds only test_*.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ reactor: Any = the_reactor
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# What the product must not do; it runs as if it were a module of the product.
+# Code that blocks, which the product must not do; it runs as if it were a module of the product.
 PRODUCT = """
 import time
 from twisted.internet.protocol import Protocol
@@ -66,7 +66,7 @@ exec(compile(PRODUCT, str(ROOT / "infranetes" / "pretended.py"), "exec"), produc
 
 
 async def computing_is_held_up(seconds: float) -> bool:
-    """Compute 30 ms in each of a hundred callbacks, until one of them took `seconds` more than that."""
+    """Compute for 30 ms in up to a hundred callbacks; return whether one took `seconds` longer than that."""
     for _ in range(100):
         if await deferLater(reactor, 0, product["compute"], 0.03) > 0.03 + seconds:
             return True
@@ -75,7 +75,7 @@ async def computing_is_held_up(seconds: float) -> bool:
 
 @contextlib.contextmanager
 def busy_machine() -> Iterator[None]:
-    """Three others compute on the processor that is ours too."""
+    """Return a context manager that binds this process to one processor, on which three others compute."""
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(own)})
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
@@ -89,7 +89,7 @@ def busy_machine() -> Iterator[None]:
 
 
 class Blocking(TestCase):
-    """Each keeps the reactor waiting, and fails."""
+    """Tests that each block the reactor, and so fail."""
 
     def test_timed_call_sleeps(self) -> Deferred[None]:
         return deferLater(reactor, 0.01, time.sleep, 0.1)
@@ -128,7 +128,7 @@ class Blocking(TestCase):
 
 
 class BlockingInHaste(TestCase):
-    """Sleeps while others want the processor, and fails."""
+    """A test that sleeps while other processes want the processor, and so fails."""
 
     async def test_sleeps_on_a_busy_machine(self) -> None:
         with busy_machine():
@@ -136,7 +136,7 @@ class BlockingInHaste(TestCase):
 
 
 class FailingOnce(SynchronousTestCase):
-    """One fails, beside a hundred that pass."""
+    """One test that fails, beside a hundred that pass."""
 
     def test_fails(self) -> None:
         self.fail("on purpose")
@@ -147,7 +147,7 @@ for number in range(100):
 
 
 class Innocent(TestCase):
-    """None of them fails."""
+    """Tests that only seem to block, and do not fail."""
 
     async def setUp(self) -> None:
         await deferLater(reactor, 0.001)
@@ -207,7 +207,7 @@ class Innocent(TestCase):
 
 
 class Leaking(SynchronousTestCase):
-    """Each but the last leaves something behind, and fails."""
+    """Tests of which each but the last leaves something behind, and so fails."""
 
     def test_child(self) -> None:
         subprocess.Popen(["sleep", "60"])
@@ -237,7 +237,7 @@ class Coroutine(TestCase):
 
 
 class Ending(SynchronousTestCase):
-    """One of each."""
+    """One test for each way to end."""
 
     def test_passes(self) -> None:
         pass
@@ -269,7 +269,7 @@ class Ending(SynchronousTestCase):
 
 
 class Dying(SynchronousTestCase):
-    """The second ends the process that runs it."""
+    """Tests of which the second ends the process that runs it."""
 
     def test_1_passes(self) -> None:
         pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which tests run side by side, and which tests must not.
+"""The order in which tests run in parallel, and which tests must not run at the same time.
 
 Tests that use something of which the machine has only one are declared here, and nowhere else.
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
-# Tests that share a word never run at the same time. A name stands for all tests in it.
+# Tests that share a word never run at the same time. A name stands for all tests in that package or module.
 SHARED: Mapping[str, tuple[str, ...]] = {
-    # Each emulated VM keeps a processor busy, and all share one template and one guest image.
+    # Each emulated VM keeps a processor busy, and all VMs share one template and one guest image.
     "tests.e2e.test_pod": ("real VMs", "host ports"),
     "tests.e2e.test_pod_docker": ("real VMs", "host ports"),
     "tests.e2e.test_empty_dirs": ("real VMs",),
@@ -50,7 +50,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.cluster": ("real VMs", "host ports", "Kubernetes"),
     "tests.delegates": ("real VMs", "host ports"),
     "tests.workloads": ("real VMs", "host ports", "Kubernetes"),
-    # build/deb, dist and the clean root's cache.
+    # They write build/deb, dist and the clean root's cache.
     "tests.e2e.test_package": ("built packages",),
     "tests.e2e.test_package_upgrade": ("built packages",),
     "tests.e2e.test_repository": ("built packages",),
@@ -59,17 +59,17 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.infranetes.daemon.test_crash": ("host ports",),
     "tests.infranetes.daemon.test_semantics": ("host ports",),
     "tests.infranetes.hostports.test_table": ("host ports",),
-    # The bridge inftest1, and subnets.
+    # They use the bridge inftest1 and its subnets.
     "tests.infranetes.providers.test_qemu_firewall_changes": ("bridge",),
     "tests.infranetes.providers.test_qemu_firewalls": ("bridge",),
     "tests.infranetes.providers.test_qemu_neighbours": ("bridge",),
     "tests.infranetes.providers.test_qemu_node": ("bridge",),
-    # Volumes of one name, among the node's mounts.
+    # They publish volumes of the same names among the node's mounts.
     "tests.infranetes.csi": ("published volumes",),
-    # Addresses of the node's.
+    # They use the same addresses on the node.
     "tests.vmserver.firewall.test_firewall.FirewallTests": ("addresses of a pod's firewall",),
     "tests.vmserver.rpc.test_firewalls_of_pods": ("addresses of a pod's firewall",),
-    # It overloads a processor, to have its own tests wait.
+    # It overloads a processor, so that its samples have to wait for it.
     "tests.harness.test_runner": ("busy machine",),
 }
 # Tests that run alone, and why.
@@ -78,7 +78,7 @@ ALONE: Mapping[str, str] = {
     "tests.infranetes.daemon.test_hostile": "measures how long calls take beside a hostile agent",
     "tests.infranetes.daemon.test_live_mounts": "measures how long a change takes to be seen",
 }
-# About how many seconds long tests take; others count as one. This decides only the order.
+# About how many seconds each long test takes; any other counts as one second. This decides only the order.
 SECONDS: Mapping[str, float] = {
     "tests.e2e.test_demo": 300,
     "tests.e2e.test_package": 120,
@@ -171,12 +171,12 @@ SECONDS: Mapping[str, float] = {
 
 
 def within(name: str, container: str) -> bool:
-    """Whether the dotted `name` is `container` or something in it."""
+    """Return whether the dotted `name` is `container` or something in it."""
     return name == container or name.startswith(f"{container}.")
 
 
 def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
-    """All tests in a suite, including those that stand for what can't be loaded."""
+    """Yield all tests in a suite, including those that stand for modules that can't be loaded."""
     for test in suite:
         if isinstance(test, unittest.TestSuite):
             yield from tests_of(test)
@@ -186,24 +186,24 @@ def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 @attrs.frozen
 class Unit:
-    """The tests of one class, which run one after the other."""
+    """The tests of one class, which run one after another."""
 
     name: str
     tests: tuple[str, ...]
 
     @property
     def seconds(self) -> float:
-        """About how long they take."""
+        """About how long its tests take."""
         return max((seconds for name, seconds in SECONDS.items() if within(self.name, name)), default=1.0)
 
     @property
     def shared(self) -> frozenset[str]:
-        """What they use that no other unit may use at the same time."""
+        """The words for what its tests use and no other unit may use at the same time."""
         return frozenset(word for name, words in SHARED.items() if within(self.name, name) for word in words)
 
     @property
     def alone(self) -> bool:
-        """Whether they run alone."""
+        """Whether it runs alone."""
         return any(within(self.name, name) for name in ALONE)
 
 
@@ -216,9 +216,9 @@ def units(tests: Iterable[str]) -> list[Unit]:
 
 
 class Schedule:
-    """Hands out units to workers, from any thread: the longest first, those that run alone at the end.
+    """Hands out units to workers, in any thread: the longest first, those that run alone at the end.
 
-    Units that share something count as long as all of them together, for they wait for each other.
+    Units that share something each count as long as all of them together, because they wait for each other.
     """
 
     def __init__(self, given: Iterable[Unit]) -> None:
@@ -233,7 +233,7 @@ class Schedule:
         self._changed = threading.Condition()
 
     def take(self) -> Unit | None:
-        """Take the next unit, and wait until it may run. None: there is none left."""
+        """Wait until a unit may run, and return it; None: none is left."""
         with self._changed:
             while True:
                 for unit in self._waiting:
@@ -252,13 +252,13 @@ class Schedule:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Hand out no more."""
+        """Hand out no more units."""
         with self._changed:
             self._waiting.clear()
             self._changed.notify_all()
 
     def may_run(self, unit: Unit) -> bool:
-        """Whether a unit may run beside those that run now."""
+        """Return whether a unit may run beside those that run now."""
         if unit.alone:
             return not self._running
         return not any(other.alone or other.shared & unit.shared for other in self._running)

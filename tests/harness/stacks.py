@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples the stack of a thread whose callback takes long, and whether the thread sleeps.
 
-faulthandler walks the frames in C and holds Python's lock meanwhile. Following `frame.f_back` of another,
-running thread from Python is known to crash CPython 3.11.
+It uses faulthandler, which walks the frames in C and holds the GIL meanwhile. Following `frame.f_back` of
+another, running thread from Python is known to crash CPython 3.11.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Sample:
 
 
 class Stacks:
-    """Samples the stack of the thread that makes it, every 20 ms while `began` is set.
+    """Samples the stack of the thread that makes this object, every 20 ms while `began` is set.
 
-    :ivar began: time.perf_counter_ns() at the start of the callback that runs; 0: none does.
+    :ivar began: time.perf_counter_ns() at the start of the running callback; 0: none runs.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Stacks:
         self._watcher.join()
 
     def typical(self, began: int) -> Sample:
-        """The most frequent stack of the callback that began then, and whether it was ever seen asleep."""
+        """Return the commonest stack of the callback that began then, and whether it was ever seen asleep."""
         samples = [sample for at, sample in self._samples if at == began]
         if not samples:
             return Sample()

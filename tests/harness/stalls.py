@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells when a processor of this machine stood still, because the machine's own host had to do something.
+"""Records when a processor of this machine stood still because the machine's own host was busy.
 
-A virtual machine's processor may stop for tens of milliseconds, in the middle of anything: until its host
-has brought a page of memory, say. The kernel counts that as work of the thread that the processor was
-running. Only steal, for which the host says that others had the processor, is left out of threads' times.
+A virtual machine's processor may stop for tens of milliseconds at any point, for example until its host has
+brought in a page of memory. The kernel counts that time as work of the thread that the processor was running.
+Only steal, the time for which the host reports that others had the processor, is left out of threads' times.
 
-So a watcher on each processor, whose priority is above all that is no real-time program, sleeps for a few
-milliseconds again and again. When it wakes late, nothing ran there meanwhile. Run as a program, this module
-is the watchers: ``stalls.py FD`` writes to the shared memory FD until its standard input is closed. They need
-to be root; otherwise no stall is ever known.
+So each processor has a watcher, with a priority above every program that is not real-time, which repeatedly
+sleeps for a few milliseconds. When it wakes late, nothing ran there meanwhile. Run as a program, this module
+is the watchers: ``stalls.py FD`` writes to the shared memory FD until its standard input is closed. They must
+run as root; otherwise no stall is ever found.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-VARIABLE = "INFRANETES_TEST_STALLS"  # names the shared memory, for processes that a run of tests starts
+VARIABLE = "INFRANETES_TEST_STALLS"  # names the shared memory, for the processes that a test run starts
 INTERVAL_NANOS = 4_000_000
-LATE_NANOS = 5_000_000  # later than this is a stall
-TICK_NANOS = 10_000_000  # of the steal in /proc/stat
-WAKES_PER_LOOK = 25  # after so many wakes the steal is read, and whether somebody still reads
+LATE_NANOS = 5_000_000  # waking later than this is a stall
+TICK_NANOS = 10_000_000  # the unit of steal in /proc/stat
+WAKES_PER_LOOK = 25  # the number of wakes after which the steal is read again
 READY = b"."
-KEPT = 256  # stalls of each processor, the latest
-_FIELDS = 1 + 2 * KEPT  # their number so far, and the start and the length of each
+KEPT = 256  # the number of each processor's latest stalls that are kept
+_FIELDS = 1 + 2 * KEPT  # the number of stalls so far, and the start and the length of each
 SIZE = 8 * _FIELDS * (os.cpu_count() or 1)
 
 
 class Stalls:
     """The stalls of this machine's processors.
 
-    :param memory: what the watchers write to.
+    :param memory: the descriptor of the shared memory that the watchers write to.
     """
 
     def __init__(self, memory: int) -> None:
@@ -56,7 +56,7 @@ class Stalls:
 
 
 def watch(environment: Mapping[str, str] = os.environ) -> Stalls:
-    """Start the watchers, which end with this process, unless the environment names some that run."""
+    """Start watchers, which end with this process, unless the environment names some that already run."""
     if path := environment.get(VARIABLE):
         with contextlib.suppress(OSError), open(path, "rb") as shared:
             if os.fstat(shared.fileno()).st_size == SIZE:
@@ -72,7 +72,7 @@ def watch(environment: Mapping[str, str] = os.environ) -> Stalls:
     assert watchers.stdout is not None
     with watchers.stdout as ready:
         ready.read(len(os.sched_getaffinity(0)))
-    _running.append(watchers)  # for its standard input, which closes with this process
+    _running.append(watchers)  # keeps their standard input open until this process ends
     os.environ[VARIABLE] = f"/proc/{os.getpid()}/fd/{memory}"
     return Stalls(memory)
 
@@ -80,7 +80,7 @@ def watch(environment: Mapping[str, str] = os.environ) -> Stalls:
 _running: list[subprocess.Popen[bytes]] = []
 
 
-# ---- the watchers: a program with nothing but the standard library, for it starts with each run
+# ---- the watchers: a program that uses only the standard library, so that it starts fast
 
 
 def _steal(processor: int) -> int:
@@ -107,7 +107,8 @@ def _watch(processor: int, fields: memoryview) -> None:
         wakes += 1
         if late > LATE_NANOS:
             before, steal = steal, _steal(processor)
-            # The kernel already leaves the steal out: counted here too, it would excuse what was computed.
+            # The kernel already leaves steal out of threads' times. If it were counted here too, as much of a
+            # thread's own computing would go unnoticed.
             if (length := late - (steal - before)) > 0:
                 number = fields[0] % KEPT
                 fields[1 + 2 * number], fields[2 + 2 * number] = due, length
@@ -120,14 +121,14 @@ def main(memory: int) -> None:
     """Watch every processor."""
     fields = memoryview(mmap.mmap(memory, SIZE)).cast("q")
     children: list[int] = []
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for who reads the stalls
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the test run that reads the stalls
     for processor in os.sched_getaffinity(0):
         child = os.fork()
         if child == 0:
             try:
                 _watch(processor, fields[processor * _FIELDS : (processor + 1) * _FIELDS])
             except PermissionError:
-                os.write(1, READY)  # it never will be
+                os.write(1, READY)  # `watch` waits for this, though this processor will not be watched
             os._exit(0)
         children.append(child)
     sys.stdin.buffer.read()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocking guard's arithmetic, where a run of samples could not control when something happens."""
+"""The blocking guard's arithmetic, in cases whose timing the samples of test_runner could not control."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compute(nanoseconds: int) -> None:
 
 
 class Stalled(Stalls):
-    """Processors that never stood still, or did for as long as is said."""
+    """Processors that always stood still for the given number of nanoseconds."""
 
     def __init__(self, stalled: int = 0) -> None:
         self.stalled = stalled
@@ -34,7 +34,7 @@ class Stalled(Stalls):
 
 
 class StallTests(SynchronousTestCase):
-    """What the machine's host took is not what a callback computed."""
+    """The time that the machine's host took is not counted as a callback's computing."""
 
     def found_of(self, computed: int, stalled: int) -> list[float]:
         guard = BlockingGuard(LIMIT, Stalled(stalled))
@@ -51,13 +51,13 @@ class StallTests(SynchronousTestCase):
 
 
 class CollectionTests(SynchronousTestCase):
-    """Garbage is collected when something is made, which the guard does too."""
+    """Making any object may collect garbage, also when the guard makes its own."""
 
     def setUp(self) -> None:
         self.guard = BlockingGuard(LIMIT, Stalled())
 
     def collecting(self) -> Callable[[int, int], Times]:
-        """Makes figures, and each time garbage is collected for too long."""
+        """Return a substitute for `Times` during whose calls garbage is collected for too long."""
         collecting = False
 
         def make(computed: int, slept: int) -> Times:

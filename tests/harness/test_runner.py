@@ -18,7 +18,7 @@ SAMPLES = "tests.harness.samples"
 
 
 def run(*arguments: str) -> tuple[int, str, dict[str, str]]:
-    """Run the runner: its exit code, its output, and each test's word by the name of its method."""
+    """Run the runner; return its exit code, its output, and each test's word by the name of its method."""
     with tempfile.TemporaryDirectory() as place:
         done = subprocess.run(
             [sys.executable, "-m", "tests", f"--temp-directory={place}/trial", *arguments],
@@ -41,7 +41,7 @@ def run(*arguments: str) -> tuple[int, str, dict[str, str]]:
 
 
 def run_trial(*arguments: str, blocked: str = "50") -> tuple[int, str]:
-    """Run plain trial: its exit code and its output."""
+    """Run plain trial; return its exit code and its output."""
     with tempfile.TemporaryDirectory() as place:
         done = subprocess.run(
             [sys.executable, "-m", "twisted.trial", f"--temp-directory={place}/trial", *arguments],
@@ -58,7 +58,7 @@ def run_trial(*arguments: str, blocked: str = "50") -> tuple[int, str]:
 
 
 class PlainTrialTests(SynchronousTestCase):
-    """The guards need no runner of their own."""
+    """The guards work without `python -m tests`, too."""
 
     def test_a_callback_that_blocks_fails_its_test_and_is_named(self) -> None:
         code, output = run_trial(f"{SAMPLES}.Blocking")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests run beside which."""
+"""Which tests run at the same time, and in which order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ScheduleTests(SynchronousTestCase):
 
     def test_what_shares_something_does_not_run_side_by_side(self) -> None:
         given = Schedule(units(["vm.One.t", "vm.Two.t", "vn.Three.t", "a.A.t"]))
-        # together they take longer than any other, so they begin
+        # vm.One, vm.Two and vn.Three together take longer than any other unit, so one of them is first.
         self.assertEqual([self.taken(given), self.taken(given)], ["vm.One", "a.A"])
         given.done(Unit("vm.One", ("vm.One.t",)))
         self.assertEqual(self.taken(given), "vm.Two")
@@ -75,7 +75,7 @@ class DeclarationTests(SynchronousTestCase):
             self.assertTrue(tests and all(test.id().startswith(name) for test in tests), name)
 
     def test_those_with_real_vms_do_not_run_side_by_side(self) -> None:
-        """They have one bridge, which the first daemon that ends takes away from the others."""
+        """Their daemons share a bridge, which the first daemon to end would take away from the others."""
         for path in (TREE / "tests" / "e2e").glob("test_*.py"):
             if re.search(r"^from tests\.e2e\.(pod|qemu|volume)_case import", path.read_text(), re.MULTILINE):
                 shared = Unit(f"tests.e2e.{path.stem}.Tests", ()).shared
@@ -99,7 +99,7 @@ class DeclarationTests(SynchronousTestCase):
             self.assertTrue((TREE / name.replace(".", "/")).with_suffix(".py").exists(), name)
 
     def test_each_test_in_clusters_has_its_day(self) -> None:
-        """Clusters have every second day; so has each slice of them in turn."""
+        """Cluster tests run every second day; their slices take turns on those days."""
         days = [2 * turn for turn in range(len(cluster_slices.SLICES))]
         rests = Counter(name for day in days for name in cluster_slices.resting(day))
         self.assertEqual(set(rests.values()), {len(days) - 1})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watchers of processors that stand still, beside a real-time program that lets nobody else run."""
+"""The watchers of processors that stand still, beside a real-time program that lets nothing else run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests.harness import stalls
 
 LONG = 0.04  # seconds
-# On the processor whose number it gets, with a priority above the watchers'.
+# It runs on the processor whose number is its argument, with a priority above the watchers'.
 TAKES_IT = f"""
 import os, sys, time
 os.sched_setaffinity(0, {{int(sys.argv[1])}})
@@ -25,7 +25,7 @@ while time.perf_counter() < until:
 
 
 class WatcherTests(SynchronousTestCase):
-    """Those that all tests of this run have."""
+    """The watchers that all tests of this run share."""
 
     def setUp(self) -> None:
         self.stalls = stalls.watch()
@@ -35,14 +35,14 @@ class WatcherTests(SynchronousTestCase):
         """Return the seconds for which the processor stood still while a program ran on it."""
         began = time.perf_counter_ns()
         subprocess.run([sys.executable, "-c", program, str(self.processor)], check=True, timeout=60)
-        time.sleep(2 * stalls.INTERVAL_NANOS / 1e9)  # a watcher wakes meanwhile
+        time.sleep(2 * stalls.INTERVAL_NANOS / 1e9)  # long enough for a watcher to wake
         return self.stalls.nanoseconds(self.processor, began, time.perf_counter_ns()) / 1e9
 
     def test_a_processor_that_runs_no_watcher_stands_still(self) -> None:
         self.assertGreater(self.stalled_meanwhile(TAKES_IT), LONG / 2)
 
     def test_one_that_is_busy_does_not(self) -> None:
-        """Three times, for it may really stand still meanwhile."""
+        """The best of three runs counts, because the processor may really stand still in one."""
         ordinary = TAKES_IT.replace("os.sched_setscheduler", "len, (0,) or ").replace(str(LONG), "0.2")
         self.assertLess(min(self.stalled_meanwhile(ordinary) for _ in range(3)), 0.03)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tool that is missing fails the test with words of what to install."""
+"""A missing tool fails the test with a message that names what to install."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel knows of a thread: how long it waited for a processor, and whether it sleeps."""
+"""What the kernel knows about a thread: how long it waited for a processor, and whether it sleeps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 
 FUTEX = {"x86_64": b"202", "aarch64": b"98"}[platform.machine()]
-"""The number of futex(2), in which threads sleep that wait for Python's own lock."""
+"""The number of futex(2), in which threads that wait for the GIL sleep."""
 
 
 class ThreadStatus:
-    """Reads the status of the thread that made it, from any thread.
+    """Reads, from any thread, the status of the thread that made this object.
 
     Sources: `schedstat` (Linux' Documentation/scheduler/sched-stats), `syscall` and `stat` (proc(5)).
     """
@@ -25,17 +25,17 @@ class ThreadStatus:
         self._stat = os.open(task / "stat", os.O_RDONLY | os.O_CLOEXEC)
 
     def waited(self) -> int:
-        """Nanoseconds in all for which it was ready to run and others had the processors."""
+        """Return the total nanoseconds for which it was ready to run while others had the processors."""
         return int(os.pread(self._schedstat, 64, 0).split()[1])
 
     def processor(self) -> int:
-        """The number of the processor that it runs on, or ran on last."""
+        """Return the number of the processor that it runs on, or ran on last."""
         return int(os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()[36])
 
     def sleeps(self) -> bool:
-        """Whether it sleeps in a system call other than futex(2).
+        """Return whether it sleeps in a system call other than futex(2).
 
-        In that, a lock of the program can't be told from Python's own, which threads wait for all the time.
+        In futex(2), a lock of the program can't be told from the GIL, which threads wait for all the time.
         """
         fields = os.pread(self._syscall, 256, 0).split()
         return bool(fields) and fields[0].isdigit() and fields[0] != FUTEX

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that tests run. If one is missing, its test fails and is not skipped."""
+"""The programs that tests run. If one is missing, the test that needs it fails and is not skipped."""
 
 from __future__ import annotations
 
 import shutil
 
-# Programs whose Debian package has another name.
+# The Debian package of each program, where its name differs from the program's.
 PACKAGES = {
     "dockerd": "docker.io",
     "docker": "docker.io (Debian 13: docker-cli)",
@@ -25,7 +25,7 @@ PACKAGES = {
 def need(command: str) -> str:
     """Find the path of a program.
 
-    :raise AssertionError: it is missing; says what to install.
+    :raise AssertionError: it is missing; the message names what to install.
     """
     path = shutil.which(command) or shutil.which(command, path="/usr/sbin:/sbin")
     if path is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs tests side by side, in worker processes that each run class after class.
+"""Runs tests in parallel, in worker processes that each run one class after another.
 
-A worker is `python -m tests --worker FD`. On the socket FD it reads lines of JSON, each the names of the
-tests to run next, and answers each with one line per test that has ended and an empty line.
+A worker is `python -m tests --worker FD`. On the socket FD it reads lines of JSON, each with the names of the
+tests to run next, and answers each with one line per test that has ended, and then an empty line.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tests.harness.outcomes import Outcomes
 from tests.harness.schedule import Schedule, Unit
 
 ROOT = Path(__file__).resolve().parents[2]
-END_SECONDS = 60.0  # for a worker to end when it is idle
-INTERRUPT_SECONDS = 20.0  # for a worker to end in the middle of a test
+END_SECONDS = 60.0  # that an idle worker has to end
+INTERRUPT_SECONDS = 20.0  # that a worker in the middle of a test has to end
 
 
 class RemoteSuite(pyunit.TestSuite):
-    """The suite of a worker: what the socket asks for, one unit after the other."""
+    """The suite of a worker: the tests that the socket asks for, one unit after another."""
 
     def __init__(self, number: int, outcomes: Outcomes) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class RemoteSuite(pyunit.TestSuite):
         self._socket.set_inheritable(False)
         self._outcomes = outcomes
 
-    def run(self, result: Any, debug: bool = False) -> Any:  # Any: as unittest's
+    def run(self, result: Any, debug: bool = False) -> Any:  # Any: as in unittest
         """Run until the socket is closed."""
         with self._socket, self._socket.makefile("rw", encoding="utf-8") as lines:
             for line in lines:
@@ -49,7 +49,7 @@ class RemoteSuite(pyunit.TestSuite):
                 outcomes.on_end = lambda test: self._report(lines, test)
                 suite = decorate(TestLoader().loadByNames(json.loads(line), recurse=True), ITestCase)
                 LoggedSuite([suite]).run(result)
-                for test in outcomes.failed:  # what could not be loaded, or failed between two tests
+                for test in outcomes.failed:  # also those that could not be loaded or failed between tests
                     self._report(lines, test)
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -73,7 +73,7 @@ class Worker:
         self._lines: TextIO | None = None
 
     def run(self, unit: Unit, outcomes: Outcomes) -> str:
-        """Run a unit and return what was printed. If the process dies, its remaining tests have failed."""
+        """Run a unit and return its output. If the process dies, the unit's remaining tests have failed."""
         if self._process is None:
             self._start()
         left = dict.fromkeys(unit.tests)
@@ -94,7 +94,7 @@ class Worker:
         return self.printed()
 
     def printed(self) -> str:
-        """What it has printed since the last call."""
+        """Return what the worker has printed since the last call."""
         return self._reading.read().decode(errors="replace")
 
     def _start(self) -> None:
@@ -112,7 +112,7 @@ class Worker:
             self._lines = ours.makefile("rw", encoding="utf-8")
 
     def interrupt(self) -> None:
-        """Stop in the middle of a test, which can then end what it has started."""
+        """Stop it in the middle of a test, at first by SIGINT, so that the test can clean up."""
         process = self._process
         if process is not None:
             process.send_signal(signal.SIGINT)
@@ -122,7 +122,7 @@ class Worker:
                 process.kill()
 
     def end(self) -> int | None:
-        """Have it end once it is idle. Returns its exit code; None: it was not started."""
+        """End the worker once it is idle, and return its exit code; None: it was not started."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -138,7 +138,7 @@ class Worker:
 class Workers:
     """Several workers that share a schedule.
 
-    :param command: starts a worker.
+    :param command: the command that starts a worker.
     :param place: the tests' working directory; each worker's number is added to the name.
     """
 
@@ -147,11 +147,11 @@ class Workers:
     ) -> None:
         self._schedule = schedule
         self._outcomes = outcomes
-        self._lock = threading.Lock()  # for what is printed, and for the outcomes
+        self._lock = threading.Lock()  # guards the output and the outcomes
         self.workers = [Worker(command, place.with_name(f"{place.name}.{each}")) for each in range(jobs)]
 
     def run(self, stop_at_failure: bool = False) -> None:
-        """Run all units."""
+        """Run all units of the schedule."""
         threads = [threading.Thread(target=self._work, args=(each, stop_at_failure)) for each in self.workers]
         for thread in threads:
             thread.start()

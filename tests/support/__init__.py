@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real parts for tests, the demo and the benches: a registry, small images."""
+"""Support for tests, the demo and the benches: real servers, simulated clouds, small images, soak tests."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Chromium without a screen, led by its DevTools protocol: what a page is once a browser has it.
+"""A headless Chromium, controlled by its DevTools protocol, which shows how a browser renders a page.
 
-Commands and events are JSON documents, each ended by a NUL, on two pipes:
+Commands and events are JSON documents, each terminated by a NUL, on two pipes:
 https://chromedevtools.github.io/devtools-protocol/
 """
 
@@ -20,10 +20,10 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SkipTest
 
-COMMANDS_FD, ANSWERS_FD = 3, 4  # as --remote-debugging-pipe has them
+COMMANDS_FD, ANSWERS_FD = 3, 4  # the descriptors that --remote-debugging-pipe uses
 _FLAGS = (
     "--headless",
-    "--no-sandbox",  # which root can't have
+    "--no-sandbox",  # the sandbox does not work as root
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -37,13 +37,13 @@ Document = Mapping[str, Any]  # Any: JSON
 
 
 class ChromiumFailed(Exception):
-    """It refused a command, or ended."""
+    """Chromium refused a command, or ended."""
 
 
 class Chromium(ProcessProtocol):
-    """One that runs until `end`.
+    """A browser process that runs until `end`.
 
-    :ivar events: those of all pages, in order; whoever waits for one reads them.
+    :ivar events: the events of all pages so far, in order.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class Chromium(ProcessProtocol):
 
     @classmethod
     def start(cls, reactor: IReactorProcess, profile: str) -> Chromium:
-        """Start it. :param profile: a new directory, where it keeps its files.
+        """Start a browser. :param profile: a new directory, where it keeps its files.
 
-        :raise SkipTest: it is not installed.
+        :raise SkipTest: Chromium is not installed.
         """
         program = shutil.which("chromium")
         if program is None:
@@ -86,7 +86,7 @@ class Chromium(ProcessProtocol):
         return result
 
     async def page(self) -> Page:
-        """Make a page, of which everything is told."""
+        """Make a page, and enable the events of all domains that `Page` reads."""
         target = (await self.call("Target.createTarget", url="about:blank"))["targetId"]
         attached = await self.call("Target.attachToTarget", targetId=target, flatten=True)
         page = Page(self, attached["sessionId"])
@@ -101,7 +101,7 @@ class Chromium(ProcessProtocol):
         await waiting
 
     async def end(self) -> None:
-        """Kill it, and all that it has started."""
+        """Kill the browser, and wait until it has ended."""
         if not self._ended.called:
             self._process.signalProcess("KILL")
         await self._ended
@@ -114,7 +114,7 @@ class Chromium(ProcessProtocol):
         return self.transport
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
-        """Sort what it sends into answers and events."""
+        """Dispatch what it sends as answers and events, and keep the end of its other output."""
         if childFD != ANSWERS_FD:
             self._said = (self._said + data)[-4000:]
             return
@@ -134,7 +134,7 @@ class Chromium(ProcessProtocol):
             waiting.callback(None)
 
     def processEnded(self, reason: Failure) -> None:
-        """Fail whoever waits."""
+        """Fail every call and wait that is pending."""
         waiting: list[Deferred[Document] | Deferred[None]] = [
             *self._answers.values(),
             *(each for _, each in self._listeners),
@@ -164,7 +164,7 @@ class Page:
         await loaded
 
     async def be(self, width: int, height: int, *, phone: bool = False) -> None:
-        """Have a window of this size in CSS' pixels, or be a phone with such a screen."""
+        """Emulate a window of this size in CSS pixels, or a phone with such a screen."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -174,14 +174,14 @@ class Page:
         )
 
     async def evaluate(self, expression: str) -> Any:  # Any: JSON
-        """Return what an expression of JavaScript is there, though the page itself may have no scripts."""
+        """Return the value of a JavaScript expression in the page, even if the page may not run scripts."""
         given = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in given:
             raise ChromiumFailed(f"{expression}: {given['exceptionDetails']}")
         return given["result"].get("value")
 
     async def screenshot(self) -> bytes:
-        """Return what is seen, as a PNG."""
+        """Return what the page looks like, as a PNG."""
         return base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
 
     def _told(self, method: str) -> Sequence[Document]:
@@ -193,12 +193,12 @@ class Page:
 
     @property
     def requests(self) -> Sequence[str]:
-        """The URLs that it has asked for, or wanted to."""
+        """The URLs that it has requested, or was about to."""
         return [each["request"]["url"] for each in self._told("Network.requestWillBeSent")]
 
     @property
     def complaints(self) -> Sequence[str]:
-        """What a developer would see in the console."""
+        """What a developer sees in the console: log entries, uncaught exceptions and console calls."""
         entries = [each["entry"] for each in self._told("Log.entryAdded")]
         return [
             *(f"{each['level']}: {each['text']}" for each in entries),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collector of traces: OTLP over HTTP, decoded by OpenTelemetry's own messages."""
+"""A collector of traces: OTLP over HTTP, decoded with OpenTelemetry's own messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ try:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     from infranetes.tracing import exported as _exported  # noqa: F401
-except Exception as error:  # not in Debian 12, nor for its protobuf where it is new
+except Exception as error:  # Debian 12 does not have it, and a new one does not fit Debian 12's protobuf
     MISSING = f"infranetes[tracing] and opentelemetry-proto are needed: {error}"
 else:
     MISSING = ""
@@ -29,7 +29,7 @@ else:
 
 @attrs.frozen
 class Received:
-    """One span."""
+    """A span that was received."""
 
     name: str
     trace_id: str
@@ -43,15 +43,16 @@ class Received:
     resource: Mapping[str, object] = attrs.field(eq=False)
 
     def during(self, other: Received) -> bool:
-        """Whether it lies within `other`, as a part that is waited for does."""
+        """Return whether it lies within `other`, as a part does whose end `other` waits for."""
         return other.begin <= self.begin and self.end <= other.end
 
 
 class Collector(Resource):
-    """Takes spans, or does what collectors in trouble do.
+    """Receives spans, or fails as collectors in trouble do.
 
-    :ivar spans: what it was sent. :ivar bodies: as bytes. :ivar headers: of the last request.
-    :ivar answer: the status that it answers with; 0: it answers nothing.
+    :ivar spans: the spans that it accepted. :ivar bodies: every request's body.
+    :ivar headers: those of the last request.
+    :ivar answer: the status that it answers with; 0: it never answers.
     """
 
     isLeaf = True
@@ -99,7 +100,7 @@ class Collector(Resource):
         return [span for span in self.spans if span.name == name]
 
     def below(self, span: Received) -> list[Received]:
-        """The parts of `span`."""
+        """The children of `span`."""
         return [each for each in self.spans if each.parent_id == span.span_id]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's containerd with a root of its own, for images: its pods have no network."""
+"""Debian's containerd with a root of its own. It serves images only: its pods have no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.tools import need
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
-# What isn't needed, or would write outside of the root.
+# Plug-ins that are not needed, or would write outside of the root.
 _WITHOUT = (
     "io.containerd.internal.v1.opt",
     "io.containerd.snapshotter.v1.aufs",
@@ -46,9 +46,9 @@ snapshotter = "native"
 
 
 class Containerd:
-    """One daemon. Registries on loopback addresses are asked by plain http.
+    """A containerd process. It uses plain http for registries on loopback addresses.
 
-    :param discards: whether it deletes layers that it has unpacked.
+    :param discards: whether it deletes the compressed layers that it has unpacked.
     """
 
     def __init__(self, discards: bool = False) -> None:
@@ -62,7 +62,7 @@ class Containerd:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Containerd:
-        """Answers when it serves. After `stop_process` it has the same images."""
+        """Start the process and return once it serves. After `stop_process` it has the same images."""
         need("containerd")
         with open(self.root / "log", "ab") as log:
             self._process = subprocess.Popen(
@@ -87,7 +87,7 @@ class Containerd:
         return b"containerd successfully booted" in (self.root / "log").read_bytes()
 
     def stop_process(self) -> None:
-        """End the process, keep its data."""
+        """End the process, but keep its data."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -106,7 +106,7 @@ class Containerd:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def delete(self, digest: str) -> None:
-        """Delete a blob of the CRI's, whatever needs it."""
+        """Delete a blob of the CRI's images, even if something needs it."""
         client = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io"]
         subprocess.run([*client, "content", "delete", digest], check=True, capture_output=True)
 

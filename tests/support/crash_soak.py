@@ -2,10 +2,10 @@
 """A soak test: pods run and end while their daemon is killed again and again. None is lost, nothing leaks.
 
 Each pod is run, gets a container, and is stopped and removed (`kubelet_calls`); a call whose daemon dies is
-repeated to the next one. Each daemon kills itself just before or after a write to its store: at each kind of
-write (`LABELS`) at least once, if there is time. Some pods stay all the time and are checked after the last
-kill. Whenever no daemon runs, every VM, address and disk has to have a record; at the end none may be left.
-The sweep, which would hide leaks, is put off.
+repeated to the next daemon. Each daemon kills itself just before or after a write to its store; if there is
+time, one is killed at each kind of write (`LABELS`). Some pods run all the time and are checked after the
+last kill. Whenever no daemon runs, every VM, address and disk must have a record; at the end none may be
+left. The sweep, which would hide leaks, is put off.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from txgrpc import Channel, Code, GrpcError
 
 T = TypeVar("T")
 READY_SECONDS = 60.0
-END_SECONDS = 20.0  # for a cloud to end the last VMs
+END_SECONDS = 20.0  # that a cloud has to end the last VMs
 LASTING = 2  # pods that run from the first daemon to the last
 LABELS = (
     *(f"sandboxes {each}" for each in ("launching", "ready", "stopping", "stopped", "deleted")),
@@ -60,7 +60,7 @@ TRANSIENT = (Code.UNAVAILABLE, Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 class Outcome:
     """The result of a soak test."""
 
-    pods: int = 0  # that were run and removed
+    pods: int = 0  # how many were run and removed
     kills: int = 0
     killed_at: Counter[str] = attrs.field(factory=Counter)  # kills by the write at which they happened
     missed: list[str] = attrs.field(factory=list)  # labels of writes at which no daemon was killed
@@ -74,11 +74,11 @@ class Outcome:
 class CrashSoak:
     """One soak test.
 
-    :param pods: how many are run, `width` at a time.
-    :param every: how many writes there are between two kills, at most.
-    :param pool: VMs that wait for pods.
-    :param seconds: after that no pod is begun and no daemon is killed...
-    :param patience: ...except that for so many more seconds it goes on while a label is `missed`.
+    :param pods: how many pods are run, `width` at a time.
+    :param every: the highest number of writes between two kills.
+    :param pool: how many VMs wait for pods.
+    :param seconds: the time after which no pod is begun and no daemon is killed.
+    :param patience: seconds for which the test goes on after that while a label is `missed`.
     :param infrastructure: makes what the VMs run on.
     :cvar launcher: the module that is run as the daemon, with `crashing`'s arguments.
     :cvar lasting: how many pods run from the first daemon to the last.
@@ -123,7 +123,7 @@ class CrashSoak:
         return (self.root / "daemon.log").read_text(errors="replace")[-4000:]
 
     async def run(self) -> Outcome:
-        """Run it all; no process is left."""
+        """Run the whole test, and leave no process behind."""
         self._infrastructure.start()
         self._begun = time.monotonic()
         try:
@@ -147,7 +147,7 @@ class CrashSoak:
         return self.outcome
 
     async def _prepare(self) -> None:
-        """Make what the first daemon starts with."""
+        """Make the images and the configuration that the first daemon starts with."""
         made = await images()
         self._kubelet = KubeletCalls(self._ask, made.reference, self.root / "logs")
         (self.root / "state").mkdir()
@@ -183,7 +183,7 @@ class CrashSoak:
     # ---- the daemons
 
     async def _supervise(self) -> None:
-        """Start daemons that kill themselves, one after the other, until the pods are done."""
+        """Start daemons that kill themselves, one after another, until the pods are done."""
         while not self._done:
             when = self._random.choice(("before", "after"))
             number = "0" if self._late() else str(self._random.randint(1, self._every))
@@ -199,7 +199,7 @@ class CrashSoak:
                 self.outcome.kills += 1
                 self._count_kills()
                 self.outcome.leaked += await self._unrecorded()
-            elif not self._infrastructure.may_end_daemon(self.log):  # else it is started again, as by systemd
+            elif not self._infrastructure.may_end_daemon(self.log):  # if so, start another, as systemd does
                 self.outcome.lost.append(f"a daemon ended by itself:\n{self.log}")
                 self._done = True
 
@@ -263,7 +263,7 @@ class CrashSoak:
         return time.monotonic() - self._begun > most
 
     async def _run_pods(self) -> None:
-        """Run one pod after the other while there is time, and one in any case."""
+        """Run one pod after another while there is time, but at least one."""
         for count, number in enumerate(self._names):
             if self._done or (count and self._late()):
                 return
@@ -275,7 +275,7 @@ class CrashSoak:
                 self.outcome.lost.append(f"pod-{number}: {type(error).__name__}: {error}")
 
     def _handler(self, number: int) -> str:
-        """The runtime handler of that pod."""
+        """The runtime handler of the pod with that number."""
         return ""
 
     async def _run_pod(self, number: int, annotations: Mapping[str, str]) -> None:
@@ -298,7 +298,7 @@ class CrashSoak:
                 self.outcome.lost.append(f"{name}: {type(error).__name__}: {error}")
 
     async def _check_lasting(self) -> None:
-        """Check that the last daemon has the lasting pods as they were, and can remove them."""
+        """Check that the last daemon still has the lasting pods as they were, and can remove them."""
         for name, (sandbox, container) in self._lasting.items():
             try:
                 sandboxes = await self._ask(functools.partial(pods, name=name))
@@ -318,7 +318,7 @@ class CrashSoak:
                 self.outcome.lost.append(f"{name}: {type(error).__name__}: {error}")
 
     async def _until_lost(self, name: str, sandbox: str, container: str) -> None:
-        """Wait until a pod whose VM was ended is not ready and its container has exited."""
+        """Wait until a pod whose VM was ended is listed as not ready, and its container as exited."""
         until = time.monotonic() + 3 * STEP_SECONDS  # the cloud may not answer for a while
         over = ({sandbox: cri.SANDBOX_NOTREADY}, {container: cri.CONTAINER_EXITED})
         while True:
@@ -331,7 +331,7 @@ class CrashSoak:
             await self._sleep(0.1)
 
     async def _ask(self, step: Callable[[Runtime], Awaitable[T]]) -> T:
-        """Return the step's result from the first daemon that lives to answer."""
+        """Return the step's result from the first daemon that lives long enough to answer."""
         until = time.monotonic() + 10 * STEP_SECONDS
         while True:
             channel = self._channel
@@ -365,7 +365,7 @@ class CrashSoak:
         return set(tokens)
 
     async def _unrecorded(self) -> list[str]:
-        """VMs, addresses and disks without a record. Called while no daemon runs."""
+        """The VMs, addresses and disks without a record. Call it while no daemon runs."""
         if not (self.root / "state" / FILE).exists():
             return []
         recorded = await deferToThread(self._tokens)
@@ -373,7 +373,7 @@ class CrashSoak:
         return [f"{name} has no record" for name, token in held.items() if token not in recorded]
 
     async def _held(self) -> list[str]:
-        """Everything that no pod needs any more."""
+        """Everything that is still held; once all pods are removed, these are leaks."""
         return list(await self._infrastructure.resources())
 
     async def _check_nothing_left(self) -> None:

@@ -15,7 +15,7 @@ from tests.support.oci import BUSYBOX
 from vmserver.containers.oci.cgroup import ROOT, is_v2
 
 CGROUPS = f"infranetes-tests-{os.getpid()}"
-"""Where the cgroups of this process's tests are."""
+"""The cgroup below which this process's tests have their cgroups."""
 
 _HYBRID = """#!/bin/sh
 exec unshare --mount --propagation slave sh -c 'umount {unified}; exec {crun} "$@"' crun "$@"
@@ -23,9 +23,9 @@ exec unshare --mount --propagation slave sh -c 'umount {unified}; exec {crun} "$
 
 
 def crun_for_here(directory: Path) -> str:
-    """A program that is crun on a machine with cgroups of both versions too, which crun refuses.
+    """Return a program that runs crun, even on a machine with cgroups of both versions, which crun refuses.
 
-    It sees those of version 1 alone."""
+    There it is a wrapper that shows crun only those of version 1."""
     path = shutil.which("crun")
     assert path is not None, "install crun"
     unified = ROOT / "unified"
@@ -38,7 +38,7 @@ def crun_for_here(directory: Path) -> str:
 
 
 def make_rootfs(rootfs: Path) -> None:
-    """A root file system with busybox and its applets."""
+    """Make a root file system with busybox and its applets."""
     for name in ("bin", "dev", "proc", "root", "sys", "tmp"):
         (rootfs / name).mkdir(parents=True)
     shutil.copy2(BUSYBOX, rootfs / "bin" / "busybox")
@@ -51,7 +51,7 @@ def make_rootfs(rootfs: Path) -> None:
 def configuration(
     id: str, rootfs: Path, args: Sequence[str], *, terminal: bool = False, memory: int = 0, score: int = 500
 ) -> dict[str, Any]:
-    """An OCI configuration: as little as a shell needs."""
+    """Return the smallest OCI configuration with which a shell runs."""
     linux: dict[str, Any] = {
         "cgroupsPath": f"/{CGROUPS}/{id}",
         "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc")],
@@ -74,7 +74,7 @@ def configuration(
 def process(
     args: Sequence[str], *, terminal: bool = False, env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The part of a configuration that says what is executed."""
+    """Return the `process` of a configuration: the command and how it is executed."""
     return {
         "terminal": terminal,
         "user": {"uid": 0, "gid": 0},
@@ -85,7 +85,7 @@ def process(
 
 
 def write_bundle(bundle: Path, document: Mapping[str, Any]) -> None:
-    """Make a bundle's directory."""
+    """Make a bundle's directory, if need be, with this configuration."""
     bundle.mkdir(parents=True, exist_ok=True)
     (bundle / "config.json").write_text(json.dumps(document))
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from infranetes.guest import sources
 
-RELEASE = "bookworm"  # whatever this machine has: images are the same ones everywhere
+RELEASE = "bookworm"  # not this machine's release, so that images are the same everywhere
 
 
 @contextlib.contextmanager
 def tar(packages: Sequence[str], variant: str = "minbase") -> Iterator[Path]:
-    """A small Debian with these packages as a tar, which is removed afterwards.
+    """Make a tar of a small Debian with these packages, and remove it afterwards.
 
-    :param variant: mmdebstrap's: `extract` takes the packages' files and has none of them set up.
+    :param variant: mmdebstrap's variant; `extract` unpacks the packages without configuring them.
     :raise RuntimeError: mmdebstrap failed.
     """
     archives = sources.of_release(RELEASE)
@@ -45,7 +45,7 @@ def tar(packages: Sequence[str], variant: str = "minbase") -> Iterator[Path]:
 def layers(path: Path, each: int) -> Iterator[bytes]:
     """Divide a tar into layers of about `each` bytes, which together have the same files.
 
-    A hard link to a file of an earlier layer is left out: a layer can't have one.
+    Hard links to files of earlier layers are left out, because a layer can't have them.
     """
     with tarfile.open(path) as whole:
         part: list[tarfile.TarInfo] = []

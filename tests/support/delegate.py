@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's runtime in this process, as far as a proxy in front of it can tell: a CRI server on a socket.
+"""A fake of a node's runtime, in this process: a CRI server on a socket, for proxies in front of it.
 
-It adds a field that no release knows to each message, and keeps every request's bytes.
+It adds to each response a field that no release knows, and keeps every request's bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from infranetes_common.wire import cri
 from txgrpc import Call, Code, GrpcError, Server, Service
 from txgrpc.service import Answer, Method
 
-#: Field 1000: what a newer release might say.
+#: Field 1000, as a newer release might send it.
 UNKNOWN = b"\xc2\x3e\x05newer"
 #: RPCs that containerd 1.6 doesn't have.
 NOT_IN_1_6 = frozenset(
@@ -39,18 +39,18 @@ NOT_IN_1_6 = frozenset(
 
 
 def new_id() -> str:
-    """An id as containerd's and CRI-O's are: 64 hexadecimal digits."""
+    """Return an id like those of containerd and CRI-O: 64 hexadecimal digits."""
     return uuid.uuid4().hex + uuid.uuid4().hex
 
 
 class FakeDelegate:
-    """A runtime with pods, containers, images and events. `start` it; `down` and `start` again at will.
+    """A runtime with pods, containers, images and events. After `down` it can be started again.
 
-    :param old: it has the RPCs of containerd 1.6 only.
-    :ivar requests: name and bytes of each request, in order.
-    :ivar answers: RPCs with answers of the test's own: functions of the request's bytes to the response's.
-    :ivar pages: RPCs that stream, with the pages of the test's own.
-    :ivar errors: RPCs that fail, with what.
+    :param old: whether it has only the RPCs of containerd 1.6.
+    :ivar requests: the RPC and the bytes of each request, in order.
+    :ivar answers: the test's own answers, by RPC: functions from the request's bytes to the response's.
+    :ivar pages: the test's own messages of RPCs that stream, by RPC.
+    :ivar errors: the errors with which RPCs fail, by RPC.
     """
 
     def __init__(self, path: str, old: bool = False) -> None:
@@ -69,15 +69,15 @@ class FakeDelegate:
         self.hanging: dict[str, list[Deferred[None]]] = {}
         self.cancelled: list[str] = []
         self._server: Server | None = None
-        self._port: Any = None  # Any: IListeningPort says nothing of its Deferred
+        self._port: Any = None  # Any: IListeningPort does not declare the Deferred of stopListening
 
     async def start(self) -> None:
-        """Listen, with everything that it had before."""
+        """Listen, with all pods, containers and images that it had before."""
         self._server = Server(reactor, [self._service(cri.RuntimeService), self._service(cri.ImageService)])
         self._port = await UNIXServerEndpoint(reactor, self.path).listen(self._server.factory)
 
     async def down(self) -> None:
-        """End as a runtime that is killed: connections are lost in the middle of calls."""
+        """End like a runtime that is killed: connections are lost in the middle of calls."""
         port, self._port = self._port, None
         if port is None:
             return
@@ -89,27 +89,27 @@ class FakeDelegate:
             os.unlink(self.path)
 
     def hang(self, rpc: str) -> None:
-        """Let calls of an RPC wait for ever."""
+        """Make calls of an RPC hang for ever."""
         self.hanging[rpc] = []
 
     def names(self) -> list[str]:
-        """The RPCs that were called."""
+        """The RPCs that were called, in order."""
         return [name for name, _ in self.requests]
 
     def tell(self, event: cri.ContainerEventResponse) -> None:
-        """Send an event to who listens."""
+        """Send an event to every stream of GetContainerEvents."""
         listeners, self.listeners = self.listeners, []
         for each in listeners:
             each.callback(event.SerializeToString() + UNKNOWN)
 
     def end_events(self) -> None:
-        """End the streams of all who listen."""
+        """End every stream of GetContainerEvents."""
         listeners, self.listeners = self.listeners, []
         for each in listeners:
             each.callback(None)
 
     def add_sandbox(self, name: str = "theirs", **labels: str) -> str:
-        """A pod that is there already."""
+        """Add a pod that exists from the start, and return its id."""
         id = new_id()
         self.sandboxes[id] = cri.PodSandbox(
             id=id,
@@ -177,7 +177,7 @@ class FakeDelegate:
             raise GrpcError(Code.NOT_FOUND, f"an error occurred when try to find {id!r}: not found")
         return found[0]
 
-    # What some RPCs do
+    # The effects of some RPCs
 
     def _do_Version(self, request: cri.VersionRequest) -> cri.VersionResponse:
         version = "1.6.20" if self.old else "2.1.0"

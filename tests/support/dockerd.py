@@ -22,7 +22,7 @@ from tests.support.oci import BuiltImage
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 
-# Ends the engine with the test process, however that ends.
+# A shell script that ends the engine together with the test process, however that ends.
 _KEEPER = """
 dockerd "$@" &
 engine=$!
@@ -37,9 +37,9 @@ rm -rf "$ROOT"
 
 
 class Dockerd:
-    """One engine. It is no child of this process, so that it can be shared by tests.
+    """One engine. It is no child of this process, so that tests can share it.
 
-    :param runtime: the program that runs its containers; None: Docker's own choice.
+    :param runtime: the program that runs its containers; None: Docker's default.
     """
 
     def __init__(self, runtime: Path | None = None) -> None:
@@ -48,10 +48,10 @@ class Dockerd:
         self.socket = self.root / "docker.sock"
 
     def start(self) -> Dockerd:
-        """Answers when it serves. After `stop_engine` it has the same containers and images."""
+        """Start the engine, and wait until it serves. After `stop_engine` it has the same content."""
         need("dockerd")
-        # A containerd that was killed may be a zombie for long where process 1 does not reap; dockerd
-        # would take it for alive.
+        # Where process 1 does not reap, a killed containerd stays a zombie, which dockerd would take for
+        # alive.
         (self.root / "exec/containerd/containerd.pid").unlink(missing_ok=True)
         arguments = [
             f"--data-root={self.root}/data", f"--exec-root={self.root}/exec", f"--host=unix://{self.socket}",
@@ -79,7 +79,7 @@ class Dockerd:
         return self.root / "pid"
 
     def serves(self) -> bool:
-        """Whether the engine answers."""
+        """Return whether the engine answers."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(5.0)
             try:
@@ -90,7 +90,7 @@ class Dockerd:
                 return False
 
     def pid(self) -> int:
-        """The engine's process; 0: none."""
+        """The id of the engine's process; 0: it does not run."""
         try:
             pid = int(self._pid_file.read_text())
             os.kill(pid, 0)
@@ -99,7 +99,7 @@ class Dockerd:
         return pid
 
     def stop_engine(self, number: int = 15) -> None:
-        """End the engine, keep its data."""
+        """End the engine by signal `number`, but keep its data."""
         pid = self.pid()
         if pid:
             os.kill(pid, number)
@@ -110,7 +110,7 @@ class Dockerd:
     def stop(self) -> None:
         """End it and remove its data. Idempotent."""
         self.stop_engine()
-        # The engine leaves a network namespace mounted, after SIGKILL also containers' file systems.
+        # The engine leaves a network namespace mounted, and after SIGKILL also containers' file systems.
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in sorted((one for one in mounts if one.startswith(f"{self.root}/")), reverse=True):
             subprocess.run(["umount", "-l", mount], capture_output=True)
@@ -121,7 +121,7 @@ _shared: list[Dockerd] = []
 
 
 def shared() -> Dockerd:
-    """One engine for all tests of this process that leave it as they found it."""
+    """Return the engine shared by all tests of this process that leave it as they found it."""
     if not _shared:
         engine = Dockerd()
         atexit.register(engine.stop)
@@ -130,7 +130,7 @@ def shared() -> Dockerd:
 
 
 def archive(built: BuiltImage, present: int = 0, tags: Sequence[str] = ()) -> bytes:
-    """The image as `docker load` takes it, without its lowest `present` layers."""
+    """Return the image as an archive for `docker load`, without its lowest `present` layers."""
     out = io.BytesIO()
     config = f"{built.id.removeprefix('sha256:')}.json"
     layers = [f"{number:03d}.tar" for number in range(len(built.layers))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Echo requests (ping), without a program for them."""
+"""ICMP echo requests, without the program ping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IP_MTU_DISCOVER, _DONT_FRAGMENT = 10, 2
 
 
 async def answers(reactor: IReactor, address: str, size: int = 56, seconds: float = 30.0) -> bool:
-    """Whether a machine answers, in time, a request with so many bytes that must not be cut."""
+    """Return whether a machine answers a request of `size` bytes, not fragmented, within `seconds`."""
     return await run_in_thread(reactor, _echo, address, os.urandom(size), seconds)
 
 
@@ -27,7 +27,7 @@ def _echo(address: str, payload: bytes, seconds: float) -> bool:
             asking.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _DONT_FRAGMENT)
         body = os.urandom(4) + payload
         head = bytes([128 if sixth else 8, 0])
-        total = 0 if sixth else internet_sum(head + bytes(2) + body)  # for IPv6 the kernel makes it
+        total = 0 if sixth else internet_sum(head + bytes(2) + body)  # for IPv6 the kernel computes it
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             asking.sendto(head + total.to_bytes(2, "big") + body, (address, 0))

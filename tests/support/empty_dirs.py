@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's emptyDir as kubelet makes it on the node, and what containers that share it have to see."""
+"""A pod's emptyDir as kubelet makes it on the node, and checks of what containers that share it see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UID = "0d9c"
 
 
 class EmptyDirCase(DaemonCase):
-    """Each has one emptyDir, `cache`."""
+    """A test case whose pod has one emptyDir, `cache`."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -44,15 +44,15 @@ class EmptyDirCase(DaemonCase):
         return at
 
     async def ran(self, container: str, script: str) -> str:
-        """What a command in a container says; it has to succeed."""
+        """Run a script in a container, which has to succeed, and return its output."""
         request = cri.ExecSyncRequest(container_id=container, cmd=["sh", "-c", script], timeout=300)
         answer = await self.runtime.ExecSync(request, timeout=330.0)
         self.assertEqual(answer.exit_code, 0, answer.stderr)
         return str(answer.stdout.decode().strip())
 
     async def check_one_directory(self, mebibytes: int, **pod: Any) -> str:
-        """Check that all mounts of it are of one directory of the VM's, which outlives containers, without
-        limits of what is carried; return the sandbox."""
+        """Check that all its mounts show one directory in the VM, which outlives containers and is not
+        limited like volumes that are copied; return the sandbox."""
         sandbox = await self.run_own_pod(**pod)
         first = await self.run_container(sandbox, self.box(script="sleep 1000", mounts=[self.mount()]))
         self.assertEqual(await self.ran(first, "stat -c '%a %g' /cache"), "2777 2000")
@@ -74,7 +74,7 @@ class EmptyDirCase(DaemonCase):
         self.assertEqual(
             await self.ran(await self.run_container(sandbox, later), "ls /cache/a"), "moved\nnew"
         )
-        self.assertEqual(sorted(os.listdir(self.cache / "a")), [])  # only kubelet's own directories
+        self.assertEqual(sorted(os.listdir(self.cache / "a")), [])  # the node has only kubelet's directories
         return sandbox
 
     async def refused(self, words: str, work: Any) -> None:

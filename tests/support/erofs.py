@@ -12,12 +12,12 @@ from pathlib import Path
 
 import attrs
 
-UUID = "00000000-0000-0000-0000-000000000000"  # equal trees are equal images
+UUID = "00000000-0000-0000-0000-000000000000"  # fixed, so that equal trees give equal images
 
 
 @attrs.frozen
 class Layer:
-    """A file system. `diff_id` is made up: nobody can compute it from the file system."""
+    """A layer's file system. `diff_id` is made up, because it can't be computed from the file system."""
 
     diff_id: str
     content: bytes = attrs.field(repr=False)
@@ -28,7 +28,7 @@ class Layer:
 
 
 def layer(files: Mapping[str, bytes]) -> Layer:
-    """Make a layer of these files, by path. An empty one called `.wh.NAME` is a whiteout of NAME.
+    """Make a layer of these files, by path. An empty file `.wh.NAME` becomes a whiteout of NAME.
 
     `.wh..wh..opq` makes its directory opaque.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of every kind assert of calls that fail."""
+"""Assertions about calls that fail, for tests of every kind."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ else:
 
 
 class FailureAssertions(_Base):
-    """Mixed into a test case."""
+    """A mix-in for test cases."""
 
     async def fails(self, error: type[Exception], waiting: Awaitable[object]) -> str:
-        """Assert that `waiting` fails with this error, and that its message says something. Return the
+        """Assert that `waiting` fails with this error and a message longer than ten characters. Return the
         message."""
         with self.assertRaises(error) as caught:
             await waiting

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of a simulated cloud while a soak test runs: one kind after the other, again and again.
+"""Faults of a simulated cloud while a soak test runs: one kind after another, again and again.
 
-All the time a third of the calls is throttled, and some running VMs are ended from outside.
+Throughout, 30% of the calls are throttled, and some running VMs are ended from outside.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ TAKEN = "ended outside"
 PREEMPTED = "preempted"
 ALL = (THROTTLED, LOST, SILENT, STALE, NO_BOOT, NO_ANSWER, QUOTA, REVOKED, TAKEN, PREEMPTED)
 
-# Of every so many pods, these lose their VM while they run.
+# Of every TURNS pods, the one whose number modulo TURNS is one of the others loses its VM while it runs.
 TURNS, TAKEN_TURN, PREEMPTED_TURN = 4, 1, 3
-SECONDS = 1.0  # a fault lasts at least that long, and is followed by as long without any but throttling
+SECONDS = 1.0  # each fault lasts at least that long, and a pause with only throttling follows it
 
 
 @attrs.frozen
@@ -46,7 +46,7 @@ class Actions:
 
     @property
     def boot(self) -> str:
-        """The last call of a launch; the VM boots then."""
+        """The last call of a launch, after which the VM boots."""
         return self.launch[-1]
 
 
@@ -98,7 +98,7 @@ class FaultRotation:
             self._world.behaviour = NORMAL
 
     def end_vm(self, sandbox: str, number: int) -> bool:
-        """End the VM of pod `number` from outside, if it is its turn. Returns whether it was."""
+        """End the VM of pod `number` from outside if it is its turn. Return whether a VM was ended."""
         fault = {TAKEN_TURN: TAKEN, PREEMPTED_TURN: PREEMPTED}.get(number % TURNS)
         ids = [vm.id for vm in self._world.seen() if vm.sandbox == sandbox] if fault else []
         for id in ids:
@@ -155,7 +155,7 @@ class FaultRotation:
     async def _while(
         self, condition: Callable[[], bool], over: Callable[[], bool], seconds: float = 1e9
     ) -> None:
-        """Wait while the condition holds, and at least for a moment."""
+        """Wait while the condition holds, for at least 10 ms and at most `seconds`, or until `over`."""
         until = self._reactor.seconds() + seconds
         while True:
             await sleep(self._reactor, 0.01)

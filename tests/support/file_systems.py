@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems and loop devices that a test has to itself."""
+"""File systems and loop devices of a test's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 
 def mounted(case: TestCase, kind: str, size: int) -> Path:
-    """A file system of its own, as long as the test takes."""
+    """Mount a new file system until the test ends, and return its directory."""
     root = Path(case.mktemp()).absolute()
     directory, image = root / "mounted", root / "image"
     directory.mkdir(parents=True)
@@ -28,7 +28,7 @@ def mounted(case: TestCase, kind: str, size: int) -> Path:
 
 
 def loop_device(case: SynchronousTestCase, file: Path) -> str:
-    """A loop device of a file, or of another one, as long as the test takes."""
+    """Make a loop device of a file, or of another block device, until the test ends, and return its path."""
     command = ["losetup", "--find", "--show", str(file)]
     device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     case.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ethernet frames, forged ones too, and the taps to send them through."""
+"""Ethernet frames, including forged ones, and taps through which to send them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def mac(text: str) -> bytes:
 
 
 def ethernet(to: str, sender: str, kind: int, payload: bytes) -> bytes:
-    """A frame, at least as long as Ethernet's shortest."""
+    """Return a frame, padded to the shortest that Ethernet allows."""
     return (mac(to) + mac(sender) + kind.to_bytes(2, "big") + payload).ljust(60, b"\0")
 
 
 def tagged(frame: bytes, *tags: tuple[int, int]) -> bytes:
-    """`frame` with VLAN tags of these ethertypes and ids, the outermost first."""
+    """Return `frame` with VLAN tags of these ethertypes and ids, the outermost first."""
     return frame[:12] + b"".join(struct.pack("!HH", kind, vlan) for kind, vlan in tags) + frame[12:]
 
 
 def internet_sum(data: bytes) -> int:
-    """The sum of IPv4, ICMP and others, of an even number of bytes."""
+    """Return the internet checksum (of IPv4, ICMP and others) of an even number of bytes."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -39,7 +39,7 @@ def internet_sum(data: bytes) -> int:
 
 
 def udp(source: str, to: str, payload: bytes, ports: tuple[int, int] = (1000, 2000)) -> bytes:
-    """An IPv4 packet."""
+    """Return an IPv4 packet with a UDP datagram."""
     datagram = struct.pack("!HHHH", *ports, 8 + len(payload), 0) + payload
     head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(datagram), 0, 0, 64, 17, 0)
     head += IPv4Address(source).packed + IPv4Address(to).packed
@@ -47,7 +47,7 @@ def udp(source: str, to: str, payload: bytes, ports: tuple[int, int] = (1000, 20
 
 
 def arp(operation: int, sender: tuple[str, str], target: tuple[str, str], lengths: bytes = b"\6\4") -> bytes:
-    """An ARP packet; `sender` and `target`: hardware and protocol address."""
+    """Return an ARP packet. `sender` and `target` are hardware and protocol addresses."""
     head = struct.pack("!HH", 1, IPV4) + lengths + struct.pack("!H", operation)
     return head + b"".join(
         mac(hardware) + IPv4Address(address).packed for hardware, address in (sender, target)
@@ -55,7 +55,7 @@ def arp(operation: int, sender: tuple[str, str], target: tuple[str, str], length
 
 
 def icmpv6(kind: int, source: str, to: str, body: bytes) -> bytes:
-    """An IPv6 packet with an ICMPv6 message, its sum left out: the bridge does not look at it."""
+    """Return an IPv6 packet with an ICMPv6 message, whose checksum is 0: the bridge does not look at it."""
     message = struct.pack("!BBH", kind, 0, 0) + body
     return (
         struct.pack("!IHBB", 6 << 28, len(message), 58, 255)
@@ -66,7 +66,7 @@ def icmpv6(kind: int, source: str, to: str, body: bytes) -> bytes:
 
 
 class TapHost:
-    """A host on the bridge: a tap as QEMU holds it, through which frames are sent and received."""
+    """A host on the bridge: a tap, opened as QEMU opens it, through which frames are sent and received."""
 
     def __init__(self, name: str, address: str) -> None:
         self.port = BridgePort(name, address)
@@ -75,7 +75,7 @@ class TapHost:
         self._tap = open_tap(name)
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, which has been delivered or dropped when this returns."""
+        """Send a frame. When this returns, the frame has been delivered or dropped."""
         os.write(self._tap, _VNET_HEADER + frame)
 
     def received(self) -> list[bytes]:

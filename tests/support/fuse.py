@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Empty directories of a file server that can be made to hang, as NFS does whose server has gone.
+"""Empty directories of a file server that can be made to hang, as NFS does when its server has gone.
 
-The server is a process that speaks the kernel's FUSE protocol (linux/fuse.h); stopped by SIGSTOP it leaves
-whoever looks at one of its mounts waiting.
+The server is a process that speaks the kernel's FUSE protocol (linux/fuse.h). While it is stopped by SIGSTOP,
+every process that looks at one of its mounts hangs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ANSWER = struct.Struct("=IiQ")
 
 
 class HangingMounts:
-    """Mounts at these directories, made if need be, until `end`."""
+    """Mounts at these directories, which are created if need be, until `end`."""
 
     def __init__(self, *directories: Path) -> None:
         self._directories = directories
@@ -41,15 +41,15 @@ class HangingMounts:
             raise AssertionError("no FUSE file system can be mounted here")
 
     def hang(self) -> None:
-        """Whoever looks from now on waits."""
+        """Make every access wait from now on."""
         self._server.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Those who wait get their answers."""
+        """Answer the accesses that wait, and serve on."""
         self._server.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """Who still waits gets an error. Idempotent."""
+        """Unmount, and end the server; accesses that still wait get an error. Idempotent."""
         for directory in self._directories:
             subprocess.run(["umount", "--lazy", directory], check=False, stderr=subprocess.DEVNULL)
         self._server.kill()
@@ -68,10 +68,10 @@ def _mount(directory: str) -> int:
 
 
 def _answer(operation: int) -> bytes | int:
-    """What is sent after an answer's head, or an error's number."""
+    """Return what follows an answer's head, or an error number."""
     if operation == _INIT:
         return struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 0, 0, 4096, 1, 0, 0, 0)
-    if operation == _GETATTR:  # valid for no time, so that it is asked for each time
+    if operation == _GETATTR:  # with a validity of 0 seconds, so that the kernel asks each time
         attributes = struct.pack("=QQQQQQIIIIIIIIII", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o40755, 2, 0, 0, 0, 4096, 0)
         return struct.pack("=QII", 0, 0, 0) + attributes
     if operation == _OPENDIR:
@@ -87,7 +87,7 @@ def _serve(device: int) -> bool:
     try:
         request = os.read(device, 1 << 20)
     except OSError as error:
-        return error.errno in (errno.ENOENT, errno.EINTR)  # given up meanwhile
+        return error.errno in (errno.ENOENT, errno.EINTR)  # the request was interrupted meanwhile
     _, operation, unique, *_ = _REQUEST.unpack_from(request)
     if operation in (_FORGET, _BATCH_FORGET, _INTERRUPT, _DESTROY):
         return True
@@ -101,7 +101,7 @@ def _serve(device: int) -> bool:
 
 
 def main(directories: list[str]) -> None:
-    """Serve them until all are unmounted."""
+    """Serve the directories until all are unmounted."""
     poll = select.poll()
     devices = {_mount(directory) for directory in directories}
     for device in devices:

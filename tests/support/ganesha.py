@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real NFS server: nfs-ganesha of Debian, which needs no kernel's NFS. Its packages are unpacked, not
-installed, so that nothing of it runs on this machine but what a test starts."""
+"""A real NFS server: Debian's nfs-ganesha, which does not need the kernel's NFS server. Its packages are
+unpacked and not installed, so that it runs only where a test starts it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ EXPORT {{
 class NfsServer:
     """Serves directories by NFSv4, at all addresses of this machine, until `end`.
 
-    :param exports: the directories, by the paths that they have for clients.
-    :ivar port: where it listens."""
+    :param exports: the directories, by the paths that clients see.
+    :ivar port: the port that it listens on."""
 
     def __init__(self, exports: Mapping[str, Path]) -> None:
         self._top = Path(tempfile.mkdtemp(prefix="infranetes-nfs-"))
@@ -56,7 +56,7 @@ class NfsServer:
     def _start(self, exports: Mapping[str, Path]) -> None:
         libraries = self._top / "packages" / "usr" / "lib"
         [plugins] = libraries.glob("*/ganesha")
-        # Later releases ask the kernel for what a test's machine may refuse.
+        # From release 5 on it asks the kernel to treat it as an I/O flusher, which a test machine may refuse.
         late = any((libraries / "ganesha").glob("libganesha_nfsd.so.[5-9]*"))
         more = " Allow_Set_Io_Flusher_Fail = true;" if late else ""
         config = _CONFIG.format(port=self.port, plugins=plugins, state=self._top / "state", more=more)
@@ -83,11 +83,11 @@ class NfsServer:
         return self._top / "log"
 
     def log(self) -> str:
-        """What it wrote."""
+        """Its log so far."""
         return self._log.read_text(errors="replace")
 
     def hang(self) -> None:
-        """From now on it takes connections and answers nothing."""
+        """Answer nothing from now on; the kernel still accepts connections."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -97,7 +97,7 @@ class NfsServer:
         self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """End it, and remove what is its own. Idempotent."""
+        """End the server, and remove its files. Idempotent."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -105,7 +105,7 @@ class NfsServer:
 
 
 def _unpack(directory: Path) -> None:
-    """Unpack the packages, with those that they need and this machine lacks."""
+    """Unpack the packages, and their dependencies that this machine lacks."""
     archives = directory.with_name("archives")
     (archives / "partial").mkdir(parents=True)
     command = ["apt-get", "-y", "-q", "--no-install-recommends", "--download-only", "--reinstall",

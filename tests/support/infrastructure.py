@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the VMs of a soak test run on: a farm of simulated VMs, or a simulated cloud, sound or faulty."""
+"""The infrastructure that a soak test's VMs run on: a farm of simulated VMs, or a simulated cloud, sound or
+faulty."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ WITHOUT_SPOT = ("openstack", "vsphere")
 
 
 class Infrastructure(Protocol):
-    """What makes VMs for a provider.
+    """Makes VMs for a provider.
 
     :ivar provider: the provider's name.
-    :ivar annotations: of the first pod, the second and so on, and then again from the first.
-    :ivar transient: errors after which kubelet repeats a call, beside those of a daemon that ends.
+    :ivar annotations: the annotations that pods have in turn.
+    :ivar transient: errors after which a call is repeated, besides those of a daemon that ends.
     :ivar times: the daemon's table `times`.
     :ivar faults: how often each fault happened.
     """
@@ -51,26 +52,26 @@ class Infrastructure(Protocol):
         """The provider's table of the configuration."""
 
     async def resources(self) -> dict[str, str]:
-        """Everything that costs money: the token that it is tagged with, by its description."""
+        """Everything that costs money: each resource's token tag, by its description."""
 
     async def inject_faults(self, over: Callable[[], bool]) -> None:
-        """Have things go wrong until `over` is true."""
+        """Make things go wrong until `over` is true."""
 
     async def end_vm(self, sandbox: str, number: int) -> bool:
-        """End the VM of a sandbox behind the daemon's back, if pod `number` is one whose turn it is.
+        """End the VM of a sandbox behind the daemon's back, if it is pod `number`'s turn.
 
-        Returns whether that was done.
+        :return: whether the VM was ended.
         """
 
     def may_end_daemon(self, log: str) -> bool:
-        """Whether a daemon with this log had to end by itself."""
+        """Return whether the log shows a legitimate reason for a daemon to end by itself."""
 
     async def stop(self) -> None:
         """Stop it."""
 
 
 class _Sound:
-    """Nothing goes wrong."""
+    """Infrastructure on which nothing goes wrong."""
 
     def __init__(self) -> None:
         self.transient: tuple[Code, ...] = ()
@@ -98,7 +99,7 @@ class SimulatedFarm(_Sound):
         self._socket = root / "run" / "simulated" / "farm.sock"
 
     def start(self) -> None:
-        """Nothing: the daemon starts it."""
+        """Do nothing: the daemon starts the farm."""
 
     def table(self) -> dict[str, object]:
         return {"boot_seconds": 0.05, "jitter_seconds": 0.05}
@@ -152,9 +153,9 @@ class FaultyCloud(SimulatedCloud):
         if sound.provider not in WITHOUT_SPOT:
             annotations[PREEMPTED_TURN] = {"infranetes.io/spot": "true"}
         super().__init__(sound.provider, sound.world, tuple(annotations))
-        # a full quota, and credentials that were revoked
+        # The errors of a full quota, and of revoked credentials.
         self.transient = (Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION)
-        self.times = {"launch": 10.0}  # VMs that never boot are given up then
+        self.times = {"launch": 10.0}  # seconds after which the daemon gives up VMs that never boot
         self._rotation = FaultRotation(reactor, sound.world, ACTIONS[sound.provider])
         self.faults = self._rotation.happened
 
@@ -168,7 +169,7 @@ class FaultyCloud(SimulatedCloud):
         return self._rotation.end_vm(sandbox, number)
 
     def may_end_daemon(self, log: str) -> bool:
-        """One that starts while the credentials are revoked ends, and says so."""
+        """Return whether the last daemon ended because it started while the credentials were revoked."""
         return "infranetes can't start" in log.rpartition("starting up.")[2] and "credentials" in log
 
 
@@ -177,7 +178,7 @@ CloudFactory = Callable[[IReactor, Path], SimulatedCloud]
 
 
 def simulated(reactor: IReactor, root: Path) -> Infrastructure:
-    """A farm without a cloud."""
+    """The simulated farm, without a cloud."""
     return SimulatedFarm(root)
 
 
@@ -214,7 +215,7 @@ def vsphere(reactor: IReactor, root: Path) -> SimulatedCloud:
 
 
 def faulty(make: CloudFactory) -> Factory:
-    """The same cloud with faults."""
+    """Return a factory of the same cloud with faults."""
     return lambda reactor, root: FaultyCloud(reactor, make(reactor, root))
 
 

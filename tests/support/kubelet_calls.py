@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kubelet asks over a pod's life, each step repeated until some daemon answers it."""
+"""The calls of a kubelet over a pod's life, each repeated until some daemon answers it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Listing = Callable[[Runtime], Awaitable[dict[str, int]]]
 
 
 class Ask(Protocol):
-    """Asks the daemon that runs; if it dies, the next one again."""
+    """Calls the daemon that runs, and if that dies, repeats the call to the next one."""
 
     async def __call__(self, step: Callable[[Runtime], Awaitable[T]]) -> T:
         """Return the step's result."""
@@ -30,8 +30,8 @@ class Ask(Protocol):
 class KubeletCalls:
     """Runs and removes pods of one container each.
 
-    :ivar image: the container's.
-    :ivar logs: the directory for logs.
+    :ivar image: the containers' image.
+    :ivar logs: the directory of the pods' logs.
     """
 
     _ask: Ask
@@ -51,7 +51,7 @@ class KubeletCalls:
         return sandbox, container
 
     def config(self, name: str, annotations: Mapping[str, str]) -> cri.PodSandboxConfig:
-        """A pod's."""
+        """Return a pod's configuration."""
         return cri.PodSandboxConfig(
             metadata=cri.PodSandboxMetadata(name=name, uid=name, namespace="soak"),
             hostname=name,
@@ -61,7 +61,7 @@ class KubeletCalls:
         )
 
     def creation(self, name: str, sandbox: str, config: cri.PodSandboxConfig) -> cri.CreateContainerRequest:
-        """What asks for its container."""
+        """Return the request that creates the pod's container."""
         box = cri.ContainerConfig(
             metadata=cri.ContainerMetadata(name="main"),
             image=cri.ImageSpec(image=self.image),
@@ -72,8 +72,8 @@ class KubeletCalls:
     async def remove(self, name: str, sandbox: str, container: str) -> None:
         """Stop and remove a pod and its container.
 
-        :raise AssertionError: one was gone before that was asked for. The calls themselves do not show it:
-            they succeed for unknown ids.
+        :raise AssertionError: the pod or the container was gone before it was to be ended. The calls do not
+            show that themselves, because they succeed for unknown ids.
         """
 
         def listed_pods(runtime: Runtime) -> Awaitable[dict[str, int]]:
@@ -109,7 +109,7 @@ class KubeletCalls:
 
 
 async def run_sandbox(runtime: Runtime, name: str, config: cri.PodSandboxConfig, handler: str) -> str:
-    """Run the pod's sandbox, or find the one that there is. Returns its id."""
+    """Run the pod's sandbox, unless it exists. Return its id."""
     found = await pods(runtime, name)
     if found:
         return next(iter(found))
@@ -129,28 +129,28 @@ async def _start_container(runtime: Runtime, container: str) -> None:
         return
     try:
         await runtime.StartContainer(cri.StartContainerRequest(container_id=container), timeout=STEP_SECONDS)
-    except GrpcError as error:  # the start by an earlier daemon may become known only now
+    except GrpcError as error:  # an earlier daemon may have started it, which becomes known only now
         started = error.code is Code.FAILED_PRECONDITION
         if not started or await state(runtime, container) != cri.CONTAINER_RUNNING:
             raise
 
 
 async def state(runtime: Runtime, container: str) -> cri.ContainerState:
-    """What the container is in."""
+    """Return the container's state."""
     request = cri.ContainerStatusRequest(container_id=container)
     status: cri.ContainerStatusResponse = await runtime.ContainerStatus(request, timeout=STEP_SECONDS)
     return status.status.state
 
 
 async def pods(runtime: Runtime, name: str) -> dict[str, int]:
-    """The listed sandboxes of a pod: state by id."""
+    """Return the states of a pod's listed sandboxes, by id."""
     request = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(label_selector={"name": name}))
     items = (await runtime.ListPodSandbox(request, timeout=STEP_SECONDS)).items
     return {each.id: each.state for each in items}
 
 
 async def containers(runtime: Runtime, sandbox: str) -> dict[str, int]:
-    """The listed containers of a sandbox: state by id."""
+    """Return the states of a sandbox's listed containers, by id."""
     request = cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id=sandbox))
     items = (await runtime.ListContainers(request, timeout=STEP_SECONDS)).containers
     return {each.id: each.state for each in items}

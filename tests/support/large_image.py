@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image as large as those of real workloads, the same bytes for the same sizes."""
+"""An image as large as those of real workloads. Equal sizes give equal bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from tests.support import oci
 
 MIB = 1024 * 1024
-FILE_BYTES = 64 * 1024  # on the average
+FILE_BYTES = 64 * 1024  # on average
 
 
 def large(random_mib: int, plain_mib: int, layers: int) -> oci.BuiltImage:
-    """busybox, and over it `layers` equal layers.
+    """Return an image of busybox and `layers` layers of equal size over it.
 
-    :param random_mib: of all of them together: bytes that do not compress, so that is what is pulled.
-    :param plain_mib: of all of them together: bytes that compress to nearly nothing.
+    :param random_mib: MiB in these layers together that do not compress, which is about what is pulled.
+    :param plain_mib: MiB in these layers together that compress to nearly nothing.
     """
     chance = random.Random(f"{random_mib} {plain_mib} {layers}")  # noqa: S311
     made = [oci.busybox_layer()]

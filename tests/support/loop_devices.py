@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loop devices of a machine on which tests run side by side.
+"""Loop devices of a machine on which tests run in parallel.
 
-A device that was ended is there until nobody has it open, and another test may look at all devices just now.
+A device that was ended exists until no process has it open, and another test may just be inspecting all
+devices.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ SECONDS = 10.0
 
 
 def end_loop_device(path: str) -> None:
-    """Have a device end. Idempotent."""
+    """End a loop device. Idempotent."""
     with contextlib.suppress(FileNotFoundError), open_loop_device(path) as device:
         device.end()
 
 
 def left_of(devices: Callable[[], Sequence[str]]) -> Sequence[str]:
-    """What `devices` still returns after as long as others may have ended devices open."""
+    """Wait until `devices` returns none, or other tests no longer hold any open; return what is left."""
     deadline = time.monotonic() + SECONDS
     while (found := devices()) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kubelet asks of a node whose containerd may be killed: what that left half made is made anew."""
+"""The calls of a kubelet to a node whose containerd may be killed: it makes half-made pods anew."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ ATTEMPTS = 20
 class MixedCalls(KubeletCalls):
     """The calls of a kubelet, which makes a pod anew if its sandbox or its container has ended too early.
 
-    :ivar cgroup: the parent of pods' control groups.
-    :ivar again: the names of pods that were, once each time.
+    :ivar cgroup: the parent of the pods' control groups.
+    :ivar again: the names of pods that were made anew, once for each time.
     """
 
     cgroup: str = ""
@@ -50,7 +50,7 @@ class MixedCalls(KubeletCalls):
         raise AssertionError(f"it does not run after {ATTEMPTS} attempts")
 
     async def _run_container(self, name: str, sandbox: str, config: cri.PodSandboxConfig) -> str:
-        """The id of its container; "": the sandbox is of no use, or the container does not run."""
+        """Run the pod's container, and return its id; "": it does not run, or the sandbox is not ready."""
         found = await self._ask(functools.partial(pods, name=name))
         if found != {sandbox: cri.SANDBOX_READY}:
             return ""
@@ -65,7 +65,7 @@ class MixedCalls(KubeletCalls):
 
 
 class _Useless(Exception):
-    """A container, or its sandbox, that can't be gone on with."""
+    """A container or its sandbox is in a state from which the pod can't go on."""
 
 
 async def _create(runtime: Runtime, request: cri.CreateContainerRequest) -> str:

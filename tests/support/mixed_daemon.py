@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tests.infranetes.daemon.crashing`; simulated VMs may have networks of the CNI, and don't use them."""
+"""`tests.infranetes.daemon.crashing`, but simulated VMs may be configured with CNI networks, though they do
+not use them."""
 
 from __future__ import annotations
 

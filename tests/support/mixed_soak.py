@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A soak test of a node with both kinds of pods: the daemon and its containerd are killed again and again.
 
-Pods of containerd's, simulated VMs, and simulated VMs whose networks are shadow sandboxes of containerd's
-take turns. The daemon kills itself around its writes, as in `crash_soak`; containerd is killed at any moment.
-A call is asked again, as kubelet does, whatever it failed with; where containerd has been killed in the midst
-of it a few times, the next kill waits for it, or nothing would ever be done on a slow machine. `run` does it
-in namespaces of its own, which end with it.
+containerd's pods, simulated VMs, and simulated VMs whose networks are containerd's shadow sandboxes take
+turns. The daemon kills itself around its writes, as in `crash_soak`; containerd is killed at any moment. As
+with kubelet, a call is repeated whatever its error. Once a call has seen containerd killed a few times, the
+next kill waits for it, or a slow machine would never get anything done. `run` runs the test in namespaces of
+its own, which end with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.support.registry import Registry
 from txgrpc import Channel, Code, GrpcError
 
 T = TypeVar("T")
-#: Whatever a run has (mounts, links, shims, listeners) ends with these.
+#: Everything that a run makes (mounts, links, shims, listeners) ends with these.
 NAMESPACES = (
     *("setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--ipc", "--net", "--pid"),
     *("--fork", "--kill-child", "--mount-proc"),
@@ -54,15 +54,15 @@ IMAGE = f"{REGISTRIES[0]}/busybox:1"
 VM, JOINED = "infranetes", "joined"
 #: The runtime handlers of pods, in turn.
 HANDLERS = ("", VM, JOINED)
-REST = (0.0, 4.0)  # seconds for which containerd serves, at least and at most
-BROKEN_OFF = 4  # how often a call sees containerd killed, at most
+REST = (0.0, 4.0)  # the shortest and the longest time for which containerd serves, in seconds
+BROKEN_OFF = 4  # how often one call may see containerd killed
 NETNS = Path("/run/netns")
-TOLD_SECONDS = 10.0  # between two words of how far it is
+TOLD_SECONDS = 10.0  # between two reports of the progress
 PROGRESS = "progress"
 
 
 class Left(TypedDict):
-    """What containerd still has when all pods are gone, though it lists nothing."""
+    """What is left of containerd's own when all pods are gone, though it lists nothing."""
 
     namespaces: list[str]
     addresses: list[str]
@@ -70,9 +70,9 @@ class Left(TypedDict):
 
 
 class Found(TypedDict):
-    """The outcome of a soak test, as JSON: `crash_soak.Outcome` without its faults, and what is of this one.
+    """The outcome of a soak test, as JSON: `crash_soak.Outcome` without its faults, and some more fields.
 
-    `lasting`: pods that were to run all the time. `again`: how often a half-made pod was made anew."""
+    `lasting`: how many pods were to run all the time. `again`: how often a half-made pod was made anew."""
 
     pods: int
     kills: int
@@ -90,7 +90,7 @@ class Found(TypedDict):
 
 
 class Node(Killable):
-    """containerd with the reference plug-ins; every address that it gives is a file."""
+    """A containerd with the CNI reference plug-ins, which keep a file for each address that they assign."""
 
     def _network(self) -> dict[str, Any]:
         network = super()._network()
@@ -98,7 +98,7 @@ class Node(Killable):
         return {**network, "plugins": [{**bridge, "ipMasq": False}]}
 
     def addresses(self) -> list[str]:
-        """Those that are given."""
+        """The addresses that are assigned."""
         return [path.name for path in self.root.glob("addresses/*/*") if path.name[0].isdigit()]
 
     def namespaces(self) -> list[str]:
@@ -112,7 +112,7 @@ class Node(Killable):
 
 
 class MixedFarm(SimulatedFarm):
-    """Kubelet asks again after any error."""
+    """The simulated farm, with calls that are repeated after any error, as kubelet's are."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -125,8 +125,8 @@ class MixedFarm(SimulatedFarm):
 class MixedSoak(CrashSoak):
     """One soak test. See `CrashSoak`.
 
-    :param cgroup: the parent of containerd's pods' control groups.
-    :param told: a file for how far it is."""
+    :param cgroup: the parent of the control groups of containerd's pods.
+    :param told: the file to which the progress is written."""
 
     launcher = "tests.support.mixed_daemon"
     lasting = len(HANDLERS)
@@ -141,7 +141,7 @@ class MixedSoak(CrashSoak):
         self._registry = Registry()
         self._moments = random.Random(seed)  # noqa: S311
         self._told = told
-        self._asked: dict[object, int] = {}  # calls under way: the kills of containerd before them
+        self._asked: dict[object, int] = {}  # by call under way: how often containerd was killed before it
         self._calls = MixedCalls(self._ask, IMAGE, self.root / "logs", cgroup)
 
     @property
@@ -173,7 +173,7 @@ class MixedSoak(CrashSoak):
         return {**super()._table(), "delegate": {"socket": str(self.containerd.socket)}, **joined}
 
     async def _tell(self) -> None:
-        """Write how far it is, again and again."""
+        """Write the progress, again and again."""
         begun = time.monotonic()
         while not self._done:
             found = self.outcome
@@ -193,11 +193,11 @@ class MixedSoak(CrashSoak):
             del self._asked[call]
 
     def _has_waited(self) -> bool:
-        """Whether a call has been broken off as often as it may be."""
+        """Return whether some call has seen as many kills as it may."""
         return any(self.containerd_kills - before >= BROKEN_OFF for before in self._asked.values())
 
     async def _kill_containerd(self) -> None:
-        """Kill it again and again, at any moment after it has begun to serve, while there are pods to run."""
+        """Kill containerd at random moments after it has begun to serve, while there are pods to run."""
         while not self._done and not self._late():
             await self._sleep(self._moments.uniform(*REST))
             while self._has_waited() and not self._done:
@@ -211,7 +211,7 @@ class MixedSoak(CrashSoak):
             await self._serves()
 
     async def _check_nothing_left(self) -> None:
-        await self._killer  # what fails from here on is not asked again
+        await self._killer  # calls that fail from here on are not repeated
         await super()._check_nothing_left()
 
     async def _serves(self) -> None:
@@ -234,7 +234,7 @@ class MixedSoak(CrashSoak):
         return [*await super()._held(), *await deferToThread(self._thd_listed)]
 
     def _thd_listed(self) -> list[str]:
-        """Sandboxes and containers of containerd's, by its own socket."""
+        """List containerd's sandboxes and containers, asked on its own socket."""
         left = []
         for command, key in (("pods", "items"), ("ps", "containers")):
             words = (command, "-o", "json") if command == "pods" else (command, "-a", "-o", "json")
@@ -252,7 +252,7 @@ class MixedSoak(CrashSoak):
 
 
 async def soak(test: MixedSoak) -> Mapping[str, object]:
-    """The outcome of one, with what containerd itself has lost track of."""
+    """Run a soak test, and return its outcome, with what containerd itself has lost track of."""
     try:
         outcome = await test.run()
         await test._teller
@@ -276,11 +276,11 @@ def run(
     seed: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """The outcome of one, in namespaces of its own.
+    """Run a soak test in namespaces of its own, and return its outcome.
 
-    :param limit: seconds after which it is broken off.
-    :param seed: of the moments of kills. :param say: is told how far it is.
-    :raise TimeoutError: it was broken off; the message says how far it was."""
+    :param limit: seconds after which it is aborted.
+    :param seed: determines the moments of the kills. :param say: called with the progress.
+    :raise TimeoutError: it was aborted; the message has the progress."""
     with tempfile.TemporaryDirectory(prefix="mixed-", dir="/var/tmp") as place:  # no overlay file system
         root = Path(place)
         numbers = (str(each) for each in (pods, width, seconds, seed))
@@ -304,7 +304,7 @@ def run(
 def _follow(
     process: subprocess.Popen[bytes], progress: Path, limit: float, say: Callable[[str], None]
 ) -> None:
-    """Wait for its end, and say what it says of how far it is. :raise TimeoutError: the limit is over."""
+    """Wait until the process ends, and pass on its progress. :raise TimeoutError: it takes too long."""
     begun, said = time.monotonic(), ""
     try:
         while True:
@@ -318,7 +318,7 @@ def _follow(
             if time.monotonic() - begun > limit:
                 raise TimeoutError(f"not done in {limit:.0f} s: {said}")
     finally:
-        process.kill()  # and with it all in its namespaces
+        process.kill()  # which also ends everything in its namespaces
         process.wait()
 
 
@@ -330,7 +330,7 @@ def _remove_cgroups(name: str) -> None:
 
 
 def main(root: Path, pods: int, width: int, seconds: float, seed: int) -> None:
-    """The whole program, inside."""
+    """Run the test, inside of the namespaces."""
     reap()
     tempfile.tempdir = str(root)
     subprocess.run(["mount", "-t", "tmpfs", "run", "/run"], check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real server of NFSv3 without rpcbind or the kernel's NFS: an example of go-nfs, by `make tools`."""
+"""A real NFSv3 server without rpcbind or the kernel's NFS: an example of go-nfs, built by `make tools`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "build" / "tools" / "osnfs"
 class Nfs3Server:
     """Serves a directory as `/mount`, at all addresses of this machine, until `end`.
 
-    :ivar port: where it listens, for mounting too."""
+    :ivar port: the port that it listens on, for both NFS and MOUNT."""
 
     def __init__(self, directory: Path) -> None:
         if not PROGRAM.exists():
@@ -25,7 +25,7 @@ class Nfs3Server:
         self.port = int(said.rpartition(":")[2])
 
     def end(self) -> None:
-        """End it. Idempotent."""
+        """End the server. Idempotent."""
         self._process.kill()
         self._process.wait()
         if self._process.stdout is not None:

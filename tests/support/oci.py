@@ -40,7 +40,7 @@ _TYPES = {
 
 
 def digest(data: bytes) -> str:
-    """`sha256:` and 64 hex digits."""
+    """Return the digest of `data`: `sha256:` and 64 hex digits."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
@@ -103,8 +103,8 @@ class BuiltIndex:
 
 
 def layer(files: Mapping[str, bytes | tuple[str, str]]) -> bytes:
-    """A tar, the same bytes for the same files. A value is a file's content, or ("link", target), or
-    ("dir", octal mode); paths are relative. Files in bin/ are executable."""
+    """Return a layer's tar; equal files give equal bytes. A value is a file's content, ("link", target) or
+    ("dir", octal mode); paths are relative. Files in bin/ and usr/bin/ are executable."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path, what in files.items():
@@ -125,7 +125,7 @@ def layer(files: Mapping[str, bytes | tuple[str, str]]) -> bytes:
 
 
 def busybox_layer() -> bytes:
-    """A root file system: busybox with a link per applet, and the accounts root and app (1000)."""
+    """Return a root file system: busybox with a link per applet, and the accounts root and app (1000)."""
     listed = subprocess.run([str(BUSYBOX), "--list"], capture_output=True, text=True, check=True)
     files: dict[str, bytes | tuple[str, str]] = {
         name: ("dir", mode)
@@ -157,11 +157,11 @@ def image(
     architecture: str = "amd64",
     labels: Mapping[str, str] | None = None,
 ) -> BuiltImage:
-    """An image of these uncompressed layers, of which one at a time need be in memory.
+    """Return an image of these uncompressed layers, only one of which need be in memory at a time.
 
     :param config: the image config's `config` (Cmd, Env, User, ...).
-    :param flavour: media types, `oci` or `docker` (schema 2).
-    :param compression: of the layers: `gzip`, nothing or, in OCI's, `zstd`.
+    :param flavour: the media types: `oci` or `docker` (schema 2).
+    :param compression: the layers' compression: `gzip`, "" or, with `oci`, `zstd`.
     """
     config_type, manifest_type, _, layer_types = _TYPES[flavour]
     made = [(digest(data), Blob(layer_types[compression], _compress(data, compression))) for data in layers]
@@ -184,7 +184,7 @@ def image(
 
 
 def index(images: Sequence[BuiltImage], *, flavour: str = "oci") -> BuiltIndex:
-    """One name for images of several platforms."""
+    """Return an index: one name for images of several platforms."""
     entries = []
     for built in images:
         architecture = json.loads(built.config.data)["architecture"]
@@ -200,6 +200,6 @@ def busybox(
     extra: Mapping[str, bytes | tuple[str, str]] | None = None,
     **options: Any,
 ) -> BuiltImage:
-    """busybox as an image; `extra` files come in a second layer. Its Cmd is `sh` unless given."""
+    """Return busybox as an image, with the files `extra` in a second layer. Its Cmd is `sh` by default."""
     layers = [busybox_layer()] + ([layer(extra)] if extra else [])
     return image(layers, {"Cmd": ["sh"], "Env": ["PATH=/bin"], **(config or {})}, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network namespaces that stand for pods' VMs and other machines, between which packets are really sent."""
+"""Network namespaces that stand for pods' VMs and other machines, and real packets between them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.support.sctp import PROTOCOL
 from tests.support.sctp import init as begin
 
 T = TypeVar("T")
-ARRIVES, DOES_NOT = 20.0, 0.3  # seconds that are waited: for what is to arrive, and to see that nothing does
+ARRIVES, DOES_NOT = 20.0, 0.3  # seconds to wait for a packet that should arrive, and for one that should not
 
 
 def ip(*arguments: str) -> None:
-    """Run `ip`."""
+    """Run the program `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 class Machine:
     """A network namespace with one interface; `end` removes it.
 
-    :param outer: the other end of its interface, in this namespace.
-    :param gateway: by which it reaches the others.
+    :param outer: the name of its interface's other end, in this namespace.
+    :param gateway: the address through which it reaches other machines.
     """
 
     def __init__(self, outer: str, address: str, gateway: str, mac: str) -> None:
@@ -56,12 +56,12 @@ class Machine:
         """Close the sockets and remove the namespace, and its interface with it."""
         for each in self._sockets:
             each.close()
-        # Of a namespace that is removed the interfaces, and the node's routes by them, stay for a while.
+        # When a namespace is removed, its interfaces and the node's routes through them stay for a while.
         subprocess.run(["ip", "link", "del", self._outer], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
 
     def socket(self, kind: int, protocol: int = 0) -> socket.socket:
-        """A socket of this machine, that is closed with it."""
+        """Return a new socket of this machine, which `end` closes."""
         made = thd_in_namespace(self.name, lambda: socket.socket(socket.AF_INET, kind, protocol))
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
@@ -70,7 +70,7 @@ class Machine:
 
 
 class Pod(Machine):
-    """One that stands for a VM: its outer end is named and addressed as a tap of the provider's."""
+    """A machine that stands for a VM: its outer end is named and addressed like a tap of the provider's."""
 
     def __init__(self, tap: str, address: str, gateway: str) -> None:
         self.port = BridgePort(tap, address)
@@ -80,7 +80,7 @@ class Pod(Machine):
 class Node:
     """This namespace, as a machine.
 
-    :param address: by which it is reached.
+    :param address: the address by which others reach it.
     """
 
     def __init__(self, address: str) -> None:
@@ -88,7 +88,7 @@ class Node:
         self._sockets: list[socket.socket] = []
 
     def socket(self, kind: int, protocol: int = 0) -> socket.socket:
-        """A socket of this machine, that `end` closes."""
+        """Return a new socket of this machine, which `end` closes."""
         made = socket.socket(socket.AF_INET, kind, protocol)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._sockets.append(made)
@@ -101,12 +101,12 @@ class Node:
 
 
 class Host(Protocol):
-    """Whatever packets come from and go to, with sockets of its own."""
+    """A machine that packets come from and go to, with sockets of its own."""
 
     address: str
 
     def socket(self, kind: int, protocol: int = 0) -> socket.socket:
-        """A socket there, which is closed with it."""
+        """Return a new socket of this machine, which is closed with it."""
 
 
 def _ready(waiting: socket.socket, seconds: float) -> bool:
@@ -114,15 +114,15 @@ def _ready(waiting: socket.socket, seconds: float) -> bool:
 
 
 def _send(sending: socket.socket, data: bytes, to: tuple[str, int]) -> None:
-    with contextlib.suppress(PermissionError):  # a machine's own firewall drops it
+    with contextlib.suppress(PermissionError):  # raised if the machine's own firewall drops the packet
         sending.sendto(data, to)
 
 
-# What follows blocks: call it in a thread. `expected` only says how long is waited.
+# The functions and methods below block: call them in a thread. `expected` only determines how long they wait.
 
 
 def tcp(client: Host, server: Host, port: int, expected: bool, to: str = "") -> Connection | None:
-    """Connect; None: it can't be. :param to: another address than the server's own."""
+    """Connect the client to the server; None: it fails. :param to: an address other than the server's own."""
     listening = server.socket(socket.SOCK_STREAM)
     listening.bind(("0.0.0.0", port))
     listening.listen()
@@ -147,7 +147,7 @@ class Connection:
         self.server = server
 
     def carries(self, expected: bool, back: bool = False) -> bool:
-        """Whether what one end says reaches the other. :param back: from the server to the client."""
+        """Return whether data reaches the other end. :param back: send from the server to the client."""
         ends = (self.server, self.client) if back else (self.client, self.server)
         ends[0].sendall(b"x")
         if not _ready(ends[1], ARRIVES if expected else DOES_NOT):
@@ -163,16 +163,16 @@ class Connection:
 
 
 class Datagrams:
-    """Two UDP sockets that talk to each other, the client first."""
+    """Two UDP sockets that exchange datagrams, of which the client sends the first."""
 
     def __init__(self, client: Host, server: Host, port: int) -> None:
         self._client = client.socket(socket.SOCK_DGRAM)
         self._server = server.socket(socket.SOCK_DGRAM)
         self._server.bind((server.address, port))
-        self._heard = ("", 0)  # whom the server answers
+        self._heard = ("", 0)  # the sender that the server answers
 
     def there(self, expected: bool) -> bool:
-        """Whether a datagram of the client's reaches the server."""
+        """Return whether a datagram of the client's reaches the server."""
         _send(self._client, b"x", self._server.getsockname())
         if not _ready(self._server, ARRIVES if expected else DOES_NOT):
             return False
@@ -180,7 +180,7 @@ class Datagrams:
         return True
 
     def back(self, expected: bool) -> bool:
-        """Whether one of the server's reaches the client."""
+        """Return whether a datagram of the server's reaches the client."""
         _send(self._server, b"x", self._heard)
         return _ready(self._client, ARRIVES if expected else DOES_NOT) and bool(self._client.recv(100))
 
@@ -191,7 +191,7 @@ class Datagrams:
 
 
 def udp(client: Host, server: Host, port: int, expected: bool, to: str = "") -> bool:
-    """Whether a datagram reaches the server. :param to: another address than the server's own."""
+    """Return whether a datagram reaches the server. :param to: an address other than the server's own."""
     with client.socket(socket.SOCK_DGRAM) as sending, server.socket(socket.SOCK_DGRAM) as receiving:
         receiving.bind(("", port))
         _send(sending, b"x", (to or server.address, port))
@@ -199,7 +199,7 @@ def udp(client: Host, server: Host, port: int, expected: bool, to: str = "") -> 
 
 
 def refused(client: Host, server: Host, port: int, expected: bool) -> bool:
-    """Whether the client hears by ICMP that the server has no such port."""
+    """Return whether the client learns by ICMP that the server has no such port."""
     with client.socket(socket.SOCK_DGRAM) as sending:
         sending.connect((server.address, port))
         sending.settimeout(ARRIVES if expected else DOES_NOT)
@@ -214,7 +214,7 @@ def refused(client: Host, server: Host, port: int, expected: bool) -> bool:
 
 
 def ping(client: Host, server: Host, expected: bool) -> bool:
-    """Whether the client gets an echo."""
+    """Return whether the server answers the client's echo request."""
     word = secrets.token_bytes(8)
     body = struct.pack("!BBHHH", 8, 0, 0, 7, 1) + word
     total = sum(struct.unpack("!8H", body))
@@ -226,7 +226,7 @@ def ping(client: Host, server: Host, expected: bool) -> bool:
 
 
 def sctp(client: Host, server: Host, port: int, expected: bool) -> bool:
-    """Whether the beginning of an association reaches the server. No kernel's SCTP is needed."""
+    """Return whether the first packet of an association reaches the server. No kernel needs SCTP for this."""
     packet, tag = begin(port)
     with (
         server.socket(socket.SOCK_RAW, PROTOCOL) as receiving,
@@ -244,7 +244,7 @@ def _comes(waiting: socket.socket, wanted: Callable[[bytes], bool], expected: bo
 
 
 def connects(client: Host, address: str, port: int, seconds: float) -> bool:
-    """Whether a TCP connection to some server can be made in that time."""
+    """Return whether a TCP connection to this address can be made within `seconds`."""
     with client.socket(socket.SOCK_STREAM) as connecting:
         connecting.settimeout(seconds)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image with Debian's PostgreSQL, and a record of the transactions whose commit it has acknowledged."""
+"""An image with Debian's PostgreSQL, and a record of the transactions whose commit it acknowledged."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from tests.support import debian, oci
 PACKAGES = ("postgresql-15",)
 PROGRAMS = "/usr/lib/postgresql/15/bin"
 _PATH = f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
-# That the server's machine is gone is noticed in some seconds, whoever has something to say then.
+# With these the client notices within seconds that the server's machine is gone, whether it was sending or
+# not.
 _NOTICE = "tcp_user_timeout=10000 keepalives_idle=3 keepalives_interval=2 keepalives_count=3"
 
-#: TPC-B's transaction as pgbench has it, and a row that says which one of which client's it was.
+#: pgbench's TPC-B transaction, and a row that records the run, the client and the transaction's number.
 TRANSACTION = r"""
 \set aid random(1, 100000)
 \set bid 1
@@ -38,7 +39,7 @@ INSERT INTO pgbench_history (tid, bid, aid, delta, mtime)
 INSERT INTO done VALUES (:run, :client_id, :number);
 END;
 """
-#: As the container's command: a database with checksums, made when there is none yet.
+#: The container's command: serve a database with checksums, which is made if there is none yet.
 SERVE = rf"""
 set -e
 as="setpriv --reuid=postgres --regid=postgres --init-groups --"
@@ -53,7 +54,7 @@ if [ ! -e /data/made ]; then
 fi
 exec $as {PROGRAMS}/postgres -D /data/postgresql -c listen_addresses=* -c unix_socket_directories=/tmp
 """
-#: After the server was shut down.
+#: Verify the checksums, after the server was shut down.
 CHECK = (
     f"setpriv --reuid=postgres --regid=postgres --init-groups -- {PROGRAMS}/pg_checksums -D /data/postgresql"
 )
@@ -61,14 +62,14 @@ CHECK = (
 
 @attrs.frozen
 class PostgresqlTree:
-    """Debian with PostgreSQL. :ivar tar: all of it. :ivar root: the same, unpacked."""
+    """Debian with PostgreSQL. :ivar tar: its tar. :ivar root: the same, unpacked."""
 
     tar: Path
     root: Path
 
     @classmethod
     def made(cls, cache: Path) -> PostgresqlTree:
-        """Have it in `cache`; quick when it is there."""
+        """Return the tree in the directory `cache`, and make it there first if need be."""
         cache.mkdir(parents=True, exist_ok=True)
         tree = cls(cache / "debian.tar", cache / "root")
         with (cache / "lock").open("w") as lock:
@@ -88,7 +89,7 @@ class PostgresqlTree:
         return oci.image([self.tar.read_bytes()], {"Cmd": ["bash"], "Env": [_PATH]}, compression="")
 
     def command(self, *words: str) -> list[str]:
-        """A command line that runs one of its programs on this machine."""
+        """Return a command line that runs one of the tree's programs on this machine."""
         return ["chroot", str(self.root), "/usr/bin/env", "-i", _PATH, "HOME=/", *words]
 
 
@@ -105,7 +106,7 @@ class Client:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
     def query(self, sql: str) -> list[list[str]]:
-        """The rows. :raise RuntimeError: there is no answer, or an error."""
+        """Return the rows of a query. :raise RuntimeError: there is no answer, or an error."""
         done = self.run("psql", "-XAtq", "-F", "\t", "-v", "ON_ERROR_STOP=1", "-c", sql, self.place)
         if done.returncode:
             raise RuntimeError(done.stderr.strip())
@@ -113,7 +114,7 @@ class Client:
 
 
 class Load:
-    """pgbench as it runs, with some clients, until the server or `end` ends it.
+    """A running pgbench with `clients` clients, until the server or `end` ends it.
 
     :param run: a number that no other load on this database has.
     """
@@ -139,7 +140,7 @@ class Load:
 
     @property
     def seconds(self) -> int:
-        """For how many it has done transactions."""
+        """The number of seconds in which it completed transactions."""
         return sum("progress:" in line and " 0.0 tps" not in line for line in self.output.splitlines())
 
     @property
@@ -147,14 +148,14 @@ class Load:
         return self._process.poll() is not None
 
     def acknowledged(self) -> Mapping[int, int]:
-        """How many transactions each client was told are committed, once it has ended."""
+        """Return how many commits each client has seen acknowledged. Call it once pgbench has ended."""
         counts: collections.Counter[int] = collections.Counter()
         for log in self._directory.glob("log.*"):
             counts.update(int(line.split()[0]) for line in log.read_text().splitlines())
         return counts
 
     def end(self) -> None:
-        """Idempotent."""
+        """End pgbench, and remove its files. Idempotent."""
         if not self.ended:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
@@ -162,9 +163,9 @@ class Load:
 
 
 def lost(acknowledged: Mapping[int, int], rows: Sequence[Sequence[str]]) -> list[str]:
-    """What is missing, in words. Each client has one transaction at a time, numbered from 1.
+    """Describe what is missing of each client's transactions, which follow one another, numbered from 1.
 
-    :param rows: by client: how many there are, and the highest number."""
+    :param rows: for each client: its number, its count of transactions, and the highest of their numbers."""
     found = {int(client): (int(count), int(highest)) for client, count, highest in rows}
     missing = []
     for client, told in acknowledged.items():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume's file that forgets, when its power is lost, whatever was not flushed.
+"""A volume's file that loses, when its power is lost, all data that was not flushed.
 
-nbdkit keeps what is written apart from what is flushed (`volatile_disk`), and nbdfuse serves that at the
-file's path, so that whoever opens it has a file like any other. When the power is lost both are killed,
-before the disk's users are.
+nbdkit keeps written data apart from flushed data (`volatile_disk`), and nbdfuse serves that at the file's
+path, where it can be opened like any other file. When the power is lost, both are killed before the disk's
+users.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _START_SECONDS = 30.0
 
 
 class VolatileFile:
-    """A file while it is served. It is what it was before, until `lose_power`.
+    """A file that is served until `lose_power`, at first with the content that it had before.
 
-    :param path: where it is, and where it is served.
-    :param work: a directory for what is written meanwhile.
-    :ivar flushes: how often it was flushed, once the power is lost.
+    :param path: where the file is, and where it is served.
+    :param work: a directory to be made, for what is written meanwhile.
+    :ivar flushes: how often it was flushed; known once the power is lost.
     """
 
     def __init__(self, path: Path, work: Path) -> None:
@@ -36,12 +36,12 @@ class VolatileFile:
         self._work = work
         stable, volatile, flushes = work / "stable", work / "volatile", work / "flushes"
         work.mkdir()
-        os.link(path, stable)  # reached by no other name while it is served
+        os.link(path, stable)  # the only name that reaches the file while the mount covers `path`
         subprocess.run(["cp", "--sparse=always", path, volatile], check=True)
         flushes.touch()
         plugin = [f"script={volatile_disk.__file__}", f"stable={stable}", f"volatile={volatile}"]
         self._processes: list[subprocess.Popen[bytes]] = []
-        with tempfile.TemporaryDirectory() as directory:  # a socket's path can't be long
+        with tempfile.TemporaryDirectory() as directory:  # a short path, as a socket needs one
             socket = Path(directory) / "nbd"
             self._start(need("nbdkit"), "-f", f"--unix={socket}", "python", *plugin, f"flushes={flushes}")
             self._wait(socket.exists)
@@ -60,19 +60,19 @@ class VolatileFile:
             time.sleep(0.02)
 
     def fail(self) -> None:
-        """Have the power lost: every access fails from now on. Idempotent."""
+        """Cut the power: every access fails from now on. Idempotent."""
         for process in reversed(self._processes):
             process.kill()
             process.wait()
 
     def lose_power(self) -> None:
-        """Have the file as it is after a loss of power. Its users have ended."""
+        """Cut the power, and put the file, as it is then, back in its place. Its users must have ended."""
         self.fail()
         subprocess.run(["umount", self.path], check=True)
         self.flushes = (self._work / "flushes").stat().st_size
         shutil.rmtree(self._work)
 
     def end(self) -> None:
-        """Serve it no more, whatever becomes of what is in it. Idempotent."""
+        """Stop serving the file, without regard to its content. Idempotent."""
         self.fail()
         subprocess.run(["umount", "-l", self.path], check=False, stderr=subprocess.DEVNULL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What memory a QEMU process has of its own and what it shares, by what it is for (proc(5), smaps)."""
+"""The memory that a QEMU process has to itself and that it shares, by purpose (proc(5), smaps)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class Kind(enum.Enum):
 class Memory:
     """Amounts in MiB.
 
-    :ivar proportional: what is shared counts as a part (PSS). :ivar private: no other process has it.
-    :ivar written: the process has written to it, so that it can't be shared, whoever else comes.
+    :ivar proportional: the proportional set size (PSS): of each shared page, the process's part.
+    :ivar private: memory that no other process has.
+    :ivar written: memory that the process has written to, so that no other process can ever share it.
     """
 
     proportional: float = 0.0
@@ -64,24 +65,24 @@ def parse(smaps: str) -> dict[Kind, Memory]:
 
 
 def of_process(pid: int) -> dict[Kind, Memory]:
-    """What the process has now. :raise OSError: it is gone."""
+    """Return the memory that a process has now. :raise OSError: it is gone."""
     return parse(Path(f"/proc/{pid}/smaps").read_text())
 
 
 def of_vms(state_dir: Path) -> list[dict[Kind, Memory]]:
-    """What each VM of the daemon with this `state_dir` has now. :raise OSError: one has just gone."""
+    """Return what each VM of the daemon with this `state_dir` has now. :raise OSError: one has just gone."""
     return [of_process(pid) for pid in pids_of_vms(state_dir)]
 
 
 def pids_of_vms(state_dir: Path) -> list[int]:
-    """The QEMU processes of the daemon with this `state_dir`."""
+    """Return the ids of the QEMU processes of the daemon with this `state_dir`."""
     tokens = [each.name for each in (state_dir / "qemu" / "vms").iterdir()]
     found = pids_by_argument([f"guest=infranetes-{token}" for token in tokens])
     return [pid for pids in found.values() for pid in pids]
 
 
 def total(memory: dict[Kind, Memory]) -> Memory:
-    """All kinds together."""
+    """Return the sum over all kinds."""
     return sum(memory.values(), Memory())
 
 

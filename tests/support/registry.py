@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's docker-registry on a free loopback port, filled without help of the code under test."""
+"""Debian's docker-registry on a free loopback port, filled without the code under test."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _LISTENING = re.compile(rb"listening on (\S+?):(\d+)")
 class Registry:
     """A registry process. `with Registry() as registry: registry.push("busybox", "1", built)`.
 
-    :ivar host: `127.0.0.1:PORT`, as it stands in references. :ivar ca_file: with `tls`, what to trust.
-    :param user: with `password`, the one account that may read and write (htpasswd).
-    :param tls: https with a certificate of its own.
-    :param root: keep the content here; by default in a temporary directory, gone with `stop`.
+    :ivar host: `127.0.0.1:PORT`, as used in references.
+    :ivar ca_file: with `tls`, the certificate that clients have to trust.
+    :param user: with `password`, the only account that may read and write (htpasswd).
+    :param tls: serve https, with a certificate of its own.
+    :param root: the directory of the content; by default a temporary one, which `stop` removes.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class Registry:
 
     @property
     def log(self) -> str:
-        """What the registry wrote so far: one line per request among others."""
+        """The registry's log so far, which has a line for each request among others."""
         return (self.root / "log").read_text(errors="replace")
 
     def start(self) -> Registry:
-        """Answers when it listens. Started again after `stop_process` it has the same port and content."""
+        """Start the process, and wait until it listens. It keeps its port and content over `stop_process`."""
         log_path = self.root / "log"
         start = log_path.stat().st_size if log_path.exists() else 0
         config = self.root / "config.json"
@@ -92,7 +93,7 @@ class Registry:
         return self
 
     def stop_process(self) -> None:
-        """End the process, keep the content and the port."""
+        """End the process, but keep the content and the port."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -108,7 +109,7 @@ class Registry:
         return f"{self.host}/{name}:{tag}"
 
     def push(self, name: str, tag: str, built: BuiltImage | BuiltIndex) -> str:
-        """Put an image in; answers with its reference by tag. Blobs that are there are not sent again."""
+        """Push an image, and return its reference by tag. Blobs that the registry has are not sent again."""
         for blob in built.blobs:
             self._push_blob(name, blob.digest, blob.data)
         for manifest in built.manifests:
@@ -117,14 +118,14 @@ class Registry:
         return self.reference(name, tag)
 
     def blob_path(self, digest: str) -> Path:
-        """The file with that blob's bytes, for tests that damage it."""
+        """Return the path of a blob's file, for tests that damage it."""
         hexadecimal = digest.removeprefix("sha256:")
         return self.root / "data/docker/registry/v2/blobs/sha256" / hexadecimal[:2] / hexadecimal / "data"
 
     def request(
         self, method: str, path: str, body: bytes = b"", media_type: str = "", *, expect: int = 0
     ) -> tuple[int, dict[str, str], bytes]:
-        """One HTTP exchange: (status, headers with lower-case names, body)."""
+        """Send an HTTP request; return the response's status, headers (with lower-case names) and body."""
         connection: http.client.HTTPConnection
         if self._tls:
             context = ssl.create_default_context(cafile=str(self.ca_file))
@@ -169,7 +170,7 @@ class Registry:
                 self._make_certificate()
             http_["tls"] = {"certificate": str(self.ca_file), "key": str(self.root / "tls-key.pem")}
         if self._user:
-            # Perl's crypt is libxcrypt's, and perl-base is on every Debian.
+            # Perl's crypt is libxcrypt's, which has bcrypt, and every Debian has perl-base.
             script = 'print crypt($ARGV[0], q($2y$05$) . "abcdefghijklmnopqrstuu")'
             hashed = subprocess.run(
                 ["perl", "-e", script, self._password], capture_output=True, text=True, check=True

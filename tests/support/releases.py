@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The release before this one, as a tree that can be run and as packages: a node before its upgrade."""
+"""The previous release, as a tree that can be run and as packages, for nodes before their upgrade."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _git(*arguments: str) -> bytes:
 
 
 def _last_commit() -> str:
-    """The last one before the version was raised to the present one."""
+    """Return the last commit before the version was raised to the present one."""
     line = f'__version__ = "{__version__}"'
     raised = _git("log", "--format=%H", "--reverse", f"-S{line}", "--", _VERSION_FILE).decode().split()
     if not raised:
@@ -34,9 +34,9 @@ def _last_commit() -> str:
 
 
 def _unpacked() -> Path:
-    """A new directory with the tree, for this process' life.
+    """Return a new directory with the previous release's tree, which is removed when this process ends.
 
-    :raise SkipTest: this tree is no clone, such as a source package: it has no history.
+    :raise SkipTest: this tree has no history, because it is no clone but, say, a source package.
     """
     if not (ROOT / ".git").exists():
         raise SkipTest("no history here: the release before this one is made from git")
@@ -48,7 +48,7 @@ def _unpacked() -> Path:
 
 @functools.cache
 def previous_release() -> Path:
-    """Return its tree, made once for this process. Blocks.
+    """Return the previous release's tree, made once for this process. Blocks.
 
     :raise SkipTest: this tree has no history."""
     tree = _unpacked()
@@ -58,7 +58,7 @@ def previous_release() -> Path:
 
 @functools.cache
 def previous_packages() -> Path:
-    """Return the directory of its Debian packages, built once for this process without their tests. Blocks.
+    """Return the directory of its Debian packages, built once for this process, without their tests. Blocks.
 
     :raise SkipTest: this tree has no history."""
     tree = _unpacked()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packet that begins an SCTP association, as RFC 9260 has it, for kernels that have no SCTP."""
+"""The packet that begins an SCTP association (RFC 9260), for kernels without SCTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROTOCOL = 132
 
 
 def init(port: int) -> tuple[bytes, bytes]:
-    """Return a packet (INIT) to a port, and its tag, by which it is known wherever it arrives."""
+    """Return an INIT packet to a port, and its tag, by which it is recognized wherever it arrives."""
     source, tag = secrets.randbelow(20_000) + 20_000, secrets.token_bytes(4)
     chunk = struct.pack("!BBH", 1, 0, 20) + tag + struct.pack("!IHHI", 65536, 1, 1, 1)
     packet = struct.pack("!HHI", source, port, 0) + b"\0\0\0\0" + chunk

@@ -18,11 +18,11 @@ from infranetes_common.network_namespaces import thd_in_namespace
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 30.0  # for what is to succeed
+SECONDS = 30.0  # that an operation has to succeed
 
 
 class Space:
-    """A network namespace. `end` removes it, with what runs in it."""
+    """A network namespace. `end` removes it, with its sockets and threads."""
 
     def __init__(self, word: str) -> None:
         self.name = f"inf{word}-{secrets.token_hex(4)}"
@@ -32,7 +32,7 @@ class Space:
         self.ip("link set lo up")
 
     def end(self) -> None:
-        """Close all sockets and remove the namespace."""
+        """Close all sockets, wait for the threads, and remove the namespace."""
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -42,12 +42,12 @@ class Space:
         subprocess.run(["ip", "netns", "delete", self.name], check=True, capture_output=True)
 
     def ip(self, *commands: str) -> None:
-        """Run the program `ip` with each of these."""
+        """Run the program `ip` in here, once with each of these argument strings."""
         for words in commands:
             subprocess.run(["ip", "-n", self.name, *words.split()], check=True, capture_output=True)
 
     def command(self, *words: str) -> list[str]:
-        """What runs a program in here."""
+        """Return the command line that runs a program in here."""
         return ["ip", "netns", "exec", self.name, *words]
 
     def said(self, *words: str) -> str:
@@ -55,7 +55,7 @@ class Space:
         return subprocess.run(self.command(*words), check=True, capture_output=True, text=True).stdout
 
     def python(self, script: str, *arguments: str) -> str:
-        """Run a program of Python in here, which finds the tree's packages, and return its output."""
+        """Run a Python script in here, with the tree's packages importable, and return its output."""
         command = self.command(sys.executable, "-c", script, *arguments)
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         assert done.returncode == 0, done.stderr
@@ -67,11 +67,11 @@ class Space:
         other.ip(f"link set {there} up")
 
     def inside(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns in a thread that is in here."""
+        """Call `work` in a thread that is in this namespace, and return its result."""
         return thd_in_namespace(self.name, work)
 
     def tell_callers(self, port: int) -> None:
-        """Tell each one that connects to `port` its address as it is seen, then send back what comes."""
+        """Serve `port`: send each client the address that it comes from, then echo what it sends."""
         server = self.inside(lambda: socket.create_server(("0.0.0.0", port)))
 
         def connections() -> None:
@@ -92,7 +92,7 @@ class Space:
         thread.start()
 
     def listen(self, port: int) -> socket.socket:
-        """A socket that receives datagrams."""
+        """Return a UDP socket that is bound to `port`."""
         listening = self.inside(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self._sockets.append(listening)
         listening.settimeout(SECONDS)
@@ -112,9 +112,9 @@ class Space:
     def seen_as(
         self, address: str, port: int, source: str = "", sent: int = 0, seconds: float = SECONDS
     ) -> str:
-        """The address that a server of `tell_callers` sees; "": nobody answers.
+        """Return the client's address as a server of `tell_callers` sees it; "": there is no answer.
 
-        :param source: the address to connect from. :param sent: bytes that are to come back."""
+        :param source: the address to connect from. :param sent: how many bytes are sent to be echoed."""
 
         def call() -> str:
             try:

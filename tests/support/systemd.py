@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real systemd with a journal of its own: process 1 of namespaces of its own, over the machine's files.
+"""A real systemd with a journal of its own: process 1 of its own namespaces, on the machine's file system.
 
-It has a /run, a journal and control groups of its own, and of the machine's units only the journal's.
-The network, the files and /proc's numbers (from outside) are the machine's.
+It has its own /run, journal and control groups, and of the machine's units only those of the journal. Its
+network and its files are the machine's, and the machine's /proc shows its processes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ reactor: Any = _reactor
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 
-# Ends with the test process, however that ends. $1: the root. Makes a control group in each hierarchy first,
-# so that what becomes process 1 has that group as its root.
+# A shell script that ends with the test process, however that ends. $1: the root. It first makes a control
+# group in each hierarchy, which becomes the root of the hierarchy for process 1.
 _BOOT = """
 name=infranetes-test-$$
 for tree in $(awk '$3 == "cgroup" || $3 == "cgroup2" { print $2 }' /proc/mounts); do
@@ -66,10 +66,11 @@ done
 rm -rf "$1"
 """
 
-# Nothing of the machine can be changed from inside: its file system is read-only there, but for /tmp, where
-# systemd makes units' own /dev, and /var/tmp, which is for temporary files too; and none of its own units are
-# known, so that none of them is begun (some clean /tmp, set the clock or the kernel's settings). Only the
-# network's settings can be changed: ours may, and systemd 257 lets no unit write where it can't itself.
+# From inside, the machine can't be changed: its file system is read-only there, except for /tmp, where
+# systemd makes units' own /dev, and /var/tmp, which is for temporary files too. The machine's own units are
+# not known there, so none is started (some clean /tmp, set the clock or the kernel's settings). Only the
+# network's settings can be changed, because our units may do so, and with systemd 257 no unit can write where
+# systemd itself can't.
 _INSIDE = """
 set -e
 mount --make-rprivate /
@@ -123,7 +124,7 @@ def _children(pid: int) -> list[int]:
 
 
 class Systemd:
-    """One manager. :param journal: how large its journal may be, and further lines of journald.conf."""
+    """A systemd manager. :param journal: its journal's largest size. :param lines: more of journald.conf."""
 
     def __init__(self, journal: str = "64M", lines: str = "") -> None:
         self.root = Path(tempfile.mkdtemp(prefix="systemd-"))
@@ -139,11 +140,11 @@ class Systemd:
 
     @property
     def socket(self) -> Path:
-        """Where the manager takes calls."""
+        """The manager's private D-Bus socket."""
         return self.run / "systemd" / "private"
 
     def start(self) -> Systemd:
-        """Answers when it serves."""
+        """Start it, and wait until it and its journal serve."""
         need("journalctl")
         units = dict(_UNITS)
         for name in _MACHINES:
@@ -158,7 +159,7 @@ class Systemd:
             path.write_text(text)
         environment = {**os.environ, "PARENT": str(os.getpid()), "INSIDE": _INSIDE}
         with open(self.root / "log", "ab") as log:
-            # It is no child of this process, so that it can be shared by tests.
+            # It is no child of this process, so that tests can share it.
             subprocess.run(
                 ["setsid", "--fork", "sh", "-c", _BOOT, "systemd-keeper", str(self.root)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd="/", check=True,
@@ -171,14 +172,14 @@ class Systemd:
                 self.stop()
                 raise AssertionError(f"systemd does not start: {said}")
             time.sleep(0.05)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:  # the journal has a file from then on
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:  # makes the journal's file
             first.sendto(b"MESSAGE=the test begins\n", str(self.run / "systemd/journal/socket"))
         while not list(self.run.glob("log/journal/*/system.journal")) and time.monotonic() < until:
             time.sleep(0.02)
         return self
 
     def connected(self) -> Any:
-        """A connection to the manager, made by a process that it can see: it lets nobody else in."""
+        """Return a connection to the manager, made in its PID namespace, because it accepts no other."""
         if self._asking is None:
             ours, its = socket.socketpair()
             inside = ["nsenter", f"--target={self.pid}", "--pid", sys.executable, "-ISc", _CONNECTOR]
@@ -191,7 +192,7 @@ class Systemd:
         return socket.socket(fileno=descriptor)
 
     def outside(self, pid: int) -> int:
-        """Our number of a process that the manager numbers `pid`; 0: there is none."""
+        """Return the process id that `pid` of the manager's namespace has in ours; 0: there is none."""
         own = os.readlink(f"/proc/{self.pid}/ns/pid")
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
@@ -206,13 +207,13 @@ class Systemd:
 
     @property
     def pid(self) -> int:
-        """Our number of process 1."""
+        """The manager's process id in our namespace."""
         for first in _children(int((self.root / "unshare").read_text())):
             return first
         raise AssertionError("systemd has ended")
 
     def stop(self) -> None:
-        """End it with all that it runs, and remove what it had. Idempotent."""
+        """End it with everything that it runs, and remove its files. Idempotent."""
         if self._asking is not None:
             self._asking.close()
             self._asking = None
@@ -227,7 +228,7 @@ class Systemd:
 
 @implementer(IStreamClientEndpoint)
 class Inside:
-    """The manager as an endpoint."""
+    """A client endpoint that connects to the manager."""
 
     def __init__(self, manager: Systemd) -> None:
         self._manager = manager
@@ -255,7 +256,7 @@ _shared: list[Systemd] = []
 
 
 def shared() -> Systemd:
-    """One manager for all tests of this process that leave it as they found it."""
+    """Return the manager shared by all tests of this process that leave it as they found it."""
     if not _shared:
         manager = Systemd()
         atexit.register(manager.stop)

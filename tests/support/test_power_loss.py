@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that loses what was not flushed."""
+"""A file that loses all data that was not flushed."""
 
 from __future__ import annotations
 

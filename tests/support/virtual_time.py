@@ -13,12 +13,12 @@ from zope.interface import directlyProvides, providedBy
 
 from infranetes_common.reactors import IReactor
 
-_TURNS = 3  # in a row without anything to do: an answer's arrival is a turn of its own
+_TURNS = 3  # idle turns in a row after which all is quiet: an answer's arrival takes a turn of its own
 _TURN_SECONDS = 0.002
 
 
 class VirtualTime(Clock):  # type: ignore[misc]
-    """A reactor whose timed calls are made in its own time; all else is another's.
+    """A reactor whose timed calls run in virtual time; everything else is another reactor's.
 
     :param real: the other reactor."""
 
@@ -33,14 +33,14 @@ class VirtualTime(Clock):  # type: ignore[misc]
 
     @property
     def reactor(self) -> IReactor:
-        """This, for who asks for all that a reactor is."""
+        """This object, typed as a whole reactor."""
         return cast(IReactor, self)
 
     async def until(self, done: Callable[[], object], pools: Sequence[ThreadPool] = ()) -> None:
-        """Let time pass from one timed call to the next until something is done. It stands still while
+        """Let time jump from one timed call to the next until `done` returns true. It stands still while
         threads work.
 
-        :param pools: of threads, besides the reactor's."""
+        :param pools: thread pools besides the reactor's."""
         every = [*pools, self._real.getThreadPool()]
         while True:
             await self._quiet(every)
@@ -51,7 +51,7 @@ class VirtualTime(Clock):  # type: ignore[misc]
             self.advance(max(0.0, following - self.seconds()))
 
     async def after(self, seconds: float, pools: Sequence[ThreadPool] = ()) -> None:
-        """Let time pass. :param pools: as for `until`."""
+        """Let `seconds` of virtual time pass. :param pools: as for `until`."""
         over: list[None] = []
         self.callLater(seconds, over.append, None)
         await self.until(lambda: over, pools)

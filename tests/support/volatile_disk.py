@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plug-in of nbdkit: a disk with a cache, whose content is lost when the power is. The worst of disks.
+"""A plug-in of nbdkit: a disk with a cache that loses its content with the power. The worst kind of disk.
 
-What is written goes to the file `volatile`; a flush brings it to the file `stable`. So once this process is
-killed, `stable` has all that was flushed, and nothing that was written later unless a flush was under way.
-Requests come one at a time (nbdkit's default for Python). Zeros are written as any data is.
+Written data goes to the file `volatile`; a flush copies it to the file `stable`. So once this process is
+killed, `stable` has everything that was flushed, and nothing that was written later unless a flush was under
+way. Requests come one at a time (nbdkit's default for Python). Zeros are written like any other data.
 
 Source: nbdkit-python-plugin(3), version 2 of its interface.
 """
@@ -20,33 +20,33 @@ _unflushed: set[int] = set()
 
 
 def config(key: str, path: str) -> None:
-    """:param key: `stable`, `volatile`, or `flushes`: it gets a byte for each."""
+    """Open a file. :param key: `stable`, `volatile`, or `flushes`, which gets a byte for each flush."""
     _files[key] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def open(readonly: bool) -> object:
-    """What the other functions are given."""
+    """Return the handle that nbdkit passes to the other functions."""
     return _files
 
 
 def get_size(disk: object) -> int:
-    """In bytes."""
+    """Return the disk's size in bytes."""
     return os.fstat(_files["volatile"]).st_size
 
 
 def pread(disk: object, into: memoryview, offset: int, flags: int) -> None:
-    """Fill a buffer."""
+    """Read from the disk into a buffer."""
     os.preadv(_files["volatile"], [into], offset)
 
 
 def pwrite(disk: object, data: memoryview, offset: int, flags: int) -> None:
-    """Write, to no avail until there is a flush."""
+    """Write to the cache only, until there is a flush."""
     os.pwrite(_files["volatile"], data, offset)
     _unflushed.update(range(offset // _BLOCK, -(-(offset + len(data)) // _BLOCK)))
 
 
 def flush(disk: object, flags: int) -> None:
-    """Have all that was written be stable."""
+    """Make everything that was written stable."""
     for block in sorted(_unflushed):
         data = os.pread(_files["volatile"], _BLOCK, block * _BLOCK)
         os.pwrite(_files["stable"], data, block * _BLOCK)

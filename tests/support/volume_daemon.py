@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon's volumes alone, in processes that can be killed.
+"""Only the volumes of a daemon, in processes that can be killed.
 
-`python volume_daemon.py PROVIDER SOCKET` has a process for each connection to the socket, forked from itself
-once everything is imported: that takes longer than most of them live. Each reads JSON, a line each: first
-`{"number", "provider", "table", "cluster", "node", "root"}`, then calls of `IVolumes`, `{"number", "call",
-"arguments"}`. Each is answered by a line with its number and `result`, or `error`, the name of the error's
-class, and `words`; the first one's result is the process's id. A process ends with its connection.
+`python volume_daemon.py PROVIDER SOCKET` forks a process for each connection to the socket, from a process
+that has imported everything, because importing takes longer than most of them live. Each process reads lines
+of JSON: first `{"number", "provider", "table", "cluster", "node", "root"}`, then calls of `IVolumes`,
+`{"number", "call", "arguments"}`. It answers each by a line with its number and either `result`, or `error`,
+the name of the error's class, and `words`; the first result is the process's id. A process ends with its
+connection.
 
-This is no module of `tests`, whose guards would be imported too.
+It is run as a file and not as a module of `tests`, which would import the tests' guards too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _BACKLOG = 8
 
 
 class VolumeCalls(LineOnlyReceiver):
-    """A connection."""
+    """A connection, whose lines are calls of `IVolumes`."""
 
     delimiter = b"\n"
     MAX_LENGTH = 1 << 20
@@ -74,12 +75,12 @@ class VolumeCalls(LineOnlyReceiver):
 
 
 def _plain(result: object) -> object:
-    """What JSON has for a result: a volume's id."""
+    """Return a result in a form for JSON, for a volume its id."""
     return result.id if isinstance(result, VolumeDisk) else result
 
 
 def serve(reactor: Any, connection: socket.socket) -> Any:
-    """The whole of one process."""
+    """Serve one connection; this is all that a forked process does."""
     over: Deferred[None] = Deferred()
     factory = Factory.forProtocol(lambda: VolumeCalls(reactor, over))
     reactor.adoptStreamConnection(connection.fileno(), connection.family, factory)
@@ -88,9 +89,9 @@ def serve(reactor: Any, connection: socket.socket) -> Any:
 
 
 def main(provider: str, path: str) -> None:
-    """Fork a process for each connection, until the standard input ends with whoever began this."""
+    """Fork a process for each connection, until standard input ends, at the latest with the parent."""
     import_module(f"infranetes.providers.cloud.{provider}")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the children need not be waited for
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen(_BACKLOG)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of `volume_daemon`, as a test has them."""
+"""The processes of `volume_daemon`, as seen by a test."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Daemon(Protocol):
         self.ended = False
 
     async def begin(self, about: Mapping[str, object]) -> None:
-        """Have it start. :raise EOFError: it has ended. :raise AssertionError: it can't."""
+        """Start the daemon. :raise EOFError: its process has ended. :raise AssertionError: it can't start."""
         begun = await self.ask(0, about)
         assert "error" not in begun, begun
         self._pid = begun["result"]
 
     def ask(self, number: int, line: Mapping[str, object]) -> Deferred[Any]:
-        """Send a line, and return its answer; fails with EOFError if the process ends before."""
+        """Send a line and return its answer, which fails with EOFError if the process ends before."""
         answer: Deferred[Any] = Deferred()
         if self.ended:
             answer.errback(EOFError())
@@ -51,7 +51,7 @@ class Daemon(Protocol):
         return answer
 
     def kill(self) -> None:
-        """Have it end at once, if it has started."""
+        """Kill the process, if the daemon has started."""
         pid, self._pid = self._pid, 0
         if pid and not self.ended:
             with suppress(ProcessLookupError):
@@ -71,9 +71,9 @@ class Daemon(Protocol):
 
 
 class Forker(ProcessProtocol):
-    """The process that daemons are forked from. :ivar errors: what they said last.
+    """The process that daemons are forked from. :ivar errors: the end of their standard error.
 
-    :param provider: the provider's name. :param path: of a socket, which is made."""
+    :param provider: the provider's name. :param path: the path of the socket, which is made."""
 
     def __init__(self, reactor: IReactor, provider: str, path: str) -> None:
         self._reactor = reactor
@@ -90,14 +90,14 @@ class Forker(ProcessProtocol):
         )
 
     async def daemon(self) -> Daemon:
-        """A new daemon, which has not started yet. :raise EOFError: there can be none."""
+        """Return a new daemon, which has not started yet. :raise EOFError: the process has ended."""
         await self._listening
         daemon = Daemon()
         await connectProtocol(UNIXClientEndpoint(self._reactor, self._path), daemon)
         return daemon
 
     async def stop(self) -> None:
-        """Fork no more."""
+        """End the process that forks, and wait until it has ended."""
         assert self.transport is not None
         self.transport.closeStdin()
         while not self._ended:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A soak test: volumes live on a simulated cloud while the daemon is killed at one call to the cloud after
-the other. None is leaked, none attached twice, none lost.
+another. No volume is leaked, attached twice, or lost.
 
-A life: made, attached to a VM, refused to another, detached, attached to that one (every third), detached
-and deleted. Several go on side by side, in a process (`volume_daemon`) that is killed as one of its calls
-arrives: `before` the cloud does what it is asked for, or `after`, without anybody having been told. Then the
-next process is asked for the same step again. What the cloud really has is looked at after each step.
+In its life a volume is made, attached to a VM, refused to another, detached, (every third) attached to that
+other VM and detached again, and deleted. Several lives go on in parallel, in a process (`volume_daemon`) that
+is killed as one of its calls arrives: `before` the cloud performs it, or `after` that, but before the cloud
+answers. Then the next process gets the same step again. After each step the test looks at what the cloud
+really has.
 
 Simulated VMs have no disks, so nothing is mounted here.
 """
@@ -40,11 +41,12 @@ from tests.support.volume_daemons import Daemon, Forker
 
 GIB = 1 << 30
 NODE = "soak"
-STEP_SECONDS = 600.0  # with daemons that are killed in the middle of it
-# Calls after which a daemon is killed at the latest: vSphere takes several where others take one.
+STEP_SECONDS = 600.0  # enough for daemons that are killed in the middle of a step
+# The number of calls after which a daemon is killed at the latest. vSphere needs several calls where others
+# need one.
 _FARTHEST: Mapping[str, int] = {"aws": 40, "gcp": 40, "vsphere": 300}
 WHEN = {"before": FaultKind.ERROR, "after": FaultKind.LOST}
-# The calls of a volume's life that change something, and a look, by the cloud's provider.
+# The calls of a volume's life that change something, and one that only looks, by the cloud's provider.
 CALLS: Mapping[str, tuple[str, ...]] = {
     "aws": ("CreateVolume", "AttachVolume", "DetachVolume", "DeleteVolume", "DescribeVolumes"),
     "gcp": ("create disk", "attach disk", "detach disk", "delete disk", "operation"),
@@ -93,10 +95,10 @@ class VolumeOutcome:
     lives: int = 0
     kills: int = 0
     killed_at: Counter[str] = attrs.field(factory=Counter)  # kills by when and at which call
-    missed: list[str] = attrs.field(factory=list)  # of `WHEN` and `CALLS`, those without a kill
+    missed: list[str] = attrs.field(factory=list)  # the pairs of `WHEN` and `CALLS` without a kill
     leaked: list[str] = attrs.field(factory=list)
-    twice: list[str] = attrs.field(factory=list)  # attached to two VMs
-    lost: list[str] = attrs.field(factory=list)  # and whatever else went wrong with a life
+    twice: list[str] = attrs.field(factory=list)  # volumes that were attached to two VMs
+    lost: list[str] = attrs.field(factory=list)  # lost volumes, and whatever else went wrong with a life
     seconds: float = 0.0
 
 
@@ -114,8 +116,9 @@ class _Kills(Faults):
 class VolumeSoak:
     """One soak test.
 
-    :param cloud: what `infrastructure.SOUND` makes. :param lives: how many, `width` at a time.
-    :param seconds: after that no life is begun, and no daemon is killed but the first.
+    :param cloud: makes a simulated cloud, as those in `infrastructure.SOUND` do.
+    :param lives: how many lives there are, `width` at a time.
+    :param seconds: the time after which no life is begun and no daemon is killed, unless none was killed yet.
     """
 
     def __init__(
@@ -138,13 +141,13 @@ class VolumeSoak:
         self._cluster = f"soak-{secrets.token_hex(4)}"
         self._daemon: Daemon | None = None
         self._target = ("", "")
-        self._left = 0  # calls until it is killed in any case
+        self._left = 0  # the number of calls after which the daemon is killed in any case
         self._numbers = iter(range(1, 10**9))
         self._done = False
         self.outcome = VolumeOutcome()
 
     async def run(self) -> VolumeOutcome:
-        """Run it all; no process is left."""
+        """Run the whole test, and leave no process behind."""
         world = self._cloud.world
         world.behaviour = NO_AGENT
         self._cloud.start()
@@ -175,7 +178,7 @@ class VolumeSoak:
         return registry.create(self._reactor, self._cloud.provider, _table(self._cloud), context)
 
     async def _launch(self, count: int) -> list[str]:
-        """Launch VMs, by a daemon that nobody kills; return their ids."""
+        """Launch VMs, by a provider in this process, which is not killed; return their ids."""
         authority, provider = Authority(str(self.root / "authority")), self._provider()
         await provider.start(lambda words: None)
         found = []
@@ -200,7 +203,7 @@ class VolumeSoak:
         await provider.stop()
 
     async def _holders(self) -> Holders:
-        """What the cloud really has."""
+        """Return the volumes that the cloud really has, with their VMs."""
         found = await deferToThread(VIEWS[self._cloud.provider], self._cloud.world, self._cluster)
         self.outcome.twice += [f"{id} is attached to {vms}" for id, vms in found.items() if len(vms) > 1]
         return found
@@ -208,7 +211,7 @@ class VolumeSoak:
     # ---- the daemons
 
     async def _supervise(self) -> None:
-        """Have one daemon after the other, until all lives are over."""
+        """Run one daemon after another, until all lives are over."""
         forker = Forker(self._reactor, self._cloud.provider, str(self.root / "daemons"))
         try:
             while not self._done:
@@ -220,7 +223,7 @@ class VolumeSoak:
             await forker.stop()
 
     async def _have(self, daemon: Daemon) -> None:
-        """Have a daemon until it is killed, or all lives are over."""
+        """Start a daemon, and keep it until it is killed or all lives are over."""
         about = {"provider": self._cloud.provider, "table": _table(self._cloud), "node": NODE}
         await daemon.begin({**about, "cluster": self._cluster, "root": str(self.root)})
         self._aim()
@@ -232,14 +235,14 @@ class VolumeSoak:
         self._daemon = None
 
     def _aim(self) -> None:
-        """Choose at which call the next daemon is killed: one at which fewest were."""
+        """Choose the call at which the next daemon is killed: one at which the fewest were killed so far."""
         moments = [(when, call) for when in WHEN for call in CALLS[self._cloud.provider]]
         self._random.shuffle(moments)
         self._target = min(moments, key=lambda moment: self.outcome.killed_at[" ".join(moment)])
         self._left = _FARTHEST[self._cloud.provider]
 
     def _arriving(self, call: str) -> Fault | None:
-        """A daemon's call has arrived: what befalls it."""
+        """Return the fault of a daemon's call that has arrived; kill the daemon if it is its time."""
         if self._daemon is None or self._daemon.ended or (self._late() and self.outcome.kills):
             return None
         self._left -= 1
@@ -266,7 +269,7 @@ class VolumeSoak:
         return time.monotonic() - self._began > self._seconds
 
     async def _live(self, vms: list[str]) -> None:
-        """Have one volume after the other, and one in any case."""
+        """Take one volume after another through its life while there is time, but at least one."""
         for count, number in enumerate(self._names):
             if self._done or (count and self._late()):
                 return
@@ -299,7 +302,7 @@ class VolumeSoak:
             raise AssertionError(f"{volume} is attached to {found[volume]}: {count} expected")
 
     async def _step(self, call: str, *arguments: object, refused: str = "") -> Any:
-        """Return a call's result from the first daemon that lives to answer, and can."""
+        """Repeat a call until a daemon lives to answer it, and not with Unavailable; return its result."""
         until = time.monotonic() + STEP_SECONDS
         words = "there is no daemon"
         while time.monotonic() < until:
@@ -322,12 +325,12 @@ class VolumeSoak:
 
 
 def _table(cloud: Any) -> dict[str, object]:
-    """A simulated cloud's table, but for what is short there: calls may take long on a busy machine."""
+    """Return a simulated cloud's table, with longer timeouts, as calls may take long on a busy machine."""
     return {**cloud.table(), "call_seconds": 30.0, "retry_seconds": 120.0, "threads": 8}
 
 
 async def made_at_once(reactor: IReactor, cloud: Callable[[IReactor, Path], Any], count: int) -> Counter[str]:
-    """Ask for many volumes at once; return the calls to the cloud by what they ask for."""
+    """Create many volumes at once; return the number of calls to the cloud, by action."""
     root = Path(tempfile.mkdtemp(prefix="inf-"))
     made = cloud(reactor, root)
     made.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for what comes about, however slow the machine."""
+"""Waiting for a condition, on machines of any speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ reactor = installed()
 
 
 async def until(holds: Callable[[], Any], what: str, seconds: float = 20.0) -> None:
-    """Return once `holds` does; AssertionError with `what` when it doesn't within `seconds`."""
+    """Wait until `holds` returns true. :raise AssertionError: `what` does not come about within `seconds`."""
     deadline = reactor.seconds() + seconds
     while not holds():
         if reactor.seconds() > deadline:

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workloads as people have them, in the tests' cluster: by kubectl alone, so that any runtime may be judged.
+"""Typical workloads in the tests' cluster, controlled by kubectl alone, so that any runtime can be tested.
 
-`make workloads` runs them all; `make test-cluster` those of the day."""
+`make workloads` runs all of them; `make test-cluster` those of the day."""

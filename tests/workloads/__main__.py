@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.workloads`: names the tests of today."""
+"""`python -m tests.workloads`: prints the names of today's tests."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.cluster.case import ClusterCase, Manifest, container, pod, states, un
 
 ROLLOUT_SECONDS = 600
 PORT = 8080
-# Ends at once when it is asked to, as a shell that is process 1 doesn't.
+# It handles SIGTERM and so ends at once, which a shell that is process 1 does not do by itself.
 SERVE = (
     "mkdir -p /www && echo {page} > /www/index.html && httpd -f -p 8080 -h /www & server=$!;"
     " trap 'kill $server; exit 0' TERM; wait"
@@ -20,14 +20,14 @@ IDLE = "trap 'exit 0' TERM; while true; do sleep 0.5; done"
 
 
 def server(page: str, **fields: Any) -> Manifest:
-    """A container that serves `page` and says when it does."""
+    """Return a container that serves `page`, with a probe that shows when it does."""
     probe = {"httpGet": {"port": PORT}, "periodSeconds": 1, "timeoutSeconds": 10}
     fields = {"ports": [{"containerPort": PORT}], "readinessProbe": probe, **fields}
     return container("main", SERVE.format(page=page), **fields)
 
 
 def controlled(kind: str, name: str, *containers: Manifest, **spec: Any) -> Manifest:
-    """A Deployment, StatefulSet or DaemonSet. `pods`: what is said of its pods besides."""
+    """Return a Deployment, StatefulSet or DaemonSet. `pods`: further fields of its pods' specs."""
     of_pods = {"restartPolicy": "Always", **spec.pop("pods", {})}
     labels = {"app": name}
     return {
@@ -43,7 +43,7 @@ def controlled(kind: str, name: str, *containers: Manifest, **spec: Any) -> Mani
 
 
 def job(name: str, *containers: Manifest, pods: Manifest | None = None, **spec: Any) -> Manifest:
-    """A Job. `pods`: what is said of its pods besides."""
+    """Return a Job. `pods`: further fields of its pods' specs."""
     template = {"spec": pod(name, *containers, **(pods or {}))["spec"]}
     return {
         "apiVersion": "batch/v1",
@@ -54,18 +54,18 @@ def job(name: str, *containers: Manifest, pods: Manifest | None = None, **spec: 
 
 
 def service(name: str, **spec: Any) -> Manifest:
-    """A Service in front of the pods labelled so."""
+    """Return a Service in front of the pods with the label `app: name`."""
     spec = {"selector": {"app": name}, "ports": [{"port": 80, "targetPort": PORT}], **spec}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
 def moment(text: str) -> datetime.datetime:
-    """A time of Kubernetes'."""
+    """Parse a time as Kubernetes writes it."""
     return datetime.datetime.fromisoformat(text)
 
 
 def started(found: Manifest) -> datetime.datetime:
-    """When the container of that pod was."""
+    """Return when the pod's container was started."""
     (status,) = states(found).values()
     return moment(status["state"]["running"]["startedAt"])
 
@@ -74,7 +74,7 @@ class WorkloadCase(ClusterCase):
     """A test with workloads of its own."""
 
     def rolled_out(self, what: str) -> None:
-        """Wait until it is."""
+        """Wait until a workload is rolled out."""
         words = ("rollout", "status", what, f"--timeout={ROLLOUT_SECONDS}s")
         try:
             self.here(*words, timeout=ROLLOUT_SECONDS + 30)
@@ -82,17 +82,17 @@ class WorkloadCase(ClusterCase):
             raise AssertionError(f"{error}\n{self.here('describe', 'pods')[-3000:]}") from None
 
     def pods(self, app: str) -> Sequence[Manifest]:
-        """Its pods that are not about to end, by name."""
+        """Return the pods of `app` that are not about to end, sorted by name."""
         found = self.get("pods", "--selector", f"app={app}")["items"]
         staying = [each for each in found if "deletionTimestamp" not in each["metadata"]]
         return sorted(staying, key=lambda each: str(each["metadata"]["name"]))
 
     def names(self, app: str) -> list[str]:
-        """Of those pods."""
+        """Return the names of these pods."""
         return [each["metadata"]["name"] for each in self.pods(app)]
 
     def run_in(self, name: str, script: str) -> str:
-        """The standard output of a script in a pod. :raise AssertionError: it failed."""
+        """Run a script in a pod, and return its standard output. :raise AssertionError: it failed."""
         done = self.execute(name, "sh", "-c", script)
         if done.returncode:
             raise AssertionError(f"{script} in {name}: {done.returncode}: {done.stderr!r}, {done.stdout!r}")

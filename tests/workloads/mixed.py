@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of a node with both kinds of pods share."""
+"""What tests of nodes with both kinds of pods share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _own: list[Cluster] = []
 
 
 def on_the_node(name: str, *containers: Manifest, **spec: Any) -> Manifest:
-    """A pod of containerd's, where pods are VMs unless they say otherwise."""
+    """Return a pod of containerd's, where pods are VMs by default."""
     made = pod(name, *containers, **spec)
     made["metadata"]["labels"]["infranetes.io/runtime"] = "node"
     return made
 
 
 def in_a_vm(name: str, *containers: Manifest, **spec: Any) -> Manifest:
-    """A pod that is a VM."""
+    """Return a pod that is a VM."""
     return pod(name, *containers, runtimeClassName="infranetes", **spec)
 
 
 class MixedCase(WorkloadCase):
-    """The shared cluster, if that is of mixed nodes, or one that all such tests of this process share."""
+    """A test case with a cluster of mixed nodes: the shared one if it is so, or one for all these tests."""
 
     def running(self) -> Cluster:
         if RUNTIME == MIXED:
@@ -45,11 +45,11 @@ class MixedCase(WorkloadCase):
         return json.loads(self.cluster.inside(*asked))
 
     def sandboxes_of_containerd(self) -> list[Manifest]:
-        """Those of this test's pods, with the shadows that hold VMs' networks."""
+        """Return containerd's sandboxes of this test's pods, with the shadows that hold VMs' networks."""
         listed = self.of_containerd("pods")["items"]
         return [each for each in listed if each["metadata"]["namespace"] == self.namespace]
 
     def pods_of_the_daemon(self) -> list[Manifest]:
-        """The VMs of this test's pods."""
+        """Return the daemon's sandboxes of this test's pods."""
         listed = json.loads(self.cluster.inside("infranetes-ctl", "pods", "--json"))["pods"]
         return [each for each in listed if each["namespace"] == self.namespace]

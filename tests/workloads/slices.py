@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which workloads run beside the cluster's own tests on which day."""
+"""The days on which workloads run beside the cluster's own tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tests.harness import days
 
 PACKAGE = "tests.workloads"
-#: One for each day, in turn. Each takes up to a hundred seconds on two processors without KVM.
+#: The slices, one for each day. Each takes up to a hundred seconds on two processors without KVM.
 SLICES: Sequence[Sequence[str]] = (
     ("test_kubectl.DebugTests", "test_kubectl.AttachTests"),
     ("test_jobs.CronJobTests",),
@@ -22,7 +22,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_own_volumes.FlexVolumeTests",),
     ("test_own_volumes.RawVolumeTests",),
 )
-#: Those that no day has, and why.
+#: The tests that are in no slice, and why.
 LONG = {
     "test_node.ShutdownTests": "takes some minutes",
     "test_deployment.RollingUpdateTests": "takes some minutes",
@@ -38,10 +38,10 @@ LONG = {
 
 
 def of_day(day: int) -> Sequence[str]:
-    """The dotted names of the tests of that day since 1970."""
+    """Return the dotted names of the tests of that day, counted since 1970."""
     return [f"{PACKAGE}.{name}" for name in SLICES[day % len(SLICES)]]
 
 
 def today() -> Sequence[str]:
-    """Those of today, by UTC."""
+    """Return those of today, in UTC."""
     return of_day(days.today())

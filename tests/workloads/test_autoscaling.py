@@ -13,14 +13,15 @@ from tests.workloads.case import WorkloadCase, controlled
 
 METRICS_SERVER = PROGRAMS / "metrics-server"
 PORT = 4443
-# It has something to do while /tmp/busy is there. Else it runs next to no programs: what they take counts the
-# more, the less a VM without KVM has of the processors, as its kernel takes all time for its own.
+# It is busy while /tmp/busy exists. Otherwise it runs next to no programs, because in a VM without KVM their
+# processor time counts the more, the less of the processors the VM gets: its kernel takes all time for its
+# own.
 BUSY = "trap 'exit 0' TERM; while true; do [ -e /tmp/busy ] || { sleep 10 & wait $!; }; done"
 SCALE_SECONDS = 300
 
 
 def api(port: int) -> list[dict[str, object]]:
-    """The resource metrics API, served by a program on the node."""
+    """Return the manifests of the resource metrics API, served by a program on the node."""
     about = {"namespace": "kube-system", "name": "metrics-server"}
     ports = [{"name": "https", "protocol": "TCP", "port": port}]
     return [
@@ -50,7 +51,7 @@ def api(port: int) -> list[dict[str, object]]:
 
 
 def autoscaler(name: str, most: int) -> dict[str, object]:
-    """Of a Deployment, by its processor time. It takes pods away as soon as it may."""
+    """Return an autoscaler of a Deployment, by its processor time, which removes pods as soon as it may."""
     target = {"type": "Utilization", "averageUtilization": 50}
     at_once = {"stabilizationWindowSeconds": 0}
     return {
@@ -72,7 +73,7 @@ class AutoscalingTests(WorkloadCase):
         skip = "metrics-server is made by `make workloads`"
 
     def start_metrics_server(self) -> None:
-        """On the node, until the test ends."""
+        """Start metrics-server on the node, until the test ends."""
         place = self.directory()
         admin = self.cluster.paths.place / "pki" / "admin.conf"
         command = [
@@ -93,13 +94,13 @@ class AutoscalingTests(WorkloadCase):
         self.kubectl("wait", "apiservice/v1beta1.metrics.k8s.io", *available, timeout=150)
 
     def millis(self) -> dict[str, int]:
-        """What `kubectl top` says of each pod: thousandths of a processor."""
+        """Return each pod's thousandths of a processor, as `kubectl top` shows them."""
         done = self.cluster.kubectl("--namespace", self.namespace, "top", "pods", "--no-headers")
         lines = [line.split() for line in done.stdout.decode().splitlines()]
         return {name: int(cpu.removesuffix("m")) for name, cpu, *_ in lines}
 
     def nodes_have_figures(self) -> None:
-        """Each node's processors and memory are used at least as much as its pods are known to."""
+        """Assert that each node shows at least the processor and memory usage that its pods show."""
         lines = self.kubectl("top", "nodes", "--no-headers").splitlines()
         found = {name: (cpu, memory) for name, cpu, _, memory, _ in map(str.split, lines)}
         self.assertEqual(sorted(found), sorted(self.nodes()))
@@ -108,7 +109,7 @@ class AutoscalingTests(WorkloadCase):
         self.assertGreater(int(memory.removesuffix("Mi")), 64)
 
     def replicas(self) -> int:
-        """How many there shall be."""
+        """Return the number of replicas that the Deployment is to have."""
         return int(self.get("deployment", "worker")["spec"]["replicas"])
 
     def test_a_deployment_grows_and_shrinks_with_its_load(self) -> None:

@@ -23,14 +23,14 @@ class ClaimTests(WorkloadCase):
         return cluster.start().wait_until_ready()
 
     def nodes_with_room(self) -> list[str]:
-        """Where the scheduler is told that there is room."""
+        """Return the nodes of which the scheduler is told that they have room."""
         said = self.kubectl("get", "csistoragecapacities", "--namespace=kube-system", "--output=json")
         return [
             each["nodeTopology"]["matchLabels"]["infranetes.io/node"] for each in json.loads(said)["items"]
         ]
 
     def size(self) -> int:
-        """Of the file system in the pod, in MiB."""
+        """Return the size of the file system in the pod, in MiB."""
         return int(self.run_in("first", "df -m /data | tail -1").split()[1])
 
     def test_its_volume_is_made_grows_under_a_pod_and_goes_with_it(self) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from tests.cluster.case import Manifest, container, pod, until
 from tests.workloads.case import WorkloadCase, controlled, server, service
 
-# One request after the other, each with a connection of its own. (With -T, busybox' wget crashes.)
+# Sends one request after another, each on a connection of its own. (With -T, busybox' wget crashes.)
 ASKING = (
     "while true; do at=$(date +%T); if page=$(timeout 30 wget -q -O - http://web/ 2>/tmp/error); then"
     ' echo "$page"; else echo "failed: $at to $(date +%T) $(cat /tmp/error)"; fi >> /tmp/answers;'
@@ -19,7 +19,7 @@ MORE = 20  # requests
 
 class RollingUpdateTests(WorkloadCase):
     def deployment(self, page: str) -> Manifest:
-        """As people write them: what was taken away from the Service still serves for some seconds."""
+        """Return a typical Deployment, whose pods serve on for some seconds once removed from the Service."""
         before_end = {"preStop": {"sleep": {"seconds": 10}}}
         return controlled(
             "Deployment", "web", server(page, lifecycle=before_end),
@@ -29,11 +29,11 @@ class RollingUpdateTests(WorkloadCase):
         )  # fmt: skip
 
     def answers(self) -> Counter[str]:
-        """How often the client had each of them."""
+        """Return how often the client got each answer."""
         return Counter(self.run_in("client", "cat /tmp/answers").splitlines())
 
     def left(self) -> set[str]:
-        """The server's pods, with those that are about to end."""
+        """Return the names of the server's pods, including those that are about to end."""
         return set(self.here("get", "pods", "--selector", "app=web", "--output", "name").split())
 
     def test_no_request_fails_under_a_rolling_update(self) -> None:
@@ -42,7 +42,7 @@ class RollingUpdateTests(WorkloadCase):
         self.apply(pod("client", container("client", ASKING)))
         self.wait_until_ready("client")
         until(lambda: self.answers()["first"] > MORE, "the first version answers", 60)
-        # The client begins before its VM knows of the Service's endpoints.
+        # The client may have begun before its VM knew the Service's endpoints.
         self.run_in("client", ": > /tmp/answers")
         old = self.left()
         for page in ("second", "third"):

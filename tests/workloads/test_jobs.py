@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Jobs are asked to do is done, and once."""
+"""Jobs do their work, and only once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.cluster.case import container, host_path, states, until
 from tests.workloads.case import WorkloadCase, job
 
 COMPLETIONS = 50
-# One file for each run, whatever else is said of it.
+# Each run leaves a file of its own, independently of what the cluster reports.
 RECORD = 'echo > "/runs/$INDEX.$POD.$(cat /proc/sys/kernel/random/uuid)"'
 
 
 def field(name: str, path: str) -> dict[str, object]:
-    """A variable that has what is said of the pod."""
+    """Return an environment variable with a field of the pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
@@ -42,7 +42,7 @@ class JobTests(WorkloadCase):
         found = self.get("pods", "--selector=job-name=fifty")["items"]
         self.assertEqual({states(each)["task"]["restartCount"] for each in found}, {0})
         self.assertEqual(len(found), COMPLETIONS)
-        # What a pod wrote is on the node when it has ended.
+        # A pod's files are on the node once it has ended.
         ran = Counter(int(path.name.partition(".")[0]) for path in runs.iterdir())
         self.assertEqual(ran, Counter(range(COMPLETIONS)))
 

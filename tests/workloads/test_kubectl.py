@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people do to pods by hand."""
+"""kubectl's commands for pods, as used by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE_SECONDS = 900
 
 @contextlib.contextmanager
 def going_on(cluster: Cluster, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A kubectl that goes on until the end of the block."""
+    """Run a kubectl until the end of the block."""
     process = subprocess.Popen(
         [str(cluster.paths.kubectl), *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -46,7 +46,7 @@ def timed(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def forwarded(cluster: Cluster, namespace: str, name: str) -> Iterator[str]:
-    """The URL at which a pod's PORT is reached where the node is, in whose network kubectl is."""
+    """Forward a pod's PORT, and yield its URL in the network of the node, where kubectl runs."""
     words = ("--namespace", namespace, "port-forward", f"pod/{name}", f":{PORT}")
     with going_on(cluster, *words) as forward:
         assert forward.stdout
@@ -65,7 +65,7 @@ class DebugTests(WorkloadCase):
         ended = "jsonpath={.status.ephemeralContainerStatuses[0].state.terminated.reason}=Completed"
         self.wait("pod/victim", ended, 120)
         said = self.logs("victim", "--container=looker")
-        self.assertIn("while true; do sleep 0.5", said)  # of the other container
+        self.assertIn("while true; do sleep 0.5", said)  # a process of the other container
         self.assertIn("looked", said)
         self.assertEqual(states(self.get("pod", "victim")), states(before))
 
@@ -113,7 +113,7 @@ class AttachTests(WorkloadCase):
 
 class PortForwardTests(WorkloadCase):
     def test_many_connections_are_forwarded_at_once(self) -> None:
-        """While the pod's exec goes on, too."""
+        """An exec in the pod goes on meanwhile."""
         fill = f"mkdir -p /www && dd if=/dev/urandom of=/www/blob bs=1M count=1 2>/dev/null && {SERVE}"
         self.apply(pod("web", container("web", fill.format(page="hello"))))
         self.wait_until_ready("web")
@@ -134,7 +134,7 @@ class PortForwardTests(WorkloadCase):
 
 
 class LargeTests(WorkloadCase):
-    """Much, by one connection. How long that takes is printed."""
+    """Much data on one connection. The tests print how long it takes."""
 
     def test_80_mib_are_copied_both_ways_and_forwarded(self) -> None:
         self.apply(pod("box", container("main", SERVE.format(page="hello"))))

@@ -23,13 +23,13 @@ class KilledTests(MixedCase):
         self.runs = self.directory()
 
     def make(self, kind: str, name: str, script: str, **spec: object) -> None:
-        """A pod of that kind whose containers record that they run."""
+        """Make a pod of that kind whose containers record that they run."""
         mounts = [{"name": "runs", "mountPath": "/runs"}]
         box = container("main", f"{RECORD.format(name)}; {script}", volumeMounts=mounts)
         self.apply(KINDS[kind](name, box, volumes=[host_path("runs", self.runs)], **spec))
 
     def ran(self) -> Counter[str]:
-        """How often a container of each pod has been started."""
+        """Return how often a container of each pod has been started."""
         return Counter(Path(each).stem for each in self.runs.iterdir())
 
     def goes_on(self, name: str) -> None:
@@ -56,7 +56,7 @@ class KilledTests(MixedCase):
                 self.goes_on(name)
                 self.assertEqual(self.execute(name, "echo", "alive").stdout, b"alive\n")
                 self.assert_same_run(found)
-        # Of the VM's: containerd's own may lack what containerd had read when it was killed.
+        # Only the VM's log: that of containerd's pod may lack what containerd had read when it was killed.
         lines = self.logs("steady-vm").split()
         self.assertEqual(lines, [str(number) for number in range(len(lines))])
         until(lambda: self.ran() >= expected, "what VMs have written is on the node", 60)
@@ -65,5 +65,5 @@ class KilledTests(MixedCase):
         until(self.nothing_left, "nothing of them is left", 180)  # kubelet removes sandboxes once a minute
 
     def nothing_left(self) -> bool:
-        """Whether neither runtime has anything of this test's pods, shadows among it."""
+        """Return whether neither runtime has anything left of this test's pods, including shadows."""
         return not self.sandboxes_of_containerd() and not self.pods_of_the_daemon()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both kinds of pods have one store of images: whatever is said of their pulls holds for both."""
+"""Both kinds of pods share one image store, and image pull policies and secrets work for both."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.workloads.mixed import MixedCase, in_a_vm, on_the_node
 KINDS = {"vm": in_a_vm, "runc": on_the_node}
 SECRET = "of-the-registry"
 ASLEEP = ["sleep", "3600"]
-COLLECTED_SECONDS = 480  # kubelet looks each five minutes
+COLLECTED_SECONDS = 480  # kubelet looks for unused images every five minutes
 
 
 def image(content: str) -> BuiltImage:
-    """One with a layer of its own, of which the containers print the content."""
+    """Return an image with a layer of its own, whose content its containers print."""
     own = oci.layer({"content": content.encode()})
     return oci.image([oci.busybox_layer(), own], {"Cmd": ["cat", "/content"]})
 
@@ -34,7 +34,7 @@ class ImagesCase(MixedCase):
         account = (f"--docker-username={USER}", f"--docker-password={PASSWORD}")
         self.here("create", "secret", "docker-registry", SECRET, f"--docker-server={PRIVATE}", *account)
         root = Path(tempfile.mkdtemp(prefix="registry-"))
-        # The cluster's, which can't be reached from here, has the same content.
+        # It has the content of the cluster's private registry, which can't be reached from here.
         (root / "data").symlink_to(private_registry(self.cluster.paths.place))
         self.registry = Registry(root=root).start()
         self.addCleanup(self.end_registry)
@@ -46,30 +46,30 @@ class ImagesCase(MixedCase):
         self.registry.root.rmdir()
 
     def reference(self, name: str) -> str:
-        """As pods name that image of this test's."""
+        """Return the name that pods use for that image of this test."""
         return f"{PRIVATE}/{self.namespace}/{name}:1"
 
     def content(self, word: str) -> str:
-        """A line of this test's alone."""
+        """Return a line that only this test uses."""
         return f"{word} of {self.namespace}\n"
 
     def push(self, name: str, content: str) -> BuiltImage:
-        """Have that name lead to such an image."""
+        """Push an image with this content, under that name."""
         made = image(self.content(content))
         self.registry.push(f"{self.namespace}/{name}", "1", made)
         return made
 
     def make(self, kind: str, name: str, policy: str, image: str = "", **fields: Any) -> str:
-        """Make a pod whose image is the kind's, or that; its name.
+        """Make a pod with the kind's own image, or `image`; return its name.
 
-        :param fields: of its container. `secret`: whether it has the registry's."""
+        :param fields: fields of its container. `secret`: whether the pod has the registry's secret."""
         secrets = {"imagePullSecrets": [{"name": SECRET}]} if fields.pop("secret", True) else {}
         box = {"name": "main", "image": self.reference(image or kind), "imagePullPolicy": policy, **fields}
         self.apply(KINDS[kind](f"{name}-{kind}", box, **secrets))
         return f"{name}-{kind}"
 
     def waits_because(self, name: str) -> tuple[str, str]:
-        """Why a pod's container is not started: kubelet's word and its message."""
+        """Return why a pod's container is not started: kubelet's reason and its message."""
         state = states(self.get("pod", name)).get("main", {}).get("state", {})
         waiting = state.get("waiting", {})
         return waiting.get("reason", ""), waiting.get("message", "")
@@ -77,12 +77,12 @@ class ImagesCase(MixedCase):
 
 class PolicyTests(ImagesCase):
     def said(self, name: str) -> str:
-        """What a pod that has ended well has written."""
+        """Wait until a pod has succeeded, and return what it has written."""
         self.wait_for_phase(name, "Succeeded")
         return self.logs(name)
 
     def refused(self, name: str, *reasons: str) -> str:
-        """The message with which a pod waits for one of these reasons."""
+        """Wait until a pod waits for one of these reasons, and return the message."""
         until(lambda: self.waits_because(name)[0] in reasons, f"{name} waits for {reasons}", 240)
         return self.waits_because(name)[1]
 
@@ -113,16 +113,16 @@ class PolicyTests(ImagesCase):
             self.assertEqual(self.said(name), self.content("second"), name)
 
     def events_of(self, name: str) -> str:
-        """What is told of a pod."""
+        """Return the messages of a pod's events."""
         words = ("--field-selector", f"involvedObject.name={name}", "--output=jsonpath={.items[*].message}")
         return self.here("get", "events", *words)
 
 
 class CollectionTests(ImagesCase):
-    """kubelet removes images that no container has, when the disk is as full as it says."""
+    """kubelet removes unused images once the disk is as full as it is configured."""
 
     def configure(self, **changes: object) -> Mapping[str, object]:
-        """Change kubelet's configuration and start it again; what there was before."""
+        """Change kubelet's configuration and restart it; return the settings from before."""
         path = self.cluster.paths.place / "kubelet.json"
         found: dict[str, object] = json.loads(path.read_text())
         path.write_text(json.dumps({**found, **changes}))
@@ -130,12 +130,12 @@ class CollectionTests(ImagesCase):
         return {key: found[key] for key in changes if key in found}
 
     def images(self) -> set[str]:
-        """The tags of all images."""
+        """Return the tags of all images."""
         listed = json.loads(self.cluster.inside("crictl", "images", "--output", "json"))["images"]
         return {tag for each in listed for tag in each["repoTags"]}
 
     def disks(self, image: BuiltImage) -> bool:
-        """Whether there is a disk of the image's own layer."""
+        """Return whether there is a disk of the image's own layer."""
         name = image.diff_ids[-1].removeprefix("sha256:")
         cached = self.cluster.paths.place / "var-lib/infranetes/delegate-images/disks"
         return any(cached.rglob(f"{name}*"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods get when their node is drained, and when what runs on it goes and comes."""
+"""Pods on a node that is drained, and whose programs or machine are stopped and started again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.cluster.case import Manifest, container, host_path, pod, states, unti
 from tests.workloads.case import IDLE, WorkloadCase, controlled, moment, server
 
 DRAIN_SECONDS = 240
-# Says goodbye on the node when it is asked to end.
+# Writes to a file of the node's when it is asked to end.
 POLITE = "trap 'sleep 1; echo bye > /said/$(hostname); exit 0' TERM; while true; do sleep 0.2; done"
-ENDED = 143  # by SIGTERM, as shells have it. A pod whose containers end with 0 has Succeeded
-# Says at its end that it has been asked for.
+ENDED = 143  # a shell's exit code for SIGTERM; if all containers end with 0, a pod has Succeeded
+# Records at its end that it was asked to end.
 LAST_WORDS = (
     f"trap 'sleep {{seconds}}; echo bye; echo last words > /dev/termination-log; exit {ENDED}' TERM;"
     " echo ready; while true; do sleep 0.2; done"
@@ -25,7 +25,7 @@ LAST_WORDS = (
 
 
 def running(found: Manifest) -> Mapping[str, tuple[object, ...]]:
-    """What tells a container that went on from one that was started again."""
+    """Return what distinguishes containers that went on from containers that were started again."""
     return {
         name: (each["containerID"], each["restartCount"], each["state"])
         for name, each in states(found).items()
@@ -79,19 +79,19 @@ class KubeletTests(WorkloadCase):
 
 
 class NodeCase(WorkloadCase):
-    """A test that also looks at the node itself, beyond what the API server says of it."""
+    """A test case that looks at the node itself, and not only at what the API server knows."""
 
     def ours(self) -> list[Manifest]:
-        """What the daemon has of this test's pods."""
+        """Return the daemon's sandboxes of this test's pods."""
         listed = json.loads(self.cluster.inside("infranetes-ctl", "pods", "--json"))["pods"]
         return [each for each in listed if each["namespace"] == self.namespace]
 
     def vms(self) -> set[str]:
-        """Those of this test's pods."""
+        """Return the VMs of this test's pods."""
         return {each["vm"]["id"] for each in self.ours() if each["vm"]}
 
     def machines(self) -> set[str]:
-        """Those that run on the node, of whatever pod."""
+        """Return the VMs that run on the node, of any pods."""
         names = self.cluster.inside("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")
         return {f"qemu-{each}" for each in re.findall(r"^guest=infranetes-(\w+)", names, re.M)}
 
@@ -100,7 +100,7 @@ class ShutdownTests(NodeCase):
     """kubelet ends the node's pods when its machine is about to be switched off."""
 
     def polite(self, name: str, seconds: int, said: Path, **spec: Any) -> Manifest:
-        """A pod that takes its time to end, and tells of it."""
+        """Return a pod that takes its time to end, and records its end."""
         before_end = {"preStop": {"exec": {"command": ["sh", "-c", f"echo > /said/{name}"]}}}
         main = container(
             "main", LAST_WORDS.format(seconds=seconds), lifecycle=before_end,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).resolve().parents[3]
-DISK = "disk"  # in an agent's run_dir: what is on its VM's disk
+DISK = "disk"  # the directory in an agent's run_dir that stands for its VM's disk
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -37,7 +37,7 @@ class AgentProcesses:
 
     @property
     def started(self) -> bool:
-        """Whether there is the process that agents are forked from."""
+        """Whether the process that agents are forked from has been started."""
         return self._input is not None
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ _shared = AgentProcesses()
 
 
 def shared() -> AgentProcesses:
-    """Return the one for all tests of this process, started."""
+    """Return the object shared by all tests of this process, started."""
     if not _shared.started:
         _shared.start()
     return _shared

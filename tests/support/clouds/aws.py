@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated EC2: moto, with faults between it and the provider, and agents in its instances.
 
-What is added here because moto lacks it, or differs from EC2:
+This module adds what moto lacks or does other than EC2:
 
 - a client token makes RunInstances idempotent, and refuses other parameters (source: EC2 API reference,
   "Ensuring idempotency in Amazon EC2 API requests");
@@ -59,18 +59,17 @@ class Vm:
 class SimulatedAws:
     """One test's cloud.
 
-    :param cluster: the policy in the manual allows what is done for this one, and nothing else; "": for the
-        one of the first launch.
-    :ivar granted: actions that are allowed besides, for anything. :ivar policy: the manual's, of those.
+    :param cluster: the only one for which the manual's policy allows anything; "": that of the first launch.
+    :ivar granted: further actions that are allowed, on anything. :ivar policy: the manual's policy in force.
     :ivar volumes: EC2's calls about volumes. :ivar snapshots: those about snapshots.
     :ivar images: those about images.
-    :ivar types: those about instance types. :ivar price_list: what these cost.
-    :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
-    :ivar boot_seconds: for which they are pending.
-    :ivar user_data: of the metadata service, by address. :ivar imds: that service.
+    :ivar types: those about instance types. :ivar price_list: the types' prices.
+    :ivar faults: what goes wrong. :ivar behaviour: that of instances that are launched from now on.
+    :ivar boot_seconds: for how long these are pending.
+    :ivar user_data: the metadata service's user data, by address. :ivar imds: that service.
     :ivar vm_images: its images of VM-image pods.
-    :ivar malformed: what AWS' model of the API does not have of requests. :ivar endings: of its instances.
-    :ivar buckets: of the account, which limit how often its nodes together may call; None: nothing does.
+    :ivar malformed: faults of requests by AWS' model of the API. :ivar endings: the ends of its instances.
+    :ivar buckets: the account's token buckets, which limit all its nodes' calls; None: there is no limit.
     """
 
     def __init__(self, reactor: Any, directory: Path, cluster: str = "") -> None:
@@ -107,8 +106,8 @@ class SimulatedAws:
         self.endings = Ec2Endings(reactor.seconds, ENDING_SECONDS)
 
     def start(self) -> None:
-        """Start a cloud with a VPC, two subnets and a security group. Instances of earlier tests have ended
-        and are still listed, as by EC2: each test uses a cluster of its own."""
+        """Start a cloud with a VPC, two subnets and a security group. Ended instances of earlier tests are
+        still listed, as by EC2, so each test uses a cluster of its own."""
         self.ec2 = self._moto.client()
         self.subnets, self.group = self._make_network()
         self._imds = self._reactor.listenTCP(0, self._imds_site, interface="0.0.0.0")
@@ -161,7 +160,7 @@ class SimulatedAws:
 
     def instances(self) -> list[Any]:
         """Return instances that have not ended, as EC2 describes them."""
-        # In pages: instances that have ended stay listed, and the newest are the last.
+        # All pages are read, because instances that have ended stay listed, and the newest are the last.
         pages = self.ec2.get_paginator("describe_instances").paginate(PaginationConfig={"PageSize": PAGE})
         found = [one for page in pages for each in page["Reservations"] for one in each["Instances"]]
         return [one for one in found if one["State"]["Name"] not in ("terminated", "shutting-down")]
@@ -196,7 +195,7 @@ class SimulatedAws:
         return list(self.held())
 
     def _thd_end_all(self) -> None:
-        """End everything in moto, which tests share, also after a failed test."""
+        """End everything in moto, which tests share, even after a failed test."""
         left = [one["InstanceId"] for one in self.instances() if one["InstanceId"] in self._vms]
         if left:
             self.ec2.terminate_instances(InstanceIds=left)
@@ -319,7 +318,7 @@ class SimulatedAws:
         return 200, body
 
     async def _denied(self, parameters: dict[str, str]) -> str | None:
-        """Why the manual's policy does not allow a call; None: it does."""
+        """Return why the manual's policy does not allow a call; None: it does."""
         if parameters["Action"] in self.granted:
             return None
         tags: dict[str, dict[str, str]] = {}
@@ -358,7 +357,7 @@ class SimulatedAws:
         if vm.behaviour != NO_AGENT:
             self._turn_on(vm)
 
-    # What an instance is; `aws_machines` has another answer
+    # What stands for an instance; `aws_machines` overrides this
 
     def _make_network(self) -> tuple[tuple[str, ...], str]:
         return moto_answers.make_network(self.ec2)
@@ -370,7 +369,7 @@ class SimulatedAws:
         self._agent_processes.kill(id)
 
     def reboot(self, id: str) -> None:
-        """Have an instance boot again by itself: it has no more than what is on its disk."""
+        """Make an instance reboot by itself, so that it keeps only what is on its disk."""
         self._agent_processes.reboot(id, self._agent_config(self._vms[id]))
 
     def _agent_config(self, vm: Vm) -> dict[str, Any]:

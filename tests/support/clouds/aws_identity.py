@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gives credentials at AWS: STS (moto's), the SSO portal, a container's endpoint, the metadata service.
+"""Sources of AWS credentials: STS (moto's), the SSO portal, a container's endpoint, the metadata service.
 
-botocore is led here by what its users have for that: variables of the environment, and a directory with the
-endpoints of services.
+botocore is directed here as users can do it: by environment variables, and a directory with the endpoints of
+services.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Json = dict[str, Any]
 
 
 def until(seconds: float) -> str:
-    """The time in so many seconds, as AWS writes it."""
+    """Return the time in so many seconds, as AWS writes it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
 
 
 class AwsIdentity:
-    """One server that is all of them.
+    """One server for all of these.
 
-    :ivar refusal: an answer that each request is given, in place of its own.
-    :ivar asked: paths that were asked for. :ivar roles: of the instance, as its metadata service has them.
-    :ivar documents: all else that it has, by path.
-    :ivar container: what the container's endpoint gives; {}: it is not there.
-    :ivar signed_in: tokens that the SSO portal takes.
+    :ivar refusal: an answer that each request gets in place of its own.
+    :ivar asked: the requested paths. :ivar roles: the instance's, as its metadata service has them.
+    :ivar documents: the metadata service's other documents, by path.
+    :ivar container: the credentials that the container's endpoint gives; {}: there is no endpoint.
+    :ivar signed_in: tokens that the SSO portal accepts.
     """
 
     def __init__(self, reactor: Any) -> None:
@@ -62,7 +62,7 @@ class AwsIdentity:
         await self._site.close_connections()
 
     def endpoints(self, directory: Path) -> Path:
-        """Make a directory for AWS_DATA_PATH, by which STS and the SSO portal are here."""
+        """Make a directory for AWS_DATA_PATH that directs STS and the SSO portal here."""
         for service, version in _RULES.items():
             rules = {
                 "version": "1.0",
@@ -82,7 +82,7 @@ class AwsIdentity:
 
     @contextmanager
     def refusing(self, status: int = 503, body: bytes = b"") -> Iterator[None]:
-        """Answer each request so."""
+        """Return a context manager in whose block each request gets this answer."""
         self.refusal = (status, body)
         try:
             yield
@@ -90,7 +90,7 @@ class AwsIdentity:
             self.refusal = None
 
     def add_role(self, access_key: str, seconds: float = 6 * 3600) -> None:
-        """Give the instance a role, or its role other credentials."""
+        """Give the instance a role, or new credentials for its role."""
         self.roles["node"] = {
             "AccessKeyId": access_key,
             "SecretAccessKey": "hush",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the policy that the manual offers allows (source: Service Authorization Reference, "Actions,
+"""Evaluates the policy that the manual offers (source: Service Authorization Reference, "Actions,
 resources, and condition keys for Amazon EC2").
 
-A call is allowed for each resource that it is about: by a statement with the action and the resource's type
-whose conditions hold for the resource's tags, those that it has or those that it is to get.
+A call has to be allowed for each resource that it is about, by a statement with the action and the resource's
+type whose conditions hold for the tags that the resource has or is to get.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TYPES = {
     "Allocation": "elastic-ip",
     "Association": "elastic-ip",
 }
-# What a call makes, and with which resources that are there already.
+# The resources that each call makes, and the existing ones that it uses.
 _MAKES = {
     "CreateVolume": ("volume",),
     "CreateSnapshot": ("snapshot",),
@@ -40,12 +40,12 @@ _MAKES = {
 }
 _USES = {"RunInstances": ("image", "security-group", "subnet"), "RegisterImage": ("snapshot",)}
 _SPOT = "InstanceMarketOptions.MarketType"  # a parameter of RunInstances that makes a spot request besides
-_IMAGES = {"DeregisterImage": "ImageId", "CreateTags": "ResourceId.1"}  # what names the one that is changed
+_IMAGES = {"DeregisterImage": "ImageId", "CreateTags": "ResourceId.1"}  # the parameter that names the image
 
 
 @attrs.frozen
 class Resource:
-    """What a call is about. :ivar tags: that it has, or None: it is not there yet."""
+    """A resource that a call is about. :ivar tags: its tags; None: it does not exist yet."""
 
     type: str
     id: str = "*"
@@ -54,13 +54,13 @@ class Resource:
 
 @lru_cache
 def statements(cluster: str, policy: Path = POLICY) -> list[Any]:
-    """The policy's, for a cluster."""
+    """Return the policy's statements, for a cluster."""
     found: list[Any] = json.loads(policy.read_text().replace("CLUSTER", cluster))["Statement"]
     return found
 
 
 def resources(call: Mapping[str, str], tags: Mapping[str, Mapping[str, str]]) -> list[Resource]:
-    """What a call is about. :param tags: of resources, by their ids."""
+    """Return the resources that a call is about. :param tags: the tags of resources, by their ids."""
     action = call["Action"]
     if action.startswith("Describe"):
         return [Resource("*")]
@@ -77,14 +77,14 @@ def resources(call: Mapping[str, str], tags: Mapping[str, Mapping[str, str]]) ->
 
 
 def ids(call: Mapping[str, str]) -> list[str]:
-    """The resources that a call names and that have tags."""
+    """Return the ids of the resources with tags that a call names."""
     return [each.id for each in resources(call, {}) if each.tags is not None]
 
 
 def refused(
     call: Mapping[str, str], cluster: str, tags: Mapping[str, Mapping[str, str]], policy: Path = POLICY
 ) -> str | None:
-    """Why a call is not allowed; None: it is."""
+    """Return why a call is not allowed; None: it is."""
     action, allowing = call["Action"], statements(cluster, policy)
     for resource in resources(call, tags):
         if not any(_allows(each, call, action, resource) for each in allowing):
@@ -119,7 +119,7 @@ def _value(key: str, call: Mapping[str, str], resource: Resource) -> str | None:
 
 
 def asked_tags(call: Mapping[str, str], type: str = "") -> dict[str, str]:
-    """The tags that what a call makes is to get. :param type: of the resource; "": any."""
+    """Return the tags for the resources that a call makes. :param type: the resource's type; "": any."""
     found = [(value, _TAG.fullmatch(key)) for key, value in call.items()]
     return {
         value: call[f"{match[1]}.Value"]

@@ -54,8 +54,8 @@ class SimulatedAzure:
 
     :ivar faults: what goes wrong. :ivar behaviour: of VMs that are launched from now on.
     :ivar operation_seconds: how long launches and deletions take.
-    :ivar buckets: which limit how often all nodes together may call; None: nothing does.
-    :ivar malformed: what Azure's models of its API do not have of requests and answers.
+    :ivar buckets: the token buckets, which limit the calls of all nodes together; None: there is no limit.
+    :ivar malformed: faults of requests and answers by Azure's models of its API.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs. :ivar bodies: of launches.
     :ivar vm_images: its images of VM-image pods. :ivar prices: what sizes cost.
     """
@@ -76,7 +76,7 @@ class SimulatedAzure:
         self.buckets: AzureBuckets | None = None
         self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.refusal = ("ZonalAllocationFailed", "Allocation failed. We do not have sufficient capacity.")
-        self.refused: Fault | None = None  # how the current launch shall fail
+        self.refused: Fault | None = None  # how the current launch is to fail
         self.malformed: list[str] = []
         self.requests: list[dict[str, str]] = []
         self.bodies: list[Json] = []

@@ -44,9 +44,10 @@ class Answer:
 class Arm:
     """One resource group with its images.
 
-    :param launched: is called with VMs that are created, their operations and what was asked for; starts
-        their agents and says when they run. :param ended: told of VMs that stop to execute.
-    :ivar later: has work done when an operation has taken its time. :ivar page: how long lists are.
+    :param launched: called with each VM that is created, its operation and the request; starts its agent, and
+        reports when it runs. :param ended: called with each VM that stops executing.
+    :ivar later: calls a function once an operation has taken its time.
+    :ivar page: the length of lists' pages.
     """
 
     def __init__(self, launched: Callable[[Json, str, Json], None], ended: Callable[[str], None]) -> None:
@@ -66,7 +67,7 @@ class Arm:
     # ---- Requests
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Any, once: bool) -> Answer:
-        """Serve a request. :param once: it says not to change what exists. :raise Refusal: it is refused."""
+        """Serve a request. :param once: it must not change what exists. :raise Refusal: it is refused."""
         match (method, *path.strip("/").split("/")):
             case ("GET", "subscriptions", _, "providers", "Microsoft.Compute", "skus"):
                 return self._list(resources.skus(), path, query)
@@ -202,7 +203,7 @@ class Arm:
             said["error"] = {"code": code, "message": message}
 
     def fail(self, name: str, operation: str, code: str, message: str) -> None:
-        """Have a launch fail: the VM is there all the same."""
+        """Make a launch fail; the VM exists all the same."""
         vm = self.of["virtualMachines"].get(name)
         if vm is not None and vm["properties"]["provisioningState"] == "Creating":
             vm["properties"]["provisioningState"] = "Failed"
@@ -210,7 +211,7 @@ class Arm:
         self.finish(operation, code, message)
 
     def boot(self, name: str, operation: str) -> bool:
-        """Have a VM run. Returns whether it does."""
+        """Make a VM run. Return whether it does."""
         vm = self.of["virtualMachines"].get(name)
         if vm is None or vm["properties"]["provisioningState"] != "Creating":
             self.finish(operation, "OperationPreempted", "The operation was preempted by a deletion.")
@@ -283,7 +284,7 @@ class Arm:
         self.remove_vm(name)
 
     def remove_vm(self, name: str) -> None:
-        """Remove a VM with what goes with it."""
+        """Remove a VM, with the resources that are deleted with it."""
         if self.of["virtualMachines"].pop(name, None) is None:
             return
         self.power.pop(name, None)

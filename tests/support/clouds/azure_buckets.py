@@ -18,9 +18,9 @@ from tests.support.clouds.token_bucket import TokenBucket
 
 _MINUTE = 60.0
 _ALL_PRINCIPALS = 15
-# Of Resource Manager: the size, and what is added in a second.
+# Resource Manager's buckets: the size, and the tokens that are added per second.
 _ARM = {"reads": (250, 25), "writes": (200, 10), "deletes": (200, 10)}
-# Of Compute: what is added in a minute, a third of the size; of the subscription, and of one VM.
+# Compute's buckets: the tokens added per minute, a third of the size, for the subscription and for one VM.
 _COMPUTE = {
     "PutVM": (500, 4),
     "DeleteVM": (500, 4),
@@ -40,7 +40,7 @@ _OF_ACTIONS = {
 
 @attrs.frozen
 class Throttled:
-    """A refusal. :ivar seconds: how long to wait. :ivar headers: what is left."""
+    """A refusal. :ivar seconds: how long to wait. :ivar headers: those with the remaining tokens."""
 
     code: str
     message: str

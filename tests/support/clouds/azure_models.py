@@ -146,7 +146,7 @@ class Api:
     def wrong_request(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: Json
     ) -> list[str]:
-        """Say what is wrong with a request. :param headers: those that are the request's own."""
+        """Describe what is wrong with a request. :param headers: those that are the request's own."""
         served = [
             each
             for library in self._libraries.values()
@@ -165,14 +165,14 @@ class Api:
         return [f"{method} {path}: {words}" for words in found]
 
     def wrong_answer(self, method: str, path: str, answer: Json) -> list[str]:
-        """Say what is wrong with an answer that is no error's."""
+        """Describe what is wrong with an answer that is no error."""
         library, item, listed = _RESOURCES[_kind(path)]
         name = item if item and _is_item(path) else listed
         found = self._object(library, name, "the answer", answer, True)
         return [f"{method} {path}: {words}" for words in found]
 
     def _object(self, library: str, name: str, where: str, value: Json, answered: bool) -> Iterator[str]:
-        """Say what is wrong with an object that has a model of that name."""
+        """Describe what is wrong with an object of the model of that name."""
         model = self._libraries[library].model(name)
         if model is None:
             raise KeyError(f"{library} has no model {name}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Azure's access control asks for before a request is served (source: Azure permissions for Compute and
-for Networking), and what the roles that the manual offers grant."""
+"""The permissions that Azure's access control requires for each request (source: Azure permissions for
+Compute and for Networking), and those that the roles in the manual grant."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def item(size: str, price: float, **fields: Any) -> dict[str, Any]:
 
 
 class SimulatedRetailPrices:
-    """The API. :ivar items: what it has. :ivar page: how long its pages are. :ivar broken: it fails."""
+    """The API. :ivar items: its prices. :ivar page: its pages' length. :ivar broken: whether it fails."""
 
     def __init__(self) -> None:
         self.items = [

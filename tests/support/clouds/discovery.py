@@ -106,7 +106,7 @@ class Api:
     served: Mapping[Kind, list[tuple[str, Json]]]
 
     def wrong(self, method: str, path: str, query: Mapping[str, str], body: Any, answer: Any) -> list[str]:
-        """Say what is wrong with a request, and with its answer. :param path: from `projects` on."""
+        """Describe what is wrong with a request and its answer. :param path: from `projects` on."""
         each = self._method(method, path)
         if each is None:
             return [f"nothing is served at {method} {path}"]
@@ -118,7 +118,7 @@ class Api:
         return [f"{each['id']}: {words}" for words in found]
 
     def named(self, method: str, path: str) -> str:
-        """Return what is served there by its name, such as `compute.instances.get`; "": nothing."""
+        """Return the name of the method served there, such as `compute.instances.get`; "": none."""
         each = self._method(method, path)
         return "" if each is None else str(each["id"])
 

@@ -33,11 +33,11 @@ _CREATED = re.compile(r"(<createTime>)[^<]*(</createTime>)")
 class DiskSnapshots:
     """One test's.
 
-    :ivar contents: of disks by their ids, and of snapshots by `DISK/SNAPSHOT`.
-    :ivar slow: whether a disk is made until `finish` is called.
-    :ivar hides_copies: whether vCenter does not show one meanwhile; else it says that it is tentative.
+    :ivar contents: the content of disks by id, and of snapshots by `DISK/SNAPSHOT`.
+    :ivar slow: whether the making of a disk lasts until `finish` is called.
+    :ivar hides_copies: whether vCenter hides such a disk meanwhile; otherwise it shows it as tentative.
     :ivar hidden: other disks that vCenter does not list yet.
-    :ivar ages: of disks that seem to be made earlier, in seconds, by their ids."""
+    :ivar ages: by how many seconds earlier disks seem to have been made, by id."""
 
     def __init__(self, disks: FirstClassDisks) -> None:
         self._disks = disks
@@ -74,10 +74,10 @@ class DiskSnapshots:
         return list(self._copies)
 
     def finish(self, disk: str) -> None:
-        """Have a disk made at last."""
+        """Complete a disk that is being made."""
         del self._copies[disk]
 
-    # ---- What is different of disks
+    # ---- Differences of disks
 
     def is_copied(self, disk: str) -> bool:
         """Whether a disk is still being made."""

@@ -17,18 +17,18 @@ _RETRIES = 3  # of calls whose answer is lost, as `calls.Calls` makes them
 
 
 class NoDriver:
-    """Calls need none here."""
+    """A stand-in for a driver, which calls do not need here."""
 
 
 @attrs.define
 class MemoryDisks:
     """See `CloudDisks`.
 
-    :ivar looks: after so many looks at it a disk is in the state that it is on its way to.
-    :ivar calls: the names of calls. :ivar lost: of those whose next answers are lost, with how many.
-    :ivar cut: the name of the call after which the cloud answers no more until this is "" again.
-    :ivar blind: whether no disk is shown that there is.
-    :ivar age: of the disks that requests are answered with."""
+    :ivar looks: the number of looks at a disk after which it has reached its next state.
+    :ivar calls: the names of the calls made. :ivar lost: how many of the next answers are lost, by call.
+    :ivar cut: the name of the call after which the cloud answers nothing until this is "" again.
+    :ivar blind: whether existing disks are hidden.
+    :ivar age: the age of the disks in answers."""
 
     looks: int = 0
     blind: bool = False
@@ -46,7 +46,7 @@ class MemoryDisks:
     cut: str = ""
     is_cut: bool = False
     refused: dict[str, CloudError] = attrs.field(factory=dict)
-    most_holds: int = 0  # of one disk at any time
+    most_holds: int = 0  # the most that one disk had at any time
 
     def is_id(self, text: str) -> bool:
         return text.startswith("disk-") and text[5:].isdigit()
@@ -120,11 +120,11 @@ class MemoryDisks:
     # ---- The cloud from inside
 
     def left(self) -> list[CloudDisk]:
-        """The disks that are not about to be gone."""
+        """The disks that are not being deleted."""
         return [disk for disk in self.disks.values() if disk.state is not DiskState.DELETING]
 
     def put(self, disk: CloudDisk) -> CloudDisk:
-        """Have a disk as somebody else made it."""
+        """Add a disk, as if somebody else had made it."""
         self.pending.pop(disk.id, None)
         self.disks[disk.id] = disk
         return disk

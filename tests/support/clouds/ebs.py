@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EBS' direct APIs over HTTP. moto's take any checksum, know no client token, and leave a volume behind for
-each snapshot: here moto has the snapshot alone.
+"""EBS' direct APIs over HTTP. moto's accept any checksum, know no client tokens, and leave a volume behind
+for each snapshot. Here moto only has the snapshot.
 
 Source: EBS direct APIs reference, and "Ensure idempotency in StartSnapshot API requests".
 """
@@ -87,11 +87,11 @@ class SimulatedEbs:
         return found
 
     def cancel(self, id: str) -> None:
-        """End a snapshot that nobody has gone on with in time."""
+        """End a snapshot whose upload was not continued in time."""
         self._world.snapshots.states[id] = "error"
 
     def content(self, id: str, size: int) -> bytes:
-        """What a disk has that is made of a snapshot."""
+        """Return the content of a disk made from a snapshot."""
         return b"".join(self.blocks[id].get(n, bytes(BLOCK)) for n in range(-(-size // BLOCK)))[:size]
 
     async def _answer(self, request: Any) -> Answer:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from tests.support.clouds.token_bucket import TokenBucket
 
 _LOOKS = ("Describe", "Get", "List", "Search")
-_UNFILTERED = {  # have a smaller bucket where neither a filter nor pages are asked for
+_UNFILTERED = {  # actions that have a smaller bucket for calls with neither a filter nor pages
     "DescribeInstances",
     "DescribeInstanceStatus",
     "DescribeNetworkInterfaces",
@@ -55,7 +55,7 @@ class Ec2Buckets:
 
 
 def _kind(form: Mapping[str, str]) -> tuple[str, float, float]:
-    """The name, size and refill a second of a call's bucket."""
+    """Return the name, the size and the refill per second of a call's bucket."""
     action = form["Action"]
     if action in _UNCATEGORIZED:
         return (action, *_UNCATEGORIZED[action])

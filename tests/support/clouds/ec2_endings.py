@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How instances end at EC2: they shut down for a while, and may be terminated any number of times.
 
-At moto they have ended at once, and a second TerminateInstances looks for the network interface that the
-first one deleted.
+In moto they end at once, and a second TerminateInstances looks for the network interface that the first one
+deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Ec2Endings:
     """The endings of one cloud's instances.
 
     :param now: seconds. :ivar seconds: for which instances shut down.
-    :ivar reasons: of instances that EC2 itself has ended, by their ids: codes and what is said of them.
+    :ivar reasons: codes and messages of instances that EC2 itself has ended, by their ids.
     """
 
     def __init__(self, now: Callable[[], float], seconds: float) -> None:
@@ -35,7 +35,7 @@ class Ec2Endings:
         self._until: dict[str, float] = {}  # by the instance's id
 
     def answer(self, form: Mapping[str, str], answered: tuple[int, bytes]) -> tuple[int, bytes]:
-        """Return EC2's answer to TerminateInstances, which says of each that it ran before.
+        """Return EC2's answer to TerminateInstances, with each instance's state before it.
 
         :param answered: what moto answered."""
         status, body = answered
@@ -48,7 +48,7 @@ class Ec2Endings:
         return 200, _answer({id: (before[id], self._state(id)) for id in ids})
 
     def ignored(self, form: Mapping[str, str]) -> tuple[int, bytes]:
-        """Return the answer to TerminateInstances, of which nothing comes."""
+        """Return the answer to a TerminateInstances that has no effect."""
         return 200, _answer({id: (RUNNING, SHUTTING_DOWN) for id in _ids(form)})
 
     def shown(self, part: bytes) -> bytes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EC2's calls about images, over moto's, whose images have no disks, and take any snapshot and any name.
+"""EC2's calls about images, on top of moto, whose images have no disks and accept any snapshot and any name.
 
-Here one is a copy of another image of moto's, and shown with the disk that it was registered with.
+Here a registered image is a copy of another image of moto's, shown with the disk that it was registered with.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Ec2Images:
         return status, body.replace(b"CopyImageResponse", b"RegisterImageResponse")
 
     def _shown(self, body: bytes) -> bytes:
-        """An answer of moto's with the disks of the registered images."""
+        """Return an answer of moto's with the disks of the registered images."""
         answer = parsed(body)
         for image in answer.iterfind(path("imagesSet/item")):
             call = self.registered.get(text_of(image, "imageId"))

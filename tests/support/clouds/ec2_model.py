@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWS' own model of EC2's API, by which requests are judged.
+"""AWS' own model of EC2's API, by which requests are validated.
 
-It is botocore's, of the release that moto stands on: Debian's is older than what is asked for here. A
-request's form is turned back into the structure that it was made of, which botocore then validates.
+It is from the release of botocore that moto uses, because Debian's is older than some requests here. A
+request's form is turned back into the structure that it was made from, which botocore then validates.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _file() -> Path:
 
 
 def wrong(form: Form) -> list[str]:
-    """Say what is wrong with a request."""
+    """Describe what is wrong with a request."""
     action = form.get("Action", "")
     if action not in model().operation_names:
         return [f"no action is called {action!r}"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EBS snapshots as EC2 has them, over moto's: what takes time there, what is refused, and what they hold.
+"""EBS snapshots like EC2's, on top of moto: with pending states, refusals and content.
 
-moto's are complete at once, and hold nothing. Source of what is refused here: EC2 API reference, "Error codes
-for the Amazon EC2 API".
+moto's are complete at once, and have no content. Source of the refusals: EC2 API reference, "Error codes for
+the Amazon EC2 API".
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Ec2Snapshots:
         return status, self._shown(body) if status == 200 else body
 
     async def make_volume(self, call: Call, make: Forward) -> Answer:
-        """Have a volume made, from a snapshot if the call says so."""
+        """Make a volume, from a snapshot if the call asks for it."""
         snapshot = call.get("SnapshotId", "")
         if snapshot in self.states:
             return 400, error("IncorrectState", f"Snapshot is in invalid state - {self.states[snapshot]}")
@@ -64,7 +64,7 @@ class Ec2Snapshots:
         return answer
 
     def _shown(self, body: bytes) -> bytes:
-        """An answer of moto's with the snapshots' real states."""
+        """Return an answer of moto's with the snapshots' real states."""
         answer = parsed(body)
         for snapshot in [answer, *answer.iterfind(path("snapshotSet/item"))]:
             state = self.states.get(text_of(snapshot, "snapshotId"))

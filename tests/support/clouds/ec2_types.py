@@ -12,7 +12,7 @@ from tests.support.clouds.ec2errors import error
 Forward = Callable[[dict[str, str]], Awaitable[tuple[int, bytes]]]
 
 _SIZES = ("nano", "micro", "small", "medium", "large", "xlarge", "2xlarge")
-# Those that there are unless a test asks for all.
+# The types that exist unless a test asks for all.
 FEW = (
     *(f"{family}.{size}" for family in ("t3", "t3a", "t4g") for size in _SIZES),
     *(f"{family}.{size}" for family in ("m5", "c5", "r5") for size in _SIZES[4:]),
@@ -29,8 +29,8 @@ _items: dict[tuple[str, bool], list[bytes]] = {}  # of moto, which takes seconds
 
 
 class Ec2Types:
-    """:ivar every: there are all types that moto has. :ivar gaps: types that zones do not offer.
-    :ivar page: the most of an answer; 0: as much as EC2 gives."""
+    """The calls. :ivar every: whether all of moto's types exist. :ivar gaps: types that zones do not offer.
+    :ivar page: the most that an answer has; 0: as many as EC2 gives."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward

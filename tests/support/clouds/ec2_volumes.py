@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EBS volumes as EC2 has them, over moto's: what takes time there, and what is refused.
+"""EBS volumes like EC2's, on top of moto: with states that take time, and refusals.
 
-moto makes, attaches, detaches and modifies at once, attaches a volume twice, at any name and in any zone, and
-knows no client tokens of volumes. Sources of what is refused here: EC2 API reference, "Error codes for the
-Amazon EC2 API"; EBS user guide, "Requirements for Amazon EBS volume modifications" (once in six hours) and
-"Amazon EBS volume limits for Amazon EC2 instances".
+moto makes, attaches, detaches and modifies volumes at once, attaches one twice, with any device name and in
+any zone, and knows no client tokens of volumes. Sources of the refusals: EC2 API reference, "Error codes for
+the Amazon EC2 API"; EBS user guide, "Requirements for Amazon EBS volume modifications" (once in six hours)
+and "Amazon EBS volume limits for Amazon EC2 instances".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ElementTree.register_namespace("", NAMESPACE)
 
 
 class Refusal(Exception):
-    """What EC2 answers in place of doing something."""
+    """EC2's refusal of a call."""
 
     def __init__(self, code: str, words: str) -> None:
         super().__init__(words)
@@ -46,11 +46,11 @@ class Ec2Volumes:
     """The calls about volumes.
 
     :param forward: asks moto, and returns its answer with EC2's namespace.
-    :ivar seconds: what each step takes.
-    :ivar age: of volumes when they are made, in seconds: they may seem to have been made long ago.
-    :ivar most: volumes of an instance, its root's among them.
-    :ivar six_hours: whether a volume may not be modified again yet.
-    :ivar stuck: volumes that never get out of the state that they are on their way from."""
+    :ivar seconds: how long each step takes.
+    :ivar age: seconds by which volumes seem to have been made earlier than they are.
+    :ivar most: the number of volumes that an instance may have, including its root volume.
+    :ivar six_hours: whether a volume that was modified can't be modified again yet.
+    :ivar stuck: volumes that never leave their transitional state."""
 
     reactor: IReactor
     forward: Forward
@@ -190,7 +190,7 @@ class Ec2Volumes:
     # ---- States
 
     def _begin(self, volume: str, state: str, call: Call | None = None) -> None:
-        """Have a volume be in a state for a while; `call` is what moto is asked for at its end."""
+        """Put a volume into a state for a while; at its end `call` is made to moto."""
         self._states[volume] = state
 
         def end() -> None:
@@ -210,7 +210,7 @@ class Ec2Volumes:
         self._states.pop(volume, None)
 
     def _shown(self, body: bytes) -> bytes:
-        """An answer of moto's with the volumes' real states."""
+        """Return an answer of moto's with the volumes' real states."""
         answer = parsed(body)
         for volume in [answer, *answer.iter(f"{_NS}item")]:
             state = self._states.get(text_of(volume, "volumeId"))
@@ -278,7 +278,7 @@ class _Growth:
 
 
 def _detaching(volume: ElementTree.Element, instance: str) -> bytes:
-    """The answer to DetachVolume. :param instance: that is asked to let go; "": the one that has it."""
+    """Return the answer to DetachVolume. :param instance: the one to detach from; "": the one that has it."""
     [held, *_] = [
         each
         for each in volume.findall(path("attachmentSet/item"))

@@ -37,15 +37,16 @@ UNANSWERED = (FaultKind.ACTED, FaultKind.LOST, FaultKind.SILENT)
 
 
 class Silence(Exception):
-    """Nothing is answered, and the connection stays open: whoever calls has to give up by itself."""
+    """The call gets no answer, and the connection stays open, so that the caller has to give up by itself."""
 
 
 @attrs.define
 class Fault:
-    """A rule: the next `times` calls of `action` ("": of any) fail as `kind` says.
+    """A rule: the next `times` calls of `action` ("": of any) fail with `kind`.
 
-    :param share: of these calls: one of each 1/share in a row, chosen at random, so that none fails again and
-        again by chance alone. :param only: restricts the calls by their parameters.
+    :param share: the share of these calls that fail: one of each 1/share successive calls, chosen at random,
+        so that none fails again and again by mere chance.
+    :param only: restricts the calls by their parameters.
     """
 
     kind: FaultKind
@@ -55,11 +56,11 @@ class Fault:
     retry_after: float = 0.0
     only: Callable[[dict[str, str]], bool] = lambda parameters: True
     happened: int = 0
-    _of_window: int = 0  # calls that are left of the current 1/share
-    _until: int = -1  # calls until the chosen one of them; less than 0: it was made
+    _of_window: int = 0  # how many of the current 1/share calls are still to come
+    _until: int = -1  # how many calls come before the chosen one; less than 0: it has been made
 
     def chooses(self, chance: random.Random) -> bool:
-        """Whether the next call is of the share."""
+        """Return whether the next call is one that fails."""
         if not self._of_window:
             self._of_window = round(1 / self.share)
             self._until = chance.randrange(self._of_window)

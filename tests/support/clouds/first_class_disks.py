@@ -4,12 +4,12 @@
 - a disk that was registered has its file's size (vcsim's has none), and a file that was registered already is
   refused with AlreadyExists (vcsim: InvalidArgument);
 - disks are attached and detached as such, to one VM at a time (vcsim: only their files, to any number);
-- one that a VM has is not deleted; disks have control flags and tell who has them;
-- what is refused once its task runs ends that task with the fault;
-- what `disk_snapshots` says of snapshots.
+- a disk that a VM has is not deleted; disks have control flags, and show which VM has them;
+- a refusal that comes while a task runs ends that task with the fault;
+- snapshots differ as described in `disk_snapshots`.
 
-Like vcsim, and other than vCenter, it deletes the file of an attached disk with the VM, although the disk has
-the flag that has vCenter keep it.
+Like vcsim, and unlike vCenter, it deletes the file of an attached disk with the VM, although the disk has the
+flag that makes vCenter keep it.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class FirstClassDisks:
         return status, found, headers
 
     def _slow_down(self, action: str, answer: bytes) -> None:
-        """Have a task that was begun seem to run for some looks."""
+        """Make a task that was begun seem to run for some looks."""
         task = _BEGUN.search(answer)
         if task is not None and action in self.looks:
             self._looks[task[1].decode()] = self.looks.pop(action)
@@ -301,7 +301,7 @@ class FirstClassDisks:
         return vim.VirtualMachine(id, self._vcsim.content.sessionManager._stub)
 
     def wait(self, task: Any) -> None:
-        """Wait for a task of a manager's, of which pyVmomi can't read the whole that vcsim says."""
+        """Wait for a manager's task, of which pyVmomi can't read everything that vcsim sends."""
         collector = vmodl.query.PropertyCollector
         spec = collector.FilterSpec(
             objectSet=[collector.ObjectSpec(obj=task)],

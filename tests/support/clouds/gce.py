@@ -59,10 +59,10 @@ class SimulatedGce:
 
     :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar operation_seconds: how long launches and all else that has an operation take.
-    :ivar quotas: of requests, which limit how often all nodes together may call; None: nothing does.
-    :ivar identity: who gives tokens. :ivar members: who may call at all.
-    :ivar role: the manual's, of them. :ivar storage_tokens: those that are for Cloud Storage too.
-    :ivar malformed: what Google's description of its API does not have of requests and answers.
+    :ivar quotas: the quotas of requests, which limit all nodes' calls together; None: there is no limit.
+    :ivar identity: issues tokens. :ivar members: the accounts that may call at all.
+    :ivar role: their role in the manual. :ivar storage_tokens: tokens that are also for Cloud Storage.
+    :ivar malformed: faults of requests and answers by Google's description of its API.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
     :ivar vm_images: its images of VM-image pods.
     """
@@ -287,14 +287,14 @@ class SimulatedGce:
         return 200, json.dumps(answer).encode()
 
     def _token(self, request: Any, content: bytes) -> Answer:
-        """Answer as who gives tokens."""
+        """Answer as the issuer of tokens."""
         revoked = self.faults.befalling({"Action": "token"})
         if revoked is not None and revoked.kind is FaultKind.REVOKED:
             return 400, json.dumps({"error": "invalid_grant", "error_description": "revoked"}).encode()
         return self.identity.answer(request, content)
 
     def _issued(self, token: str, holder: Holder) -> None:
-        """Take a new token for what it is for, if it is a member's."""
+        """Accept a new token for its scopes, if it is a member's."""
         if holder.name not in self.members:
             return
         if holder.scope in (_PUBLISHER, PLATFORM):

@@ -43,8 +43,8 @@ _TERM = re.compile(r'\(?([A-Za-z.0-9_-]+) = "([^"]*)"\)?')
 class Gce:
     """One project with its images.
 
-    :param launched: is called with instances that are created; starts their agents and says when they run.
-    :param ended: told of instances that stop to execute.
+    :param launched: called with each instance that is created; starts its agent, and reports when it runs.
+    :param ended: called with each instance that stops executing.
     """
 
     def __init__(self, launched: Callable[[Json, Task], None], ended: Callable[[str], None]) -> None:
@@ -294,7 +294,7 @@ class Gce:
             self.volumes.instance_gone(zone, one)
 
     def stop(self, zone: str, name: str, why: str = "stop") -> None:
-        """Stop an instance, on somebody's request or as Google preempts it."""
+        """Stop an instance, on request or as Google preempts it."""
         one = self.instances[zone, name]
         one["status"] = "TERMINATED"
         self._ended(name)
@@ -303,7 +303,7 @@ class Gce:
 
 @attrs.frozen
 class _Filter:
-    """Equalities, of which all have to hold, or any."""
+    """A filter of equalities, of which all or any have to hold."""
 
     any_does: bool
     terms: tuple[tuple[str, str], ...]

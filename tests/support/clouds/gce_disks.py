@@ -36,8 +36,8 @@ class Disks:
     """A project's disks.
 
     :param snapshot: finds a snapshot by its name.
-    :ivar disks: of instances and others. :ivar quota_gib: what all of them may have together.
-    :ivar contents: what disks and snapshots begin with, by their ids; others are all zeros.
+    :ivar disks: the disks of instances, and others. :ivar quota_gib: the GiB that all may have together.
+    :ivar contents: the first bytes of disks and snapshots, by their ids; others are all zeros.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Disks:
         return None
 
     def add(self, zone: str, name: str, labels: dict[str, str], gib: str) -> Json:
-        """Add a disk that nobody uses."""
+        """Add an unused disk."""
         self.disks[zone, name] = found = resources.disk(zone, name, labels, gib)
         return found
 
     def check_launch(self, zone: str, body: Json) -> None:
-        """:raise Refusal: an instance can't be launched with the disks that it names."""
+        """Check the disks that a new instance names. :raise Refusal: it can't be launched with them."""
         for asked in body["disks"][1:]:
             disk = self._source(zone, asked)
             self._operations.check_ready(disk)
@@ -99,7 +99,7 @@ class Disks:
             self._give(instance, self._source(zone, asked), asked)
 
     def instance_gone(self, zone: str, instance: Json) -> None:
-        """Take all disks from an instance that was deleted, and delete those that shall go with it."""
+        """Detach all disks from a deleted instance, and delete those that are to go with it."""
         for attached in instance["disks"]:
             key = zone, attached["source"].rpartition("/")[2]
             disk = self.disks.get(key)
@@ -161,7 +161,7 @@ class Disks:
         return self._operations.run(zone, "insert", disk, made, undo=unmade)
 
     def _origin(self, zone: str, kind: str, gib: int, body: Json) -> dict[str, str]:
-        """The fields of a new disk about what it begins with. :raise Refusal: it can't."""
+        """Return the fields of a new disk that name its source. :raise Refusal: the source does not fit."""
         snapshot, source = body.get("sourceSnapshot", ""), body.get("sourceDisk", "")
         if snapshot:
             found = self._snapshot(snapshot.rpartition("/")[2])
@@ -280,7 +280,7 @@ class Disks:
         return self._operations.run(zone, "attachDisk", instance, attached, alone=False)
 
     def _check_free(self, instance: Json, disk: Json, mode: str) -> None:
-        """Refuse what is attached, unless all only read it. :raise Refusal: it is attached."""
+        """Check that a disk is not attached, unless all only read it. :raise Refusal: it is attached."""
         for user in disk.get("users", ()):
             key = tuple(re.findall(r"zones/([^/]+)/instances/([^/]+)$", user)[0])
             has = [one for one in self._instances[key]["disks"] if one["source"] == disk["selfLink"]]

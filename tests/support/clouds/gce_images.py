@@ -28,7 +28,7 @@ class Images:
     """The project's images.
 
     :ivar archive: returns an object's content; None: there is none.
-    :ivar contents: of images: what their disks hold, by where.
+    :ivar contents: the content of each image's disk, by offset.
     """
 
     _operations: Operations
@@ -86,7 +86,7 @@ class Images:
 
 
 def _disk_in(archive: bytes) -> tuple[int, dict[int, bytes]]:
-    """The size of an archive's disk, and what it holds where; 0: it is not as Compute Engine wants it."""
+    """Return the size of an archive's disk, and its content by offset; 0: Compute Engine would refuse it."""
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as opened:
         members = opened.getmembers()
         file = opened.extractfile("disk.raw") if [each.name for each in members] == ["disk.raw"] else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute Engine's operations: what a request has begun, and how it ends."""
+"""Compute Engine's operations: the work that a request has begun, and its end."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Task:
 class Operations:
     """All operations of a project.
 
-    :ivar later: has work done when an operation has taken its time. :ivar busy: links to the resources on
-        which one is running that has them to itself. :ivar failing: how the next one of a kind fails, which
-        then does nothing.
+    :ivar later: calls a function once an operation has taken its time.
+    :ivar busy: links to the resources that running operations have to themselves.
+    :ivar failing: the error with which the next operation of a kind fails, and then does nothing.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Operations:
         self.later: Callable[[Callable[[], None]], None] = lambda work: work()
         self.busy: set[str] = set()
         self.failing: dict[str, Error] = {}
-        self._requests: dict[str, tuple[str, str]] = {}  # what was asked, and its operation, by requestId
+        self._requests: dict[str, tuple[str, str]] = {}  # the request and its operation, by requestId
 
     def begin(self, zone: str, kind: str, target: Json) -> Task:
         """Begin an operation that `finish` ends."""
@@ -105,13 +105,13 @@ class Operations:
         return asked
 
     def check_ready(self, target: Json) -> None:
-        """:raise Refusal: an operation has it to itself."""
+        """Check that no operation has `target` to itself. :raise Refusal: one has."""
         if target["selfLink"] in self.busy:
             message = f"The resource '{path_of(target['selfLink'])}' is not ready"
             raise Refusal(400, "resourceNotReady", message)
 
     def once(self, request_id: str, asked: list[Any], answer: Callable[[], Json]) -> Json:
-        """Answer a request, and the same one with the same id with the operation that it has begun before."""
+        """Answer a request; if it is repeated with its id, answer with the operation that it began before."""
         if not request_id:
             return answer()
         words = json.dumps(asked, sort_keys=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Google's access control asks for before a request is served (source: Compute Engine API, the section
-"IAM Permissions" of each method), and what the role that the manual offers grants."""
+"""The permissions that Google's access control requires for each request (source: Compute Engine API, the
+section "IAM Permissions" of each method), and those that the role in the manual grants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def granted(role: Path = ROLE) -> frozenset[str]:
 
 
 def needed(method: str, path: str, body: Any) -> set[str]:
-    """Return the permissions that a request needs; those of one that nobody may make are not granted.
+    """Return the permissions that a request needs; for one that must not be made, a permission without grant.
 
     :param path: as in `Gce.answer`."""
     match (method, *path.strip("/").split("/")[1:]):

@@ -52,9 +52,9 @@ def sku(description: str, unit: str, price: float, region: str = REGION, usage: 
 
 
 class SimulatedGcePriceList:
-    """:ivar skus: None: as libcloud has them, with others. :ivar page: the most in an answer.
-    :ivar answers: instead of its own, one for each request. :ivar malformed: what its description lacks.
-    :ivar tokens: that are valid for it. :ivar requests: queries.
+    """The API. :ivar skus: None: those of libcloud, and others. :ivar page: the most that an answer has.
+    :ivar answers: answers in place of its own, one for each request. :ivar malformed: faults of requests and
+        answers by its description. :ivar tokens: the tokens that it accepts. :ivar requests: the queries.
     :ivar enabled: whether the project has the API."""
 
     def __init__(self) -> None:

@@ -42,9 +42,9 @@ class Session:
 class SimulatedStorage:
     """One test's bucket.
 
-    :param world: who gives tokens, and whose faults are this service's too.
+    :param world: the cloud that issues tokens, and whose faults are this service's too.
     :ivar objects: the content of objects. :ivar sessions: uploads that are under way.
-    :ivar requests: what was asked, in order. :ivar keeps: how much of the next part is kept at most.
+    :ivar requests: all requests, in order. :ivar keeps: the most that is kept of the next part.
     """
 
     def __init__(self, reactor: Any, world: SimulatedGce) -> None:
@@ -104,7 +104,7 @@ class SimulatedStorage:
         return _refused(400, "Bad Request")
 
     def _judge(self, method: str, path: str, request: Any, body: Any, answer: Any) -> None:
-        """Have Google's description of the API judge a request that is like this one."""
+        """Check a request like this one by Google's description of the API."""
         query = {key.decode(): values[0].decode() for key, values in request.args.items()}
         self._world.malformed += discovery.storage().wrong(method, path, query, body, answer)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's own library for credentials, which our requests are compared with. It is fetched with pip, pinned,
-into build/, and runs in a process of its own."""
+"""Google's own library for credentials, with whose requests ours are compared. It is fetched with pip,
+pinned, into build/, and runs in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gives tokens at Google: the token service, the Security Token Service, IAM's credentials of service
-accounts, and the metadata server of the node; beside them another issuer, at a URL.
+"""The issuers of tokens at Google: the token service, the Security Token Service, IAM's credentials of
+service accounts, and the metadata server of the node; and another issuer, at a URL.
 
-Google's own descriptions of its two APIs judge their requests and answers. The token service has none: it is
-what RFC 6749 and RFC 7523 say.
+Requests and answers of two of the APIs are checked by Google's own descriptions. The token service has none;
+it follows RFC 6749 and RFC 7523.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Json = dict[str, Any]
 
 @attrs.frozen
 class Holder:
-    """Whose a token is, and what it is for."""
+    """The account of a token, and the token's scopes."""
 
     name: str
     scope: str
@@ -66,17 +66,18 @@ def _key() -> rsa.RSAPrivateKey:
 
 
 class GoogleIdentity:
-    """One server that is all of them, or a part of another one.
+    """One server for all of these, or a part of another server.
 
-    :param issued: is told of each token.
-    :ivar asked: paths that were asked for. :ivar forms: that were sent.
-    :ivar tokens: that were given, and to whom.
-    :ivar refusal: an answer that each request is given, or those for one path, in place of its own.
-    :ivar malformed: what Google's descriptions do not have of requests and answers.
-    :ivar seconds: how long tokens serve. :ivar metadata_scope: of the instance; "": it has no account.
-    :ivar subjects: tokens of another issuer that are valid, and of whom. :ivar stale: those that were.
-    :ivar aws_keys: secrets of AWS' keys. :ivar impersonators: who may impersonate whom.
-    :ivar sign_ins: refresh tokens that are valid. :ivar lifetimes: that were asked for.
+    :param issued: called with each new token.
+    :ivar asked: the requested paths. :ivar forms: the forms that were sent.
+    :ivar tokens: the issued tokens, with their holders.
+    :ivar refusal: an answer that requests, or those for one path, get in place of their own.
+    :ivar malformed: faults of requests and answers by Google's descriptions.
+    :ivar seconds: how long tokens are valid.
+    :ivar metadata_scope: the instance's scope; "": it has no account.
+    :ivar subjects: valid tokens of another issuer, with their subjects. :ivar stale: those no longer valid.
+    :ivar aws_keys: the secrets of AWS keys. :ivar impersonators: which accounts may impersonate which.
+    :ivar sign_ins: valid refresh tokens. :ivar lifetimes: the lifetimes that were requested.
     """
 
     def __init__(self, issued: Callable[[str, Holder], None] = lambda token, holder: None) -> None:
@@ -117,7 +118,7 @@ class GoogleIdentity:
     def refusing(
         self, status: int = 503, body: bytes = b"", path: str = "", **headers: str
     ) -> Iterator[None]:
-        """Answer each request so, or each for one path."""
+        """Return a context manager in whose block requests, or those for one path, get this answer."""
         self.refusal = (
             path,
             (status, body, *((name.replace("_", "-"), each) for name, each in headers.items())),
@@ -260,7 +261,7 @@ class GoogleIdentity:
         return _ok(said)
 
     def _aws(self, subject: str) -> str:
-        """Whose a signed request is that Google would send to AWS; "": AWS would refuse it."""
+        """Return the identity of a signed request that Google would send to AWS; "": AWS would refuse it."""
         sent = json.loads(subject)
         headers = {each["key"].lower(): each["value"] for each in sent["headers"]}
         scheme, fields = headers["authorization"].split(" ", 1)
@@ -319,7 +320,7 @@ class GoogleIdentity:
 
 
 def impersonation_url(account: str) -> str:
-    """Where tokens of an account are asked for."""
+    """Return the URL at which an account's tokens are requested."""
     host = "https://iamcredentials.googleapis.com"
     return f"{host}/v1/projects/-/serviceAccounts/{account}:generateAccessToken"
 
@@ -351,7 +352,7 @@ def _camel(name: str) -> str:
 
 
 def _claims(form: Json) -> Json | None:
-    """What our service account's key has signed (source: RFC 7523); None: it is no such grant."""
+    """Return the claims signed by our service account's key (source: RFC 7523); None: it is no such grant."""
     if form["grant_type"] != "urn:ietf:params:oauth:grant-type:jwt-bearer":
         return None
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where vCenter lets a VM be created, which vcsim does not check.
+"""The hosts on which vCenter allows a VM to be created, which vcsim does not check.
 
 Source: vSphere Web Services API reference, `VirtualMachineRelocateSpec.host`, and faults of `CloneVM_Task`;
 vSphere Automation API reference, `host_id` of an OVF's target and `host` of a VM template's placement.
@@ -22,7 +22,7 @@ class Hosts:
 
     def __init__(self, stub: Any) -> None:
         self._stub = stub
-        self.emptying: set[str] = set()  # names of hosts that are entering maintenance mode, which none shows
+        self.emptying: set[str] = set()  # hosts that are entering maintenance mode, which their state hides
 
     def refusal_of_clone(self, source: str, body: str) -> tuple[str, str] | None:
         """Return the fault of a CloneVM_Task, with its fields; None: it may be made."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EC2's metadata service, version 2: one listener, which tells instances apart by the address they call, or
-by their own where that is the service's."""
+"""EC2's metadata service, version 2: one listener, which tells instances apart by the address that they call,
+or by their own address if they call the service's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Imds(Resource):
     """Source: Amazon EC2 user guide, "Use the Instance Metadata Service".
 
     :param user_data: by address. :param roles: instance roles' credentials, by the role's name.
-    :ivar silent: "body" or all of an answer, which does not come; "": it does. :ivar asked: how often."""
+    :ivar silent: the part of an answer that does not come: "body", or all of it; "": all comes.
+    :ivar asked: the number of requests."""
 
     isLeaf = True
 

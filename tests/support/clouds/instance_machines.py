@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instances that are machines of their own: in namespaces, with the real agent, which runs real containers.
 
-Their network is a bridge of this machine. On it is the metadata service too, at its own address, and tells
-instances apart as EC2's does: by who asks.
+Their network is a bridge of this machine. The metadata service is on it too, at its own address, and tells
+instances apart as EC2's does: by their source addresses.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class InstanceMachines:
         self._metadata: IListeningPort | None = None
 
     def start(self, metadata: Any) -> None:  # Any: a Site's type is too narrow for adoptStreamPort
-        """Have the network, and the metadata service in it."""
+        """Make the network, and start the metadata service in it."""
         self._directory.mkdir(parents=True, exist_ok=True)
         network.ip(f"netns add {self._namespace}")
         network.plug_in(self._lock, self._bridge, self._cable, f"{self.gateway}/24", self._namespace)
@@ -103,7 +103,7 @@ class InstanceMachines:
         return deferToThread(_thd_end, running) if running is not None else succeed(None)
 
     async def stop(self) -> None:
-        """Turn all off, and take the network away. Idempotent."""
+        """Turn all machines off, and remove the network. Idempotent."""
         for id in list(self._on):
             await self.kill(id)
         if self._metadata is not None:

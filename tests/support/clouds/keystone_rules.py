@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tokens are asked for, by Keystone's own schema, and what an application credential with the manual's
-access rules may call (source: Keystone user guide, "Application credentials", "Access rules").
+"""Checks requests for tokens by Keystone's own schema, and calls by the manual's access rules of an
+application credential (source: Keystone user guide, "Application credentials", "Access rules").
 
-The schema is of Keystone's release, which is fetched with pip, pinned, into build/.
+The schema is from Keystone's release, which is fetched with pip, pinned, into build/.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _schema() -> Draft4Validator:
 
 
 def wrong(body: dict[str, Any]) -> list[str]:
-    """Say what is wrong with a request for a token."""
+    """Describe what is wrong with a request for a token."""
     return [f"a token: {each.message[:200]}" for each in _schema().iter_errors(body["auth"])]
 
 

@@ -27,7 +27,7 @@ class Certificate:
 
 @lru_cache
 def certificate() -> Certificate:
-    """Return the one for all tests of this process."""
+    """Return the certificate shared by all tests of this process."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")])
     now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
@@ -47,6 +47,6 @@ def certificate() -> Certificate:
     options = CertificateOptions(
         privateKey=crypto.PKey.from_cryptography_key(key),
         certificate=crypto.X509.from_cryptography(made),
-        acceptableProtocols=[b"http/1.1"],  # which requests asks for
+        acceptableProtocols=[b"http/1.1"],  # which the library `requests` asks for
     )
     return Certificate(pem, options)

@@ -14,8 +14,9 @@ _ROUNDING = 1e-6
 class TokenBucket:
     """A bucket that is full at first.
 
-    :param refill: tokens a second. :param step: seconds after which these are added together; 0: at once.
-    :param at: when it is made."""
+    :param refill: tokens per second.
+    :param step: seconds after which tokens are added together; 0: they are added continuously.
+    :param at: the time at which it is made."""
 
     most: float
     refill: float
@@ -27,7 +28,7 @@ class TokenBucket:
         self.tokens = self.most
 
     def has_one(self, now: float) -> bool:
-        """Whether a call would be served."""
+        """Return whether a call would be served."""
         past = now - self.at
         if self.step:
             past = math.floor((past + _ROUNDING) / self.step) * self.step
@@ -40,7 +41,7 @@ class TokenBucket:
         self.tokens -= 1
 
     def wait(self, now: float) -> float:
-        """Seconds until there is a token."""
+        """Return the seconds until there is a token."""
         if self.has_one(now):
             return 0.0
         missing = (1 - self.tokens) / self.refill

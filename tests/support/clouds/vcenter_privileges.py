@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vCenter asks for before a request is served (sources: vSphere Web Services API reference, "Required
-privileges" of each method; vSphere Security, "Required Privileges for Common Tasks", which asks for more when
-a VM is deployed from a template), and what the role that the manual offers grants."""
+"""The privileges that vCenter requires for each request (sources: vSphere Web Services API reference,
+"Required privileges" of each method; vSphere Security, "Required Privileges for Common Tasks", which requires
+more when a VM is deployed from a template), and those that the role in the manual grants."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def known() -> frozenset[str]:
 
 
 def needed(action: str, body: str) -> set[str]:
-    """Return the privileges that a request needs; that of one which nobody may make is not granted."""
+    """Return the privileges that a request needs; for one that must not be made, one that no role grants."""
     if action in _FREE:
         return set()
     if action not in _METHODS:

@@ -96,7 +96,7 @@ _shared: list[Vcsim] = []
 
 
 def shared() -> Vcsim:
-    """Return the one for all tests of this process."""
+    """Return the vcsim shared by all tests of this process."""
     if not _shared:
         _shared.append(Vcsim())
     return _shared[0]

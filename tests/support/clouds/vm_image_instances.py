@@ -36,8 +36,8 @@ class RunningVM:
 class VMImageInstances:
     """The VM-image instances of one test's cloud.
 
-    :param off: is called with an instance that powered itself off. :ivar images: the images of such
-    instances.
+    :param off: called with each instance that powered itself off.
+    :ivar images: the images of VM-image instances.
     """
 
     def __init__(self, reactor: Any, off: Callable[[str], None]) -> None:
@@ -95,7 +95,7 @@ class VMImageInstances:
 
 
 class _Switch(Resource):
-    """Where a VM says that it powers itself off."""
+    """The resource that a VM requests to power itself off."""
 
     isLeaf = True
 

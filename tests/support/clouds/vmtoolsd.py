@@ -9,9 +9,9 @@ from infranetes.providers.cloud.vsphere.specs import IDENTITY
 
 
 def write(directory: Path, identity: str, seen_at: Path | None = None) -> Path:
-    """Write what the agent uses of it, with an identity in its guestinfo; return the program.
+    """Write the part of it that the agent uses, with an identity in its guestinfo; return the program.
 
-    :param seen_at: where the agent sees the directory; None: there."""
+    :param seen_at: the path at which the agent sees the directory; None: `directory`."""
     guestinfo = directory / "guestinfo"
     guestinfo.touch(mode=0o600)
     guestinfo.write_text(identity)

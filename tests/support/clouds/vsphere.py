@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated vCenter: vcsim, behind TLS and faults, with agents in its VMs.
 
-What is added here because vcsim lacks it, or differs from vCenter:
+This module adds what vcsim lacks or does other than vCenter:
 
 - a clone gets its requested extraConfig, CPUs, memory and annotation before its task is returned (vcsim sets
   them in a copy, which it drops);
 - a clone that is to be powered on is, before its task has ended (vcsim ignores that); see `power_ons`;
-- what the role in the manual does not grant is refused, and VMs that vCenter has no host for;
+- requests that the role in the manual does not grant are refused, and VMs for which vCenter has no host;
 - a VM that is powered on gets the address in its identity, or else, as by DHCP, one of the loopback network
   127.78.0.0/16, once its agent is started.
 """
@@ -75,7 +75,8 @@ class SimulatedVcenter:
     :ivar faults: what goes wrong. :ivar behaviour: of VMs that are powered on from now on.
     :ivar requests: all requests, each with the method as `Action`, the object as `this`, and the `body`.
     :ivar vm_images: its images of VM-image pods.
-    :ivar clone_seconds: how long clones take; 0.0: vcsim's milliseconds. :ivar boot_seconds: and then boots.
+    :ivar clone_seconds: how long clones take; 0.0: vcsim's milliseconds.
+    :ivar boot_seconds: how long boots take after that.
     :ivar rest: the proxy of requests to the REST interface. :ivar disks: its first class disks.
     """
 
@@ -228,7 +229,7 @@ class SimulatedVcenter:
         vcsim.done(template.Destroy_Task())
 
     def has_deleted(self) -> bool:
-        """Whether all VMs are gone that were to be deleted. Before, vcsim breaks if their datastore goes."""
+        """Return whether all VMs that were to be deleted are gone. Until then vcsim needs their datastore."""
         tasks = [vim.Task(id, self.inventory._stub) for id in self._deletions]
         return all(task.info.state in ("success", "error") for task in tasks)
 
@@ -291,7 +292,7 @@ class SimulatedVcenter:
         return status, answer, more
 
     def _slow(self, action: str, body: bytes) -> Answer | None:
-        """Return the answer, if it is about a clone that takes its time."""
+        """Return the answer to a request about a slow clone; None: it is about another one."""
         if action != "CloneVM_Task" or not self.clone_seconds:
             return self.slow_clones.early(action, body)
         id, answer = self.slow_clones.hold(body)
@@ -299,7 +300,7 @@ class SimulatedVcenter:
         return answer
 
     async def _make_later(self, id: str) -> None:
-        """Make a slow clone once its time is over: what vcsim takes for many at once is not vCenter's."""
+        """Make a slow clone once its time is over, because many at once take another time in vcsim."""
         due = self._reactor.seconds() + self.clone_seconds
         await deferLater(self._reactor, self.clone_seconds, lambda: None)
         await self.slow_clones.make(id, partial(self._clone, due=due))
@@ -359,7 +360,7 @@ class SimulatedVcenter:
             self._deletions += [task[1]] if task is not None and action == "Destroy_Task" else []
 
     async def _power_on(self, clone: str, made: str, due: float | None) -> None:
-        """Power a clone on, as vCenter itself does. What befalls that is told of the clone's task.
+        """Power a clone on, as vCenter itself does. Errors of that are reported by the clone's task.
 
         :param clone: its task. :param due: as for `_clone`."""
         of_vcenter = [rule for rule in self.faults.rules if refused_with(rule)]
@@ -429,7 +430,7 @@ class SimulatedVcenter:
         self._booting.append(deferToThread(self._thd_off, id))
 
     def _thd_off(self, id: str) -> None:
-        with contextlib.suppress(vmodl.fault.ManagedObjectNotFound, AssertionError):  # somebody was faster
+        with contextlib.suppress(vmodl.fault.ManagedObjectNotFound, AssertionError):  # off or gone already
             vcsim.done(vim.VirtualMachine(id, self.inventory._stub).PowerOffVM_Task())
 
     def _thd_boot(self, vm: Vm) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated vCenter whose VMs are machines in namespaces, on a port group without DHCP.
 
-Each has the real agent, which sets the address that is in its identity and runs real containers. A small
-program stands for open-vm-tools' vmtoolsd in it, and this process for what VMware Tools report: an address
-once it answers.
+Each has the real agent, which sets the address in its identity and runs real containers. A small program in
+it stands for open-vm-tools' vmtoolsd, and this process reports what VMware Tools do: an address, once it
+answers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SimulatedVcenterMachines(SimulatedVcenter):
             await deferToThread(self.vcsim.reconfigure, there, {"SET.guest.ipAddress": vm.address})
 
     def _thd_answers(self, address: str) -> bool:
-        """Wait until somebody has the address. Returns whether anybody has."""
+        """Wait until some machine has the address. Return whether one has."""
         until = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < until and not self._stopped:
             try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all simulated clouds are to those who don't ask which one they have."""
+"""The interface that all simulated clouds share, for tests that work with any of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class World(Protocol):
     vm_images: VMImageInstances
 
     def start(self) -> None:
-        """Start it, with all that a provider's configuration names."""
+        """Start it, with everything that a provider's configuration names."""
 
     async def stop(self) -> None:
         """Stop everything."""

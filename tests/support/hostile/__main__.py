@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hostile agent's process: it serves the port of one VM with that VM's identity.
 
-Its one argument is a JSON object: `identity` (a document), `port` (on loopback), `containers` (ids). Each
+Its only argument is a JSON object: `identity` (a document), `port` (on loopback), `containers` (ids). Each
 line of standard input is a JSON object that replaces the attacks in force: their names by method, and perhaps
-a `corpus` of messages in base64 by method. Then all connections are cut; a line on standard output confirms.
+a `corpus` of messages in base64 by method. It then cuts all connections, and confirms that by a line on
+standard output.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ from infranetes_common.errors import NotFound, Unavailable
 from infranetes_common.wire import cri, vmserver
 
 Answer: TypeAlias = Message | bytes
-"""A response, also in a form that no message serializes to."""
+"""A response, or bytes that need not be a valid message."""
 Attack = Callable[..., Awaitable[Answer] | AsyncIterator[Answer]]
 """Takes the HostileAgent and a request."""
 
 
 class HostileAgent:
-    """An implementation of vmserver.Agent.
+    """An implementation of vmserver.Agent that attacks the daemon.
 
-    :ivar attacks: the attacks in force, by method; each answers instead of the honest method.
+    :ivar attacks: the attacks in force, by method; each answers in place of the honest method.
     :ivar corpus: messages for the attacks called `corpus`, by method, repeated endlessly.
     """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks of a hostile agent on the daemon.
 
-Each takes the HostileAgent and the request, and answers instead of the honest method; those of streams are
-async generators. `METHOD_NAME` is the attack NAME on METHOD.
+Each takes the HostileAgent and the request, and answers in place of the honest method; those on methods that
+stream are async generators. The function `METHOD_NAME` is the attack NAME on METHOD.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MIB = 1024 * 1024
 NAN = float("nan")
 KIND = vmserver.VolumeEntry
 FILE, DIRECTORY, SYMLINK = KIND.FILE, KIND.DIRECTORY, KIND.SYMLINK
-#: Nearly 16 MiB of a file, made here since that may take longer than the reactor of a test may be held.
+#: Nearly 16 MiB of a file, made once here, because making it may take longer than a test may block its
+#: reactor.
 PIECE = vmserver.VolumeChange(data=bytes(16 * MIB - 64)).SerializeToString()
 
 ATTACKS: dict[tuple[str, str], Attack] = {}
@@ -140,7 +141,7 @@ async def Stats_text(agent: HostileAgent, request: vmserver.StatsRequest) -> vms
 async def Stats_unknown(
     agent: HostileAgent, request: vmserver.StatsRequest
 ) -> vmserver.StatsResponse | bytes:
-    """Unknown fields, in a message that the daemon copies on."""
+    """Unknown fields, in a message that the daemon passes on."""
     psi = b"\xfa\x7f\x80\x80\x28" + bytes(655360)
     usage = b"\x42" + _varint(len(psi)) + psi
     return b"\x0a" + _varint(len(usage)) + usage
@@ -363,7 +364,7 @@ async def WatchVolumes_again(
 
 # ---- commands
 
-# Made beforehand: where the machine has to find 15 MiB first, that takes as long as a reactor's turn may.
+# Made once here, because allocating 15 MiB may take longer than a test may block its reactor.
 _MUCH_OUTPUT = vmserver.ExecSyncResponse(stdout=bytes(15 * MIB)).SerializeToString()
 
 
@@ -403,7 +404,7 @@ async def ListLayers_others(
 async def ListLayers_digests(
     agent: HostileAgent, request: vmserver.ListLayersRequest
 ) -> vmserver.ListLayersResponse | bytes:
-    """Bytes of files without a name."""
+    """Layers whose digests are paths, with the largest numbers of bytes arrived."""
     return vmserver.ListLayersResponse(
         layers=[
             vmserver.LayerState(diff_id=diff_id, arrived=2**64 - 1, digest="../" * 30)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test case with a daemon, honest agents, and one that attacks it."""
+"""A test case with a daemon, honest agents, and an agent that attacks the daemon."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ class HostileProcess(ProcessProtocol):
         self._output_came.notify()
 
     async def line(self, expected: bytes) -> None:
-        """Wait for its next line of output. :raise AssertionError: it is another one."""
+        """Wait for its next line of output. :raise AssertionError: it is not the `expected` one."""
         while b"\n" not in self._output:
             await self._output_came.wait()
         line, _, self._output = self._output.partition(b"\n")
         assert line == expected, (line, self.errors.decode(errors="replace"))
 
     async def attack(self, corpus: Mapping[str, list[str]] | None = None, **attacks: str) -> None:
-        """Replace the attacks in force, by method; none: it is honest."""
+        """Replace the attacks in force, by method; without any the agent is honest."""
         self.transport.write(json.dumps({**attacks, "corpus": corpus or {}}).encode() + b"\n")
         await self.line(b"done")
 
     async def stop(self) -> None:
-        """End it."""
+        """Kill the process."""
         self.transport.loseConnection()
         self.transport.signalProcess("KILL")
         await self.ended
@@ -137,22 +137,23 @@ class HostileCase(DaemonCase):
         return int(line.split()[1]) // 1024
 
     def forget_highest_memory(self) -> None:
-        """Have `memory("VmHWM")` be the highest from now on."""
+        """Make `memory("VmHWM")` the highest since now."""
         assert self.process is not None
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     @property
     def longest_turn(self) -> float:
-        """Seconds of processor time of the longest turn of the daemon's reactor."""
+        """The longest turn of the daemon's reactor, in seconds of processor time."""
         return float(struct.unpack("d", self.turns.read_bytes())[0])
 
     def forget_longest_turn(self) -> None:
-        """Have `longest_turn` be of turns from now on."""
+        """Make `longest_turn` the longest since now."""
         with open(self.turns, "r+b" if self.turns.exists() else "wb") as file:
             file.write(bytes(8))
 
     def _worked_and_waited(self) -> tuple[float, float]:
-        """Seconds that the daemon's reactor computed; that it, farm and test waited for a processor.
+        """Return the seconds that the daemon's reactor computed, and those that it, the farm and the test
+        waited for a processor.
 
         Source: the first two fields of schedstat (Linux' Documentation/scheduler/sched-stats), nanoseconds.
         """
@@ -160,11 +161,11 @@ class HostileCase(DaemonCase):
         return int(found[0][0]) / 1e9, sum(int(one[1]) for one in found) / 1e9
 
     async def calls_of_honest(self, seconds: float) -> list[float]:
-        """Time lists, statuses, figures and updates of honest pods. Returns seconds, shortest first.
+        """Measure lists, statuses, statistics and updates of honest pods. Return seconds, shortest first.
 
-        A call's time is the processor time of the daemon's reactor meanwhile, whatever that was for; or the
-        elapsed time less what daemon, farm and this process waited for a processor, if that is shorter: on a
-        busy machine the reactor works for others while the farm waits.
+        A call's time is the processor time that the daemon's reactor used meanwhile, for whatever purpose. If
+        it is shorter, the elapsed time less the time that the daemon, the farm and this process waited for a
+        processor is taken instead: on a busy machine the reactor works on other calls while the farm waits.
         """
         took: list[float] = []
         until = time.monotonic() + seconds

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""twistd whose reactor writes the length of its longest turn to the file LONGEST_TURN: a double, seconds.
+"""A twistd whose reactor writes the length of its longest turn to the file that LONGEST_TURN names: a double.
 
-It is the processor time of the reactor's thread, so the load of the machine does not change it.
+The length is processor time of the reactor's thread in seconds, so the machine's load does not change it.
 """
 
 from __future__ import annotations
