@@ -74,28 +74,30 @@ class Observer(Protocol):
     """Observes what the daemon does, in the reactor's thread. Methods must neither fail nor take long."""
 
     def launched(self, launch: Launch) -> None:
-        """Take notice of a launch that has ended, well or not."""
+        """Called when a launch has ended, in success or failure."""
 
     def answered(self, service: str, method: str, code: str, seconds: float) -> None:
-        """Take notice of an RPC that was answered with this status, such as ``OK``."""
+        """Called when an RPC was answered. :param code: the status, such as ``OK``."""
 
     def provider_called(self, provider: str, method: str, outcome: str, seconds: float) -> None:
-        """Take notice of a method of `IPodProvider` that has ended, with `OK` or a status such as
-        ``unavailable``."""
+        """Called when a method of `IPodProvider` has ended.
+
+        :param outcome: `OK`, or the status of its error, such as ``unavailable``."""
 
     def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
-        """Take notice of a request to a cloud that has ended, with `OK` or a failure such as ``throttled``.
+        """Called when a request to a cloud has ended.
 
+        :param outcome: `OK`, or a failure such as ``throttled``.
         :param waited: seconds until it was its turn. :param seconds: from then until the answer."""
 
     def cloud_retried(self, cloud: str, action: str, reason: str) -> None:
-        """Take notice of a request to a cloud that is repeated, or replaced by another one."""
+        """Called when a request to a cloud is repeated, or replaced by another one."""
 
     def agent_lost(self, provider: str) -> None:
-        """Take notice that the agent of a pod's VM can't be reached any more."""
+        """Called when the agent of a pod's VM can't be reached any more."""
 
     def orphan_ended(self, provider: str) -> None:
-        """Take notice that a VM without a record was destroyed."""
+        """Called when a VM without a record was destroyed."""
 
 
 class NullObserver:

@@ -41,8 +41,7 @@ class LoopDevice:
         return os.pread(self.descriptor, most, 0)
 
     def backing_file(self, sys: Path = Path("/sys")) -> str:
-        """Return the path of the file behind it, as the mount that it was opened on has it; "": it has
-        none."""
+        """Return the path of the file behind it, as the kernel knows it; "": no file is behind it."""
         number = os.fstat(self.descriptor).st_rdev
         return _read(sys / f"dev/block/{os.major(number)}:{os.minor(number)}" / _BACKING_FILE)
 

@@ -8,7 +8,7 @@ from collections import deque
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-TURN_SECONDS = 0.003
+TURN_SECONDS = 0.002
 
 
 class Turns:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CSI's Node service: volumes are published at paths of pods.
+"""CSI's Node service: publishes volumes to pods, and tells how full they are.
 
 Nothing is attached here, for kubelet has volumes published before the pod's VM is asked for.
 """

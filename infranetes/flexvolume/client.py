@@ -118,7 +118,7 @@ def _exchange(link: sockets.socket, path: str, request: Message, deadline: float
 
 
 def _take(connection: H2Connection, event: Event, found: dict[str, str]) -> bool:
-    """Take notice of an event. Returns whether the response is complete."""
+    """Handle an event of the HTTP/2 connection. Returns whether the response is complete."""
     if isinstance(event, ResponseReceived | TrailersReceived):
         found.update((str(key), str(value)) for key, value in event.headers or ())
     elif isinstance(event, DataReceived):

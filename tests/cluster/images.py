@@ -71,7 +71,7 @@ def _fill(registry: Registry, programs: Path, say: Say) -> None:
 
 
 def serve(cache: Path, root: Path) -> Registry:
-    """Start the registry with that content, on loopback; it keeps its other files in `root`."""
+    """Start a registry on loopback that serves `content(cache)`. It keeps its own files in `root`."""
     root.mkdir()
     (root / "data").symlink_to(content(cache) / "data")
     return Registry(root=root, port=PORT).start()

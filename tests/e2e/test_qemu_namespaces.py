@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traffic of real VMs in network namespaces is their pods' traffic."""
+"""Real VMs in network namespaces: what a VM sends and receives passes through its pod's namespace."""
 
 from __future__ import annotations
 

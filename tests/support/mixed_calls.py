@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a kubelet to a node whose containerd may be killed: it makes half-made pods anew."""
+"""Kubelet's calls to a node whose containerd may be killed at any time.
+
+A pod whose creation was interrupted is removed, and created again, as kubelet does.
+"""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Load:
 
     @property
     def seconds(self) -> int:
-        """The number of seconds in which it completed transactions."""
+        """For how many of the seconds of its run pgbench reported completed transactions."""
         return sum("progress:" in line and " 0.0 tps" not in line for line in self.output.splitlines())
 
     @property

@@ -205,15 +205,15 @@ class FlowControlTests(MemoryCase):
 class TurnTests(MemoryCase):
     """No peer has the reactor for itself: what arrived is handled in more turns than one."""
 
-    def hurried(self) -> InMemoryPair:
-        """Both ends connected, and from now on time is always up when they look at the clock."""
+    def hurried(self, seconds_per_look: float = 0.011) -> InMemoryPair:
+        """Both ends connected. From now on time passes as they look at the clock, by default a whole turn."""
         world = self.world()
         self.successResultOf(self.settled(world, world.stub.Echo(Note())))
         clock = world.clock
         seconds = clock.seconds
 
         def later() -> float:
-            clock.rightNow += 0.011
+            clock.rightNow += seconds_per_look
             return seconds()
 
         self.patch(clock, "seconds", later)
@@ -239,6 +239,44 @@ class TurnTests(MemoryCase):
         world.settle()
         self.assertEqual(self.successResultOf(texts), [str(n) for n in range(50)])
 
+    def test_small_pieces_share_the_time_of_a_turn(self) -> None:
+        """TLS hands over each of its records by itself, however many one turn of the reactor brings."""
+        world = self.hurried(0.0005)
+        calls = [world.stub.Wait(Note()) for _ in range(50)]
+        data, server = world.wire.client.take(), world.wire.server
+        for at in range(0, len(data), 20):
+            server.protocol.dataReceived(data[at : at + 20])
+        self.assertFalse(server.reading)
+        begun = len(world.demo.calls) - 1
+        self.assertTrue(0 < begun < 20, begun)
+        self.turn(world)
+        more = len(world.demo.calls) - 1
+        self.assertTrue(begun < more < 50, more)
+        world.settle()
+        self.assertEqual(len(world.demo.calls) - 1, 50)
+        self.assertTrue(server.reading)
+        for call in calls:
+            call.cancel()
+            self.failureResultOf(call)
+
+    def test_a_turn_that_handled_the_backlog_takes_no_more(self) -> None:
+        world, _ = self.answered_and_behind()
+        client = world.wire.client
+        while client.protocol.receiver._backlog:
+            self.assertFalse(client.reading)
+            self.turn(world)
+        self.assertFalse(client.reading)
+        self.turn(world)
+        self.assertTrue(client.reading)
+
+    def turn(self, world: InMemoryPair) -> None:
+        """One turn of the reactor: calls that are due, without those that they add."""
+        clock = world.clock
+        for call in [each for each in clock.calls if each.getTime() <= clock.rightNow]:
+            clock.calls.remove(call)
+            call.called = 1
+            call.func(*call.args, **call.kw)
+
     async def _texts(self, stream: Any, count: int) -> list[str]:
         return [(await anext(stream)).text for _ in range(count)]
 
@@ -255,17 +293,21 @@ class TurnTests(MemoryCase):
         self.assertEqual(len(self.successResultOf(stream)), 1000)
         self.assertEqual([len(self.successResultOf(other)) for other in others], [10] * 100)
 
-    def answered_and_lost(self) -> tuple[InMemoryPair, list[Deferred[Any]]]:
-        """A client that has all answers, but not looked at most of them, when its connection is lost."""
+    def answered_and_behind(self) -> tuple[InMemoryPair, list[Deferred[Any]]]:
+        """A client that has all answers, but not looked at most of them."""
         world = self.hurried()
         calls = [world.stub.Echo(Note(number=n)) for n in range(50)]
         while not world.wire.client.protocol.receiver._backlog:
+            world.clock.advance(0)
             world.wire.step()
-            if world.wire.client.reading:
-                world.clock.advance(0)
         while world.wire.server.protocol.receiver._backlog:
             world.clock.advance(0)
         world.wire.client.protocol.dataReceived(world.wire.server.take())
+        return world, calls
+
+    def answered_and_lost(self) -> tuple[InMemoryPair, list[Deferred[Any]]]:
+        """As `answered_and_behind`, and its connection is lost."""
+        world, calls = self.answered_and_behind()
         world.wire.cut(ConnectionLost())
         self.assertTrue([call for call in calls if not call.called])
         return world, calls

@@ -12,9 +12,10 @@ file system. Therefore a blank disk is marked first, and the mark is removed onc
     any     another one                           has data: refuse it
     none    none, and the disk is not blank       has data: refuse it
 
-The mark is in the last 4 MiB, which were all zeros. If mkfs writes there, the mark is gone, and what a killed
-mkfs leaves is refused as data. A program that may write files could write a block like the mark, so the mark
-is ignored on a file system that may have been mounted. Every function blocks.
+The mark is a block of 4 KiB about a MiB before the disk's end, where a blank disk has only zeros. If mkfs
+writes there, the mark is gone, and what a killed mkfs leaves is refused as data. A program that may write
+files could write a block like the mark, so the mark is ignored on a file system that may have been mounted.
+Every function blocks.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ class ReadingEndpoint:
     @deferred
     async def connect(self, protocolFactory: IProtocolFactory) -> IProtocol:
         """See `IStreamClientEndpoint.connect`."""
+        # Twisted's WrappingFactory has no type annotations.
         wrapping = _Factory(protocolFactory)  # type: ignore[no-untyped-call]
         reading = cast(ProtocolWrapper, await self._endpoint.connect(wrapping))
         return reading.wrappedProtocol

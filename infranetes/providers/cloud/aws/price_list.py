@@ -73,8 +73,9 @@ class _Connection(SignedAWSConnection):  # type: ignore[misc]
 
 
 class PriceList:
-    """A connection to the API, for one thread. :param endpoint: the one to use in place of AWS' own; "": AWS'
-    own."""
+    """A connection to AWS' price list API. Must be used by one thread only.
+
+    :param endpoint: a URL to connect to instead of AWS' own endpoint; "": AWS' own."""
 
     def __init__(self, where: Endpoint, keys: Keys, timeout: float, endpoint: str) -> None:
         # Any: libcloud has no types.
