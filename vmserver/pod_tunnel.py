@@ -24,6 +24,7 @@ from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.overlay import NODE_MAC, OVERHEAD, VNI
 from infranetes_common.reactors import IReactor
+from infranetes_common.sysctls import set_sysctl
 
 DEVICE = "pod0"
 TABLE = "infranetes-overlay"
@@ -150,7 +151,7 @@ class PodTunnel:
             await self._batch("ip", [f"link add {DEVICE} address {mac} mtu {mtu} {options}"])
         no_ipv6 = self._proc_sys / "net/ipv6/conf" / DEVICE / "disable_ipv6"
         if no_ipv6.exists():
-            no_ipv6.write_text("1")
+            await set_sysctl(self._reactor, no_ipv6, "1")
         host = network.node_host
         shown_hosts = await check(
             self._reactor, [*self._inside, "bridge", "-j", "fdb", "show", "dev", DEVICE], _SECONDS

@@ -27,6 +27,7 @@ from twisted.logger import Logger
 
 from infranetes.hostports.mappings import HostPort
 from infranetes_common.commands import check, run
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 
@@ -71,7 +72,7 @@ class Table:
         await self._nft(script(self._name, ports, routes, self._localnet))
         for interface in interfaces:
             try:
-                self._write(interface, "1")
+                await self._write(interface, "1")
             except OSError as error:
                 _log.warn(
                     "host ports can't be reached at 127.0.0.1 by {interface}: {error}",
@@ -85,7 +86,7 @@ class Table:
         for interface, ours in localnet.items():
             if ours:
                 try:
-                    self._write(interface, "0")
+                    await self._write(interface, "0")
                 except OSError as error:
                     raise Unavailable(
                         f"route_localnet of {interface} can't be set back to 0: {error}; its guard stays"
@@ -169,9 +170,10 @@ class Table:
         except FileNotFoundError:  # the interface is gone
             return False
 
-    def _write(self, interface: str, value: str) -> None:
+    async def _write(self, interface: str, value: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._path(interface).write_text(value)
+            # In a thread, since the write may have to wait for the kernel's lock of network devices.
+            await run_in_thread(self._reactor, self._path(interface).write_text, value)
 
     async def _ip(self, *words: str) -> bytes:
         return await check(self._reactor, ["ip", "-j", *words], _SECONDS)

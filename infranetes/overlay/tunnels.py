@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TypedDict
 
 import attrs
-from twisted.logger import Logger
 
 from infranetes.overlay.config import OverlayConfig
 from infranetes.providers.qemu.subnet import gateway, mac_of
@@ -32,12 +31,11 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket
 from infranetes_common.overlay import NODE_MAC, VNI
 from infranetes_common.reactors import IReactor
+from infranetes_common.sysctls import set_sysctl
 
 _SECONDS = 15.0  # for each command
 _DEVICE_MTU = 65000  # no limit: each route has an MTU of its own, which applies
 _DEFAULT_MTU = 1500
-
-_log = Logger()
 
 
 @attrs.frozen
@@ -191,8 +189,8 @@ class Tunnels:
             options = f"type vxlan id {VNI} dstport {self._config.port} nolearning"
             await self._batch("ip", [f"link add {name} address {NODE_MAC} mtu {_DEVICE_MTU} {options}"])
         if (self._proc_sys / "net/ipv6/conf" / name).exists():
-            self._sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
-        self._sysctl("net/ipv4/ip_forward", "1")
+            await self._sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
+        await self._sysctl("net/ipv4/ip_forward", "1")
         shown = json.loads(await self._ip("-4", "address", "show", "dev", name))
         own = f"{gateway(network)}/32"
         had = [f"{one['local']}/{one['prefixlen']}" for each in shown for one in each.get("addr_info", ())]
@@ -296,16 +294,8 @@ class Tunnels:
         ).code == 0:
             await self._nft(f"table ip {self._table} {{}}\ndelete table ip {self._table}\n")
 
-    def _sysctl(self, name: str, value: str) -> None:
-        path = self._proc_sys / name
-        try:
-            if path.read_text().strip() != value:
-                path.write_text(value)
-                _log.info("set {path} to {value}", path=str(path), value=value)
-        except OSError as error:
-            raise FailedPrecondition(
-                f"{path} can't be set to {value}: {error.strerror}; run as root"
-            ) from error
+    async def _sysctl(self, name: str, value: str) -> None:
+        await set_sysctl(self._reactor, self._proc_sys / name, value)
 
     async def _ip(self, *words: str) -> bytes:
         return await check(self._reactor, [*self._inside, "ip", "-j", *words], _SECONDS)

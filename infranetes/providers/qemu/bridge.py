@@ -32,6 +32,7 @@ from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
+from infranetes_common.sysctls import set_sysctl
 
 _SECONDS = 15.0  # for each command
 # The bridge's own address, which marks it as Infranetes'. 02: locally administered; then "infra".
@@ -155,9 +156,10 @@ class Bridge:
             self.mtu = await self._uplink_mtu(interfaces)
         ports = list(ports)
         await self._set_up_bridge(network, interfaces)
-        _sysctl(self._proc_sys / "net/ipv4/ip_forward", "1")
+        await set_sysctl(self._reactor, self._proc_sys / "net/ipv4/ip_forward", "1")
         if self._has_ipv6():
-            _sysctl(self._proc_sys / f"net/ipv6/conf/{self.name}/disable_ipv6", "1")
+            disable_ipv6 = self._proc_sys / f"net/ipv6/conf/{self.name}/disable_ipv6"
+            await set_sysctl(self._reactor, disable_ipv6, "1")
         on_it = {each["ifname"] for each in interfaces if each.get("master") == self.name}
         await self._adopt(ports, {tap for tap in on_it if _OUR_TAP.fullmatch(tap)})
         # This comes last, as until now the tables of an earlier version guard its ports.
@@ -323,12 +325,3 @@ class Bridge:
 
     async def _nft(self, script: str) -> None:
         await check(self._reactor, ["nft", "-f", "-"], _SECONDS, script.encode())
-
-
-def _sysctl(path: Path, value: str) -> None:
-    try:
-        if path.read_text().strip() != value:
-            path.write_text(value)
-            _log.info("set {path} to {value}", path=str(path), value=value)
-    except OSError as error:
-        raise FailedPrecondition(f"{path} can't be set to {value}: {error.strerror}; run as root") from error

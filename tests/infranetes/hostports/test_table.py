@@ -246,9 +246,9 @@ class MortalTable(Table):
         await super()._nft(text)
         self.step(True)
 
-    def _write(self, interface: str, value: str) -> None:
+    async def _write(self, interface: str, value: str) -> None:
         self.step(False)
-        super()._write(interface, value)
+        await super()._write(interface, value)
         self.step(True)
 
     def step(self, done: bool) -> None:
