@@ -134,7 +134,7 @@ promtool: | apt-base ## Build Prometheus' promtool into build/tools (once, some 
 otelcol: | apt-base ## Build OpenTelemetry's collector into build/tools (once, some minutes), for tests of tracing: .venv/bin/trial tests.interop.test_otelcol
 	@PYTHON=$(PYTHON) tests/interop/otelcol
 
-# today: some tests with real VMs have their days in turn.
+# today: leave out the tests that have other days.
 DAY ?= all
 
 .PHONY: test
@@ -143,8 +143,9 @@ test: venv proto apt-test tools image image-docker ## Run every test but those o
 		$(if $(filter today,$(DAY)),$$($(BIN)/python -m tests.e2e)) $(TESTS)
 
 .PHONY: test-fast
-test-fast: venv proto apt-test tools ## Run all tests but those with real VMs; some of them: .venv/bin/trial tests.PACKAGE
-	@$(BIN)/python -m tests --without tests.e2e --without tests.cluster --without tests.workloads --without tests.delegates $(TESTS)
+test-fast: venv proto apt-test tools ## Run all tests but those with real VMs; DAY=today leaves out long ones that have other days; some of them: .venv/bin/trial tests.PACKAGE
+	@$(BIN)/python -m tests --without tests.e2e --without tests.cluster --without tests.workloads --without tests.delegates \
+		$(if $(filter today,$(DAY)),$$($(BIN)/python -m tests.harness.long)) $(TESTS)
 
 .PHONY: test-debian
 test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases of the libraries

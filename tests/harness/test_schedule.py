@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tests.cluster import slices as cluster_slices
 from tests.e2e import slices as e2e_slices
-from tests.harness import schedule
+from tests.harness import long, schedule
 from tests.harness.schedule import Schedule, Unit, tests_of, units
 from tests.workloads import slices
 
@@ -87,8 +87,8 @@ class DeclarationTests(SynchronousTestCase):
             for test in tests_of(TestLoader().loadByNames([slices.PACKAGE], True))
         }
         days = [name for day in range(len(slices.SLICES)) for name in slices.of_day(day)]
-        long = [f"{slices.PACKAGE}.{name}" for name in slices.LONG]
-        self.assertEqual(sorted(days + long), sorted(found))
+        longer = [f"{slices.PACKAGE}.{name}" for name in slices.LONG]
+        self.assertEqual(sorted(days + longer), sorted(found))
 
     def test_each_test_with_real_vms_has_its_day(self) -> None:
         """They have every second day; so has each slice of them in turn."""
@@ -104,6 +104,12 @@ class DeclarationTests(SynchronousTestCase):
         rests = Counter(name for day in days for name in cluster_slices.resting(day))
         self.assertEqual(set(rests.values()), {len(days) - 1})
         for name in rests:
+            self.assertTrue((TREE / name.replace(".", "/")).with_suffix(".py").exists(), name)
+
+    def test_each_long_test_has_its_day(self) -> None:
+        """They rest on the days with clusters, and on no others."""
+        self.assertEqual([long.resting(day) for day in range(4)], [long.LONG, (), long.LONG, ()])
+        for name in long.LONG:
             self.assertTrue((TREE / name.replace(".", "/")).with_suffix(".py").exists(), name)
 
     def test_the_tests_of_the_packages_build_are_there(self) -> None:
