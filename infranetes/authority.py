@@ -112,12 +112,13 @@ class Authority:
             asked = x509.load_der_x509_csr(request)
             key = asked.public_key()
             if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)):
-                raise ValueError("its key is not of P-256")
+                raise ValueError("its key is not a P-256 key")
             if not asked.is_signature_valid:
-                raise ValueError("it is not signed by its own key")
+                raise ValueError("it is not signed with its own key")
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise InvalidArgument(
-                f"the VM of sandbox {sandbox_id} asks for a certificate amiss: {str(error)[:100]}"
+                f"the certificate request from the VM of sandbox {sandbox_id} is not valid: "
+                f"{str(error)[:100]}"
             ) from None
         return signed(self._sign_vm(sandbox_id, key, lifetime_seconds), "")
 
@@ -236,15 +237,16 @@ class Authority:
                 raise ValueError("the key is not an EC key")
             public = key.public_key()
             if public.public_numbers() != certificate.public_key().public_numbers():  # type: ignore[union-attr]
-                raise ValueError("the certificate is not the key's")
+                raise ValueError("the certificate does not belong to the key")
             public.verify(certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256()))
             if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
-                raise ValueError("the certificate is not a CA's")
+                raise ValueError("the certificate is not a CA certificate")
             if not_after(certificate) <= moment(self._clock()):
                 raise ValueError("the certificate has expired")
         except InvalidSignature:
             raise FailedPrecondition(
-                f"the node's CA {self._path} is broken: its certificate is not its own. {self._remedy()}"
+                f"the node's CA {self._path} is broken: its certificate is not signed with its own key. "
+                f"{self._remedy()}"
             ) from None
         except (ValueError, TypeError, AttributeError, x509.ExtensionNotFound) as e:
             why = str(e).splitlines()[0][:100] if str(e) else type(e).__name__

@@ -37,10 +37,7 @@ def faults(found: Config) -> Iterator[str]:
         if handler.network == CNI:
             yield from _of_cni(found, name)
     if found.kubernetes.network_policies and not found.kubernetes.kubeconfig:
-        yield (
-            "kubernetes.network_policies: they are followed at the API server, for which "
-            "kubernetes.kubeconfig has to be given"
-        )
+        yield ("kubernetes.network_policies: they are read from the API server: set kubernetes.kubeconfig")
     if found.parallel_agents < 1:
         yield "parallel_agents: at least 1 is needed"
     yield from _of_streaming(found.streaming)
@@ -76,8 +73,8 @@ def _of_images(found: Config) -> Iterator[str]:
         )
     if found.imgprovider not in IMAGE_PROVIDERS and found.pool.sizes:
         yield (
-            f"pool.sizes: with imgprovider = {found.imgprovider!r} each pod's image is its VM, "
-            "so none can wait for it; leave the pool out"
+            f"pool.sizes: with imgprovider = {found.imgprovider!r} each pod's image is its VM, so no VM can "
+            "be booted before the pod is known; leave the pool out"
         )
     if found.contprovider and found.kind != DOCKER:
         yield (
@@ -89,11 +86,11 @@ def _of_images(found: Config) -> Iterator[str]:
 def _of_cni(found: Config, name: str) -> Iterator[str]:
     where = f"handlers.{name}.network: the node's CNI"
     if not found.delegate.socket:
-        yield f"{where} is asked by its own runtime, for which delegate.socket has to be given"
+        yield f"{where} is asked through the node's own runtime: set delegate.socket"
     if found.provider_of(name) != "qemu":
-        yield f"{where} gives networks to VMs of qemu alone, which are on the node"
+        yield f"{where} can only give networks to VMs of the provider qemu, which run on the node"
     if found.kubernetes.network_policies:
-        yield f"{where} keeps NetworkPolicies itself; leave kubernetes.network_policies out"
+        yield f"{where} enforces NetworkPolicies itself; leave kubernetes.network_policies out"
 
 
 def _of_delegate(found: Config) -> Iterator[str]:

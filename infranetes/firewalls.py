@@ -192,7 +192,8 @@ class Firewalls(Generic[G]):
         async with self._lock:
             if self._there:
                 _log.warn(
-                    "somebody has changed the nftables tables {table}; they are made again", table=self._table
+                    "the nftables tables {table} were changed by somebody else: they are made again",
+                    table=self._table,
                 )
                 await self._make()
 

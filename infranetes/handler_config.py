@@ -86,12 +86,15 @@ def _faults(handler: HandlerConfig, kind: str, nodes: str) -> Iterator[str]:
             f"runs this handler's containers: {' or '.join(CONTAINER_PROVIDERS)}"
         )
     if kind == MACHINE and handler.pool.sizes:
-        yield "pool.sizes: each pod's image is its VM, so none can wait for it; leave the pool out"
+        yield (
+            "pool.sizes: each pod's image is its VM, so no VM can be booted before the pod is known; "
+            "leave the pool out"
+        )
     if handler.network == CNI and (handler.pool.sizes or kind == MACHINE):
         yield "network: VMs of a pool, and of machine images, are not made in a CNI's network"
     for pattern in handler.annotations.allow:
         if ALL in pattern[:-1] or not pattern:
-            yield f"annotations.allow: {pattern[:80]!r}: a name, or its beginning and *, is due"
+            yield f"annotations.allow: {pattern[:80]!r}: expected a name, or the beginning of one and *"
     for name, value in handler.annotations.set.items():
         if fault := _set_fault(name, value):
             yield f"annotations.set: {fault}"
@@ -100,7 +103,7 @@ def _faults(handler: HandlerConfig, kind: str, nodes: str) -> Iterator[str]:
 def _set_fault(name: str, value: str) -> str:
     """Return why a handler may not set this annotation; "": it may."""
     if name in _BY_KEYS:
-        return f"{name} is said by this table's key {_BY_KEYS[name]}"
+        return f"{name} is set by this table's key {_BY_KEYS[name]}"
     if name in _NOT_SET or len(value) > _MAX_VALUE:
         return f"{name[:80]} can't be set: it is the pod's own"
     if name.startswith(PREFIX):

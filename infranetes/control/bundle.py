@@ -99,7 +99,9 @@ def _tell(session: Session, path: Path, bundle: Bundle, names: list[str]) -> Non
     if session.options.json:
         session.print(json.dumps({"file": str(path), "parts": names, "missing": bundle.missing}, indent=2))
         return
-    session.print(f"{path}: {len(names)} files, for you and whom you give it to; look through it before")
+    session.print(
+        f"{path}: {len(names)} files, readable by you alone; look through them before you pass them on"
+    )
     for name, why in bundle.missing.items():
         session.print(f"without {name}: {why}")
 

@@ -210,7 +210,7 @@ def _broken(failure: Failure, shell: _Shell) -> None:
     if failure.check(CancelledError, GrpcError) is not None:
         return
     if failure.check(InfranetesError) is None:
-        _log.failure("the input of a shell broke", failure)
+        _log.failure("reading the input of a shell failed", failure)
     shell.end(
         failure.value if isinstance(failure.value, InfranetesError) else InfranetesError("broken input")
     )

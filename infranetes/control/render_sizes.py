@@ -74,7 +74,7 @@ def sizes_text(answer: control.ChooseSizeResponse, options: argparse.Namespace) 
         table((*head, "WHY NOT"), [(*_row(one), one.why_not) for one in answer.cheaper])
         if answer.cheaper
         else "",
-        f"and {rest} more that cost no more and do not do" if rest > 0 and answer.cheaper else "",
+        f"and {rest} more that cost no more and do not fit" if rest > 0 and answer.cheaper else "",
     )
 
 

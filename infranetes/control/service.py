@@ -213,7 +213,8 @@ class ControlService:
             raise NotFound(f"there is no console of a sandbox {request.sandbox[:_MAX_ID]!r}")
         if len(ids) > 1:
             raise InvalidArgument(
-                f"several sandboxes' ids begin so: {', '.join(sorted(ids)[:5])}; give more of one"
+                f"several sandbox ids begin with this: {', '.join(sorted(ids)[:5])}; give more characters of "
+                "one"
             )
         newest = found[0]
         return control.GetConsoleResponse(

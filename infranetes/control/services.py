@@ -146,7 +146,7 @@ def _vm(sandbox: Sandbox) -> control.VmServices:
         told=rules is not None,
     )
     if rules is None:
-        vm.trouble = "its pod does not want them, or it is not up yet"
+        vm.trouble = "its pod does not use them, or the VM is not up yet"
         return vm
     found = rules.progress()
     vm.current, vm.trouble, vm.measured = found.current, found.trouble, found.count

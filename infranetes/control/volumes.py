@@ -35,9 +35,9 @@ class VolumeCalls:
         publisher = self._with_volumes()
         target = _target(request.target)
         if _pod(target) != checks.text("pod_uid", request.pod_uid, _MAX_UID):
-            raise InvalidArgument(f"target: {target[:256]} is not of pod {request.pod_uid}")
+            raise InvalidArgument(f"target: {target[:256]} does not belong to pod {request.pod_uid}")
         if not 0 <= request.size <= MAX_SIZE:
-            raise InvalidArgument(f"size: {request.size} bytes can't be")
+            raise InvalidArgument(f"size: a volume can't have {request.size} bytes")
         group = request.group if request.HasField("group") else None
         wanted = PublishedVolume(
             checks.text("volume", request.volume, checks.MAX_ID),
@@ -81,7 +81,7 @@ class VolumeCalls:
         with publisher.in_flight.only(name):
             disk = await volumes.create(name, -(-size // volumes.unit) * volumes.unit)
         _log.info(
-            "volume {volume} is there for {name}: {size} bytes", volume=disk.id, name=name, size=disk.size
+            "volume {volume} is ready for {name}: {size} bytes", volume=disk.id, name=name, size=disk.size
         )
         return str(disk.id)
 

@@ -87,7 +87,7 @@ class EventCalls:
 
     async def GetContainerEvents(self, request: cri.GetEventsRequest, call: Call) -> AsyncIterator[bytes]:
         if len(self._listeners) >= MAX_LISTENERS:
-            raise ResourceExhausted(f"{MAX_LISTENERS} listen to events already: end one of them")
+            raise ResourceExhausted(f"{MAX_LISTENERS} clients listen to events already: end one of them")
         listener = Listener()
         self._listeners.add(listener)
         try:
@@ -144,7 +144,7 @@ def _slim(event: cri.ContainerEventResponse) -> cri.ContainerEventResponse:
     """Shorten the containers' statuses in an event of more than MAX_EVENT bytes."""
     if event.ByteSize() > MAX_EVENT:
         _log.warn(
-            "an event of {container} is too large: what its VM says of its containers is cut",
+            "an event of {container} is too large: what its VM reports about its containers is cut",
             container=event.container_id,
         )
         for status in event.containers_statuses:

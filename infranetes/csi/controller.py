@@ -76,9 +76,9 @@ class Controller:
         with self._in_flight.only(name):
             disk = await self._made(name, wanted, source, request.capacity_range)
         if disk.source != source:
-            raise AlreadyExists(f"volume {disk.id} is there already, and began with something else")
+            raise AlreadyExists(f"volume {disk.id} exists already, and was made from another source")
         if not checks.in_range(request.capacity_range, disk.size):
-            raise AlreadyExists(f"volume {disk.id} is there already, and has {disk.size} bytes")
+            raise AlreadyExists(f"volume {disk.id} exists already, and has {disk.size} bytes")
         return csi.CreateVolumeResponse(volume=self._shown(disk))
 
     async def DeleteVolume(self, request: csi.DeleteVolumeRequest, call: Call) -> csi.DeleteVolumeResponse:
@@ -189,7 +189,9 @@ class Controller:
             what = f"clones of volume {source.id} are made"
         if not any(dict(each.segments) == place for each in wanted.requisite):
             where = ", ".join(f"{key}={value}" for key, value in place.items())
-            raise ResourceExhausted(f"accessibility_requirements: {what} with {where} alone")
+            raise ResourceExhausted(
+                f"accessibility_requirements: {what} only where nodes have the labels {where}"
+            )
 
     def _topology(self, disk: VolumeDisk) -> dict[str, str]:
         """Return the topology of a volume, which may be in another zone than new volumes."""

@@ -33,7 +33,9 @@ def page(found: Sequence[T], most: int, token: str) -> tuple[Sequence[T], str]:
         raise InvalidArgument(f"max_entries: {most} is less than 0")
     if token:
         if not (token.startswith(_AFTER) and is_volume_id(token.removeprefix(_AFTER))):
-            raise GrpcError(Code.ABORTED, "starting_token: none of ours; list from the beginning")
+            raise GrpcError(
+                Code.ABORTED, "starting_token: it was not issued by this driver; list from the beginning"
+            )
         found = found[bisect_right([each.id for each in found], token.removeprefix(_AFTER)) :]
     shown = found[:most] if most else found
     return shown, f"{_AFTER}{shown[-1].id}" if len(shown) < len(found) else ""

@@ -62,7 +62,7 @@ def check_overlays(config: Config, providers: Sequence[IPodProvider], source: st
 def _no_overlay(handler: str, provider: str, source: str) -> ConfigError:
     return ConfigError(
         f"{source}: handlers.{handler}.network: provider {provider!r} can't give pods addresses of "
-        "an overlay on this node, whose subnet is a provider's own; leave it out"
+        "an overlay on this node, because the node's subnet belongs to another provider; leave it out"
     )
 
 

@@ -79,7 +79,9 @@ class PodsService(Service):
                 provider = self._make_provider(name)
             except InfranetesError as error:
                 _log.error(
-                    "provider {provider}, whose VMs are on record: {error}", provider=name, error=error
+                    "provider {provider}, which has recorded VMs, is not available: {error}",
+                    provider=name,
+                    error=error,
                 )
                 provider = cast(IPodProvider, AbsentProvider(name, str(error)))
             self.node.add_side(provider)
@@ -99,7 +101,7 @@ class PodsService(Service):
         writes += [node.store.update_pool(new) for new in pool if new not in contents.pool]
         for result in await settled(writes):
             if isinstance(result, Failure):  # the disk is full, say: the next daemon does it
-                _log.warn("which provider has recorded VMs was not recorded: {error}", error=result.value)
+                _log.warn("the provider of recorded VMs could not be stored: {error}", error=result.value)
                 break
         return attrs.evolve(contents, sandboxes=sandboxes, pool=pool)
 

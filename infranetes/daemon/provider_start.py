@@ -99,7 +99,7 @@ class ProviderStart(Service):
             self.started.fail(failure.value)
         if stopped:
             return
-        side.trouble = f"it can't start: {failure.value}; restart the daemon once that is mended"
+        side.trouble = f"it can't start: {failure.value}; restart the daemon once that is fixed"
         if len(self._node.sides) > 1 or self._delegate:
             _log.error("provider {provider} can't start: {error}", provider=side.name, error=failure.value)
             if self._delegate or not self._node.trouble:

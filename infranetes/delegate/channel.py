@@ -101,11 +101,11 @@ class Delegate:
             return
         if why:
             _log.error(
-                "beside the delegate pods in VMs are refused for its {about}: {why}", about=about, why=why
+                "pods in VMs are refused because of the delegate's {about}: {why}", about=about, why=why
             )
             self._refusals[about] = why
         else:
-            _log.info("the delegate is refused no longer for its {about}", about=about)
+            _log.info("pods in VMs are no longer refused because of the delegate's {about}", about=about)
             del self._refusals[about]
 
     @property
@@ -162,7 +162,7 @@ class Delegate:
             self._meeting = start(self.meet())
             self._meeting.addErrback(lambda failure: failure.trap(CancelledError) and None)
             self._meeting.addErrback(
-                lambda failure: _log.failure("what the delegate is is not known", failure=failure)
+                lambda failure: _log.failure("asking the delegate what runtime it is failed", failure=failure)
             )
 
     async def meet(self) -> None:

@@ -86,11 +86,11 @@ class ContainerdApi:
             async for part in parts:
                 size += len(part)
                 if size > limit:
-                    raise DataLoss(f"containerd has over {limit} bytes as blob {digest}")
+                    raise DataLoss(f"containerd's blob {digest} has over {limit} bytes")
                 summed.update(part)
                 await write(part)
         if digest != f"sha256:{summed.hexdigest()}":
-            raise DataLoss(f"what containerd has as blob {digest} has another digest; {AGAIN}")
+            raise DataLoss(f"the content of containerd's blob {digest} has another digest; {AGAIN}")
 
     async def root(self) -> Path | None:
         """Return the directory in which blobs are files; None: containerd tells none."""

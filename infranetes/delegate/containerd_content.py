@@ -98,7 +98,7 @@ class ContainerdContent:
                 await self._api.target(record.id)
                 raise LayersMissing(
                     f"image {record.id} is on this node without its layer {digest}, of which a VM's disk has "
-                    f"to be made; {AGAIN}. If it is so again: {DISCARDED}"
+                    f"to be made; {AGAIN}. If that does not help: {DISCARDED}"
                 ) from None
 
     @asynccontextmanager

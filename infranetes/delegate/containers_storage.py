@@ -65,8 +65,9 @@ class ContainersStorage:
         driver = path.name.removesuffix(_IMAGES)
         if not path.is_absolute() or driver == path.name or driver not in _FILES:
             raise FailedPrecondition(
-                f"CRI-O keeps its images in {images[:300]!r}, and VMs are made of what its storage drivers "
-                "overlay and vfs keep: set storage_driver in its configuration"
+                f"CRI-O keeps its images in {images[:300]!r}, and VMs can use images of its storage drivers "
+                "overlay and vfs only: set"
+                " storage_driver in its configuration"
             )
         return cls(path.parent, driver)
 
@@ -81,7 +82,7 @@ class ContainersStorage:
         name = "=" + base64.b64encode(image_id.encode()).decode()
         data = self._thd_read(self._image(image_id) / name, MAX_CONFIG_BYTES, image_id)
         if digest_of(data) != image_id:
-            raise DataLoss(f"what CRI-O has as configuration of image {image_id} has another digest; {AGAIN}")
+            raise DataLoss(f"CRI-O's configuration of image {image_id} has another digest; {AGAIN}")
         return data
 
     def thd_layers(self, diff_ids: Collection[str]) -> Mapping[str, StoredLayer]:

@@ -77,7 +77,8 @@ class CrioContent:
             return str(error)
         if not await run_in_thread(self._reactor, Path(place).is_dir, purpose=IMAGES):
             return (
-                f"CRI-O has its images in {place}, which this daemon does not see: let it see that directory"
+                f"CRI-O stores its images in {place}, which this daemon can't see: "
+                "make that directory visible to it"
             )
         return ""
 
@@ -118,7 +119,7 @@ class CrioContent:
                 await self.config(record.id)
                 raise LayersMissing(
                     f"image {record.id} is on this node without its layer {digest}, of which a VM's disk has "
-                    f"to be made; {AGAIN}. If it is so again: {PARTIAL}"
+                    f"to be made; {AGAIN}. If that does not help: {PARTIAL}"
                 )
 
     @asynccontextmanager
@@ -164,5 +165,5 @@ class CrioContent:
         except DecodeError:
             raise Unavailable("CRI-O's answer to ImageFsInfo can't be read") from None
         if not told:
-            raise Unavailable("CRI-O does not tell where it has its images")
+            raise Unavailable("CRI-O does not say where it stores its images")
         return told[0].fs_id.mountpoint

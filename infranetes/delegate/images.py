@@ -267,7 +267,7 @@ class DelegateImages:
                     await self.sweep()
                 looked = True
             except InfranetesError as error:
-                _log.debug("the images of the node's runtime are not looked at: {error}", error=error)
+                _log.debug("the images of the node's runtime were not listed: {error}", error=error)
             except OSError as error:
                 _log.warn("{path}: {error}", path=str(self._directory), error=error.strerror)
             if not self._stopped:  # the failure may be a call that `stop` cancelled
@@ -310,7 +310,7 @@ class DelegateImages:
         layer = self._layers[_digest(wanted)]
         if not layer.compression and layer.size > self._max_layer_bytes:  # before it is in a file
             raise FailedPrecondition(
-                f"layer {layer.digest} has {layer.size} bytes; up to {self._max_layer_bytes} may be "
+                f"layer {layer.digest} has {layer.size} bytes; the limit is {self._max_layer_bytes} "
                 "(images.max_layer_bytes)"
             )
         async with self._source.file(layer) as path:

@@ -152,7 +152,9 @@ class Router:
             if error.code is Code.NOT_FOUND:
                 return Owned.OURS
             raise
-        raise InvalidArgument(f"{id}: an id in a VM and one of the delegate's begin so; give more characters")
+        raise InvalidArgument(
+            f"{id}: ids of both a pod in a VM and of the delegate begin with this; give more characters"
+        )
 
     def _by_handler(self, ours: Ours) -> Answer:
         async def answer(request: bytes, call: Call) -> bytes:

@@ -91,7 +91,7 @@ class ShadowSandboxes:
         path = _namespace_in(answer.info.get("info", ""))
         if not path:
             raise FailedPrecondition(
-                f"the delegate does not tell the network namespace of its sandbox {id} (runtimeSpec in its "
+                f"the delegate does not report the network namespace of its sandbox {id} (runtimeSpec in its "
                 "verbose status), which VMs in a CNI's network need: use another release of it"
             )
         return path

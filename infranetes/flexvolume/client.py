@@ -79,7 +79,9 @@ def call(socket: str, method: str, request: Message, seconds: float = SECONDS) -
     if status == _DEADLINE_EXCEEDED:
         raise Failed(f"the infranetes daemon on {socket} did not answer within {seconds:g} s")
     if status == _UNIMPLEMENTED:
-        raise Failed(f"the infranetes daemon on {socket} is of a release that mounts no volumes: restart it")
+        raise Failed(
+            f"the infranetes daemon on {socket} is of an older release, which mounts no volumes: restart it"
+        )
     if status != _OK:
         raise Failed(unquote(found.get("grpc-message", "")) or f"the daemon failed (grpc-status {status!r})")
 
@@ -112,7 +114,7 @@ def _exchange(link: sockets.socket, path: str, request: Message, deadline: float
         link.settimeout(left)
         received = link.recv(65536)
         if not received:
-            raise ConnectionResetError("it has hung up")
+            raise ConnectionResetError("it closed the connection")
         ended = any([_take(connection, event, found) for event in connection.receive_data(received)])
     return found
 
@@ -124,5 +126,5 @@ def _take(connection: H2Connection, event: Event, found: dict[str, str]) -> bool
     elif isinstance(event, DataReceived):
         connection.acknowledge_received_data(event.flow_controlled_length or 0, _STREAM)
     elif isinstance(event, StreamReset) or (isinstance(event, ConnectionTerminated) and event.error_code):
-        raise ConnectionResetError("it has ended the call")
+        raise ConnectionResetError("it ended the call")
     return isinstance(event, StreamEnded)

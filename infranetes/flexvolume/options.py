@@ -104,7 +104,7 @@ def volume(options: Mapping[str, str]) -> Volume:
         raise Refused("neither volumeID nor size is given: say which volume, or how large one is to be made")
     uid = options.get(_UID, "")
     if not 0 < len(uid) <= MAX_ID or not uid.isprintable():
-        raise Refused(f"{_UID} is missing, or can't be a pod's")
+        raise Refused(f"{_UID} is missing, or is not the uid of a pod")
     return Volume(
         _id(given) if given else _name(options),
         size,
@@ -119,7 +119,7 @@ def name(options: Mapping[str, str]) -> str:
     """Return the volume's name in the cluster. :raise Refused: it has no name."""
     found = options.get("volumeID") or options.get(_NAME, "")
     if not found:
-        raise Refused("the volume has no name: neither volumeID nor one of its own")
+        raise Refused("the volume has no name: give volumeID")
     return _id(found)
 
 
@@ -135,7 +135,10 @@ def _name(options: Mapping[str, str]) -> str:
     parts = [options.get(key, "") for key in (_NAMESPACE, _POD, _NAME)]
     for part in parts:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", part):
-            raise Refused(f"without volumeID the pod names the volume, but {part[:80]!r} is no name of one")
+            raise Refused(
+                f"without volumeID the volume's name is made from the pod's, but {part[:80]!r} can't be a "
+                "part of it"
+            )
     found = "_".join(parts)
     return found if len(found) <= MAX_ID else "flex_" + hashlib.sha256(found.encode()).hexdigest()
 
@@ -144,7 +147,7 @@ def _size(given: str) -> int:
     match = _SIZE.fullmatch(given)
     found = int(match[1]) * _UNITS[match[2]] if match is not None else 0
     if not 0 < found <= MAX_SIZE:
-        raise Refused(f"size: {given[:80]!r} is no size; 10 (GiB), 10Gi and 500M are some")
+        raise Refused(f"size: {given[:80]!r} is not a size such as 10 (GiB), 10Gi or 500M")
     return found
 
 

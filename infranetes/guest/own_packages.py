@@ -33,8 +33,9 @@ def downloaded(progress: Progress) -> Iterator[Path]:
             run("apt-get", "download", *wanted, directory=path)
         except InfranetesError as error:
             raise InfranetesError(
-                f"the agent's packages ({', '.join(wanted)}) could not be downloaded; have apt know the "
-                f"archive that has them, or run `infranetes-guest build --debs DIRECTORY`: {error}"
+                f"the agent's packages ({', '.join(wanted)}) could not be downloaded; add the archive that "
+                "has them to apt's sources, or run"
+                f" `infranetes-guest build --debs DIRECTORY`: {error}"
             ) from None
         yield path
 
@@ -48,7 +49,8 @@ def _installed_version() -> str:
     status, _, version = shown.partition(" ")
     if status != "installed" or not version:
         raise FailedPrecondition(
-            f"the package {_INSTALLED} is not installed, so nothing says which agent belongs into the image; "
-            "run `infranetes-guest build --debs DIRECTORY`, where DIRECTORY has its .deb files"
+            f"the package {_INSTALLED} is not installed, so it is not known which agent belongs in the "
+            "image; run"
+            " `infranetes-guest build --debs DIRECTORY`, where DIRECTORY has its .deb files"
         )
     return version

@@ -102,7 +102,7 @@ class HostPorts:
             await self._apply()
         except InfranetesError as error:
             if self._ports:
-                _log.error("host ports lead nowhere for now: {error}", error=error)
+                _log.error("host ports are not forwarded for now: {error}", error=error)
 
     async def sweep(self) -> None:
         """Restore rules that another program has changed."""

@@ -102,4 +102,4 @@ def check_unused(port: HostPort) -> None:
                 raise FailedPrecondition(
                     f"host port {port} is used by a process of the node: end that, or give the pod another"
                 ) from None
-            raise FailedPrecondition(f"host port {port} can't be had: {error.strerror}") from None
+            raise FailedPrecondition(f"host port {port} can't be opened: {error.strerror}") from None

@@ -89,7 +89,8 @@ class Table:
                     await self._write(interface, "0")
                 except OSError as error:
                     raise Unavailable(
-                        f"route_localnet of {interface} can't be set back to 0: {error}; its guard stays"
+                        f"route_localnet of {interface} can't be set back to 0: {error}; the rule that "
+                        "guards it stays"
                     ) from error
         left = {interface: False for interface in localnet if self._is_open(interface)}
         if left:
@@ -142,7 +143,11 @@ class Table:
                 try:
                     await run(self._reactor, command, _SECONDS)
                 except InfranetesError as error:
-                    _log.debug("flows to host port {port} are not forgotten: {error}", port=port, error=error)
+                    _log.debug(
+                        "connections to host port {port} are still tracked by the kernel: {error}",
+                        port=port,
+                        error=error,
+                    )
 
     async def _routes(self, addresses: Sequence[str]) -> Routes:
         interfaces: dict[str, list[str]] = {}

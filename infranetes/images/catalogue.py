@@ -179,7 +179,11 @@ class CatalogueStore:
             if image is None or await self._catalogue.present(image):
                 return
         except InfranetesError as error:
-            _log.debug("image {image} is kept: {error}", image=image_id, error=error)
+            _log.debug(
+                "image {image} stays on record, as the catalogue could not be asked: {error}",
+                image=image_id,
+                error=error,
+            )
             return
         _log.warn("image {image} ({machine}) is no longer there", image=image_id, machine=image.machine)
         async with self._lock:

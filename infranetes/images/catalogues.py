@@ -53,7 +53,7 @@ class CatalogueSet:
 
         :raise Unimplemented: always.
         """
-        raise Unimplemented("the node's own runtime tells of its images' disk")
+        raise Unimplemented("the node's own runtime reports the disk that its images use")
 
     def store_of(self, name_or_id: str) -> CatalogueStore | None:
         """Return the catalogue's store whose image it is; None: it is of none."""
@@ -63,5 +63,5 @@ class CatalogueSet:
         """Return the store of a name. :raise NotFound: no catalogue has such names."""
         store = self.store_of(name_or_id)
         if store is None:
-            raise NotFound(f"image {name_or_id[:300]!r} is of no catalogue of this node's")
+            raise NotFound(f"image {name_or_id[:300]!r} belongs to no catalogue of this node")
         return store

@@ -245,7 +245,7 @@ class LayerDisks:
                 found[diff_id] = LayerDisk(diff_id, path, record.size, record.digest)
             else:
                 self._log.warn(
-                    "{path} is not what it was; it is made again when it is needed", path=str(path)
+                    "{path} has changed on the disk; it is made again when it is needed", path=str(path)
                 )
         return found
 

@@ -77,7 +77,7 @@ class Puller:
                 break
             found = asked.at(read)
         else:
-            raise FailedPrecondition(f"image {where}: indexes within indexes, no image")
+            raise FailedPrecondition(f"image {where}: its index points to another index, not to an image")
         await use(read.blobs)
         await run_in_thread(self._reactor, self._check_room, read)
         await self._skopeo.copy(

@@ -117,7 +117,7 @@ class Skopeo:
             raise FailedPrecondition(f"the registry's answer for image {reference} is over {limit - 1} bytes")
         if status == 127 and b"setpriv" in run.err:
             raise FailedPrecondition(
-                f"{self._config.skopeo!r} (images.skopeo) is not there; install Debian's skopeo"
+                f"{self._config.skopeo!r} (images.skopeo) is not installed; install Debian's skopeo"
             )
         raise classify(run.err.decode(errors="replace"), reference)
 
@@ -194,11 +194,11 @@ _WORDS: tuple[tuple[str, type[InfranetesError], str], ...] = (
     (r"denied: |insufficient_scope|403 ", PermissionDenied,
      "the registry denies it: there is no such image, or these credentials may not read it"),
     (r"unauthorized|401 |unable to retrieve auth token|authentication required", Unauthenticated,
-     "the registry wants other credentials than these"),
+     "the registry does not accept these credentials"),
     (r"manifest unknown|name unknown|MANIFEST_UNKNOWN|NAME_UNKNOWN|repository name not known|404|not found\b",
      NotFound, "the registry has no such image"),
     (r"[Dd]igest did not match|does not match.*digest|manifest does not match|digest.*mismatch", Unavailable,
-     "what the registry sent is not what it promised"),
+     "what the registry sent does not match its digest"),
     (r"connection refused|no such host|timeout|deadline exceeded|EOF|connection reset|network is unreachable"
      r"|no route to host|server misbehaving|50[0234] |unexpected HTTP status", Unavailable,
      "the registry can't be reached; try again later"),
@@ -213,7 +213,7 @@ def classify(said: str, reference: Reference) -> InfranetesError:
     words = re.sub(r"\\(.)", lambda m: " " if m[1] in "nrt" else m[1], fatal[-1]) if fatal else said
     # The image's name must not be taken for a cause of the failure.
     stripped = words.replace(str(reference), "IMAGE").replace(reference.repository, "REPOSITORY")
-    shown = "".join(c if c.isprintable() else " " for c in words).strip()[-400:] or "skopeo said nothing"
+    shown = "".join(c if c.isprintable() else " " for c in words).strip()[-400:] or "skopeo gave no reason"
     for pattern, kind, meaning in _WORDS:
         if re.search(pattern, stripped):
             return kind(f"image {reference}: {meaning} ({shown})")

@@ -137,7 +137,7 @@ class Cluster(Service):
         try:
             self._tell()
         except Exception:
-            _log.failure("what follows Kubernetes' objects has a bug")
+            _log.failure("following Kubernetes' objects failed unexpectedly")
 
 
 def _guarded(steps: Iterable[None]) -> Iterator[None]:
@@ -145,4 +145,4 @@ def _guarded(steps: Iterable[None]) -> Iterator[None]:
     try:
         yield from steps
     except Exception:
-        _log.failure("one of Kubernetes' objects could not be taken, by a bug")
+        _log.failure("an object of Kubernetes could not be processed, because of a bug")

@@ -102,7 +102,7 @@ class Credentials:
         done = await run(self._reactor, plugin.command, PLUGIN_SECONDS, environment=environment)
         if done.code:
             raise FailedPrecondition(
-                f"{plugin.command[0]}, which the kubeconfig names, brings no credentials: {done.message()}"
+                f"{plugin.command[0]}, which the kubeconfig names, returned no credentials: {done.message()}"
             )
         given, ends = _granted(access, plugin, done.stdout)
         ends_at = None if ends is None else self._reactor.seconds() + (ends - self._now()).total_seconds()

@@ -71,12 +71,14 @@ def thd_read(path: Path, host: str = "") -> Access:
     user = content.named("users", context.text("user")).section("user")
     if cluster.get("insecure-skip-tls-verify", bool, False):
         raise FailedPrecondition(
-            f"{cluster.where}: insecure-skip-tls-verify is not done, for whoever answers would decide where "
+            f"{cluster.where}: insecure-skip-tls-verify is not supported, because whoever answers would "
+            "decide where "
             "the pods' connections go; give its certificate-authority"
         )
     if cluster.text("proxy-url"):
         raise FailedPrecondition(
-            f"{cluster.where}: proxy-url is not used; give a kubeconfig whose server this node reaches itself"
+            f"{cluster.where}: proxy-url is not supported; give a kubeconfig whose server this node reaches "
+            "directly"
         )
     token = user.text("token")
     if not token and (token_file := user.text("tokenFile")):

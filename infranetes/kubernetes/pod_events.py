@@ -90,7 +90,7 @@ class PodEvents(Service):
             if self._clock.seconds() + pause > until:
                 break
             await sleep(self._clock, pause)
-        _log.warn("{what} is not written: {error}", what=what, error=trouble)
+        _log.warn("{what} could not be written: {error}", what=what, error=trouble)
 
     async def _create_event(self, pod: cri.PodSandboxMetadata, reason: str, at: str) -> None:
         digest = hashlib.sha256(f"{pod.uid} {pod.attempt} {reason}".encode()).hexdigest()[:16]
@@ -138,4 +138,4 @@ def _name(pod: cri.PodSandboxMetadata) -> str:
 
 def _log_unless_cancelled(failure: Failure) -> None:
     if not failure.check(CancelledError):
-        _log.failure("Kubernetes is not told of a pod", failure)
+        _log.failure("reporting a pod to Kubernetes failed", failure)

@@ -58,7 +58,8 @@ class ApiServerNeeds:
             return await within(self._clock, ANSWER_SECONDS, asking, "the API server's answer")
         except (InfranetesError, Refused, ValueError) as error:
             _log.warn(
-                "what pod {pod} requests is not known, so its limits alone make the size of its VM: {error}",
+                "the requests of pod {pod} are not known, so its limits alone determine the size of its VM: "
+                "{error}",
                 pod=f"{namespace}/{name}",
                 error=error,
             )

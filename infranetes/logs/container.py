@@ -165,7 +165,7 @@ class ContainerLog:
         if self._stopping:
             failure.trap(CancelledError, Exception)
             return
-        _log.failure("the log {path} can't go on", failure=failure, path=str(self._path))
+        _log.failure("writing the log {path} failed", failure=failure, path=str(self._path))
         self.finished.errback(failure)
 
 

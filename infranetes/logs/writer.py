@@ -235,7 +235,9 @@ class LogWriter:
                     return
             except Gone:
                 pass
-            _log.warn("the log {path} is not what it was, a part of it may be lost", path=str(self._path))
+            _log.warn(
+                "the log {path} was changed by somebody else, a part of it may be lost", path=str(self._path)
+            )
         await self._switch(await self._thread(self._files.current, self._path))
         self._resumed = True
 

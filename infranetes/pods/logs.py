@@ -163,7 +163,7 @@ class Pump:
 
     def _fail(self, failure: Failure) -> None:
         _log.error(
-            "the log of container {container} can't go on: {error}",
+            "the log of container {container} can't be continued: {error}",
             container=self._container.id,
             error=failure.value,
         )

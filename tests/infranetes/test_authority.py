@@ -107,7 +107,9 @@ class FileTests(SynchronousTestCase):
         mine = self.path.read_bytes().partition(b"-----BEGIN CERT")[0]
         theirs = b"".join((other / "ca" / "authority.pem").read_bytes().partition(b"-----BEGIN CERT")[1:])
         self.path.write_bytes(mine + theirs)
-        self.assertIn("not the key's", str(self.assertRaises(FailedPrecondition, Authority, self.state)))
+        self.assertIn(
+            "does not belong to the key", str(self.assertRaises(FailedPrecondition, Authority, self.state))
+        )
 
     def test_a_certificate_that_is_no_ca_is_refused(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())

@@ -120,7 +120,10 @@ class OptionsTests(SynchronousTestCase):
         cni = '[handlers.x]\nnetwork = "cni"\n'
         own = '[delegate]\nsocket = "/run/c.sock"\n'
         self.assertIn("delegate.socket", self.refused(text=cni))
-        self.assertIn("qemu alone", self.refused(text=cni + 'provider = "aws"\n' + own))
+        self.assertIn(
+            "only give networks to VMs of the provider qemu",
+            self.refused(text=cni + 'provider = "aws"\n' + own),
+        )
         self.assertIn("network_policies", self.refused(text=cni + own + POLICIES))
         self.assertIn("VMs of a pool", self.refused(text=cni + "pool = {sizes = [{count = 1}]}\n" + own))
         self.assertEqual(self.parsed(text=cni + own).handlers["x"].network, "cni")

@@ -167,7 +167,7 @@ class _Process(ProcessProtocol):
         try:
             socket.send_fds(self._orders, [json.dumps(message).encode()], descriptors)
         except OSError as error:  # it has died, or reads none: the socket has room for all that are under way
-            _log.warn("the process that makes layers' disks takes no order: {error}", error=error)
+            _log.warn("the process that makes layers' disks accepts no requests: {error}", error=error)
             self.kill()
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ def pax_map(source: Source, pax: Mapping[bytes, bytes]) -> tuple[Extents, int]:
     elif pax.get(b"GNU.sparse.major") == b"1" and pax.get(b"GNU.sparse.minor") == b"0":
         numbers = _numbers_before_data(source)
     else:
-        raise BadLayer("its tar has a sparse file in a form that nobody writes any more")
+        raise BadLayer("its tar has a sparse file in an obsolete format")
     if len(numbers) % 2 or len(numbers) > 2 * MAX_EXTENTS:
         raise _malformed()
     return tuple(zip(numbers[::2], numbers[1::2], strict=True)), size

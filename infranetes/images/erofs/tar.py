@@ -83,7 +83,9 @@ def entries(source: Source, limits: Limits) -> Iterator[Entry]:
     while header := _header(source):
         count += 1
         if count > 2 * limits.entries:  # a name may need a header of its own
-            raise BadLayer(f"its tar has more than {2 * limits.entries} headers; make several layers of it")
+            raise BadLayer(
+                f"its tar has more than {2 * limits.entries} headers; split it into several layers"
+            )
         kind, numbers = header[156:157], _numbers(header)
         if kind in (_PAX, _GLOBAL_PAX, _LONG_NAME, _LONG_TARGET):
             data = _extra_data(source, kind, numbers[3], limits)
@@ -219,13 +221,13 @@ def _check(entry: Entry, limits: Limits) -> None:
     elif b"\0" in entry.path or b"\0" in entry.target:
         wrong = "its name or target has a zero byte"
     elif not (0 <= entry.uid <= _MAX_ID and 0 <= entry.gid <= _MAX_ID):
-        wrong = f"it belongs to user {entry.uid} and group {entry.gid}, which can't be"
+        wrong = f"it belongs to user {entry.uid} and group {entry.gid}, which is not valid"
     elif not 0 <= entry.size <= limits.max_bytes or not 0 <= entry.stored <= limits.max_bytes:
-        wrong = f"it has {entry.size} bytes; up to {limits.max_bytes} may be (images.max_layer_bytes)"
+        wrong = f"it has {entry.size} bytes; the limit is {limits.max_bytes} (images.max_layer_bytes)"
     elif not (0 <= entry.major < 1 << 12 and 0 <= entry.minor < 1 << 20):
-        wrong = f"it is device {entry.major}:{entry.minor}, which can't be"
+        wrong = f"it is device {entry.major}:{entry.minor}, which is not valid"
     elif not -(1 << 63) <= entry.mtime_ns // _NANO < 1 << 63:
-        wrong = "its time can't be"
+        wrong = "its time is out of range"
     if wrong:
         raise BadLayer(f"its entry {quoted(entry.path)} can't be made: {wrong}")
 

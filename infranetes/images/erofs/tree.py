@@ -88,7 +88,9 @@ class Tree:
         """Account for bytes that stay in memory. :raise BadLayer: it is too much."""
         self._held += size
         if self._held > self._limits.held_bytes:
-            raise BadLayer("names, links and attributes are too much; make several layers of it")
+            raise BadLayer(
+                "its names, links and attributes take too much space; split it into several layers"
+            )
 
     def _add(self, entry: Entry) -> Node | None:
         parts = _parts(entry.path)
@@ -169,7 +171,7 @@ class Tree:
             raise BadLayer(f"the name {quoted(name)} has over {format.MAX_NAME} bytes")
         self._nodes += 1
         if self._nodes > self._limits.entries:
-            raise BadLayer(f"the layer has over {self._limits.entries} files; make several layers of it")
+            raise BadLayer(f"the layer has over {self._limits.entries} files; split it into several layers")
         self.hold(len(name) + _OVERHEAD)
         children = _children(parent)
         if name in children:
@@ -178,7 +180,7 @@ class Tree:
 
     def _whiteout(self, parent: Node, name: bytes) -> None:
         if name in (b"", b".", b".."):
-            raise BadLayer("it removes no file that can be")
+            raise BadLayer("it removes a file whose name can't exist")
         there = _children(parent).get(name)
         if there is None:
             self._put(parent, name, Node(stat.S_IFCHR))

@@ -97,7 +97,7 @@ class SizesTests(PodsTestCase):
             "m5.xlarge  4    16 GiB  -     0.2140  AWS' price list",
             "7 fit",
             "t3.large  0.6 of 2  8 GiB   -     0.0912  prices_file  0.6 CPUs: the baseline of its 2",
-            "and 30 more that cost no more and do not do",
+            "and 30 more that cost no more and do not fit",
         ):
             self.assertIn(line, text.splitlines())
         self.assertIn("sizes: of EC2, ", text)

@@ -226,4 +226,4 @@ class DamageTests(StorageCase):
         self.storage.place = "/var/lib/containers/storage/zfs-images"
         self.assertIn("storage_driver", await self.images.refusal())
         self.storage.place = "/nowhere/overlay-images"
-        self.assertIn("does not see", await self.images.refusal())
+        self.assertIn("can't see", await self.images.refusal())

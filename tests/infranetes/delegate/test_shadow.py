@@ -162,7 +162,7 @@ class ShadowTests(TestCase):
             answer(**said)
             error = await failed(self.shadows.namespace(id))
             self.assertIsInstance(error, FailedPrecondition)
-            self.assertIn("does not tell the network namespace", str(error))
+            self.assertIn("does not report the network namespace", str(error))
         status.state = cri.SANDBOX_NOTREADY
         answer(info=info(here))
         self.assertIsInstance(await failed(self.shadows.namespace(id)), NotFound)

@@ -63,13 +63,13 @@ class VolumeTests(SynchronousTestCase):
         self.assertEqual(len(names), 1)
         (name,) = names
         self.assertTrue(is_volume_id(name))
-        self.refused("no name of one", {"size": "1", "kubernetes.io/pod.name": "a_b"})
+        self.refused("can't be a part of it", {"size": "1", "kubernetes.io/pod.name": "a_b"})
 
     def test_sizes(self) -> None:
         for given, size in (("1", GIB), ("500M", 500 * 10**6), ("2Ti", 2 << 40), ("4096Ki", 4 << 20)):
             self.assertEqual(volume({"size": given}).size, size)
         for given in ("0", "-1", "1.5Gi", "1 Gi", "Gi", "9" * 30, "999999999Ti", "\u0661", "1E"):
-            self.refused("is no size", {"volumeID": "data", "size": given})
+            self.refused("is not a size", {"volumeID": "data", "size": given})
 
     def test_file_systems(self) -> None:
         for fs_type, form, found in (

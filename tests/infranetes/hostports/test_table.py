@@ -361,7 +361,7 @@ class LoopbackTests(TestCase):
         proc = Path(self.mktemp())
         path = proc / "net/ipv4/conf" / self.link / "route_localnet"
         path.mkdir(parents=True)
-        with self.assertRaisesRegex(InfranetesError, "its guard stays"):
+        with self.assertRaisesRegex(InfranetesError, "the rule that guards it stays"):
             await Table(reactor, self.name, proc).replace({})
         self.check_closed("not set back")
 

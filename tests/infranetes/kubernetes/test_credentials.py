@@ -150,6 +150,6 @@ class PluginTests(PluginCase):
     @deferred
     async def test_one_that_fails_is_asked_again_at_the_next_request(self) -> None:
         error = await self.assertFailure(start(self.token()), FailedPrecondition)
-        self.assertIn("brings no credentials", str(error))
+        self.assertIn("returned no credentials", str(error))
         self.print(token="one")
         self.assertEqual(await self.token(), "one")

@@ -136,7 +136,7 @@ class RefusedTests(KubeconfigCase):
 
     def test_ways_that_are_not_taken(self) -> None:
         self.write({"proxy-url": "socks5://proxy"})
-        self.assertIn("proxy-url is not used", self.refused())
+        self.assertIn("proxy-url is not supported", self.refused())
 
     def test_plug_ins_of_another_api(self) -> None:
         self.write(user={"exec": {"apiVersion": "v9", "command": "login"}})

@@ -17,5 +17,5 @@ class ConfigTests(SynchronousTestCase):
 
     def test_they_need_an_api_server(self) -> None:
         error = self.assertRaises(ConfigError, load, None, {KEY: True})
-        self.assertIn("kubernetes.kubeconfig has to be given", str(error))
+        self.assertIn("set kubernetes.kubeconfig", str(error))
         self.assertTrue(load(None, {KEY: True, "kubernetes.kubeconfig": "/k"}).kubernetes.network_policies)
