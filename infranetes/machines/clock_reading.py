@@ -68,8 +68,8 @@ async def correct_clock(id: str, client: AgentClient, reading: ClockReading) -> 
     try:
         await client.correct_clock(reading.steady, reading.earliest, reading.latest)
     except InfranetesError as error:
-        _log.warn("vm {vm}: its clock is {seconds:.3f} s {way}, and stays so for now: {error}",
+        _log.warn("vm {vm}: its clock is {seconds:.3f} s {way}, and is not corrected for now: {error}",
                   vm=id, seconds=seconds, way=way, error=error)  # fmt: skip
     else:
-        _log.info("vm {vm}: its clock was {seconds:.3f} s {way}: it becomes right",
+        _log.info("vm {vm}: its clock was {seconds:.3f} s {way} and is being corrected",
                   vm=id, seconds=seconds, way=way)  # fmt: skip

@@ -217,7 +217,7 @@ class PodMachine:
         if contprovider not in ("", used):
             raise FailedPrecondition(
                 f"sandbox {self.id}: its VM runs containers by {used} alone, not by {contprovider}: "
-                "its agent is of an earlier release; build the guest image anew (infranetes-guest build)"
+                "its agent is of an earlier release; rebuild the guest image (infranetes-guest build)"
             )
         if contprovider:
             self._takes_layers = None  # the answer depends on the ContainerProvider

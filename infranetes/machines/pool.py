@@ -132,7 +132,7 @@ class Pool:
         finally:
             member.taken = alive
         if not alive:
-            self.end(member, "its agent did not answer when a pod was to have it")
+            self.end(member, "its agent did not answer when a pod claimed it")
             return False
         return await shielded(self._hand_over(member, adopt))
 
@@ -274,7 +274,7 @@ class Pool:
         if member.state is PoolState.ENDING:
             return  # it failed because it is being ended
         self.trouble = str(error) or type(error).__name__
-        _log.warn("a VM for the pool could not be had: {error}", error=self.trouble)
+        _log.warn("a VM for the pool could not be made: {error}", error=self.trouble)
         self._pace.failed(self._context.clock.seconds())
         self.end(member, self.trouble)
 

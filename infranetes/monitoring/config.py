@@ -55,7 +55,7 @@ def metrics_faults(found: MetricsConfig) -> list[str]:
     if bool(found.certificate_file) != bool(found.key_file):
         faults.append("metrics.certificate_file: it and metrics.key_file have to be given together")
     if not found.listen and (found.page or found.certificate_file or found.token_file):
-        faults.append("metrics.listen: it has to say at which address this is served")
+        faults.append("metrics.listen: it is missing; give the address at which this is served")
     elif found.page and not found.token_file and not ip_address(found.address[0]).is_loopback:
         faults.append(
             "metrics.page: the page shows the names of pods and the errors; at an address that is not the "

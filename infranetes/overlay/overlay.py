@@ -187,7 +187,7 @@ class Overlay:
             mtus = await self._tunnels.mtus()
         except InfranetesError as error:
             mtus = {}
-            _log.debug("what the kernel has of tunnels is not known: {error}", error=error)
+            _log.debug("the kernel's tunnels can't be listed: {error}", error=error)
         for id, (address, host) in found.items():
             lease = self._leases[id] = IPv4Address(address)
             if host:
@@ -229,7 +229,10 @@ class Overlay:
         if not sure:
             await self.sweep()
         elif self._peers:
-            _log.warn("somebody has changed what holds VMs to their addresses; it is made again")
+            _log.warn(
+                "the rules that hold VMs to their addresses were changed by somebody else; they are made "
+                "again"
+            )
             await self._apply()
 
     async def _apply(self) -> None:

@@ -105,10 +105,10 @@ class AgentListener:
         """Show the sandbox as not ready, so that its pod is moved while the VM still exists."""
         if self._sandbox.interrupted:
             return
-        reason = interruption.reason or "its cloud will take its VM away"
+        reason = interruption.reason or "its cloud will reclaim its VM"
         _log.warn("sandbox {sandbox} is interrupted: {reason}",
                   sandbox=self._sandbox.id, pod=self._sandbox.pod, reason=reason)  # fmt: skip
-        self._sandbox.timeline.note("the VM will be taken away", error=reason)
+        self._sandbox.timeline.note("the VM will be reclaimed", error=reason)
         self._sandbox.interrupt(reason)
         if self._node.pod_events is not None:
             self._node.pod_events.interrupted(self._sandbox.config.metadata, reason)
@@ -163,7 +163,9 @@ class AgentListener:
             return
         self._purging.add(container_id)
         purged = start(self._purge_one(container_id))
-        purged.addErrback(lambda failure: _log.failure("removing a container of no record", failure=failure))
+        purged.addErrback(
+            lambda failure: _log.failure("removing a container that is not on record", failure=failure)
+        )
         purged.addCallback(lambda _: self._purging.discard(container_id))
 
     async def _purge_one(self, container_id: str) -> None:
@@ -173,7 +175,8 @@ class AgentListener:
             await self._sandbox.client.remove(container_id)
         except InfranetesError as error:
             _log.info(
-                "container {container} of no record is still in the VM of sandbox {sandbox}: {error}",
+                "container {container}, which is not on record, is still in the VM of sandbox {sandbox}: "
+                "{error}",
                 container=container_id,
                 sandbox=self._sandbox.id,
                 error=error,
@@ -197,4 +200,4 @@ async def _bring_volumes_again(node: NodeContext, sandbox: Sandbox) -> None:
 
 def _log_unless_cancelled(failure: Failure) -> None:
     if not failure.check(CancelledError):
-        _log.failure("volumes are not brought to a VM again", failure)
+        _log.failure("mounting volumes in a VM again failed", failure)

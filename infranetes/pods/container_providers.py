@@ -61,7 +61,8 @@ def check_user_namespace(node: NodeContext, config: cri.PodSandboxConfig, handle
     users = user_namespace(config.linux.security_context.namespace_options, _USERS)
     if users is not None and not has_user_namespaces(node, handler, config):
         raise InvalidArgument(
-            f"{_USERS}.userns_options: POD: what runs this pod's containers has no user namespaces, and the "
+            f"{_USERS}.userns_options: POD: what runs this pod's containers does not support user "
+            "namespaces, and the "
             "VM separates the pod's users from the node's: leave hostUsers out, or have conmon and crun run "
             f"them (contprovider, or the annotation {ANNOTATION}: oci)"
         )

@@ -84,7 +84,7 @@ async def _start(node: NodeContext, container: Container, agent: AgentClient) ->
         try:
             await record_start(node, container, report)
         except InfranetesError as error:
-            _log.error("container {container} runs, which was not recorded: {error}",
+            _log.error("the start of container {container} was not recorded: {error}",
                        container=container.id, error=error)  # fmt: skip
         hold_report(container, report)
     finally:
@@ -120,7 +120,7 @@ async def _record_failed_start(
         record_loss(node, container, GONE_REASON, "its VM no longer knows this container")
         return
     except InfranetesError as error:
-        _log.warn("whether container {container} runs, whose start failed, is not known: {error}",
+        _log.warn("it is not known whether container {container}, whose start failed, runs: {error}",
                   container=container.id, error=error)  # fmt: skip
         return
     if container.start_unconfirmed and report.state == cri.CONTAINER_EXITED:

@@ -53,8 +53,9 @@ class AnnotationRule:
                 )
             if name not in self.set and not any(_matches(name, pattern) for pattern in self.allow):
                 raise InvalidArgument(
-                    f"annotation {name[:80]} is none that handlers.{self.handler}.annotations.allow "
-                    "has for the pods of this RuntimeClass; leave it out, or choose another one"
+                    f"annotation {name[:80]} is not allowed by handlers.{self.handler}.annotations.allow for "
+                    "the pods of this RuntimeClass"
+                    "; leave it out, or choose another one"
                 )
 
     def applied(self, annotations: Mapping[str, str]) -> dict[str, str]:

@@ -205,7 +205,7 @@ class Sandbox:
         :raise FailedPrecondition: its VM will be taken away."""
         if self.interrupted:
             raise FailedPrecondition(
-                f"sandbox {self.id} gets no more containers: {self.interrupted}; its pod needs another one"
+                f"sandbox {self.id} gets no more containers: {self.interrupted}; its pod needs a new sandbox"
             )
 
 
@@ -323,5 +323,5 @@ def _find(entries: dict[str, _Entry], id: str, kind: str) -> _Entry:
     if len(found) == 1:
         return found[0]
     if found:
-        raise InvalidArgument(f"{kind} {id}: {len(found)} ids begin so; give more characters")
+        raise InvalidArgument(f"{kind} {id}: {len(found)} ids begin with this; give more characters")
     raise NotFound(f"no {kind} has the id {id[:64]}")

@@ -132,7 +132,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     with timeline.step("the agent's stream of events begins", launch=LaunchStep.EVENTS):
         await within(clock, left, sandbox.watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
     if not sandbox.watch.live:
-        raise Unavailable(f"the agent of sandbox {sandbox.id} went away")
+        raise Unavailable(f"the agent of sandbox {sandbox.id} ended the connection")
     with timeline.step("its host ports are opened, and it is recorded", launch=LaunchStep.RECORD):
         await node.hostports.put(ports_of(sandbox))
         more = " ".join(up.instance.more_addresses)

@@ -79,7 +79,7 @@ async def _load(
             if damaged:
                 raise
             damaged = True
-            _log.warn("image {image} is brought to sandbox {sandbox} once more: {error}",
+            _log.warn("loading image {image} into sandbox {sandbox} is tried again: {error}",
                       image=image.id, sandbox=sandbox.id, error=error)  # fmt: skip
         except (Unavailable, DeadlineExceeded) as error:
             await patience.pause(error, progress.arrived)
@@ -116,7 +116,7 @@ class _Patience:
         self._renew(arrived)
         if self._clock.seconds() >= self._until:
             raise error
-        _log.info("an image's load breaks off and goes on: {error}", error=error)
+        _log.info("an image's load was interrupted and continues: {error}", error=error)
         await sleep(self._clock, next(self._pauses))
 
 
@@ -201,7 +201,7 @@ async def _show(
     failed: InfranetesError | None = None
     for _ in range(SHOWINGS):
         if failed is not None:
-            _log.warn("sandbox {sandbox} is shown its disks once more: {error}",
+            _log.warn("attaching the disks of sandbox {sandbox} is tried again: {error}",
                       sandbox=sandbox.id, error=failed)  # fmt: skip
         places = await provider.show_disks(instance_id, files)
         mounts = [
@@ -261,7 +261,7 @@ async def _send(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
             return
         offset = arrived[disk.diff_id] = _arrived(disk, state)
         if offset:
-            _log.info("layer {layer} goes on its way into sandbox {sandbox} from {offset} of {size} bytes",
+            _log.info("sending layer {layer} to sandbox {sandbox} continues at {offset} of {size} bytes",
                       layer=disk.diff_id, sandbox=sandbox.id, offset=offset, size=disk.size)  # fmt: skip
 
         def count(size: int) -> None:

@@ -105,7 +105,7 @@ class Progress:
         self._next = self._clock.callLater(EVERY_SECONDS, self._tell)
         arrived = self.arrived
         _log.info(
-            "image {image} is on its way into sandbox {sandbox}: {arrived} of {size} bytes, {layers} layers, "
+            "image {image} is being sent to sandbox {sandbox}: {arrived} of {size} bytes, {layers} layers, "
             "{rate:.1f} MB/s, {seconds:.0f} s",
             image=self._image_id,
             sandbox=self._sandbox.id,

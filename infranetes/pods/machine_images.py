@@ -61,7 +61,7 @@ class MachineImages:
             if not sandbox.aborted and not self._node.stopping:
                 # The image may have been removed from the catalogue, in which case it has to be pulled anew.
                 check = start(self._node.images.check(image_id))
-                self._node.note(check, f"whether image {image_id} is still there")
+                self._node.note(check, f"whether image {image_id} still exists")
             raise
 
     async def _undo(self, sandbox: Sandbox) -> None:

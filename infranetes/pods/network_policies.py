@@ -125,7 +125,9 @@ class PodFirewalls:
         try:
             await within(self._clock, WAIT_SECONDS, kept.in_force.wait(), "the pod's firewall")
         except DeadlineExceeded:
-            trouble = kept.trouble or self._policies.trouble or "the API server has not named all of them yet"
+            trouble = (
+                kept.trouble or self._policies.trouble or "the API server has not listed all of them yet"
+            )
             raise Unavailable(
                 f"sandbox {sandbox.id}: none of its containers is started, as its NetworkPolicies are not "
                 f"in force: {trouble}"
@@ -193,5 +195,7 @@ class _Kept:
         """Log an unexpected end of the work."""
         if not self.over:
             _log.failure(
-                "the firewall of sandbox {sandbox} is kept no more", failure=failure, sandbox=self.sandbox.id
+                "the firewall of sandbox {sandbox} is no longer updated",
+                failure=failure,
+                sandbox=self.sandbox.id,
             )

@@ -144,7 +144,7 @@ async def _join(overlay: Overlay, sandbox: Sandbox) -> None:
         mtu = await sandbox.machine.connect().join_pod_network(request)
     except Unimplemented as error:
         raise FailedPrecondition(
-            f"sandbox {sandbox.id}: its VM can't join the pods' network: {error}; build the image anew, or "
+            f"sandbox {sandbox.id}: its VM can't join the pods' network: {error}; rebuild the image, or "
             "leave the pod in the VPC"
         ) from None
     await overlay.put(sandbox.id, host, mtu)

@@ -94,7 +94,7 @@ class Reconciler:
             elif sandbox.state is SandboxState.BOOTING:
                 self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
         if not self._passes:
-            self._begin(self.sweep, "what leads to pods could not be compared with the records")
+            self._begin(self.sweep, "host ports and tunnels could not be compared with the records")
             if self._node.shadows is not None:
                 words = "the delegate's sandboxes of pods' networks could not be compared with the records"
                 self._begin(self._node.shadows.sweep, words)
@@ -195,7 +195,7 @@ class Reconciler:
         side.orphans = set(orphans)
         for instance_id in again:
             _log.warn(
-                "vm {vm} (sandbox {sandbox}) is ours and no record knows it: it is destroyed",
+                "vm {vm} (sandbox {sandbox}) belongs to this node but is on no record: it is destroyed",
                 vm=instance_id,
                 sandbox=orphans[instance_id].sandbox_id,
             )
@@ -224,7 +224,7 @@ class Reconciler:
         try:
             await self._sandboxes.look(sandbox)
         except InfranetesError as error:
-            _log.warn("sandbox {sandbox}: its VM is not in the provider's list, which may be: {error}",
+            _log.warn("sandbox {sandbox}: the provider does not list its VM, and can't look it up: {error}",
                       sandbox=sandbox.id, error=error)  # fmt: skip
 
     async def _finish_removals(self, sandbox: Sandbox) -> None:

@@ -179,7 +179,7 @@ async def _wait_for_output(
     try:
         await within(node.clock, seconds, output, "the rest of the log")
     except DeadlineExceeded as error:
-        _log.warn("the end of container {container} is told before its log is complete: {error}",
+        _log.warn("the end of container {container} is reported before its log is complete: {error}",
                   container=container.id, error=error)  # fmt: skip
 
 

@@ -117,7 +117,8 @@ class Resizer:
             await provider.resize(sandbox.record.instance_id, before, _Guest(sandbox))
         except InfranetesError as error:
             _log.error(
-                "the VM of sandbox {sandbox} may be smaller than before it was to shrink: {error}",
+                "the VM of sandbox {sandbox}, which could not be made smaller, may not have all its memory "
+                "back: {error}",
                 sandbox=sandbox.id,
                 error=str(error),
             )
@@ -161,7 +162,7 @@ class Resizer:
         if lacks:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id}: its VM {lacks}, and VMs of {provider} can't grow while they run: "
-                "make the pod anew"
+                "recreate the pod"
             )
 
     async def _lacks(self, sandbox: Sandbox, before: Size, wanted: Size) -> str:
@@ -192,7 +193,7 @@ class _Guest:
             await _agent(self._sandbox).release_memory(ranges, seconds)
         except Unimplemented:
             raise FailedPrecondition(
-                "its agent is of an earlier release, which gives back no memory; make the pod anew"
+                "its agent is of an earlier release, which gives back no memory; recreate the pod"
             ) from None
 
     async def restore(self, ranges: Sequence[MemoryRange]) -> None:
@@ -238,5 +239,5 @@ def _check_provided(sandbox: Sandbox, before: Size, wanted: Size, has: Size) -> 
         if new < old and real > new:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id}: its VM keeps {real // one} {unit} for the pod and does not give them "
-                f"back while it runs: make the pod anew to have {new // one}"
+                f"back while it runs: recreate the pod to have {new // one}"
             )

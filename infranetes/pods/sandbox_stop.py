@@ -84,5 +84,5 @@ async def _bounded(
     except DeadlineExceeded as error:
         errors = [error]
     for each in errors:
-        _log.warn("sandbox {sandbox} is stopped all the same: {what}: {error}",
+        _log.warn("sandbox {sandbox} is stopped nevertheless, without {what}: {error}",
                   sandbox=sandbox.id, what=what, error=each)  # fmt: skip

@@ -32,5 +32,5 @@ async def wait_for_rules(node: NodeContext, sandbox: Sandbox) -> None:
             "a container of sandbox {sandbox} is started without all rules of Services in its VM: {trouble}",
             sandbox=sandbox.id,
             pod=sandbox.pod,
-            trouble=rules.trouble or "the API server has not named them yet",
+            trouble=rules.trouble or "the API server has not listed them yet",
         )

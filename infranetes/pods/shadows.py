@@ -34,7 +34,8 @@ from infranetes_common.errors import InfranetesError, NotFound, Unavailable
 from infranetes_common.wire import cri
 
 _NO_DELEGATE = (
-    "sandbox {sandbox}: the pod's network is the CNI's of the delegate, which is configured no more; set "
+    "sandbox {sandbox}: the pod's network belongs to the delegate's CNI, and no delegate is configured any "
+    "more; set "
     "delegate.socket again"
 )
 
@@ -174,7 +175,8 @@ class Shadows:
         self._orphans = set(orphans)
         for id in sorted(again):
             _log.warn(
-                "the delegate's sandbox {shadow} is ended: it is for sandbox {sandbox}, which is no more",
+                "the delegate's sandbox {shadow} is ended: it is for sandbox {sandbox}, which no longer "
+                "exists",
                 shadow=id,
                 sandbox=orphans[id],
             )

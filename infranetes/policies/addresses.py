@@ -41,7 +41,7 @@ def block(text: str) -> Range:
     start, slash, length = text.partition("/")
     number = address(start)
     if not slash or not (length.isascii() and length.isdecimal()) or len(length) > 3:
-        raise ValueError(f"{text[:100]!r} has no length of its prefix")
+        raise ValueError(f"{text[:100]!r} has no prefix length")
     hosts = _bits(number) - int(length)
     if hosts < 0:
         raise ValueError(f"{text[:100]!r} has a prefix that is too long")

@@ -30,8 +30,8 @@ class AbsentProvider:
     def why(self) -> str:
         """The reason why the provider can't be made, and what to do."""
         return (
-            f"sandboxes on record are its VMs, and it can't be had: {self._why}; put its table of the "
-            "configuration back"
+            f"recorded sandboxes are its VMs, and it is not available: {self._why}; "
+            "put its table back into the configuration"
         )
 
     def start(self, progress: Progress) -> Deferred[None]:

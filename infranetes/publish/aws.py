@@ -135,7 +135,9 @@ class AwsPublisher:
         id, size = begun["SnapshotId"], begun["BlockSize"]
         if size != BLOCK:
             self._ec2.delete_snapshot(SnapshotId=id)
-            raise FailedPrecondition(f"EBS wants blocks of {size} bytes, and this release knows {BLOCK} only")
+            raise FailedPrecondition(
+                f"EBS requires blocks of {size} bytes, and this release supports {BLOCK} only"
+            )
         journal.placed(id)
         report(f"snapshot {id} was begun")
         return id, "pending"

@@ -75,7 +75,7 @@ def _meaning(what: str, error: Exception) -> InfranetesError:
     words = f"can't {what}: {action}: {code}: {message}"
     if code in _DENIED:
         return PermissionDenied(
-            f"{words}; allow it to whoever publishes, as docs/publish-aws-policy.json does"
+            f"{words}; allow it to the publishing account, as docs/publish-aws-policy.json does"
         )
     if code in _UNKNOWN_WHO:
         return Unauthenticated(f"{words}; look at the credentials")

@@ -221,7 +221,7 @@ def _remove_old(directory: Path, report: Report) -> None:
     for file in directory.iterdir():
         if file.is_file() and file.stat().st_mtime < time.time() - _DAY:
             file.unlink(missing_ok=True)
-            report(f"removed {file}, of a run that nobody has gone on with")
+            report(f"removed {file}, of a run that was never continued")
 
 
 def _show_published(published: Published, as_json: bool) -> None:

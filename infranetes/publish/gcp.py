@@ -121,7 +121,9 @@ class GcpPublisher:
         if there is None or there.get("md5Hash") != md5:
             storage.delete(name)
             journal.forget()
-            raise Unavailable(f"gs://{storage.bucket}/{name} is not what was sent: run the command again")
+            raise Unavailable(
+                f"gs://{storage.bucket}/{name} differs from what was sent: run the command again"
+            )
 
     def _insert(self, publication: Publication, storage: Storage, name: str, report: Report) -> None:
         kind, title = publication.label.kind, publication.title
@@ -266,7 +268,7 @@ def _explained(what: str) -> Iterator[None]:
             raise Unauthenticated(words) from error  # there is no token to ask Google with
         if found.kind is ErrorKind.CREDENTIALS:
             raise PermissionDenied(
-                f"{words}; allow it to whoever publishes, as docs/publish-gcp-role.yaml does"
+                f"{words}; allow it to the publishing account, as docs/publish-gcp-role.yaml does"
             ) from error
         if found.kind in (ErrorKind.TRANSIENT, ErrorKind.THROTTLED):
             raise Unavailable(f"{words}; run the command again, which goes on from there") from error

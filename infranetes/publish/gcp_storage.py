@@ -134,7 +134,7 @@ class Storage:
             outcome = self._ask(session, upload)
             if outcome is not Outcome.GO_ON or upload.kept != begin:
                 return outcome
-        raise Unavailable(f"Cloud Storage takes nothing: {failure}; run the command again, which goes on")
+        raise Unavailable(f"Cloud Storage accepts no data: {failure}; run the command again, which goes on")
 
     def _request(
         self, method: str, where: str, headers: Mapping[str, str] | None = None, body: bytes = b""

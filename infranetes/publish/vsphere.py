@@ -183,7 +183,7 @@ def _explained(what: str) -> Iterator[None]:
         words = f"can't {what}: {found}"
         if found.kind is ErrorKind.CREDENTIALS:
             raise PermissionDenied(
-                f"{words}; allow it to whoever publishes, as docs/provider-vsphere.md tells"
+                f"{words}; allow it to the publishing account, as docs/provider-vsphere.md says"
             ) from error
         if found.kind in (ErrorKind.TRANSIENT, ErrorKind.THROTTLED):
             raise Unavailable(f"{words}; run the command again, which goes on from there") from error

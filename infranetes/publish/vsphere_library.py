@@ -145,7 +145,7 @@ class Shelf:
             except (OSError, HTTPException) as error:
                 raise CloudError(ErrorKind.TRANSIENT, f"the upload broke off: {error}") from error
         if status >= 300:
-            raise CloudError(ErrorKind.TRANSIENT, f"vCenter does not take the file: {status}")
+            raise CloudError(ErrorKind.TRANSIENT, f"vCenter does not accept the file: {status}")
 
     def _wait_done(self, session: str) -> None:
         until = time.monotonic() + _WAIT_SECONDS
@@ -157,7 +157,7 @@ class Shelf:
                     words = str(rest.get("error_message") or "vCenter gives no reason")[:400]
                     raise CloudError(ErrorKind.INVALID, f"the library refuses the item: {words}")
             self._sleep(2.0)
-        raise CloudError(ErrorKind.TRANSIENT, "the library has not taken the item in time")
+        raise CloudError(ErrorKind.TRANSIENT, "the library has not accepted the item in time")
 
 
 class _Reading:

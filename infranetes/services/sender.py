@@ -89,7 +89,7 @@ class RuleSender:
 
     def _ended(self, failure: Failure) -> None:
         if not self._over:
-            _log.failure("a VM is told no more rules of Services", failure=failure)
+            _log.failure("sending rules of Services to a VM failed", failure=failure)
 
     async def when_told(self) -> None:
         """Wait until the VM has all rules, or is known to take none."""
@@ -154,7 +154,7 @@ class RuleSender:
         """Record the VM's answer. :raise InvalidArgument: it does not answer the last update."""
         ours = state.table == self._table.id
         if self._sent is not None and (self._answered or not ours or state.number != self._sent):
-            raise InvalidArgument("the agent answers something else than it was sent")
+            raise InvalidArgument("the agent's answer does not match the rules that it was sent")
         now = self._clock.seconds()
         if self._sent is not None and self._known >= 0:
             heard_at = self._table.news.after(self._known)

@@ -150,7 +150,7 @@ class StreamingServer(Factory):
         """
         parts = http.target.decode("latin-1").split("?", 1)[0].split("/")
         if len(parts) != 3 or parts[1] not in _KINDS:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing at this path")
         if http.method not in (b"GET", b"POST"):
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "GET or POST is required", [("Allow", "GET, POST")])
         kind = parts[1]

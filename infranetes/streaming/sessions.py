@@ -195,7 +195,7 @@ def _spawn(body: Coroutine[Any, Any, None]) -> Deferred[None]:  # Any: what a co
 
     def ended(failure: Failure) -> None:
         if failure.check(CancelledError, GrpcError, ChannelClosed) is None:
-            _log.failure("the input of a session broke", failure)
+            _log.failure("reading the input of a session failed", failure)
 
     pump.addErrback(ended)
     return pump

@@ -114,7 +114,7 @@ class Delivery(Generic[S]):
                 self._lose(len(batch))
         if taken and self._failing:
             self._failing = False
-            _log.info("{where} takes spans again; {lost} were lost", where=self._where, lost=self.lost)
+            _log.info("{where} accepts spans again; {lost} were lost", where=self._where, lost=self.lost)
         return taken
 
     def _lose(self, count: int) -> None:
@@ -122,6 +122,6 @@ class Delivery(Generic[S]):
         if count and not self._failing and not self._stopped:
             self._failing = True
             _log.warn(
-                "{where} does not take spans: they are dropped until it does; the level debug tells why",
+                "{where} does not accept spans: they are dropped until it does; the level debug shows why",
                 where=self._where,
             )

@@ -136,7 +136,8 @@ class VolumesAtLaunch:
                 outcome.raiseException()
             elif not self._node.stopping:
                 _log.info(
-                    "volume {volume} is not {what} with the launch of sandbox {sandbox}; a container that "
+                    "volume {volume} could not be {what} at the launch of sandbox {sandbox}; a container "
+                    "that "
                     "mounts it tries again: {error}",
                     volume=one.volume,
                     what=what,
@@ -158,7 +159,7 @@ class VolumesAtLaunch:
             return await self._find(sandbox.config.metadata.uid)
         except InfranetesError as error:
             _log.info(
-                "which volumes sandbox {sandbox} has is not known at its launch: {error}",
+                "the volumes of sandbox {sandbox} are not known at its launch: {error}",
                 sandbox=sandbox.id,
                 error=error,
             )

@@ -134,8 +134,8 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
         raise FailedPrecondition(f"{path} became a link while it was looked at")
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise InvalidArgument(
-            f"{path} is a socket, device or pipe, which can't be carried into a VM. A disk can be had as a "
-            "raw volume (volumeMode: Block)"
+            f"{path} is a socket, device or pipe, which can't be copied into a VM. For a disk, ask for a raw "
+            "volume (volumeMode: Block)"
         )
     fs_type = table.fs_type(found.st_dev)
     in_memory = fs_type in _IN_MEMORY or _is_configuration(path, table)

@@ -90,8 +90,8 @@ def _whole(mounts: Sequence[Mount], part: Mount, directory: str, name: str) -> M
         ):
             return one
     raise FailedPrecondition(
-        f"a part of volume {name} is mounted, from {part.source[:200]!r}, but not the volume: have the pod "
-        "made anew, for which kubelet mounts it again"
+        f"a part of volume {name} is mounted, from {part.source[:200]!r}, but not the volume: recreate the "
+        "pod, so that kubelet mounts the volume again"
     )
 
 

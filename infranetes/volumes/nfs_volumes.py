@@ -106,7 +106,7 @@ class NfsVolumes:
         except Unimplemented:
             raise FailedPrecondition(
                 "this pod's VM can't mount NFS volumes: its guest image is of an earlier release, or its "
-                "agent shares a machine. Build the guest image anew, and have the pod made anew"
+                "agent shares a machine. Rebuild the guest image, and recreate the pod"
             ) from None
         _log.info(
             "{source} is mounted in the VM of sandbox {sandbox}: {seconds:.2f} s",
@@ -131,7 +131,7 @@ class NfsVolumes:
             pass  # such an agent has mounted none
         except InfranetesError as error:
             _log.warn(
-                "what was written last in sandbox {sandbox}, which ends, may be missing on its NFS volumes: "
+                "the last writes of sandbox {sandbox}, which ends, may be missing on its NFS volumes: "
                 "{error}",
                 sandbox=sandbox.id,
                 error=error,

@@ -237,7 +237,7 @@ class PodVolumes:
                 return
             except InfranetesError as error:
                 _log.warn(
-                    "volume {volume} may lack what the VM of sandbox {sandbox} has written: {error}",
+                    "volume {volume} may lack the last writes of the VM of sandbox {sandbox}: {error}",
                     volume=volume,
                     sandbox=sandbox.id,
                     error=error,
@@ -332,7 +332,7 @@ class PodVolumes:
             await client.unmount_disk(record.serial, within=UNMOUNT_SECONDS)
         except InfranetesError as error:
             _log.warn(
-                "volume {volume} is not unmounted in the VM of sandbox {sandbox}, which ends: {error}",
+                "volume {volume} could not be unmounted in the VM of sandbox {sandbox}, which ends: {error}",
                 volume=record.id,
                 sandbox=sandbox.id,
                 error=error,
@@ -392,7 +392,7 @@ async def _mounted(agent: AgentClient, serial: str, wanted: PublishedVolume) -> 
     except Unimplemented:
         raise FailedPrecondition(
             "this pod's VM can't have such volumes: its guest image is of an earlier release, or its agent "
-            "shares a machine. Build the guest image anew, and have the pod made anew"
+            "shares a machine. Rebuild the guest image, and recreate the pod"
         ) from None
     return PREFIX + serial + (f"/{wanted.below}" if wanted.below else "")
 

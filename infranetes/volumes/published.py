@@ -166,13 +166,15 @@ def unpublish(target: str, table: MountTable) -> None:
         while (on := mount_of(table.mounts(), path)).mount_point == path:
             if not _is_ours(on):
                 raise FailedPrecondition(
-                    f"{target}: a {on.fs_type} is mounted there that is no volume of ours"
+                    f"{target}: a {on.fs_type} is mounted there that is not one of Infranetes' volumes"
                 )
             unmount(path)
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)
     except NotADirectoryError:
-        raise FailedPrecondition(f"{target} is no directory: nothing of ours is published there") from None
+        raise FailedPrecondition(
+            f"{target} is no directory: no volume of Infranetes is published there"
+        ) from None
     except OSError as error:
         raise Unavailable(f"{target} can't be unpublished: {error.strerror}") from None
 

@@ -205,7 +205,7 @@ def _told_by(device: LoopDevice) -> PublishedDevice | None:
         volume, target = volume_of(found), found["target"]
         check(volume)
         if not volume.raw or not isinstance(target, str):
-            raise ValueError("it tells of no raw volume")
+            raise ValueError("it describes no raw volume")
         return PublishedDevice(volume, target)
     except (ValueError, KeyError, TypeError, InfranetesError) as error:
         raise FailedPrecondition(

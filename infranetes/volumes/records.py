@@ -83,7 +83,7 @@ class VolumeRecords:
 
     def load(self) -> dict[str, list[VolumeRecord]]:
         """Records of volumes that are carried, by sandbox. One that can't be read is logged and left out."""
-        return self._load("json", _record, "is carried no more")
+        return self._load("json", _record, "is no longer kept in sync")
 
     def load_own(self) -> dict[str, list[OwnRecord]]:
         """Records of VMs' own volumes, as `load`."""

@@ -104,7 +104,7 @@ class ShownSpace:
         except (InfranetesError, OSError) as error:
             trouble = str(error)
         if trouble and trouble != self._troubles.get(path):
-            _log.warn("what {path} takes in its VM is not shown to kubelet: {trouble}",
+            _log.warn("the space that {path} takes in its VM is not shown to kubelet: {trouble}",
                       path=path, trouble=trouble)  # fmt: skip
         self._troubles[path] = trouble
 
@@ -135,7 +135,7 @@ def _show(directory: int, size: int, free: float) -> str:
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
-            raise OSError(errno.EEXIST, f"{os.fsdecode(NAME)} there is somebody else's")
+            raise OSError(errno.EEXIST, f"{os.fsdecode(NAME)} there belongs to somebody else")
         shown = found.st_blocks * 512
         disk = os.fstatvfs(file)
         room = int((disk.f_bavail - free * disk.f_blocks) * disk.f_frsize)
@@ -162,4 +162,4 @@ def _thd_clear(path: str) -> None:
 
 def _log_unless_cancelled(failure: Failure) -> None:
     if not failure.check(CancelledError):
-        _log.failure("what volumes take in their VMs is shown no more", failure)
+        _log.failure("showing the space that volumes take in their VMs failed", failure)

@@ -79,7 +79,7 @@ class VolumeSync:
                 volume.last_seen = None
             if str(error) != volume.trouble:
                 volume.trouble = str(error)
-                _log.warn("{path} is not carried to the VM of sandbox {sandbox} at present: {error}",
+                _log.warn("{path} is not copied to the VM of sandbox {sandbox} for now: {error}",
                           path=volume.source.path, sandbox=sandbox.id, error=error)  # fmt: skip
 
     async def _sync(self, sandbox: Sandbox, volume: Volume, make: bool) -> None:
@@ -118,7 +118,7 @@ class VolumeSync:
         applier.check_whole()
         if volume.trouble:
             volume.trouble = ""
-            _log.info("{path} is carried again", path=volume.source.path)
+            _log.info("{path} is copied again", path=volume.source.path)
 
     async def _list(self, agent: AgentClient, volume: Volume) -> Manifest | None:
         """Return the VM's content of the volume; None: the VM has no such volume. It is not asked if nothing

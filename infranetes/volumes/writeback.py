@@ -43,7 +43,11 @@ class WriteBack:
                 words.raiseException()
             if words:
                 missing.append(words)
-        return f"not all that it wrote is on the node: {'; '.join(missing)}"[:MAX_WORDS] if missing else ""
+        return (
+            f"not everything that it wrote is on the node: {'; '.join(missing)}"[:MAX_WORDS]
+            if missing
+            else ""
+        )
 
     async def _write_back(self, container: Container, volume: Volume) -> str:
         try:

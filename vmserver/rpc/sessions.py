@@ -187,7 +187,7 @@ def _feed_beside(
         if failure.check(CancelledError, GrpcError) is not None:
             return  # the call is over
         if failure.check(InfranetesError) is None:
-            _log.failure("the input of a session broke", failure)
+            _log.failure("reading the input of a session failed", failure)
         assert isinstance(failure.value, Exception)
         output.fail(failure.value)
 

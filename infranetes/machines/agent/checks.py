@@ -127,14 +127,16 @@ def _clamp_map(entry: Descriptor, found: MutableMapping[str, str], most: int) ->
 def checked_id(id: str) -> str:
     """Return `id`, if it can be a container's. :raise InvalidArgument: it can't be one."""
     if not _ID.fullmatch(id):
-        raise InvalidArgument(f"its agent speaks of a container {id[:64]!r}, which is no id")
+        raise InvalidArgument(f"its agent reported a container {id[:64]!r}, which is not a valid id")
     return id
 
 
 def checked_state(id: str, state: vmserver.ContainerState) -> vmserver.ContainerState:
     """Return the clamped state of container `id`. :raise InvalidArgument: it is another container's."""
     if state.id != id:
-        raise InvalidArgument(f"its agent was asked for container {id} and speaks of {state.id[:64]!r}")
+        raise InvalidArgument(
+            f"its agent was asked about container {id} and answered about {state.id[:64]!r}"
+        )
     return clamped(state)
 
 
@@ -180,7 +182,7 @@ class CheckedRecords:
     def checked(self, record: vmserver.LogRecord) -> vmserver.LogRecord:
         """Return the record within its limits. :raise InfranetesError: its cursor is too long."""
         if len(record.cursor) > limits.CURSOR:
-            raise InfranetesError(f"its agent gives cursors of over {limits.CURSOR} characters")
+            raise InfranetesError(f"its agent sent a cursor of over {limits.CURSOR} characters")
         if len(record.line) > limits.LINE_BYTES:
             record.line = record.line[: limits.LINE_BYTES]
             if not self._cut:

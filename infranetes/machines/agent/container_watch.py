@@ -218,7 +218,7 @@ class ContainerWatch:
                 if self._stopped:
                     return
                 if not self._changes.spend(self._clock.seconds()):
-                    raise TooMuch("its agent tells of more changes than containers can have")
+                    raise TooMuch("its agent reported more changes than its containers can have")
                 if snapshot is None:
                     self._tell(event)
                 elif event.WhichOneof("event") == "synced":

@@ -32,10 +32,14 @@ class LayerClient(AgentCalls):
         request = vmserver.ListLayersRequest(diff_ids=diff_ids)
         answer = await self._call(self._stub.ListLayers(request, timeout=LIST_SECONDS))
         if [one.diff_id for one in answer.layers] != list(diff_ids):
-            raise InvalidArgument(f"the agent was asked for {len(diff_ids)} layers and speaks of others")
+            raise InvalidArgument(
+                f"the agent was asked about {len(diff_ids)} layers and answered about others"
+            )
         for one in answer.layers:
             if one.arrived and not _DIGEST.fullmatch(one.digest):
-                raise InvalidArgument(f"the agent has bytes of {one.digest[:80]!r}, which is no digest")
+                raise InvalidArgument(
+                    f"the agent reported bytes of {one.digest[:80]!r}, which is not a digest"
+                )
         return list(checks.clamped(answer).layers)
 
     async def mount_layers(self, disks: Sequence[vmserver.LayerDisk]) -> None:

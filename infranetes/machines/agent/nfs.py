@@ -29,7 +29,9 @@ class NfsClient(AgentCalls):
         )
         answer = await self._call(self._stub.MountNfs(request, timeout=MOUNT_SECONDS))
         if not _ID.fullmatch(answer.id):
-            raise InfranetesError(f"the agent calls an NFS volume {answer.id[:80]!r}, which is no id")
+            raise InfranetesError(
+                f"the agent reported an NFS volume {answer.id[:80]!r}, which is not a valid id"
+            )
         return answer.id
 
     async def unmount_nfs(self, within: int) -> None:

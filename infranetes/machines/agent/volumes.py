@@ -60,7 +60,7 @@ class VolumeClient(AgentCalls):
         request = vmserver.ListVolumeRequest(id=id, bounds=_bounds(bounds))
         async for page in self._streamed(self._stub.ListVolume(request, timeout=VOLUME_SECONDS)):
             if not page.entries:
-                raise InvalidArgument(f"the agent lists nothing of volume {id}, without end")
+                raise InvalidArgument(f"the agent's list of volume {id} does not end")
             for sent in page.entries:
                 entry = from_wire(sent)
                 if entry.path in found:
@@ -74,7 +74,7 @@ class VolumeClient(AgentCalls):
                 )
             if path_bytes > limits.PATH_BYTES * (bounds.entries + 1):
                 raise ResourceExhausted(
-                    f"in the VM it has paths of over {limits.PATH_BYTES} bytes, on the average of "
+                    f"in the VM its paths have over {limits.PATH_BYTES} bytes on average, over "
                     f"{bounds.entries} files"
                 )
         return found
@@ -97,7 +97,7 @@ class VolumeClient(AgentCalls):
             if isinstance(change, Unread) and change.path in readable:
                 readable.remove(change.path)
             elif not isinstance(change, bytes) and change != next(left, None):
-                raise InvalidArgument(f"the agent sent what was not asked for of volume {id}")
+                raise InvalidArgument(f"the agent sent files of volume {id} that it was not asked for")
             yield change
 
     async def watch_volumes(self, ids: Sequence[str], bounds: Bounds) -> AsyncGenerator[str, None]:

@@ -62,6 +62,6 @@ def _check(
 
 def _refusal(row: Annotation, value: str, remedy: str) -> InvalidArgument:
     return InvalidArgument(
-        f"annotation {PREFIX}{row.name}: {value!r} is nothing that pods of this node may ask for; have an "
+        f"annotation {PREFIX}{row.name}: {value!r} is not allowed for pods of this node; have an "
         f"administrator allow {remedy}, or leave it out"
     )

@@ -246,7 +246,7 @@ class Calls(Generic[D]):
         except TimeoutError:
             breaker.abandoned()
             raise CloudError(
-                ErrorKind.THROTTLED, f"{what}: {self._cloud.location} wants to be asked less often", expected
+                ErrorKind.THROTTLED, f"{what}: {self._cloud.location} throttles the node's requests", expected
             ) from None
         except CancelledError:
             breaker.abandoned()

@@ -126,8 +126,9 @@ class Launcher(Generic[D]):
         offers = choose(self._cloud.offers, self.need(spec.size, wishes))
         if offers[0].gpus and not (wishes.image or spec.image):
             raise InvalidArgument(
-                f"the VM would have {offers[0].gpus} GPUs ({offers[0].name}), which are dear, and the image "
-                f"of pods of containers has no driver for them: name one that has by the annotation "
+                f"the VM would have {offers[0].gpus} GPUs ({offers[0].name}), which are expensive, and the "
+                "image for pods of containers has no driver for them"
+                f": name one that has by the annotation "
                 f"{PREFIX}image, or run a pod whose image is the VM"
             )
         tags = {
@@ -274,4 +275,4 @@ class Launcher(Generic[D]):
                 if isinstance(error, InfranetesError)
                 else to_infranetes_error(self._cloud.location, error)
             )
-            _log.warn("a launch failed, and what it left is swept later: {error}", error=shown)
+            _log.warn("a launch failed, and its leftovers are removed later: {error}", error=shown)

@@ -128,7 +128,7 @@ class OfferBook(Generic[D]):
             told = cattrs.structure(json.loads(content), Told)
             checked = attrs.evolve(told, offers=valid(told.offers), prices=valid_prices(told.prices))
         except Exception as error:  # a file that is not ours may contain anything
-            return f"{self._path} is none of ours: {type(error).__name__}"
+            return f"{self._path} was not written by this program: {type(error).__name__}"
         if (told.location, told.format) == (self.told.location, _FORMAT):
             self.told = checked
             self._merge()

@@ -55,7 +55,7 @@ class OwnPrices:
             try:
                 prices = await run_in_thread(reactor, self._thd_changed)
             except ConfigError as error:
-                _log.warn("{error}; the prices from before stay", error=error)
+                _log.warn("{error}; the earlier prices stay in use", error=error)
                 continue
             if prices is None or prices == self.prices:
                 continue

@@ -179,8 +179,8 @@ class CloudProvider(Generic[D]):
     def wait_running(self, instance_id: str, timeout: float) -> Deferred[Instance]:
         def too_late(outcome: object, seconds: float) -> NoReturn:
             raise DeadlineExceeded(
-                f"VM {instance_id} is not running after {timeout:g} s; it may need longer to boot, "
-                "or its console says why it does not"
+                f"VM {instance_id} is not running after {timeout:g} s; it may need longer to boot, or its "
+                "console says why it fails to"
             )
 
         async def wait() -> Instance:
@@ -319,7 +319,9 @@ class CloudProvider(Generic[D]):
             what = f"destroy VM {vm.id}"
             while not await self._is_destroyed(vm, what):
                 if self._reactor.seconds() > deadline:
-                    raise CloudError(ErrorKind.TRANSIENT, f"{what}: the cloud has not taken its end yet")
+                    raise CloudError(
+                        ErrorKind.TRANSIENT, f"{what}: the cloud has not accepted the deletion yet"
+                    )
                 await sleep(self._reactor, self._settings.poll_seconds)
             await run_in_thread(self._reactor, self._tombstones._thd_add, vm.id, vm.token)
             self._ledger.record_destroyed(vm.id, vm.token)

@@ -129,7 +129,7 @@ class Renewed(Generic[T]):
             words = str(error) if isinstance(error, CloudError) else type(error).__name__
             if words != self._told:
                 _log.warn(
-                    "{what} can't be renewed yet, and the old one serves on: {error}",
+                    "{what} can't be renewed yet, and the old one stays in use: {error}",
                     what=self._what,
                     error=words,
                 )

@@ -142,7 +142,7 @@ class CloudSnapshots(Generic[D]):
                 if not found.ours:
                     raise FailedPrecondition(
                         f"{self._calls.location}: snapshot {snapshot_id} was not taken by this cluster: "
-                        "nothing but a person may destroy it"
+                        "it has to be destroyed by hand"
                     )
                 may_be_asked = not asked and found.state is not SnapshotState.TAKING
                 if may_be_asked and (asked := await self._ask_for_end(found, wait)):

@@ -74,7 +74,7 @@ class Sweeper(Generic[D]):
 
     async def _release(self, leftover: Leftover) -> None:
         _log.warn(
-            "{cloud}: {kind} {id} is ours and no VM uses it: releasing it",
+            "{cloud}: {kind} {id} belongs to this node and no VM uses it: releasing it",
             cloud=self._cloud.location,
             kind=leftover.kind,
             id=leftover.id,

@@ -223,7 +223,7 @@ class CloudVolumes(Generic[D]):
         if not deleted and now - since <= self._settle_seconds:
             return None, request
         if not deleted and request.number >= _MOST_NUMBERS:
-            raise Unavailable(f"{what}: {self._calls.location} takes the requests, and shows no volume")
+            raise Unavailable(f"{what}: {self._calls.location} accepts the requests, and lists no volume")
         return None, attrs.evolve(request, number=request.number + 1)
 
     async def _delete(self, volume_id: str) -> None:
@@ -237,7 +237,7 @@ class CloudVolumes(Generic[D]):
                 if not disk.ours:
                     raise FailedPrecondition(
                         f"{self._calls.location}: volume {volume_id} was not made by this cluster: "
-                        "nothing but a person may destroy it"
+                        "it has to be destroyed by hand"
                     )
                 if any(hold.state is not HoldState.DETACHING for hold in disk.holds):
                     raise FailedPrecondition(

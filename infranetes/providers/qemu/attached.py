@@ -144,7 +144,7 @@ class AttachedVolumes:
             await self._remove(vm, serial, serial)
         except InfranetesError as error:
             _log.warn(
-                "VM {vm}: of a volume that can't be attached something stays for now: {error}",
+                "VM {vm}: a volume that can't be attached is not cleaned up for now: {error}",
                 vm=vm.record.id,
                 error=error,
             )
@@ -184,7 +184,7 @@ class AttachedVolumes:
         for outcome in await settled(rests):
             if isinstance(outcome, Failure):
                 _log.warn(
-                    "VM {vm}: the rest of a volume stays for now: {error}",
+                    "VM {vm}: a detached volume is not cleaned up for now: {error}",
                     vm=vm.record.id,
                     error=outcome.getErrorMessage(),
                 )
@@ -260,7 +260,7 @@ class VolumeAttacher:
             instant = await self.volumes.mirror(vm, volume, target)
             if instant is not None:
                 return instant
-        raise Unavailable(f"volume {volume} is in use, and no VM has it: it is about to change. Try again")
+        raise Unavailable(f"volume {volume} is in use, and no VM has it: it is being changed. Try again")
 
     @deferred
     async def end_mirrors(self) -> None:

@@ -176,9 +176,7 @@ class Bridge:
                     _log.warn("the port {tap} can't be set up: {error}", tap=port.tap, error=str(error))
         unknown = taps - {port.tap for port in ports}
         for tap in unknown:
-            _log.warn(
-                "the bridge's port {tap} belongs to no known VM; what comes from it is dropped", tap=tap
-            )
+            _log.warn("the bridge's port {tap} belongs to no known VM; its packets are dropped", tap=tap)
         await self._batch("ip", [f"link set dev {tap} group {self._group}" for tap in unknown])
 
     async def restore_tables(self, network: IPv4Network, ports: Iterable[BridgePort]) -> None:

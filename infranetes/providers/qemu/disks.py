@@ -149,7 +149,7 @@ class Disks:
             await self._remove(vm, {disk.name for disk in added})
         except InfranetesError as error:
             _log.warn(
-                "VM {vm}: of {count} disks that can't all be shown some stay for now: {error}",
+                "VM {vm}: {count} disks that can't all be attached are not cleaned up for now: {error}",
                 vm=vm.record.id,
                 count=len(added),
                 error=str(error),
@@ -183,7 +183,7 @@ class Disks:
         for outcome in await settled(rests):
             if isinstance(outcome, Failure):
                 _log.warn(
-                    "VM {vm}: the rest of a disk stays for now: {error}",
+                    "VM {vm}: a detached disk is not cleaned up for now: {error}",
                     vm=vm.record.id,
                     error=outcome.getErrorMessage(),
                 )

@@ -56,4 +56,4 @@ async def _place(placement: Placement, vm: Vm, pid: int) -> None:
     try:
         await placement.place(vm.record, pid)
     except InfranetesError as error:
-        _log.warn("VM {vm} may count elsewhere than in its pod: {error}", vm=vm.record.id, error=error)
+        _log.warn("VM {vm} may not be accounted to its pod: {error}", vm=vm.record.id, error=error)

@@ -94,7 +94,7 @@ class IdentityPort(Protocol):
         elif isinstance(message, Ready):
             self.ready.succeed(message.port)
         elif isinstance(message, Failed):
-            self.ready.fail(InfranetesError(f"the agent does not take its identity: {message.reason}"))
+            self.ready.fail(InfranetesError(f"the agent refused its identity: {message.reason}"))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         for pending in (self.waiting, self.ready, self.clock_set):

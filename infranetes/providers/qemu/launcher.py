@@ -91,7 +91,7 @@ class Launcher:
         if spec.attachment is not None and ROUTES not in template.image.features:
             raise FailedPrecondition(
                 f"the guest image {template.image.directory} is of a release whose VMs can't be in a CNI's "
-                "network; build the guest image anew"
+                "network; rebuild the guest image"
             )
         wishes = read(spec.annotations)
         wishes.refuse_others("qemu", _SERVED)

@@ -19,6 +19,6 @@ def as_infranetes_error(error: Exception) -> InfranetesError:
         if error.errno in _DISK_FULL:
             return ResourceExhausted(f"the node's disk is full: {what}; make room")
         if isinstance(error, FileNotFoundError):
-            return FailedPrecondition(f"a file of the provider is gone: {what}; restart Infranetes")
+            return FailedPrecondition(f"a file of the provider is missing: {what}; restart Infranetes")
         return Unavailable(f"the node refuses: {what}")
     return InfranetesError(f"unexpected {type(error).__name__}: {error}")

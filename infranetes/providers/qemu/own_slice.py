@@ -49,7 +49,7 @@ class OwnSlice:
         if not self._warned:
             self._warned = True
             _log.warn(
-                "VM {vm} counts with the daemon, and so may others that have no pod's group: {error}",
+                "VM {vm} is accounted to the daemon, and so may be others that have no pod's group: {error}",
                 vm=record.id,
                 error=str(error),
             )

@@ -67,7 +67,7 @@ class PodCgroups:
         if not self._warned:
             self._warned = True
             _log.warn(
-                "VMs count as the daemon's own: without systemd nobody has made {parent}",
+                "VMs are accounted to the daemon: without systemd nobody has made {parent}",
                 parent=parent,
             )
 

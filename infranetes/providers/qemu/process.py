@@ -118,7 +118,7 @@ class WatchedProcess:
     def end(self) -> str:
         """How the process ended, for people."""
         known = self._spawned.end if self._spawned is not None else ""
-        return known or "ended; how is not known, for an earlier daemon had started it"
+        return known or "ended; it is not known how, because an earlier daemon had started it"
 
     @property
     def alive(self) -> bool:

@@ -53,7 +53,7 @@ class Room:
         """Check that there is what is needed. :raise ResourceExhausted: there is less."""
         if needed > free:
             raise ResourceExhausted(
-                f"{self._directory} has {free >> 20} MiB that are promised to no volume, and "
+                f"{self._directory} has {free >> 20} MiB that are not reserved for volumes, and "
                 f"{-(-needed // UNIT)} MiB are needed: delete volumes or snapshots, or give volumes_dir a "
                 "larger file system"
             )

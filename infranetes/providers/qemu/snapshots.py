@@ -162,7 +162,7 @@ class QemuSnapshots:
                 await self._attacher.end_mirrors()
                 await run_in_thread(self._reactor, remove_rests, rests)
         except (InfranetesError, OSError) as error:
-            _log.warn("what an earlier daemon began to copy stays for now: {error}", error=error)
+            _log.warn("a copy that an earlier daemon began is not cleaned up for now: {error}", error=error)
 
     def _rests(self) -> Sequence[Path]:
         return [*self._files.rests(), *self._volumes.rests()]

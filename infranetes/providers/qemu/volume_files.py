@@ -194,7 +194,7 @@ class VolumeFiles:
             raise as_error(error, f"volume {volume_id} can't be deleted") from None
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise FailedPrecondition(f"{path} is no file: nothing but a person may remove it")
+                raise FailedPrecondition(f"{path} is no file: it has to be removed by hand")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no VM can attach it from now on
             path.unlink(missing_ok=True)
             self._source(volume_id).unlink(missing_ok=True)

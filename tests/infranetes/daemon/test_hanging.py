@@ -78,12 +78,12 @@ class HangingTests(DaemonCase):
         await self.runtime.StopContainer(stop, timeout=30.0)
         status = await self.in_state(containers[1], cri.CONTAINER_EXITED)
         self.assertEqual(status.reason, "VolumesNotWritten")
-        self.assertIn(f"not all that it wrote is on the node: {self.hanging[1]}: ", status.message)
+        self.assertIn(f"not everything that it wrote is on the node: {self.hanging[1]}: ", status.message)
         began = time.monotonic()
         await self.stop_pod(sandboxes[0])
         self.assertLess(time.monotonic() - began, 20.0)
 
-        await self.all_say("is not carried to the VM", 0)
+        await self.all_say("is not copied to the VM", 0)
         assert self.process is not None
         self.process.terminate()
         await self.ended(15.0)
@@ -91,6 +91,6 @@ class HangingTests(DaemonCase):
         await self.start()
         ready = cri.PodSandboxStateValue(state=cri.SANDBOX_READY)
         self.assertEqual(len(await self.sandboxes(state=ready)), PODS)  # the talking one, and all but one
-        await self.all_say("is not carried to the VM", known)
+        await self.all_say("is not copied to the VM", known)
         self.server.go_on()
-        await self.all_say("is carried again", known)
+        await self.all_say("is copied again", known)

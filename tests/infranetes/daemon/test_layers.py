@@ -106,7 +106,7 @@ class LayersTests(DaemonCase):
         [vm] = await self.vms()
         await self.farm("behave", id=vm["id"], behaviour="normal", after=0)  # cuts its connections
         await creating
-        self.assertIn("goes on its way into sandbox", self.log)
+        self.assertIn("continues at", self.log)
 
     async def test_the_next_daemon_goes_on_with_what_has_arrived(self) -> None:
         await self.start_with(large=large(120, 120, 2))
@@ -116,7 +116,7 @@ class LayersTests(DaemonCase):
         await self.restart()
         await settled([creating])
         container = await self.run_container(sandbox, self.of("large"))
-        self.assertIn("goes on its way into sandbox", self.log)
+        self.assertIn("continues at", self.log)
         self.assertEqual([one.id for one in await self.containers()], [container])
 
     async def test_a_call_that_has_run_out_of_time_is_joined_by_the_next(self) -> None:

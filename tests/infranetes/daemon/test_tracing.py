@@ -185,10 +185,10 @@ class TroubleTests(TracingCase):
             host, port = unused.getsockname()
             self.config["tracing"]["endpoint"] = f"http://{host}:{port}/v1/traces"
             await self._pods_are_served()
-            await self.until(lambda: "does not take spans" in self.log, "it is logged", 60.0)
+            await self.until(lambda: "does not accept spans" in self.log, "it is logged", 60.0)
             await self.run_traced(name="second")
             await self._ends()
-        self.assertEqual(self.log.count("does not take spans"), 1)
+        self.assertEqual(self.log.count("does not accept spans"), 1)
         self.assertRegex(self.log, r"\d+ spans were lost")
 
     async def test_it_answers_nothing(self) -> None:
@@ -201,11 +201,11 @@ class TroubleTests(TracingCase):
     async def test_it_fails_and_recovers(self) -> None:
         self.collector.answer = 500
         await self._pods_are_served()
-        await self.until(lambda: "does not take spans" in self.log, "it is logged", 60.0)
+        await self.until(lambda: "does not accept spans" in self.log, "it is logged", 60.0)
         self.collector.answer = 200
         await self.runtime.Version(cri.VersionRequest(), timeout=5.0, metadata=SAMPLED)
         await self.arrived("runtime.v1.RuntimeService/Version")
-        await self.until(lambda: "takes spans again" in self.log, "it is logged")
+        await self.until(lambda: "accepts spans again" in self.log, "it is logged")
 
 
 class PoolTests(TracingCase):

@@ -127,7 +127,11 @@ class VolumeTests(DaemonCase):
         status = await self.in_state(container, cri.CONTAINER_EXITED)
         self.assertEqual((shared / "tree" / "deep" / "result").read_text(), "42\n")
         self.assertEqual((status.exit_code, status.reason), (0, "VolumesNotWritten"))
-        for words in ("not all that it wrote is on the node", f"{shared}", "busy: Device or resource busy"):
+        for words in (
+            "not everything that it wrote is on the node",
+            f"{shared}",
+            "busy: Device or resource busy",
+        ):
             self.assertIn(words, status.message)
         self.assertIn(f"wrote last to {shared} is not on the node", self.log)
 
@@ -267,7 +271,7 @@ class VolumeTests(DaemonCase):
         await self.carried((outer / "sub").is_symlink)
         for name in ("crontab", "evil"):
             (inner_there / name).write_text("* * * * * root evil")
-        await self.until(lambda: f"{inner} is not carried to the VM" in self.log, "a refusal")
+        await self.until(lambda: f"{inner} is not copied to the VM" in self.log, "a refusal")
         config = self.box("second", script="sleep 1000", mounts=[self.mount(outer / "sub" / "cron.d")])
         request = cri.CreateContainerRequest(pod_sandbox_id=sandbox, config=config)
         call = self.runtime.CreateContainer(request, timeout=30.0)
@@ -333,7 +337,7 @@ class VolumeTests(DaemonCase):
         config = self.box(script="sleep 1000", mounts=[self.mount(directory)])
         await self.run_container(await self.run_pod(), config)
         shutil.rmtree(directory)
-        await self.until(lambda: "is not carried to the VM" in self.log, "a warning")
+        await self.until(lambda: "is not copied to the VM" in self.log, "a warning")
         await self.sleep(1.5)
-        self.assertEqual(self.log.count("is not carried to the VM"), 1)
+        self.assertEqual(self.log.count("is not copied to the VM"), 1)
         self.assertEqual((self.in_vm(directory) / "key").read_text(), "x")

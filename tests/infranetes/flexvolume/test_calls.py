@@ -148,7 +148,7 @@ class CommandTests(CallCase):
         os.makedirs(self.target())
         await deferToThread(subprocess.run, ["mount", "-t", "tmpfs", "tmpfs", self.target()], check=True)
         status, message = await self.ask("unmount", self.target())
-        self.assertEqual((status, "no volume of ours" in message), ("Failure", True), message)
+        self.assertEqual((status, "not one of Infranetes' volumes" in message), ("Failure", True), message)
         self.assertTrue(os.path.ismount(self.target()))
 
     async def test_what_can_not_be_read_any_more_is_unmounted(self) -> None:

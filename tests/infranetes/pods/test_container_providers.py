@@ -77,7 +77,7 @@ class ContainerProviderTests(PodsTestCase):
         oci = pod("c", annotations={"infranetes.io/containers": "oci"})
         failure = self.failureResultOf(self.start(oci), FailedPrecondition)
         self.assertIn("containers by docker alone, not by oci", str(failure.value))
-        self.assertIn("build the guest image anew", str(failure.value))
+        self.assertIn("rebuild the guest image", str(failure.value))
 
     def test_where_images_are_machines_there_is_nothing_to_choose(self) -> None:
         node = self.world.node

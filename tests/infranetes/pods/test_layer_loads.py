@@ -335,7 +335,7 @@ class SentTests(LayersTestCase):
             self.finish()
             self.successResultOf(creating)
             self.world.wait(2.5 * load_progress.EVERY_SECONDS)
-        lines = [event for event in told if "is on its way" in (event["log_format"] or "")]
+        lines = [event for event in told if "is being sent" in (event["log_format"] or "")]
         shown = [(one["image"], one["sandbox"], one["arrived"], one["size"], one["layers"]) for one in lines]
         self.assertEqual(shown, [(A, self.sandbox, 600, 2 * LAYER_BYTES, 2)] * 2)
 

@@ -218,7 +218,7 @@ class PodNetworkTests(PodsTestCase):
 
     def test_one_whose_vm_can_not_join_fails_and_leaves_nothing(self) -> None:
         for error, words in (
-            (Unimplemented("unknown method"), "build the image anew"),
+            (Unimplemented("unknown method"), "rebuild the image"),
             (Unavailable("gone"), "gone"),
         ):
             self.world.join_error = error

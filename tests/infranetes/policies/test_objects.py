@@ -50,7 +50,7 @@ class PolicyTests(SynchronousTestCase):
             ({"from": [{}]}, "a peer has either an ipBlock or selectors"),
             ({"from": [{"newSelector": {}}]}, "a peer has either an ipBlock or selectors"),
             ({"from": [{**written.block("10.0.0.0/8"), "podSelector": {}}]}, "a peer has either"),
-            ({"from": [written.block("10.0.0.0")]}, "'10.0.0.0' has no length of its prefix"),
+            ({"from": [written.block("10.0.0.0")]}, "'10.0.0.0' has no prefix length"),
             ({"from": [written.block("10.0.0.0/8", "x/9")]}, "'x' is no address"),
             ({"from": [{"podSelector": written.expression("a", "In")}]}, "0 values is no condition"),
             ({"from": [{"podSelector": written.expression("a", "Exists", "b")}]}, "1 values is no condition"),

@@ -299,5 +299,5 @@ class SenderTests(SynchronousTestCase):
         for _ in range(20):
             self.vm.say("other", 0)
         self.assertEqual(self.vm.calls, 1)
-        self.assertIn("something else", self.sender.trouble)
+        self.assertIn("does not match the rules", self.sender.trouble)
         self.assertLess(len(self.vm.messages), 4)

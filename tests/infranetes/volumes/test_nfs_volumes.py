@@ -117,7 +117,7 @@ class NfsVolumesTests(NfsVolumesCase):
 
     def test_an_agent_of_an_earlier_release_is_said(self) -> None:
         self.agent.mount_error = Unimplemented("MountNfs")
-        self.assertIn("Build the guest image anew", self.refused(FailedPrecondition, mounting(DATA)))
+        self.assertIn("Rebuild the guest image", self.refused(FailedPrecondition, mounting(DATA)))
 
     def test_what_is_pending_is_written_before_the_vm_ends(self) -> None:
         self.create(mounting(DATA))

@@ -146,7 +146,7 @@ class UnpublishTests(PublishedCase):
         self.assertEqual(os.listdir(self.target), ["file"])
         other = self.top / "other"
         self.bind(self.top, other)
-        with self.assertRaisesRegex(FailedPrecondition, "no volume of ours"):
+        with self.assertRaisesRegex(FailedPrecondition, "not one of Infranetes' volumes"):
             unpublish(str(other), self.table)
         self.assertEqual(self.mounts_at(str(other)), 1)
 

@@ -89,7 +89,7 @@ class WriteBackTests(SynchronousTestCase):
         self.end("/a")
         self.syncs["/b"][-1].errback(FailedPrecondition("no room"))
         self.assertEqual(
-            self.successResultOf(self.words), "not all that it wrote is on the node: /b: no room"
+            self.successResultOf(self.words), "not everything that it wrote is on the node: /b: no room"
         )
 
 

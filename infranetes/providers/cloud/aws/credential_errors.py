@@ -68,7 +68,7 @@ def classify(error: Exception) -> CloudError:
     if isinstance(error, exceptions.ClientError):
         return _of_answer(cast(_ClientError, error))
     if isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError):
-        return _passing(f"who gives them does not answer: {message_of(error)}")
+        return _passing(f"their source does not answer: {message_of(error)}")
     name = type(error).__name__
     if isinstance(error, exceptions.BotoCoreError):
         words = ": ".join(filter(None, (message_of(error).rstrip("."), _HINTS.get(name, ""))))
@@ -78,7 +78,7 @@ def classify(error: Exception) -> CloudError:
     if isinstance(error, RuntimeError):  # botocore's, when new keys have already expired
         return _passing(message_of(error))
     # The error's own message is left out: it may quote what botocore could not read.
-    return broken(f"what gives them answers something else ({name})")
+    return broken(f"their source gave an invalid answer ({name})")
 
 
 def _of_answer(error: _ClientError) -> CloudError:

@@ -48,7 +48,7 @@ class AwsOffers:
         where = regions.price_list(region)
         if where is None:
             raise CloudError(
-                ErrorKind.INVALID, f"AWS tells no prices of {region}; see prices_file in providers.aws"
+                ErrorKind.INVALID, f"AWS publishes no prices for {region}; see prices_file in providers.aws"
             )
         timeout = min(_PRICE_SECONDS, self._settings.call_seconds)
         prices = PriceList(where, driver.keys, timeout, self._settings.price_endpoint)

@@ -194,7 +194,7 @@ class AzureCloud:
         vm = driver.vm(name)
         self._forget_steps(name)
         if vm is None or not self._is_ours(vm):
-            raise CloudError(ErrorKind.CONFLICT, f"VM {name} was launched before, and is not there")
+            raise CloudError(ErrorKind.CONFLICT, f"VM {name} was launched before, and no longer exists")
         return self._vm(vm, statuses_of(vm))
 
     def _forget_steps(self, name: str) -> None:

@@ -318,7 +318,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
             parts = urlsplit(following)
             if parts.netloc != self._own:
                 raise CloudError(
-                    ErrorKind.UNEXPECTED, f"a list goes on at {parts.netloc}, not at {self._own}"
+                    ErrorKind.UNEXPECTED, f"a list continues at {parts.netloc}, not at {self._own}"
                 )
             path, query = parts.path, dict(parse_qsl(parts.query))
         raise CloudError(ErrorKind.UNEXPECTED, f"the list {path} does not end")

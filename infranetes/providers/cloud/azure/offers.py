@@ -49,7 +49,7 @@ class AzureOffers:
         settings = self._settings
         if settings.environment == "AzureChinaCloud" and not settings.price_endpoint:
             raise CloudError(
-                ErrorKind.INVALID, "Azure tells no prices for China; see prices_file in providers.azure"
+                ErrorKind.INVALID, "Azure publishes no prices for China; see prices_file in providers.azure"
             )
         prices = RetailPrices(settings.price_endpoint, min(_PRICE_SECONDS, settings.call_seconds))
         try:

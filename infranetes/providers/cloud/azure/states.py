@@ -43,7 +43,7 @@ def state_of(properties: VmProperties, statuses: Sequence[Status]) -> tuple[Inst
     if power in _STOPPED and provisioning != "Creating":
         is_spot = properties.get("priority") == "Spot"
         if is_spot and power.startswith("dealloc"):
-            return InstanceState.ENDED, "preempted: Azure has taken the spot VM away, or it was deallocated"
+            return InstanceState.ENDED, "preempted: Azure has reclaimed the spot VM, or it was deallocated"
         return InstanceState.ENDED, f"it is {power}"
     return InstanceState.PENDING, ""
 

@@ -264,7 +264,7 @@ class GcpCloud:
         if (instance.get("scheduling") or {}).get("provisioningModel") == "SPOT":
             preemptions = driver.operations(zone, _PREEMPTED)
             if any(each.get("targetId") == instance["id"] for each in preemptions):
-                detail = "preempted: GCP has taken the spot VM away"
+                detail = "preempted: GCP has reclaimed the spot VM"
         if instance.get("status") == "TERMINATED":  # earlier, the preemption may not be listed yet
             if len(self._details) > _MAX_DETAILS:
                 self._details.clear()

@@ -142,7 +142,8 @@ def _thd_by_impersonation(account: Impersonated, scope: str, ask: TokenRequests)
     service = Service(
         f"IAM, asked for a token of {account.account},",
         ask.at(account.url),
-        "give whoever asks the role iam.serviceAccountTokenCreator on that account, or a workload identity "
+        "give the calling account the role iam.serviceAccountTokenCreator on that account, or a workload "
+        "identity "
         "pool the role iam.workloadIdentityUser; an instance also needs the scope cloud-platform",
     )
     body: dict[str, object] = {"scope": scope.split(), "lifetime": f"{account.seconds}s"}

@@ -339,7 +339,7 @@ def _check_guest_finds_disks(node: Node, extra: Sequence[OptionValue]) -> None:
         raise CloudError(
             ErrorKind.INVALID,
             f"VM {node.name} was not cloned with {DISK_UUIDS} = TRUE, so its guest can't tell volumes apart: "
-            "have its pod made anew, which gives it another VM",
+            "recreate its pod, which then gets another VM",
         )
 
 

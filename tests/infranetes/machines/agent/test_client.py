@@ -219,7 +219,7 @@ class HostileTests(HostileCase):
         bounds = Bounds(16384, 1 << 28)
         for attack, words in (
             ("repeated", "twice"),
-            ("empty", "lists nothing"),
+            ("empty", "does not end"),
             ("long", "paths"),
             ("huge", "limit"),
         ):

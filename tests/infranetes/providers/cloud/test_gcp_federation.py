@@ -155,7 +155,7 @@ class ImpersonationTests(CredentialsCase):
         credentials = self.credentials(self.file(), f"{SCOPE} x")
         words = await self.refused(credentials, ErrorKind.CREDENTIALS)
         self.assertIn(f"IAM, asked for a token of {ACCOUNT}, answers 403", words)
-        self.assertIn("give whoever asks the role iam.serviceAccountTokenCreator", words)
+        self.assertIn("give the calling account the role iam.serviceAccountTokenCreator", words)
         self.identity.impersonators.add((PERSON, ACCOUNT))
         with self.identity.refusing(503, b"", IAM):
             await self.refused(credentials, ErrorKind.TRANSIENT)

@@ -61,7 +61,7 @@ class FollowingTests(TestCase):
         wrong, gone = said()
         self.assertIn("is neither TOML nor", wrong)
         self.assertIn("No such file", gone)
-        self.assertIn("the prices from before stay", gone)
+        self.assertIn("the earlier prices stay in use", gone)
 
     async def test_the_same_prices_in_another_file_are_not_told(self) -> None:
         self.follow()

@@ -45,7 +45,7 @@ class TokensOfAnHour(CloudCase):
             await self.until(lambda: fault.happened, "another one is asked for")
             self.assertEqual(await self.within(provider.list()), [])
             await self.until(lambda: _told(logged), "that is told")
-        self.assertIn("can't be renewed yet, and the old one serves on", _told(logged)[0])
+        self.assertIn("can't be renewed yet, and the old one stays in use", _told(logged)[0])
         self.world.faults.clear()
         asked = self.world.faults.calls["token"]
         deadline = time.monotonic() + 20.0

@@ -212,7 +212,7 @@ class FaultTests(FailureAssertions, TestCase):
         self.assertEqual(len(self.disks.tokens), 1)
         for _ in range(5):
             words = await self.fails(Unavailable, volumes.create("data", GIB))
-        self.assertIn("shows no volume", words)
+        self.assertIn("lists no volume", words)
         self.assertLess(len(self.disks.tokens), 20)
 
     async def test_a_disk_that_fails_is_deleted_again(self) -> None:

@@ -314,7 +314,7 @@ class PlacesTests(VolumesCase, TestCase):
             self.world.vcsim.reconfigure(self.world.vm(machine), {"disk.EnableUUID": value})
             refused = await self.refused(FailedPrecondition, volumes.attach(machine, volume, False))
             self.assertIn("disk.EnableUUID", str(refused))
-            self.assertIn("have its pod made anew", str(refused))
+            self.assertIn("recreate its pod", str(refused))
         self.assertEqual((self.world.asked("AttachDisk_Task"), self.has(machine, volume)), ([], False))
         self.world.vcsim.reconfigure(self.world.vm(machine), {"disk.EnableUUID": "true"})  # by whomever
         await volumes.attach(machine, volume, False)
