@@ -173,7 +173,7 @@ def _quantity(annotation: Annotation, units: Mapping[str, float], value: object)
     else:
         raise _refused(annotation, value)
     if not 0 <= number < 2**63:
-        raise Invalid(((), f"{_expected(annotation)} is expected, not below 0 or beyond all bounds"))
+        raise Invalid(((), f"{_expected(annotation)} is expected, not below 0 or out of range"))
     return number
 
 

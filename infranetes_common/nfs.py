@@ -95,7 +95,7 @@ def checked(source: str, options: Iterable[str]) -> NfsMount:
         raise InvalidArgument(f"{source[:200]}: over {MAX_OPTIONS} mount options")
     names = [option.partition("=")[0] for option in each]
     if len(set(names)) != len(names):
-        raise InvalidArgument(f"{source[:200]}: a mount option is there twice: {','.join(each)[:500]}")
+        raise InvalidArgument(f"{source[:200]}: a mount option is given twice: {','.join(each)[:500]}")
     for option in each:
         _check_option(source, option)
     mount = NfsMount(source, tuple(each))
@@ -128,8 +128,9 @@ def _check_server(mount: NfsMount) -> None:
         raise InvalidArgument(f"{mount.source[:200]}: {mount.address!r} is no address") from None
     if address.is_loopback or address.is_link_local or address.is_unspecified:
         raise FailedPrecondition(
-            f"{mount.source[:200]} is served at {mount.address}, which the VM can't reach: that address is "
-            "the node's alone. Have it mounted by an address that pods can reach"
+            f"{mount.source[:200]} is served at {mount.address}, which the VM can't reach: only the node has "
+            "that address. Have it mounted by"
+            " an address that pods can reach"
         )
 
 

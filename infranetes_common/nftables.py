@@ -42,7 +42,7 @@ class Library:
         self._library.nft_ctx_new.restype = ctypes.c_void_p
         self._context = ctypes.c_void_p(self._library.nft_ctx_new(0))
         if not self._context:
-            raise OSError("libnftables does not begin")
+            raise OSError("libnftables can't be initialized")
         self._library.nft_ctx_buffer_output(self._context)
         self._library.nft_ctx_buffer_error(self._context)
         for name in ("output", "error"):
@@ -85,7 +85,8 @@ class Scripts:
                 except OSError as error:
                     self._missing = True
                     _log.info(
-                        "nftables is changed by a program, which is slow: its library can't be used: {error}",
+                        "nftables is changed by its program, which is slow, because its library can't be "
+                        "used: {error}",
                         error=error,
                     )
             inside = ["ip", "netns", "exec", self._namespace] if self._namespace else []

@@ -131,7 +131,8 @@ class TablesWatch:
             self._socket = self._opener()
         except OSError as error:
             _log.info(
-                "changes of nftables by others are noticed late: the kernel does not tell of them: {error}",
+                "changes of nftables by others are noticed late, because the kernel does not report them: "
+                "{error}",
                 error=error.strerror,
             )
             return
@@ -227,7 +228,7 @@ class TablesWatch:
         self._mending = True
         self._repair = Flight(
             start(self._mended()).addErrback(
-                lambda failure: _log.warn("nftables can't be mended: {error}", error=failure.value)
+                lambda failure: _log.warn("nftables tables can't be restored: {error}", error=failure.value)
             )
         )
 

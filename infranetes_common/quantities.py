@@ -25,12 +25,12 @@ class Needs:
 
 
 def thousandths(text: str) -> int:
-    """Return a quantity in thousandths, rounded up. :raise ValueError: it is none, or beyond all bounds."""
+    """Return a quantity in thousandths, rounded up. :raise ValueError: it is none, or out of range."""
     return _rounded(_parsed(text) * 1000, text)
 
 
 def units(text: str) -> int:
-    """Return a quantity, rounded up. :raise ValueError: it is none, or beyond all bounds."""
+    """Return a quantity, rounded up. :raise ValueError: it is none, or out of range."""
     return _rounded(_parsed(text), text)
 
 
@@ -50,5 +50,5 @@ def _parsed(text: str) -> Decimal:
 
 def _rounded(number: Decimal, text: str) -> int:
     if number > _MOST:
-        raise ValueError(f"{text[:80]!r} is beyond all bounds")
+        raise ValueError(f"{text[:80]!r} is out of range")
     return int(number.to_integral_value(ROUND_CEILING))

@@ -58,7 +58,7 @@ def user_namespace(options: cri.NamespaceOption, field: str) -> UserNamespace | 
         return None
     if users.mode == cri.NODE:
         if users.uids or users.gids:
-            raise InvalidArgument(f"{named}: NODE takes no mappings of ids")
+            raise InvalidArgument(f"{named}: NODE allows no mappings of ids")
         return None
     if users.mode != cri.POD:
         raise InvalidArgument(

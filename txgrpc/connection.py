@@ -168,7 +168,9 @@ class Connection(Protocol):
             self._unread += len(data)
             if self._unread > self.limits.max_unread_output:
                 # Not inside a method's own send: a coroutine can't be cancelled while it runs.
-                self.reactor.callLater(0, self.abort, "the peer asks, but does not read the answers")
+                self.reactor.callLater(
+                    0, self.abort, "the peer sends requests, but does not read the answers"
+                )
         self.transport.write(data)
 
     # Ending

@@ -156,7 +156,8 @@ class ClientStream(Stream):
                 self.exchange.initial_metadata = _metadata(headers)
                 return
             problem = GrpcError(
-                Code.INTERNAL, f"the server compresses with {encoding.decode('latin-1')!r}, unasked"
+                Code.INTERNAL,
+                f"the server compresses with {encoding.decode('latin-1')!r}, which was not asked for",
             )
         self.exchange.finish(problem)
 

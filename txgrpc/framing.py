@@ -93,7 +93,7 @@ class MessageReader:
                 Code.INTERNAL, "a message is marked compressed, but the call names no grpc-encoding"
             )
         if flag:
-            raise FramingError(Code.INTERNAL, f"a message starts with {flag}, which is no gRPC prefix")
+            raise FramingError(Code.INTERNAL, f"a message starts with {flag}, which is not a gRPC prefix")
         if length > self._limit:
             raise FramingError(
                 Code.RESOURCE_EXHAUSTED,

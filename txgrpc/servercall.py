@@ -191,7 +191,7 @@ class ServerStream(Stream):
         if encoding != b"identity":
             self.call.trailing = [_ACCEPT]
             name = encoding.decode("latin-1")[:40]
-            raise GrpcError(Code.UNIMPLEMENTED, f"messages compressed with {name!r} are not read here")
+            raise GrpcError(Code.UNIMPLEMENTED, f"messages compressed with {name!r} are not supported")
         timeout = fields.get(b"grpc-timeout")
         if timeout is not None:
             try:

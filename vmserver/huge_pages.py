@@ -124,7 +124,7 @@ class HugePages:
         try:
             await self._fit(first)
         except (InfranetesError, OSError) as error:
-            _log.warn("the number of huge pages is not what containers ask for: {error}", error=error)
+            _log.warn("the number of huge pages does not match what containers ask for: {error}", error=error)
 
     def begin(self) -> None:
         """Settle the reservations that an earlier agent may have left."""
@@ -178,8 +178,9 @@ class HugePages:
         available = available_bytes(self._meminfo)
         if more > 0 and available < more * size + RESERVE:
             raise ResourceExhausted(
-                f"this VM has no memory for {pages * size // _MIB} MiB of {resource_name(size)}: what runs "
-                f"leaves {available // _MIB} MiB, {more * size // _MIB} more are needed for them, and "
+                f"this VM has no memory for {pages * size // _MIB} MiB of {resource_name(size)}: what is "
+                f"running leaves {available // _MIB} MiB,"
+                f" {more * size // _MIB} more are needed for them, and "
                 f"{RESERVE // _MIB} have to stay. Give the pod more memory, or fewer huge pages"
             )
 

@@ -93,7 +93,7 @@ class Interruptions:
     async def _look(self) -> None:
         while (notice := await self._found()) is None:
             await sleep(self._reactor, POLL_SECONDS)
-        _log.warn("this machine will be taken away: {reason}", reason=notice.reason)
+        _log.warn("this VM will be reclaimed: {reason}", reason=notice.reason)
         self._tell(notice)
         left = max(notice.at - self._reactor.seconds(), 0.0)
         last = min(LAST_SECONDS, left / 2)
@@ -104,7 +104,7 @@ class Interruptions:
         try:
             return await self._find()
         except InfranetesError as error:
-            _log.debug("whether this machine will be taken away is not known now: {error}", error=error)
+            _log.debug("it is not known now whether this VM will be reclaimed: {error}", error=error)
             return None
 
     async def _stop_all(self, grace: int) -> None:
@@ -118,7 +118,7 @@ class Interruptions:
 
 def _log_unless_cancelled(failure: Failure) -> None:
     if not failure.check(CancelledError):
-        _log.failure("the machine may be taken away without a word", failure)
+        _log.failure("watching for the notice that this VM will be reclaimed failed", failure)
 
 
 def find_by(source: str, service: MetadataService, clock: IReactorTime) -> FindNotice | None:

@@ -30,7 +30,7 @@ _LATEST_NANOS = 2**62
 def check_time(nanos: int, name: str = "clock") -> None:
     """Check that a time is of our days. :param name: for the message. :raise InvalidArgument: it is not."""
     if not _EARLIEST_NANOS <= nanos < _LATEST_NANOS:
-        raise InvalidArgument(f"{name} {nanos}: that is no time of today")
+        raise InvalidArgument(f"{name} {nanos}: that time is out of range")
 
 
 class MachineClock:

@@ -110,7 +110,9 @@ class MachineMemory:
         """Bring memory online that the hypervisor has not removed: the caller of `release` may be gone."""
         self._return = None
         start(self._restore_all()).addErrback(
-            lambda failure: _log.failure("memory that nobody has removed stays out of use", failure)
+            lambda failure: _log.failure(
+                "memory that was not removed could not be brought back into use", failure
+            )
         )
 
     async def _restore_all(self) -> None:
@@ -123,7 +125,8 @@ class MachineMemory:
         size, available = len(used) * self._block_bytes(), available_bytes(self._meminfo)
         if used and available < size + RESERVE:
             raise FailedPrecondition(
-                f"what runs leaves {available // _MIB} MiB; {size // _MIB} MiB can be taken out of use where "
+                f"what is running leaves {available // _MIB} MiB; {size // _MIB} MiB can be taken out of use "
+                "where "
                 f"{RESERVE // _MIB} MiB more are left"
             )
         await self._set(used, OFFLINE, seconds)
@@ -140,7 +143,8 @@ class MachineMemory:
         wrong = [block.name for block in blocks if _state(block) not in (state, "")]
         if wrong:
             raise FailedPrecondition(
-                f"the kernel does not set {', '.join(wrong[:4])} {state}, such as for what it can't move: "
+                f"the kernel does not set {', '.join(wrong[:4])} {state}, perhaps because it can't move what "
+                "is in it: "
                 f"{output.message()[:200]}"
             )
 

@@ -107,7 +107,7 @@ def sync(at: str | Path) -> None:
     try:
         if _libc.syncfs(descriptor) < 0:
             words = os.strerror(ctypes.get_errno())
-            raise Unavailable(f"what was written to {at} can't be brought to the disk: {words}")
+            raise Unavailable(f"what was written to {at} can't be synced to the disk: {words}")
     finally:
         os.close(descriptor)
 
@@ -189,7 +189,7 @@ def _unmount(at: str, flags: int) -> None:
 
 def _as_error(error: OSError, what: str, kind: str) -> InfranetesError:
     if error.errno in (errno.EINVAL, errno.EUCLEAN, errno.ENOTBLK):
-        return FailedPrecondition(f"{what}: that is not what it holds ({error.strerror})")
+        return FailedPrecondition(f"{what}: it holds something else ({error.strerror})")
     if error.errno == errno.ENODEV:
         return FailedPrecondition(f"{what}: this VM's kernel has no {kind}; load its module into the image")
     if error.errno in (errno.ENOMEM, errno.ENOSPC):

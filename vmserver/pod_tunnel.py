@@ -64,7 +64,7 @@ def pod_network(
     except ValueError as error:
         raise InvalidArgument(f"the pods' network: {str(error)[:200]}") from None
     if not 0 < port < 65536 or not _MIN_MTU + OVERHEAD <= mtu <= _MAX_MTU:
-        raise InvalidArgument("the pods' network: port or MTU can't be")
+        raise InvalidArgument("the pods' network: the port or the MTU is out of range")
     if not 0 < len(found.networks) <= MAX_NETWORKS:
         raise InvalidArgument(f"the pods' network: 1 to {MAX_NETWORKS} subnets are needed")
     if found.address == found.gateway or any(found.node_host in each for each in found.networks):

@@ -67,7 +67,7 @@ class ProviderChoice:
                 self._start = ProviderStart(self._reactor, self.provider)
             except InfranetesError as error:
                 _log.error(
-                    "the provider {provider}, which the pod chose, can't be had any more: {words}",
+                    "the provider {provider}, which the pod chose, is no longer available: {words}",
                     provider=chosen,
                     words=str(error),
                 )

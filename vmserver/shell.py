@@ -70,7 +70,7 @@ class ShellSession(ExecSession):
         """Kill the shell, its descendants, and the other processes of its session."""
         kill_family(self._pid)
         start(run_in_thread(self._reactor, kill_session, self._pid)).addErrback(
-            lambda failure: _log.failure("what ran in a shell's session may still run", failure)
+            lambda failure: _log.failure("processes of a shell's session may still be running", failure)
         )
 
 

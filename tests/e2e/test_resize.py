@@ -157,7 +157,7 @@ class GiveBackTests(PodCase):
         large, used = await self.guest(main), await self.pss()
         self.assertGreater(used, 1088)
         told = await self.refused(Code.FAILED_PRECONDITION, self.resize(sandbox, 768))
-        self.assertIn("keeps 1280 MiB for the pod, not 768: what runs leaves", told)
+        self.assertIn("keeps 1280 MiB for the pod, not 768: what is running leaves", told)
         self.assertEqual(await self.guest(main), large)
 
         await self.execute(main, "sh", "-c", "killall dd; while pidof dd; do sleep 0.1; done")

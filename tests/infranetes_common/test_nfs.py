@@ -45,7 +45,7 @@ class NfsTests(SynchronousTestCase):
 
     def test_an_address_that_is_the_nodes_alone_is_refused(self) -> None:
         for address in ("127.0.0.1", "::1", "169.254.1.1", "fe80::1", "0.0.0.0"):
-            self.assertIn("node's alone", self.refused("vers=4.2", f"addr={address}"))
+            self.assertIn("only the node has that address", self.refused("vers=4.2", f"addr={address}"))
 
     def test_what_is_no_mount_is_refused(self) -> None:
         for source in ("/dev/sda", "host", "host:relative", "a b:/x", "host:/x\n", ":/x", "h:/" + "x" * 4096):

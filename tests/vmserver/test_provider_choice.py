@@ -279,7 +279,10 @@ class ProcessTests(TestCase):
         self.start()
         stub = self.stub()
         self.assertEqual(await self.provider(stub), ("fake", False))
-        for mode, words in ((0o644, "is no program"), (0o755, "ended with 1: Job for docker.service failed")):
+        for mode, words in (
+            (0o644, "is not a program"),
+            (0o755, "ended with 1: Job for docker.service failed"),
+        ):
             program.chmod(mode)
             with self.assertRaises(GrpcError) as caught:
                 await self.choose(stub, "docker")

@@ -28,7 +28,5 @@ def target(mount: cri.Mount) -> str:
 def source(mount: cri.Mount, exists: Callable[[str], bool]) -> str:
     """Return the path in the VM. :raise InvalidArgument: the VM does not have it."""
     if not mount.host_path.startswith("/") or not exists(mount.host_path):
-        raise InvalidArgument(
-            f"{field(mount)}: the node has not brought {mount.host_path[:200]!r} into the VM"
-        )
+        raise InvalidArgument(f"{field(mount)}: the node has not sent {mount.host_path[:200]!r} to the VM")
     return mount.host_path

@@ -102,7 +102,7 @@ class Firewall:
         """Restore the firewall in force if another program has changed the tables."""
         async with self._lock:
             if self._script and await self._listed() != self._listing:
-                _log.warn("the pod's firewall was changed by somebody, and is put there again")
+                _log.warn("the pod's firewall was changed by somebody else, and is restored")
                 await self._apply(self._script)
 
     async def _apply(self, script: str) -> None:

@@ -98,7 +98,7 @@ class CurrentIdentity:
             await self._take(*kept)
         except InfranetesError as error:
             _log.error(
-                "the identity kept in {path} is of no use: {words}", path=str(self._file), words=str(error)
+                "the identity kept in {path} can't be used: {words}", path=str(self._file), words=str(error)
             )
 
     async def _take(self, identity: Identity, boot_id: str | None, *, live: bool = False) -> int:
@@ -129,7 +129,7 @@ class CurrentIdentity:
             self._applier.apply(identity, first=first, live=live)
         except OSError as error:
             raise FailedPrecondition(
-                f"the machine refuses to become sandbox {identity.sandbox_id}: {error}; "
+                f"this VM can't become sandbox {identity.sandbox_id}: {error}; "
                 "the agent has to run as root, with CAP_SYS_TIME, CAP_SYS_ADMIN and CAP_NET_ADMIN"
             ) from error
 

@@ -49,7 +49,7 @@ async def answer(document: bytes | None, accept: Accept) -> bytes:
         words = str(error)
     except Exception as error:
         # Omit the error's text: it might quote the document, which holds a private key.
-        _log.failure("an identity could not be taken on")
+        _log.failure("applying an identity failed")
         words = f"unexpected {type(error).__name__}; the agent's log has the details"
     _log.error("the identity was refused: {words}", words=words)
     return b"failed " + words.replace("\n", " ").encode()[:_MAX_WORDS] + b"\n"

@@ -108,7 +108,7 @@ def detect(dmi: Path = DMI) -> str:
     found = _VENDORS.get(vendor) or _PRODUCTS.get(_dmi_text(dmi / "product_name"))
     if found is None:
         raise FailedPrecondition(
-            f"this machine's vendor is {vendor[:80]!r}, which is no cloud that is known; set identity.source"
+            f"this machine's vendor is {vendor[:80]!r}, which is not a known cloud; set identity.source"
         )
     return found
 

@@ -125,7 +125,7 @@ def context(identity: Identity) -> SSL.Context:
         )
         made: SSL.Context = options.getContext()
     except (ValueError, TypeError, SSL.Error, crypto.Error):
-        raise InvalidArgument("the identity's key does not fit its certificate") from None
+        raise InvalidArgument("the identity's key does not belong to its certificate") from None
     made.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _verify)
     made.set_info_callback(_handshake_info)
     return made

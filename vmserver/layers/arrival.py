@@ -117,7 +117,9 @@ class LayerFiles:
         except OSError as error:
             words = str(error)
         self.remove(diff_id)
-        raise DataLoss(f"layer {diff_id} is damaged on the VM's disk ({words}), and deleted: bring it again")
+        raise DataLoss(
+            f"layer {diff_id} is damaged on the VM's disk ({words}), and was deleted: send it again"
+        )
 
     def remove(self, diff_id: str) -> None:
         """Delete everything that has arrived of a layer. Idempotent."""
@@ -177,7 +179,7 @@ class Arrival:
         if there < layer.offset:
             raise OutOfRange(
                 f"layer {layer.diff_id}: {there} bytes of it are here, and the offset is {layer.offset}: "
-                "begin with what ListLayers says"
+                "begin at the offset that ListLayers says"
             )
         os.ftruncate(self._descriptor, layer.offset)
         system = os.fstatvfs(self._descriptor)
@@ -220,7 +222,7 @@ class Arrival:
             self._path.unlink(missing_ok=True)
             raise DataLoss(
                 f"layer {layer.diff_id}: what arrived has the digest sha256:{digest} instead of "
-                f"{layer.digest}, and is deleted: bring it again from its beginning"
+                f"{layer.digest}, and was deleted: send it again from its beginning"
             )
         try:
             os.fsync(self._descriptor)

@@ -79,7 +79,7 @@ class LayerImages:
         """Return an image. :raise FailedPrecondition: there is none."""
         image = await self._in_thread(lambda: self._thd_images().get(image_id))
         if image is None:
-            raise FailedPrecondition(f"image {image_id} is not in this VM: the node has to AddImage")
+            raise FailedPrecondition(f"image {image_id} is not in this VM: the node has to call AddImage")
         return image
 
     async def directories(self, image: LayeredImage) -> list[Path]:
@@ -139,7 +139,9 @@ class LayerImages:
                 image = self._read.get(image_id) or parse(image_id, (self._directory / name).read_bytes())
             except (InvalidArgument, OSError) as error:
                 _log.error(
-                    "image {image} can't be read, and is left: {words}", image=image_id, words=str(error)
+                    "image {image} can't be read, and is left as it is: {words}",
+                    image=image_id,
+                    words=str(error),
                 )
                 continue
             found[image_id] = self._read[image_id] = image

@@ -115,8 +115,8 @@ class LayerStore:
         missing = [diff_id for diff_id in wanted if there[diff_id] is None]
         if missing:
             raise FailedPrecondition(
-                f"layer {missing[0]} is not in this VM ({len(missing)} are not): the node has to show it as "
-                "a disk and MountLayers, or to bring it by PutLayer"
+                f"layer {missing[0]} is not in this VM ({len(missing)} are not): the node has to attach it "
+                "as a disk and call MountLayers, or to send it by PutLayer"
             )
         return found
 
@@ -128,7 +128,7 @@ class LayerStore:
         :raise Unavailable: a disk does not appear. :raise FailedPrecondition: a disk holds no layer.
         """
         if disks and not self._mount:
-            raise FailedPrecondition("this agent mounts nothing: bring layers by PutLayer")
+            raise FailedPrecondition("this agent mounts nothing: send layers by PutLayer")
         wanted = await self._in_thread(lambda: [disk for disk in disks if not self._usable(disk.diff_id)])
         devices = await self._appeared(wanted)
         for disk in wanted:
@@ -179,7 +179,7 @@ class LayerStore:
         except CancelledError:
             if this.ended:
                 raise Unavailable(
-                    f"layer {layer.diff_id}: a newer call brings or removes it, and ended this one"
+                    f"layer {layer.diff_id}: a newer call sends or removes it, and ended this one"
                 ) from None
             raise
         finally:

@@ -113,7 +113,7 @@ async def make_first_call(reactor: IReactor, factory: IProtocolFactory) -> None:
         await channel.stub(vmserver.Agent).Info(vmserver.InfoRequest(), timeout=_SECONDS)
     except Exception as error:
         _log.warn(
-            "the agent could not call itself before its first call: {kind}: {error}",
+            "the agent's call to itself, which prepares it for its first call, failed: {kind}: {error}",
             kind=type(error).__name__,
             error=error,
         )

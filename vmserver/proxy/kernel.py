@@ -100,7 +100,7 @@ class Kernel:
                 what = ["--orig-dst", address, "--orig-port-dst", str(port), "--reply-src", reached]
                 await run(self._reactor, [*self._inside, "conntrack", "-D", "-p", "udp", *what], SECONDS)
         except InfranetesError as error:
-            _log.warn("flows to endpoints that are gone may go on: {error}", error=error)
+            _log.warn("connections to endpoints that are gone may continue: {error}", error=error)
 
     async def addresses(self) -> list[str]:
         """Return this namespace's addresses. :raise InfranetesError: why they are not known."""

@@ -129,7 +129,7 @@ class ServiceProxy:
                 await self._learn()
                 if self._placed == wanted and self._ranges == ranges:
                     return False
-                _log.warn("the service proxy's tables were changed by somebody else and are mended")
+                _log.warn("the service proxy's tables were changed by somebody else, and are restored")
                 await self._place({**dict.fromkeys(self._placed), **wanted})
                 await self._drop(ranges)
             return True

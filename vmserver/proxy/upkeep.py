@@ -63,7 +63,7 @@ class Upkeep:
         if not self._looking.running:
             self._looking.start(MEND_SECONDS, now=False).addErrback(
                 lambda failure: _log.failure(
-                    "the service proxy's tables are looked at no more", failure=failure
+                    "checking the service proxy's tables ended unexpectedly", failure=failure
                 )
             )
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -83,4 +83,4 @@ class Upkeep:
             try:
                 await each.mend()
             except InfranetesError as error:
-                _log.warn("the VM's tables can't be mended: {error}", error=error)
+                _log.warn("the service proxy's tables can't be restored: {error}", error=error)

@@ -19,6 +19,6 @@ class ClockCalls:
         self, request: messages.CorrectClockRequest, call: Call
     ) -> messages.CorrectClockResponse:
         if self._timekeeping is None:
-            raise Unimplemented("this machine is not one pod's alone, and keeps its own time")
+            raise Unimplemented("the agent shares this machine, so its clock can't be corrected")
         self._timekeeping.correct(request.steady_nanos, request.earliest_nanos, request.latest_nanos)
         return messages.CorrectClockResponse()

@@ -92,7 +92,7 @@ class ContainerCalls:
             if self._nfs is not None:
                 await self._nfs.release(id)
         except (InfranetesError, OSError) as error:
-            _log.warn("what container {container} had mounted stays bound: {error}",
+            _log.warn("the mounts of container {container} could not be removed: {error}",
                       container=id, error=error)  # fmt: skip
 
     async def StartContainer(

@@ -58,7 +58,7 @@ class DiskCalls:
 
     def _own(self) -> PodDisks:
         if self._disks is None:
-            raise Unimplemented("this machine is not the pod's alone, and has no disks of its own")
+            raise Unimplemented("the agent shares this machine, so the pod has no disks of its own")
         return self._disks
 
 

@@ -24,7 +24,7 @@ class FirewallCalls:
         self, request: messages.SetFirewallRequest, call: Call
     ) -> messages.SetFirewallResponse:
         if self._firewall is None:
-            raise Unimplemented("this machine is not one pod's alone, and has no firewall")
+            raise Unimplemented("the agent shares this machine, so it has no firewall")
         assert isinstance(call.peer, IPv4Address | IPv6Address)
         if request.tunnel_port > 65535:
             raise InvalidArgument(f"{request.tunnel_port} is no port of a tunnel")

@@ -46,7 +46,7 @@ class ImageCalls:
         provider = self._choice.provider
         if not IImageFetcher.providedBy(provider):
             raise Unimplemented(
-                f"the {provider.name} provider of this VM takes images from its node alone: an "
+                f"the {provider.name} provider of this VM takes images only from its node: an "
                 "executable's URL needs a VM with the systemd provider"
             )
         if len(request.url) > validate.MAX_URL:

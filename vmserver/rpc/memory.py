@@ -39,7 +39,7 @@ class MemoryCalls:
 
     def _own(self) -> MachineMemory:
         if self._memory is None:
-            raise Unimplemented("this machine is not one pod's alone, and gives back no memory")
+            raise Unimplemented("the agent shares this machine, so it gives back no memory")
         return self._memory
 
 

@@ -34,5 +34,5 @@ class NfsCalls:
 
     def _own(self) -> NfsMounts:
         if self._nfs is None:
-            raise Unimplemented("this machine is not the pod's alone, and mounts nothing")
+            raise Unimplemented("the agent shares this machine, so it mounts nothing")
         return self._nfs

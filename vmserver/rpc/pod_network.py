@@ -22,7 +22,7 @@ class PodNetworkCalls:
         self, request: messages.JoinPodNetworkRequest, call: Call
     ) -> messages.JoinPodNetworkResponse:
         if self._tunnel is None:
-            raise Unimplemented("this machine is not one pod's alone, and has no tunnel to its node")
+            raise Unimplemented("the agent shares this machine, so it has no tunnel to its node")
         network = pod_network(
             request.address, request.gateway, request.node_host, request.port, request.mtu, request.networks
         )

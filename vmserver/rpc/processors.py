@@ -21,7 +21,7 @@ class ProcessorCalls:
         self, request: messages.UseProcessorsRequest, call: Call
     ) -> messages.UseProcessorsResponse:
         if self._processors is None:
-            raise Unimplemented("this machine is not one pod's alone, and uses all of its processors")
+            raise Unimplemented("the agent shares this machine, so its processors can't be changed")
         if request.count < 1:
             raise InvalidArgument("count: a machine uses one processor at least")
         await self._processors.use(request.count, SECONDS)

@@ -32,12 +32,12 @@ class ServiceCalls:
         self, requests: AsyncIterator[messages.ServiceRulesUpdate], call: Call
     ) -> AsyncIterator[messages.ServiceRulesState]:
         if self._proxy is None:
-            raise Unimplemented("this machine is not one pod's alone, and has no service proxy")
+            raise Unimplemented("the agent shares this machine, so it has no service proxy")
         self._newest = call
         yield _state(self._proxy)
         async for request in requests:
             if self._newest is not call:
-                raise Unavailable("a newer call brings the service proxy's rules")
+                raise Unavailable("a newer call sends the service proxy's rules")
             await self._proxy.apply(as_update(request))
             if not request.more:
                 yield _state(self._proxy)
@@ -46,7 +46,7 @@ class ServiceCalls:
         self, request: messages.ServiceReportRequest, call: Call
     ) -> messages.ServiceReportResponse:
         if self._proxy is None:
-            raise Unimplemented("this machine is not one pod's alone, and has no service proxy")
+            raise Unimplemented("the agent shares this machine, so it has no service proxy")
         key = rules.key(request.key) if request.HasField("key") else None
         found = await self._proxy.report(key)
         return messages.ServiceReportResponse(

@@ -131,7 +131,7 @@ class PodDisks:
         point = self._point(wanted.serial)
         if await run_in_thread(self._reactor, self._mark(wanted.serial).exists):
             raise FailedPrecondition(
-                f"disk {wanted.serial} is a container's as it is: it is not mounted as well"
+                f"disk {wanted.serial} is a raw device of a container, so it can't be mounted as well"
             )
         device = await self._appeared(wanted.serial, within)
         fills_disk = False
@@ -153,7 +153,9 @@ class PodDisks:
         :raise Unavailable: it does not appear. :raise FailedPrecondition: it is mounted."""
         async with self._lock:
             if await run_in_thread(self._reactor, os.path.ismount, self._point(serial)):
-                raise FailedPrecondition(f"disk {serial} is mounted in this VM, and no device of a container")
+                raise FailedPrecondition(
+                    f"disk {serial} is mounted in this VM, so it can't be a device of a container"
+                )
             device = await self._appeared(serial, APPEAR_SECONDS)
             await run_in_thread(self._reactor, self._thd_mark, serial)
             await run_in_thread(self._reactor, _thd_set_owner, device)
@@ -212,7 +214,9 @@ class PodDisks:
             if device is not None:
                 return device
             if self._reactor.seconds() >= until:
-                raise Unavailable(f"no disk with the serial number {serial} appears in this VM; try again")
+                raise Unavailable(
+                    f"no disk with the serial number {serial} has appeared in this VM; try again"
+                )
             await sleep(self._reactor, next(pauses))
 
     async def _check_content(self, wanted: DiskMount, device: str) -> bool:
@@ -342,4 +346,4 @@ def _remove_mount_point(point: Path) -> None:
         try:
             point.rmdir()
         except OSError as error:
-            _log.error("{path} is not removed: {error}", path=str(point), error=error.strerror)
+            _log.error("{path} could not be removed: {error}", path=str(point), error=error.strerror)

@@ -82,7 +82,7 @@ def flush(device: str) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise DataLoss(f"what was written to {device} can't be brought to the disk: {error}") from None
+        raise DataLoss(f"what was written to {device} can't be synced to the disk: {error}") from None
 
 
 def is_blank(device: str) -> bool:
@@ -144,7 +144,7 @@ async def found_on(reactor: IReactor, device: str) -> str:
         return ""
     if output.code != 0:
         raise FailedPrecondition(
-            f"{device} holds what can't be told apart (blkid: {output.code}, {output.message()[:200]}): wipe "
+            f"{device} holds something ambiguous (blkid: {output.code}, {output.message()[:200]}): wipe "
             "it if nothing of it is needed"
         )
     return " ".join(output.stdout.decode(errors="replace").split())

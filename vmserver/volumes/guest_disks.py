@@ -51,7 +51,7 @@ def identify_namespace(device: str, namespace: int) -> bytes:
     finally:
         os.close(descriptor)
     if status:
-        raise OSError(f"{device} refuses to be identified: status {status:#x}")
+        raise OSError(f"{device} does not answer the identify command: status {status:#x}")
     return answer.raw
 
 
@@ -75,7 +75,8 @@ class GuestDisks(ScsiDisks):
         names = [name for name in self._names() if serial in self._said_by(name)]
         if len(names) > 1:
             raise FailedPrecondition(
-                f"the disks {' and '.join(names)} of this VM all say that they are {serial}: none is used"
+                f"the disks {' and '.join(names)} of this VM have the same serial number {serial}: none of "
+                "them is used"
             )
         return str(self._dev / names[0]) if names and (self._dev / names[0]).exists() else None
 

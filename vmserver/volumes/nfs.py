@@ -120,7 +120,7 @@ class NfsMounts:
         ends = [start(self._unmount(id, UNMOUNT_SECONDS)) for id in unused]
         for outcome in await settled(ends):
             if isinstance(outcome, Failure):
-                _log.warn("what no container has stays mounted: {error}", error=outcome.value)
+                _log.warn("an NFS volume that no container uses stays mounted: {error}", error=outcome.value)
 
     async def unmount_all(self, seconds: float) -> None:
         """Flush and unmount everything, even if in use: the containers have ended. Idempotent.
@@ -142,12 +142,13 @@ class NfsMounts:
             await self._lanes.run(id, seconds, self._thd_unmount, id, used)
         except DeadlineExceeded:
             raise DeadlineExceeded(
-                f"{self._no_answer(id)}; what was written to it and is not there yet is lost with this VM"
+                f"{self._no_answer(id)}; what was written to it and has not arrived there is lost with this "
+                "VM"
             ) from None
 
     def _no_answer(self, id: str) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"{self._names.get(id, id)} does not answer this VM: it is down, or no way leads there from the "
+            f"{self._names.get(id, id)} does not answer this VM: it is down, or can't be reached from the "
             "pod's network, or a firewall or NetworkPolicy is in the way"
         )
 
@@ -179,7 +180,9 @@ class NfsMounts:
             except FileNotFoundError:
                 pass
             except OSError as error:
-                _log.error("{path} is not removed: {error}", path=str(top / DIRECTORY), error=error.strerror)
+                _log.error(
+                    "{path} could not be removed: {error}", path=str(top / DIRECTORY), error=error.strerror
+                )
 
     def _thd_mount_for(self, container: str, wanted: NfsMount, attempt: _Attempt) -> None:
         there = self._thd_mounted()

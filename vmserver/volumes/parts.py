@@ -50,7 +50,7 @@ class VolumeParts:
         try:
             top = Path(os.path.realpath(self._store.path(id)))
         except NotFound as error:
-            raise InvalidArgument(f"config.mounts: {error}; the node brings it first") from None
+            raise InvalidArgument(f"config.mounts: {error}; the node has to send it first") from None
         if not below:
             return str(top)
         words = f"config.mounts: subPath {below[:200]!r} of volume {id}"

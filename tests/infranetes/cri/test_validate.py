@@ -125,7 +125,7 @@ class ValidateTests(unittest.SynchronousTestCase):
         for users, words in (
             (cri.UserNamespace(mode=cri.POD), "userns_options.uids: 0 mappings"),
             (cri.UserNamespace(mode=cri.POD, uids=[mapping, mapping]), "userns_options.uids: 2 mappings"),
-            (cri.UserNamespace(mode=cri.NODE, uids=[mapping]), "NODE takes no mappings"),
+            (cri.UserNamespace(mode=cri.NODE, uids=[mapping]), "NODE allows no mappings"),
             (cri.UserNamespace(mode=cri.CONTAINER), "mode: CONTAINER"),
             (cri.UserNamespace(mode=cri.TARGET), "mode: TARGET"),
         ):

@@ -154,7 +154,7 @@ class ResizeTests(ResizeCase):
     def test_what_the_guest_does_not_give_back_the_pod_keeps(self) -> None:
         self.done(resources(1000, 4 * GIB))
         for error, kind, words in (
-            (FailedPrecondition("what runs leaves 80 MiB"), FailedPrecondition, "leaves 80 MiB"),
+            (FailedPrecondition("what is running leaves 80 MiB"), FailedPrecondition, "leaves 80 MiB"),
             (DeadlineExceeded("not in 60 s"), DeadlineExceeded, "not in 60 s"),
             (Unimplemented("ReleaseMemory"), FailedPrecondition, "of an earlier release"),
         ):

@@ -89,7 +89,7 @@ class GiveBackTests(ResizeCase):
         self.assertEqual(self.qemu.pieces, self.has)
 
     async def test_what_the_guest_needs_it_keeps(self) -> None:
-        self.its.refuses = FailedPrecondition("what runs leaves 80 MiB")
+        self.its.refuses = FailedPrecondition("what is running leaves 80 MiB")
         self.assertIn("leaves 80 MiB", await self.refused(FailedPrecondition, 3000, GIB))
         self.assertEqual(self.qemu.pieces, self.has)
         self.assertEqual(sorted(self.qemu.cpus), [0], "nothing is done by half")

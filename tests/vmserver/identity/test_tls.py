@@ -202,7 +202,7 @@ class ContextTests(SynchronousTestCase):
 
     def test_a_key_that_does_not_fit(self) -> None:
         words = self._refused(key_pem=Authority().vm(SANDBOX).key)
-        self.assertIn("does not fit", words)
+        self.assertIn("does not belong", words)
 
     def test_texts_that_are_no_pem_are_not_quoted(self) -> None:
         for field in ("certificate_pem", "key_pem", "ca_pem"):

@@ -255,7 +255,7 @@ class PodDiskTests(PodDiskCase):
         self.assertIn("mounted", await self.fails(FailedPrecondition, self.disks.find(SERIAL)))
         await self.disks.unmount(SERIAL)
         await self.disks.find(SERIAL)
-        self.assertIn("a container's", await self.refused())
+        self.assertIn("a raw device of a container", await self.refused())
         await self.disks.unmount(SERIAL)
         await self.mounted()
 

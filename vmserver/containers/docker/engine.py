@@ -261,7 +261,7 @@ class Engine:
 
     @property
     def _advice(self) -> str:
-        return f"see to the service docker in the VM and its socket {self._socket}"
+        return f"check the service docker in the VM and its socket {self._socket}"
 
 
 async def _cancellable(work: _Work[T]) -> T:

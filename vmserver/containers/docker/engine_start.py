@@ -20,7 +20,7 @@ async def start_engine(reactor: IReactor, command: Sequence[str], seconds: float
     words = " ".join(command)
     if not os.access(command[0], os.X_OK):
         raise Unavailable(
-            f"Docker can't be started: {command[0]} is no program in this VM; see start_command"
+            f"Docker can't be started: {command[0]} is not a program in this VM; see start_command"
         )
     try:
         ended = await run(reactor, command, seconds)

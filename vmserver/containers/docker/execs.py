@@ -90,4 +90,4 @@ async def kill_exec(clock: IReactorTime, engine: Engine, exec_id: str) -> None:
                 kill_family(state["Pid"])
             await sleep(clock, _KILL_PAUSE)
     except (EngineError, InfranetesError) as error:
-        _log.warn("a command that ran out of time may still run: {error}", error=error)
+        _log.warn("a command that exceeded its time limit may still be running: {error}", error=error)

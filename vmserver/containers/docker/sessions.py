@@ -54,7 +54,7 @@ class _Session:
                 await self._engine.call("POST", path + "/resize", {"h": str(height), "w": str(width)})
                 return
             await sleep(self._clock, _POLL_SECONDS[0])
-        _log.debug("Docker refuses to resize the terminal of {path}", path=path)
+        _log.debug("Docker refused to resize the terminal of {path}", path=path)
 
 
 @implementer(ISession)

@@ -116,7 +116,7 @@ class Bundles:
             if not pid:
                 target = config.linux.security_context.namespace_options.target_id
                 raise FailedPrecondition(
-                    f"container {target[:80]}, whose processes it is to see, does not run"
+                    f"container {target[:80]}, whose processes it is to see, is not running"
                 )
             spec = await self.read(container)
             for namespace in spec["linux"]["namespaces"]:

@@ -30,7 +30,7 @@ def profile_reference(context: cri.LinuxContainerSecurityContext, kernel: Kernel
     if profile.kind == _PROFILE.RuntimeDefault:
         return default_reference() if kernel.apparmor and not context.privileged else ""
     if profile.kind != _PROFILE.Unconfined:
-        raise InvalidArgument(f"security_context.apparmor: {profile.kind} is no type of a profile")
+        raise InvalidArgument(f"security_context.apparmor: {profile.kind} is not a known type of profile")
     return ""
 
 

@@ -206,7 +206,7 @@ class Conmon:
             if await run_in_thread(self._reactor, _thd_clear, path):
                 return
             await sleep(self._reactor, pause)
-        _log.warn("what is in the cgroup {path} does not end", path=path)
+        _log.warn("the processes in the cgroup {path} do not end", path=path)
 
     def _cgroup(self, container: Monitored) -> str:
         return f"{self._group}/{container.id}"

@@ -82,7 +82,7 @@ class Control:
         pauses = backoff(0.002, 0.05)
         while any(_unread(fifo) for fifo in fifos):
             if waited > TAKEN_SECONDS:
-                raise Unavailable(f"the conmon of {self._bundle} does not read what it is told")
+                raise Unavailable(f"the conmon of {self._bundle} does not read its control messages")
             pause = next(pauses)
             await sleep(self._clock, pause)
             waited += pause

@@ -93,7 +93,7 @@ class Launch(ProcessProtocol):
             pid, message = int(said["pid"]), str(said.get("message", "")).strip()
         except (ValueError, KeyError, TypeError, AttributeError):
             errors = self._errors.decode(errors="replace").strip()
-            reason = errors or "it ended without a word; try again"
+            reason = errors or "it ended without an error message; try again"
             self.told.errback(Unavailable(f"conmon failed: {reason}"))
         else:
             self.told.callback((pid, message))

@@ -47,7 +47,7 @@ def check(limits: cri.LinuxContainerResources, kernel: Kernel) -> None:
     for field in ("cpuset_cpus", "cpuset_mems"):
         value = getattr(limits, field)
         if value and (len(value) > _MAX_SET or not _SET.fullmatch(value)):
-            raise InvalidArgument(f"resources.{field}: {value[:80]!r} is no list of numbers as 0-2,4")
+            raise InvalidArgument(f"resources.{field}: {value[:80]!r} is not a list of numbers such as 0-2,4")
 
 
 def linux_resources(limits: cri.LinuxContainerResources, kernel: Kernel) -> Spec:

@@ -31,8 +31,9 @@ async def locked(clock: IReactorTime, directory: Path) -> int:
         except BlockingIOError:
             if waited >= LOCK_SECONDS:
                 raise FailedPrecondition(
-                    f"the state directory {directory} is that of another agent, which runs; end that one, or "
-                    "give this one another `directory` in [providers.oci]"
+                    f"the state directory {directory} is used by another agent that is running; stop that "
+                    "one, or give this one another"
+                    " `directory` in [providers.oci]"
                 ) from None
         except OSError as error:
             raise unwritable(directory / FILE, error) from error

@@ -87,7 +87,7 @@ def _mount(mount: cri.Mount, target: str, source: Source, users: UserNamespace |
         return _bind(source.path, target, "rprivate", *_IMAGE_OPTIONS)
     propagation = _PROPAGATION.get(mount.propagation)
     if propagation is None:
-        raise InvalidArgument(f"{field}: {mount.propagation} is no propagation of mounts")
+        raise InvalidArgument(f"{field}: {mount.propagation} is not a known mount propagation")
     if not mount.recursive_read_only:
         return _bind(source.path, target, propagation, *source.closed, *(["ro"] if mount.readonly else []))
     if not mount.readonly or mount.propagation != cri.PROPAGATION_PRIVATE:

@@ -104,7 +104,10 @@ class OciProvider:
     @deferred
     async def start(self) -> None:
         if not cgroup.is_v2():
-            _log.warn("this VM has cgroups of version 1: what a command leaves behind outlives its deadline")
+            _log.warn(
+                "this VM has cgroups of version 1: processes that a command leaves behind outlive its "
+                "deadline"
+            )
         self._make_directories()
         if self._lock < 0:
             self._lock = await locked(self._reactor, self._config.directory)

@@ -31,7 +31,11 @@ def thd_read_only(program: str, at: Path) -> str:
             at.touch()
             _mount(program, at)
     except (OSError, InfranetesError) as error:
-        _log.info("{program} runs from where it is: {error}", program=program, error=error)
+        _log.info(
+            "{program} runs from its own path, not from a read-only mount: {error}",
+            program=program,
+            error=error,
+        )
         return program
     return str(at)
 

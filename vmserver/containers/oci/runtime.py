@@ -182,7 +182,7 @@ async def _opened(clock: IReactorTime, fifo: Path, seconds: float) -> int:
         try:
             return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise FailedPrecondition(f"container {fifo.parent.name} is started already") from None
+            raise FailedPrecondition(f"container {fifo.parent.name} has been started already") from None
         except OSError as error:
             if error.errno != errno.ENXIO or waited > seconds:
                 raise Unavailable(

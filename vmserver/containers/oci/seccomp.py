@@ -63,7 +63,7 @@ def container_seccomp(
     if profile.kind == _PROFILE.RuntimeDefault:
         return converted(_default(), capabilities, kernel)
     if profile.kind != _PROFILE.Unconfined:
-        raise InvalidArgument(f"{_FIELD}: {profile.kind} is no type of a profile")
+        raise InvalidArgument(f"{_FIELD}: {profile.kind} is not a known type of profile")
     return None
 
 

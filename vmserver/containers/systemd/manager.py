@@ -118,7 +118,7 @@ class Manager:
             try:
                 await self.call(method, signature, body)
             except InfranetesError as error:
-                _log.debug("{unit} is not discarded: {error}", unit=unit, error=error)
+                _log.debug("the unit {unit} could not be discarded: {error}", unit=unit, error=error)
 
     async def set_limits(self, unit: str, limits: Sequence[units.Property]) -> None:
         """Change the limits of a running unit. Does nothing if there is no such unit.

@@ -280,7 +280,11 @@ class SystemdProvider:
 
     def _end_stdin(self, container: UnitContainer) -> None:
         ending = start(self._have_logger_close_stdin(container.record.logger))
-        ending.addErrback(lambda failure: _log.error("stdin stays open: {error}", error=failure.value))
+        ending.addErrback(
+            lambda failure: _log.error(
+                "the container's stdin could not be closed: {error}", error=failure.value
+            )
+        )
 
     async def _have_logger_close_stdin(self, unit: str) -> None:
         deadline = self._reactor.seconds() + START_SECONDS

@@ -116,7 +116,7 @@ class RequestTests(AwsSnapshotsCase, TestCase):
         restored = await snapshots.restore("restored", GIB, FromSnapshot(theirs))
         self.assertEqual(await self.read(restored.id, 6), b"theirs")
         self.assertEqual(await snapshots.list(), [])
-        with self.assertRaisesRegex(FailedPrecondition, "person"):
+        with self.assertRaisesRegex(FailedPrecondition, "by hand"):
             await snapshots.delete(theirs)
 
 

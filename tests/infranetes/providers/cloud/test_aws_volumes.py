@@ -139,7 +139,7 @@ class DiskTests(AwsVolumesCase, TestCase):
         mine = await volumes.create("data", GIB)
         self.assertNotEqual(mine.id, theirs)
         self.assertEqual(await volumes.list(), [mine])
-        with self.assertRaisesRegex(FailedPrecondition, "person"):
+        with self.assertRaisesRegex(FailedPrecondition, "by hand"):
             await volumes.delete(theirs)
 
     async def test_a_persons_volume_is_attached_once_it_is_tagged_and_never_deleted(self) -> None:
@@ -153,7 +153,7 @@ class DiskTests(AwsVolumesCase, TestCase):
         self.assertTrue(self.has(vm, theirs))
         await volumes.detach(vm, theirs)
         for volume in (strange, theirs):
-            with self.assertRaisesRegex(FailedPrecondition, "person"):
+            with self.assertRaisesRegex(FailedPrecondition, "by hand"):
                 await volumes.delete(volume)
         self.assertEqual(await volumes.list(), [])
         self.assertEqual(self.asked("DeleteVolume"), [])

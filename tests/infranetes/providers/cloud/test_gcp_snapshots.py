@@ -117,7 +117,7 @@ class FaultTests(GcpSnapshotsCase, TestCase):
         taken = await self.until_ready(snapshots, await snapshots.create("one", made.id))
         self.taken()[taken.id]["labels"] = {}
         self.assertEqual(await snapshots.list(), [])
-        with self.assertRaisesRegex(FailedPrecondition, "person"):
+        with self.assertRaisesRegex(FailedPrecondition, "by hand"):
             await snapshots.delete(taken.id)
         restored = await snapshots.restore("restored", GIB, FromSnapshot(taken.id))
         self.assertEqual(await self.read(restored.id, 6), b"theirs")

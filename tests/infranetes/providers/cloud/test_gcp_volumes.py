@@ -116,7 +116,7 @@ class DiskTests(GcpVolumesCase, TestCase):
         self.assertNotEqual(mine.id, theirs.id)
         self.assertEqual(await other.volumes.list(), [theirs])
         self.assertEqual(await self.provider.volumes.list(), [mine])
-        with self.assertRaisesRegex(FailedPrecondition, "person"):
+        with self.assertRaisesRegex(FailedPrecondition, "by hand"):
             await self.provider.volumes.delete(theirs.id)
 
     async def test_a_persons_disk_is_attached_by_its_zone_and_name_and_never_deleted(self) -> None:
@@ -127,7 +127,7 @@ class DiskTests(GcpVolumesCase, TestCase):
         await volumes.attach(vm, id, False)
         self.assertTrue(self.has(vm, id))
         await volumes.detach(vm, id)
-        with self.assertRaisesRegex(FailedPrecondition, "person"):
+        with self.assertRaisesRegex(FailedPrecondition, "by hand"):
             await volumes.delete(id)
         self.assertEqual(await volumes.list(), [])
         del self.world.api.disks[ZONES[0], "database"]

@@ -233,7 +233,7 @@ class FaultTests(FailureAssertions, TestCase):
         for _ in range(2):
             await volumes.detach(_VM, theirs.id)
         words = await self.fails(FailedPrecondition, volumes.delete(theirs.id))
-        self.assertIn("person", words)
+        self.assertIn("by hand", words)
         self.assertNotIn("delete", self.disks.calls)
 
     async def test_one_that_is_attached_is_not_deleted(self) -> None:

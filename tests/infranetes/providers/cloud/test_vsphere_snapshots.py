@@ -109,7 +109,7 @@ class LimitTests(SnapshotsCase, TestCase):
         volumes, snapshots, volume, source = await self.with_snapshot()
         theirs = self.world.disks.snapshots.take(volume, "before the upgrade")
         self.assertEqual([each.id for each in await snapshots.list()], [source.id])
-        with self.assertRaisesRegex(FailedPrecondition, "person"):
+        with self.assertRaisesRegex(FailedPrecondition, "by hand"):
             await snapshots.delete(theirs)
         restored = await snapshots.restore("restored", MIB, FromSnapshot(theirs))
         self.assertEqual(await self.read(restored.id, 5), b"first")
@@ -121,7 +121,7 @@ class LimitTests(SnapshotsCase, TestCase):
         other = await self.started(cluster=f"{self.cluster}-other")
         snapshots = IHasSnapshots(self.of(other)).snapshots
         self.assertEqual(await snapshots.list(), [])
-        with self.assertRaisesRegex(FailedPrecondition, "person"):
+        with self.assertRaisesRegex(FailedPrecondition, "by hand"):
             await snapshots.delete(source.id)
         self.assertNotEqual((await snapshots.create("one", volume)).id, source.id)
 

@@ -179,7 +179,7 @@ class FailureTests(OciCase, TestCase):
         other = self.make_provider()
         for _ in range(2):
             words = await self.refused(FailedPrecondition, other.start())
-            self.assertIn(f"{self.config.directory} is that of another agent", words)
+            self.assertIn(f"{self.config.directory} is used by another agent", words)
         self.assertEqual((await self.state(id)).state, cri.CONTAINER_RUNNING)
         await self.provider.stop()
         await other.start()
