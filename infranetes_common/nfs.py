@@ -129,8 +129,7 @@ def _check_server(mount: NfsMount) -> None:
     if address.is_loopback or address.is_link_local or address.is_unspecified:
         raise FailedPrecondition(
             f"{mount.source[:200]} is served at {mount.address}, which the VM can't reach: only the node has "
-            "that address. Have it mounted by"
-            " an address that pods can reach"
+            "that address. Have it mounted by an address that pods can reach"
         )
 
 

@@ -66,8 +66,7 @@ class ContainersStorage:
         if not path.is_absolute() or driver == path.name or driver not in _FILES:
             raise FailedPrecondition(
                 f"CRI-O keeps its images in {images[:300]!r}, and VMs can use images of its storage drivers "
-                "overlay and vfs only: set"
-                " storage_driver in its configuration"
+                "overlay and vfs only: set storage_driver in its configuration"
             )
         return cls(path.parent, driver)
 

@@ -120,8 +120,8 @@ class Tunnels:
             for end in (host, source):
                 if end in network:
                     raise FailedPrecondition(
-                        f"kubernetes.cluster_cidrs: {network} has {end}, an end of a tunnel to a VM: name"
-                        " the subnets of pods and Services alone, or leave the pod in the VPC"
+                        f"kubernetes.cluster_cidrs: {network} has {end}, an end of a tunnel to a VM: name "
+                        "only the subnets of pods and Services, or leave the pod in the VPC"
                     )
         [link] = json.loads(await self._ip("link", "show", "dev", device))
         return WayTo(source, self._config.mtu or int(link.get("mtu", _DEFAULT_MTU)))

@@ -54,8 +54,7 @@ class AnnotationRule:
             if name not in self.set and not any(_matches(name, pattern) for pattern in self.allow):
                 raise InvalidArgument(
                     f"annotation {name[:80]} is not allowed by handlers.{self.handler}.annotations.allow for "
-                    "the pods of this RuntimeClass"
-                    "; leave it out, or choose another one"
+                    "the pods of this RuntimeClass; leave it out, or choose another one"
                 )
 
     def applied(self, annotations: Mapping[str, str]) -> dict[str, str]:

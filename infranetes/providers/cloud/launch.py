@@ -127,8 +127,7 @@ class Launcher(Generic[D]):
         if offers[0].gpus and not (wishes.image or spec.image):
             raise InvalidArgument(
                 f"the VM would have {offers[0].gpus} GPUs ({offers[0].name}), which are expensive, and the "
-                "image for pods of containers has no driver for them"
-                f": name one that has by the annotation "
+                "image for pods of containers has no driver for them: name one that has by the annotation "
                 f"{PREFIX}image, or run a pod whose image is the VM"
             )
         tags = {
