@@ -21,6 +21,8 @@ from infranetes.guest import sources
 TREE = Path(__file__).resolve().parents[2]
 CACHE = TREE / "build" / "cleanroot"
 RELEASE = "bookworm"  # the release of Debian on which the packages are built
+# A prefix with which a command ends if the process that waits for it is killed.
+_END_TOO = ("setpriv", "--pdeathsig", "KILL", "--")
 # Directories whose files the system itself changes at run time.
 FLEETING = ("dev", "proc", "sys", "tmp", "run", "var/cache", "var/log", "var/lib/dpkg", "var/lib/apt")
 
@@ -146,7 +148,7 @@ class CleanRoot:
     def run(self, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; `stdout` has output and errors together. `timeout`: in seconds."""
         return subprocess.run(
-            self._inside(list(command)),
+            [*_END_TOO, *self._inside(list(command))],
             check=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -161,7 +163,8 @@ class CleanRoot:
         Unlike in a chroot, it may make user namespaces and share mounts, as on a machine.
         """
         inside = self._inside(list(command), f"{sys.executable} {Path(__file__).with_name('pivot.py')}")
-        return subprocess.run(inside, check=False, timeout=timeout, env=self._environment).returncode
+        done = subprocess.run([*_END_TOO, *inside], check=False, timeout=timeout, env=self._environment)
+        return done.returncode
 
     def install(self, *packages: str) -> subprocess.CompletedProcess[str]:
         """Install our built packages with dpkg, which fails if a dependency is missing."""
