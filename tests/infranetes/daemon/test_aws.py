@@ -73,7 +73,7 @@ class AwsDaemonTests(CloudDaemonCase):
         memory = {offer.name: offer.memory_bytes >> 30 for offer in offers("eu-west-1")}
         has = {_sandbox(one): memory[one["InstanceType"]] for one in self.world.instances()}
         self.assertEqual([has[id] > 8 for id in sandboxes], [True, True, False, False], has)
-        self.assertIn("what pod default/secret requests is not known", self.log)
+        self.assertIn("the requests of pod default/secret are not known", self.log)
         for removed in [start(self.remove_pod(id)) for id in sandboxes]:
             await removed
 

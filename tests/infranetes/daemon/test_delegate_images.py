@@ -188,7 +188,7 @@ class DiscardingTests(DelegateImagesCase):
         """What the daemon found when it last looked: whether pods in VMs are refused. None: it never changed.
 
         Not whether DISCARDED is in the log: what a refused container logs has that, too."""
-        said: list[str] = re.findall(r"refused( no longer)? for its images", self.log)
+        said: list[str] = re.findall(r"are (no longer )?refused because of the delegate's images", self.log)
         return not said[-1] if said else None
 
 

@@ -464,7 +464,7 @@ class PodCgroupTests(CgroupCase):
             for _ in range(2):
                 await placement.place(self.vm(""), 42)
         (warning,) = [formatEvent(event) for event in events if event["log_level"] is LogLevel.warn]
-        self.assertIn("counts with the daemon", warning)
+        self.assertIn("is accounted to the daemon", warning)
         self.assertIn("systemd does not answer", warning)
 
     async def test_below_a_slice_it_is_systemd_who_puts_it_there(self) -> None:
