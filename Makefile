@@ -171,7 +171,7 @@ APT_SUITE_TESTS = $(APT_TEST) $(APT_RUN) $(APT_IMAGE) $(APT_DISK) $(APT_DEBIAN_L
 
 .PHONY: test-suite
 test-suite: venv proto $(if $(filter-out 0,$(DEMO))$(TESTS),apt-run image) ## Build the packages on a release of Debian, SUITE=trixie or bookworm, run their unit tests and install them there; DEMO=1: the demo there instead, TESTS=: tests; FRESH=test: make that there, as on a fresh machine
-	$(call need,mmdebstrap debian-archive-keyring)
+	$(call need,mmdebstrap debian-archive-keyring iproute2 nftables util-linux)
 	@$(AS_ROOT) $(BIN)/python -m tests.e2e.suites $(SUITE) --image-dir "$(IMAGE_DIR)" $(if $(FRESH),--make "$(FRESH)",$(if $(filter-out 0,$(DEMO)),\
 		--demo --packages "$(APT_SUITE_DEMO)",$(if $(TESTS),--tests "$(TESTS)" --packages "$(APT_SUITE_TESTS)")))
 

@@ -4,6 +4,7 @@ with others."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -24,20 +25,22 @@ class Uplink:
 
     def __init__(self) -> None:
         number = pod_network().number
-        outside, self._inside = f"10.84.{number}.1", f"10.84.{number}.2"
-        self.space = Space("up")
-        self._link = f"infup{number}"
-        self.space.ip(
-            f"link add eth0 type veth peer name {self._link} netns {os.getpid()}",
-            f"address add {self._inside}/30 dev eth0",
-            "link set eth0 up",
-        )
-        said("ip", "address", "add", f"{outside}/30", "dev", self._link)
-        said("ip", "link", "set", self._link, "up")
-        self.space.ip(f"route add default via {outside}")
-        rules = _RULES.format(table=self._link, inside=self._inside)
-        subprocess.run(["nft", "--file", "-"], input=rules, check=True, capture_output=True, text=True)
-        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        outside, inside = f"10.84.{number}.1", f"10.84.{number}.2"
+        link = f"infup{number}"
+        rules = _RULES.format(table=link, inside=inside)
+        with contextlib.ExitStack() as undo:
+            self.space = Space("up")
+            undo.callback(self.space.end)
+            self.space.ip(f"link add eth0 type veth peer name {link} netns {os.getpid()}")
+            undo.callback(said, "ip", "link", "delete", "dev", link)
+            self.space.ip(f"address add {inside}/30 dev eth0", "link set eth0 up")
+            said("ip", "address", "add", f"{outside}/30", "dev", link)
+            said("ip", "link", "set", link, "up")
+            self.space.ip(f"route add default via {outside}")
+            subprocess.run(["nft", "--file", "-"], input=rules, check=True, capture_output=True, text=True)
+            undo.callback(said, "nft", "delete", "table", "ip", link)
+            Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+            self._undo = undo.pop_all()
 
     @property
     def path(self) -> Path:
@@ -46,6 +49,4 @@ class Uplink:
 
     def end(self) -> None:
         """Remove it, with its link. Nothing may still run in it."""
-        said("nft", "delete", "table", "ip", self._link)
-        said("ip", "link", "delete", "dev", self._link)
-        self.space.end()
+        self._undo.close()

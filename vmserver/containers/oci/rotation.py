@@ -11,11 +11,11 @@ from pathlib import Path
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes_common.concurrency import sleep, start
+from infranetes_common.concurrency import run_in_thread, sleep, start
 from infranetes_common.errors import InfranetesError
+from infranetes_common.reactors import IReactor
 from vmserver.containers.oci.control import Control
 from vmserver.containers.oci.log import numbers, renamed
 
@@ -37,13 +37,13 @@ class _Watched:
 
 
 class Rotation:
-    """Renames the logs that are full.
+    """Renames the logs that are full, and deletes the oldest files, both in threads.
 
     :param max_bytes: see `MAX_BYTES`. :param kept: see `KEPT`.
     """
 
-    def __init__(self, clock: IReactorTime, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
-        self._clock = clock
+    def __init__(self, reactor: IReactor, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
+        self._reactor = reactor
         self._max_bytes = max_bytes
         self._kept = kept
         self._watched: dict[str, _Watched] = {}
@@ -74,8 +74,9 @@ class Rotation:
                 try:
                     fast = await self._check(watched) or fast
                 except (OSError, InfranetesError) as error:
-                    _log.warn("the log of container {id} is not rotated: {error}", id=id, error=error)
-            await sleep(self._clock, PAUSES[0] if fast else PAUSES[1])
+                    if self._watched.get(id) is watched:  # otherwise it may have been deleted meanwhile
+                        _log.warn("the log of container {id} is not rotated: {error}", id=id, error=error)
+            await sleep(self._reactor, PAUSES[0] if fast else PAUSES[1])
         self._looking = None
 
     async def _check(self, watched: _Watched) -> bool:
@@ -89,20 +90,30 @@ class Rotation:
         watched.missing = 0.0
         grown, watched.size = size - watched.size, size
         if size >= self._max_bytes:
-            known = numbers(log)
-            log.rename(renamed(log, (known[-1] if known else 0) + 1))
-            for number in numbers(log)[: -(self._kept - 1) or None]:
-                renamed(log, number).unlink(missing_ok=True)
+            await run_in_thread(self._reactor, _thd_rename, log)
             watched.size = 0
             await watched.control.reopen_log(log)
+            await run_in_thread(self._reactor, _thd_delete_old, log, self._kept - 1)
             return True
         return grown > self._max_bytes // _FAST
 
     async def _missing(self, watched: _Watched) -> None:
         """Ask for the newest file again if it stays missing. An earlier message may still be on its way."""
-        now = self._clock.seconds()
+        now = self._reactor.seconds()
         if not watched.missing:
             watched.missing = now
         elif now - watched.missing > MISSING_SECONDS and numbers(watched.log):
             watched.missing = now
             await watched.control.reopen_log(watched.log)
+
+
+def _thd_rename(log: Path) -> None:
+    """Give a full log the next number."""
+    known = numbers(log)
+    log.rename(renamed(log, (known[-1] if known else 0) + 1))
+
+
+def _thd_delete_old(log: Path, kept: int) -> None:
+    """Delete the renamed files of a log but the newest `kept` ones; of a large file that can take long."""
+    for number in numbers(log)[: -kept or None]:
+        renamed(log, number).unlink(missing_ok=True)

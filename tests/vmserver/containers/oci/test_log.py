@@ -10,6 +10,7 @@ import signal
 import struct
 import tempfile
 import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ MIB = 1024 * 1024
 
 def entry(text: bytes, stream: str = "stdout", tag: str = "F", second: int = 0) -> bytes:
     """A line as conmon writes it."""
-    time = f"2026-11-22T14:21:{second:02}.749086123+00:00"
-    return f"{time} {stream} {tag} ".encode() + text + b"\n"
+    written = f"2026-11-22T14:21:{second:02}.749086123+00:00"
+    return f"{written} {stream} {tag} ".encode() + text + b"\n"
 
 
 class CriLogTests(SynchronousTestCase):
@@ -259,12 +260,29 @@ class RotationTests(CrunCase):
         made = await self.started("sh", "-c", script)
         rotation.add(made.container.id, made.container.log, Control(reactor, made.container.bundle))
         log = made.container.log
-        await self.until(lambda: numbers(log)[:1] >= [3], "the oldest are deleted")
-        self.assertEqual(len(numbers(log)), 2)
+        await self.until(lambda: numbers(log)[0:1] >= [3] and len(numbers(log)) == 2, "only two are kept")
         rotation.remove(made.container.id)
         log_reader = CriLog(log, "1.1.0")
         self.assertTrue(log_reader.read()[0].gap)
         log_reader.close()
+
+    async def test_a_slow_disk_delays_neither_the_new_file_nor_the_agent(self) -> None:
+        rotation = self.rotation(1 * MIB, 2)
+        deletions: list[bool] = []
+        unlink = Path.unlink
+
+        def slow(path: Path, missing_ok: bool = False) -> None:
+            deletions.append(log.exists())
+            time.sleep(0.2)
+            unlink(path, missing_ok)
+
+        made = await self.started("sh", "-c", "while :; do seq 20000; sleep 0.1; done")
+        log = made.container.log
+        self.patch(Path, "unlink", slow)
+        rotation.add(made.container.id, log, Control(reactor, made.container.bundle))
+        await self.until(lambda: len(deletions) > 2, "files are deleted")
+        rotation.remove(made.container.id)
+        self.assertIn(True, deletions)
 
     async def test_an_agent_that_ended_while_it_rotated_is_followed_by_one_that_goes_on(self) -> None:
         self.patch(rotation, "MISSING_SECONDS", 0.2)
