@@ -127,11 +127,11 @@ delegate-tools: | apt-base ## Build containerd 2 and CRI-O into build/tools (onc
 	@PYTHON=$(PYTHON) tests/delegates/tools
 
 .PHONY: promtool
-promtool: | apt-base ## Build Prometheus' promtool into build/tools (once, some minutes), for the tests of contrib/'s alerts: .venv/bin/trial tests.contrib
+promtool: | apt-base ## Build Prometheus' promtool into build/tools (once, some minutes)
 	@PYTHON=$(PYTHON) tests/contrib/tools
 
 .PHONY: otelcol
-otelcol: | apt-base ## Build OpenTelemetry's collector into build/tools (once, some minutes), for tests of tracing: .venv/bin/trial tests.interop.test_otelcol
+otelcol: | apt-base ## Build OpenTelemetry's collector into build/tools (once, some minutes)
 	@PYTHON=$(PYTHON) tests/interop/otelcol
 
 # today: leave out the tests that have other days.
@@ -157,6 +157,13 @@ test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases
 test-page: venv proto ## Have Debian's Chromium, which is installed for that, look at a node's page: pods, launches, console, requests, a phone
 	$(call need,$(APT_PAGE))
 	@$(BIN)/python -m tests --jobs 1 tests.infranetes.daemon.test_page
+
+.PHONY: test-promtool test-otelcol
+test-promtool: venv proto promtool ## Have Prometheus' promtool, which is built first, judge contrib/'s alerts and the daemon's metrics
+	@$(BIN)/python -m tests --jobs 1 tests.contrib
+
+test-otelcol: venv proto otelcol ## Have OpenTelemetry's collector, which is built first, take the daemon's spans
+	@$(BIN)/python -m tests --jobs 1 tests.interop.test_otelcol
 
 .PHONY: test-first-image
 test-first-image: venv proto apt-test ## Install the packages in a booted Debian 12 and wait until it has built its guest image and run a pod in a VM, by autopkgtest's script; a quarter of an hour
