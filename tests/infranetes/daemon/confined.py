@@ -16,9 +16,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-OTHER = (
-    1900000042  # like the user of a VM's QEMU; tests/infranetes/daemon/test_confinement.py uses it too
-)
+# Like the user of a VM's QEMU; tests/infranetes/daemon/test_confinement.py uses it too.
+OTHER = 1900000042
 _PTRACE_ATTACH = 16
 _CLONE_NEWNET = 0x40000000
 
