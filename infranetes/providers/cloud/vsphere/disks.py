@@ -2,7 +2,7 @@
 """Volumes as first class disks: vCenter's own disks that belong to no VM, of 6.7 and newer.
 
 Plain files would do, but vCenter deletes all files of a VM together with it, whoever deletes the VM. It keeps
-the file of a first class disk, if it is told to. The names of first class disks are no idempotency keys, and
+the file of a first class disk, if it is told to. The names of first class disks are not idempotency keys, and
 requests have none before vSphere 9.1. A file's path is one: vCenter creates no second file there, and makes
 no second disk of it. So a volume is made in steps, each of which may be made twice:
 
