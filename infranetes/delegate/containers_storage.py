@@ -87,7 +87,7 @@ class ContainersStorage:
     def thd_layers(self, diff_ids: Collection[str]) -> Mapping[str, StoredLayer]:
         """Return those of these layers that are there whole, by diff id.
 
-        :raise Unavailable: what is there can't be read."""
+        :raise Unavailable: the files can't be read."""
         wanted, found = set(diff_ids), dict[str, StoredLayer]()
         path = self.root / f"{self.driver}-layers" / "layers.json"
         try:

@@ -304,7 +304,7 @@ class VsphereDisks:
 
 
 def _thd_check_no_snapshots(driver: Driver, place: Place, disk: CloudDisk) -> None:
-    """Check that a disk has no snapshots: they would end with it, and vCenter enlarges none that has any.
+    """Check that a disk has no snapshots: they would end with it, and vCenter does not enlarge such a disk.
 
     :raise CloudError: it has some."""
     if found := driver.storage.snapshots(place, disk.id):
