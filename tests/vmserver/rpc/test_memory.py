@@ -78,7 +78,7 @@ class MemoryCallTests(SynchronousTestCase):
 
 
 class ProcessorCallTests(SynchronousTestCase):
-    """Likewise."""
+    """On such machines, too."""
 
     def test_the_number_is_handed_on(self) -> None:
         told: list[int] = []
