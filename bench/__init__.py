@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of Infranetes: how long its calls take and how much memory it needs. See docs/performance.md."""
+"""Benchmarks of Infranetes: how long its calls take and how much memory it needs. See docs/performance.md."""

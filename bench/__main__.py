@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take the figures: ``python -m bench [NAME[:CHOICE]...] [--json FILE]``; without a NAME, all benches.
+"""Run the benches: ``python -m bench [NAME[:CHOICE]...] [--json FILE]``; without a NAME, all of them.
 
-Beside FILE.json the last runs are kept in FILE-history.json, and drawn as FILE/*.svg.
-``python -m bench --draw FILE`` draws such a file and takes no figures.
+The last runs are kept in FILE-history.json, beside FILE.json, and drawn as FILE/*.svg.
+``python -m bench --draw FILE`` draws such a file without running anything.
 
 The table goes to standard output, progress to standard error. A missed target does not change the exit code.
-Under the table are benches that could not run for want of something, and those that failed, which makes the
-exit code 1. As root, they run in namespaces of their own.
+Listed below the table are the benches that could not run because something is missing, and those that
+failed; a failure makes the exit code 1. As root, the benches run in namespaces of their own.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ BENCHES = {
     "libraries": ("bench.libraries", "libraries that are not used, beside what is in their place"),
 }
 _CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere")
-# Variants of a bench, chosen in place of what it does by default.
+# Variants of a bench, each run instead of what the bench does by default.
 CHOICES = {
     "waits": ("pool",),
     "memory": ("docker",),
@@ -75,7 +75,7 @@ DEFAULT_JSON = Path("build/bench.json")
 
 
 async def run_benches(reactor: IReactor, names: list[str], setup: Setup, json: Path) -> None:
-    """Take the figures, print them, and keep and draw them beside `json`."""
+    """Run the benches, print their figures, and keep and draw them beside `json`."""
     report = Report(setup)
     failed = False
     for name in names:
@@ -110,12 +110,12 @@ def _draw(runs: Sequence[history.Document], directory: Path) -> None:
 
 
 def _all_names() -> list[str]:
-    """The names of all benches and their variants."""
+    """Return the names of all benches and their variants."""
     return [*BENCHES, *(f"{bench}:{each}" for bench, choices in CHOICES.items() for each in choices)]
 
 
 def _prepare(names: Sequence[str]) -> None:
-    """Do what benches need done before, with the network. What can't be done they will say."""
+    """Prepare the benches, perhaps with the network. One that can't be prepared reports that when it runs."""
     for module in dict.fromkeys(BENCHES[name.partition(":")[0]][0] for name in names):
         prepare = getattr(importlib.import_module(module), "prepare", None)
         try:
@@ -126,7 +126,7 @@ def _prepare(names: Sequence[str]) -> None:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line. Exits when it is wrong."""
+    """Parse the command line. Exits if it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(_all_names()), default=[])
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE")

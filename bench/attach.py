@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume from the moment at which QEMU is asked to attach it until the pod's VM has it mounted.
+"""The time from when QEMU is asked to attach a volume until the pod's VM has it mounted.
 
-Each volume is blank for its first pod, which makes a file system on it, and has one for its second. A volume
-that is published before the pod is asked for is attached while its VM starts: then a container waits only for
-what is left of that, and for the mount. QEMU's processor time depends least on what else the machine does: it
-is that of CreateContainer as a whole, beside that of a container without a volume.
+Each volume is used by two pods: it is blank for the first, which makes a file system on it. A volume that is
+published before the pod is requested is attached while the pod's VM starts, so a container waits only for
+the rest of the attachment, and for the mount. Of all figures, QEMU's processor time depends least on what
+else the machine does; it is measured for CreateContainer as a whole, with a volume and without one.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @attrs.frozen
 class Taken:
-    """What a volume took.
+    """What it took to attach one volume.
 
-    :ivar waited: seconds that its container waited for it.
-    :ivar processor: seconds that QEMU had a processor while the container was created."""
+    :ivar waited: how many seconds its container waited for it.
+    :ivar processor: how many seconds of processor time QEMU used while the container was created."""
 
     waited: float
     processor: float
@@ -85,7 +85,7 @@ async def _measure(bench: _Bench, report: Report, volumes: int, early: bool) -> 
 
 
 class _Bench:
-    """Gives pods volumes, one pod at a time."""
+    """Run pods with volumes, one pod at a time."""
 
     def __init__(self, daemon: Daemon, image: str) -> None:
         self._daemon = daemon
@@ -111,7 +111,7 @@ class _Bench:
     async def mounted(self, volume: str, early: bool) -> Taken:
         """Run a pod that mounts a volume, and remove it. Return what that took.
 
-        :param early: whether it is published before the pod is asked for."""
+        :param early: whether the volume is published before the pod is requested."""
         client, uid = self._daemon.client, f"uid-{self._pods}"
         self._pods += 1
         target = self._daemon.root / f"kubelet/pods/{uid}/volumes/kubernetes.io~csi/data/mount"
@@ -132,7 +132,7 @@ class _Bench:
         return Taken(float(waited), processor)
 
     async def _create(self, pod: Pod, targets: Sequence[Path]) -> float:
-        """Create a container that mounts these, and see that it can write there."""
+        """Create a container that mounts `targets`, and check that it can write to them."""
         client = self._daemon.client
         mounts = [cri.Mount(container_path="/data", host_path=str(target)) for target in targets]
         before = self._processor()
@@ -144,7 +144,7 @@ class _Bench:
         return taken
 
     def _processor(self) -> float:
-        """Seconds that the only VM's QEMU has had a processor."""
+        """Return the seconds of processor time that QEMU has used. There is only one VM."""
         [vm] = (self._daemon.root / "state" / "qemu" / "vms").glob("[!.]*")
         [pid] = pids_by_argument([f"guest=infranetes-{vm.name}"])[f"guest=infranetes-{vm.name}"]
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()

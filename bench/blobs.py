@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the node makes the file systems that VMs mount from layers as they were pulled.
+"""How fast the node converts pulled layers to the file systems that VMs mount.
 
-By the image store itself, with all that it checks, until the file systems are on the disk; in MB of them a
-second. The image of 83 MiB is one layer, that of 1 GiB is several, which the store makes side by side.
+Measured with the image store itself, including everything that it verifies, until the file systems are on the
+disk, as MB of file system per second. The image of 83 MiB is a single layer; that of 1 GiB has several, which
+the store converts concurrently.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ async def run(reactor: IReactor, report: Report) -> None:
 
 
 async def _made(reactor: IReactor, registry: Registry, name: str) -> tuple[float, int]:
-    """Pull an image into a new store and have its file systems made. Returns MB/s, and how many they are."""
+    """Pull an image into a new store and have its file systems made. Return MB/s, and how many there are."""
     root = Path(tempfile.mkdtemp(prefix="bench-blobs-", dir="/var/tmp"))
     root.chmod(0o755)
     config = ImagesConfig(insecure_registries=(registry.host,))

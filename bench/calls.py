@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often simulated clouds are called: for one pod's life, and for an hour with ten pods that do nothing.
+"""How many API calls simulated clouds get: during one pod's life, and in an hour with ten idle pods.
 
-Time is virtual, and passes from one event to the next: what is counted does not depend on the machine.
+Time is virtual and jumps from one event to the next, so the counts do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOUR = 3600.0
 SETTLE_SECONDS = 360.0  # after the launches
 WAIT_SECONDS = 300.0
 _SWEEP = Times().sweep  # the daemon's own, of the provider's list
-_FOREIGN = ("token", "Login", "Logout")  # to who knows who may call
+_FOREIGN = ("token", "Login", "Logout")  # calls of the service that authenticates callers
 
 prepare = clouds.fetch
 
@@ -55,7 +55,7 @@ def _tell(report: Report, words: str, calls: Counter[str]) -> None:
 
 
 class Count:
-    """The calls to one cloud."""
+    """Count the calls to one cloud."""
 
     def __init__(self, time: VirtualTime, name: str, directory: Path) -> None:
         self._time = time
@@ -69,18 +69,18 @@ class Count:
         await self._passing(self._provider.start(lambda words: None))
 
     async def end(self) -> None:
-        """Stop all."""
+        """Stop everything."""
         await self._provider.stop()
         await self._world.stop()
 
     async def life(self) -> Counter[str]:
-        """Return the calls of a pod's life, until the cloud says that it is over."""
+        """Return the calls of a pod's life, until the cloud reports that its VM is gone."""
         before = self._counted()
         await self._ended([await self._running()])
         return self._counted() - before
 
     async def hour(self, pods: int) -> Counter[str]:
-        """Return the calls in an hour in which pods do nothing and the daemon sweeps as by default."""
+        """Return the calls of an hour in which the pods are idle and the daemon sweeps as by default."""
         ids = [await self._running() for _ in range(pods)]
         await self._time.after(SETTLE_SECONDS, self._pools())
         before, until = self._counted(), self._time.seconds() + HOUR
@@ -107,7 +107,7 @@ class Count:
     # ---- Time
 
     async def _passing(self, work: Awaitable[T]) -> T:
-        """Return a result, for which time passes."""
+        """Await a result while virtual time passes."""
         running = start(_awaited(work))
         await self._time.until(lambda: running.called, self._pools())
         return await running

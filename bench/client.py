@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CRI client for the benches, which makes the calls that kubelet makes."""
+"""A CRI client for the benches, which makes the same calls as kubelet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Client:
     async def run_pod(
         self, name: str, logs: Path, annotations: Mapping[str, str] | None = None, uid: str = ""
     ) -> Pod:
-        """Call RunPodSandbox. :param uid: the pod's; "": any."""
+        """Call RunPodSandbox. :param uid: the pod's; "" means that any will do."""
         config = cri.PodSandboxConfig(
             metadata=cri.PodSandboxMetadata(name=name, uid=uid or secrets.token_hex(8), namespace="bench"),
             hostname=name,

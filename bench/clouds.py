@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated clouds of benches, whose VMs boot for 45 s, and providers with their default settings."""
+"""The simulated clouds of the benches, whose VMs take 45 s to boot, and providers with default settings."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ Simulated: TypeAlias = SimulatedAws | SimulatedAzure | SimulatedGce | SimulatedO
 
 CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere")
 BOOT_SECONDS = 45.0  # from the launch until the VM runs and has its address
-_CLONE_SECONDS = 15.0  # of these, vCenter clones for so long
+_CLONE_SECONDS = 15.0  # the part of BOOT_SECONDS for which vCenter clones
 CLUSTER, NODE = "bench", "node-1"
 _DEFAULTS = {field.name for field in attrs.fields(CloudSettings)} - {"sizes"}
 
 
 def fetch() -> None:
-    """Have the clouds' descriptions of their APIs, by which the simulated ones serve. Idempotent.
+    """Fetch the API descriptions from which the simulated clouds are served. Idempotent.
 
-    :raise Missing: one can't be fetched."""
+    :raise Missing: one of them can't be fetched."""
     for module in (discovery, keystone_rules, neutron_attributes, nova_schemas):
         _fetch(module.WHEEL, module.PINNED)
     for name, pinned in azure_models.PINNED.items():
@@ -66,9 +66,9 @@ def _fetch(name: str, pinned: str) -> None:
 
 
 def simulated(reactor: IReactor, name: str, directory: Path) -> Simulated:
-    """Return one of CLOUDS, which has started.
+    """Start one of CLOUDS and return it.
 
-    :raise Missing: it lacks a program."""
+    :raise Missing: a program that it needs is not installed."""
     world = _made(reactor, name, directory)
     world.behaviour = NO_AGENT
     world.start()
@@ -104,7 +104,7 @@ def _made(reactor: IReactor, name: str, directory: Path) -> Simulated:
 
 
 def provider(reactor: IReactor, name: str, world: Simulated, directory: Path) -> CloudProvider[Any]:
-    """Return a provider for a simulated cloud, which has yet to be started."""
+    """Return a provider, not yet started, for a simulated cloud."""
     table = {key: value for key, value in world.table().items() if key not in _DEFAULTS}
     made = registry.create(reactor, name, table, ProviderContext(directory, directory, CLUSTER, NODE))
     assert isinstance(made, CloudProvider)
@@ -112,7 +112,7 @@ def provider(reactor: IReactor, name: str, world: Simulated, directory: Path) ->
 
 
 def specs(directory: Path, count: int) -> Sequence[InstanceSpec]:
-    """Return what so many pods' VMs shall be."""
+    """Return the specs of the VMs of `count` pods."""
     authority = Authority(directory)
     return [_spec(authority) for _ in range(count)]
 

@@ -44,7 +44,7 @@ async def run(reactor: IReactor, report: Report, samples: int = SAMPLES) -> None
 
 
 async def beside_containerd(reactor: IReactor, setup: Setup, *flags: str) -> Any:  # Any: JSON
-    """Run `tests.interop.critest` with these flags over Infranetes and containerd. Returns its JSON.
+    """Run `tests.interop.critest` with these flags over Infranetes and containerd. Return its JSON.
 
     :raise Missing: a program is not installed.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's containerd, which the daemon is compared with."""
+"""Debian's containerd, with which the daemon is compared."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.support.registry import Registry
 
 @asynccontextmanager
 async def containerd(reactor: IReactor, registry: Registry) -> AsyncIterator[Client]:
-    """Run it, which takes its sandboxes' image from the registry. Gives its client.
+    """Run containerd, with the sandbox image from the registry. Yields a client of it.
 
     :raise Missing: a program is not installed.
     """
     for program, how in NEEDS.items():
         if shutil.which(program) is None:
             raise Missing(f"{program} is missing: {how}")
-    root = Path(tempfile.mkdtemp(prefix="bench-containerd-", dir="/var/tmp"))  # no overlay file system
+    root = Path(tempfile.mkdtemp(prefix="bench-containerd-", dir="/var/tmp"))  # not on an overlay file system
     runtime = Containerd(root / "c")
     client = Client(reactor, runtime.socket)
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of the benches: 1 MiB, 83 MiB and 1 GiB as pulled, made once from Debian's packages.
+"""The images of the benches, made once from Debian's packages: 1 MiB, 83 MiB and 1 GiB when pulled.
 
-The two larger ones are about three times as large unpacked. They are kept below `build`; making them takes
+Unpacked, the two larger ones are about three times that size. They are kept below `build`; making them takes
 some minutes, and the network.
 """
 
@@ -25,7 +25,7 @@ from tests.support.registry import Registry
 
 SIZES: Mapping[str, str] = {"1 MiB": "mib1", "83 MiB": "mib83", "1 GiB": "mib1024"}
 """The images' names in the registry."""
-COMMAND, TRUE = ("sleep", "100000"), ("true",)  # all three have both
+COMMAND, TRUE = ("sleep", "100000"), ("true",)  # all three images have both programs
 _CACHE = ROOT / "build" / "bench" / "registry"
 _LAYER_BYTES = 384 << 20
 _MANY = (
@@ -39,7 +39,7 @@ _ENVIRONMENT = {"Env": ["PATH=/usr/bin:/bin"]}
 
 
 def make() -> None:
-    """Have the images; quick when they are there.
+    """Make the images, unless they exist already. Idempotent.
 
     :raise Missing: they can't be made here.
     """
@@ -66,7 +66,7 @@ def _fill(registry: Registry) -> None:
     with debian.tar(_LARGE) as made:
         registry.push(SIZES["83 MiB"], "1", oci.image([made.read_bytes()], _ENVIRONMENT))
     with debian.tar(_MANY, "extract") as made:
-        # These packages are without the essential ones, and so without what containers here run.
+        # These packages do not include the essential ones, and so lack the programs that containers run here.
         programs = {f"usr/bin/{name}": oci.BUSYBOX.read_bytes() for name in (COMMAND[0], *TRUE)}
         layers = chain(debian.layers(made, _LAYER_BYTES), [oci.layer(programs)])
         registry.push(SIZES["1 GiB"], "1", oci.image(layers, _ENVIRONMENT))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two, ten and thirty pods at once, until their containers run: of an image of 83 MiB beside one of 1 MiB.
+"""Two, ten and thirty pods at once, until their containers run: with an image of 83 MiB and one of 1 MiB.
 
-VMs are emulated or not, but processors are always fewer than thirty, so that all wait for each other: what is
-judged is how much more the larger image costs. No VM has seen either image; the node has both.
+Whether VMs are emulated or not, there are always fewer than thirty processors, so all pods wait for each
+other. What has a target is therefore how much longer the larger image takes than the smaller. No VM has seen
+either image; the node has both.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from infranetes_common.errors import DeadlineExceeded
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 
-TIMES = {2: 3, 10: 1, 30: 1}  # by the number of pods: how often
-ROUND_SECONDS = 400.0  # for all pods of one round, their ends included
+TIMES = {2: 3, 10: 1, 30: 1}  # how often, by the number of pods
+ROUND_SECONDS = 400.0  # for all pods of one round, including their removal
 SMALL, LARGE = "1 MiB", "83 MiB"
 TARGET = 1.5
 
@@ -37,7 +38,7 @@ async def run(reactor: IReactor, report: Report) -> None:
             await daemon.start()
             report.accelerator = await daemon.accelerator()
             images = {size: registry.reference(SIZES[size], "1") for size in (SMALL, LARGE)}
-            for image in images.values():  # has its layers on the node
+            for image in images.values():  # so that its layers are on the node
                 request = cri.PullImageRequest(image=cri.ImageSpec(image=image))
                 await daemon.client.images.PullImage(request, timeout=240.0)
                 await _round(daemon.client, daemon.logs, "first", image, 1)
@@ -46,7 +47,7 @@ async def run(reactor: IReactor, report: Report) -> None:
                     await _compare(reactor, daemon, images, count, report)
                 except DeadlineExceeded as late:
                     report.missing[f"crowd, {count} at once"] = str(late)
-                    break  # what it was about to run would burden the next
+                    break  # the pods that it did not finish would slow down the next one
         finally:
             await daemon.close()
 
@@ -72,7 +73,7 @@ async def _compare(
 
 
 async def _round(client: Client, logs: Path, name: str, image: str, count: int) -> list[float]:
-    """Run so many pods at once and remove them. Returns the seconds of each until its container ran."""
+    """Run `count` pods at once and remove them. Return the seconds of each until its container ran."""
 
     async def one(number: int) -> tuple[float, str]:
         ran, pod = await client.timed(partial(client.run_pod, f"{name}-{number}", logs))

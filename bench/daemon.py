@@ -24,17 +24,17 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control, cri
 from txgrpc import Channel, GrpcError
 
-FILL_SECONDS = 300.0  # of the pool
+FILL_SECONDS = 300.0  # until the pool is full
 START_SECONDS = 600.0  # a provider may have to build a template first
 _TWISTD = "from twisted.scripts.twistd import run; run()"
 ROOT = Path(__file__).resolve().parents[1]
 
 
 class Daemon:
-    """`twistd infranetes` over one directory. It may be killed and started again.
+    """`twistd infranetes` with a directory of its own. It may be killed and started again.
 
     :param provider: the provider's name.
-    :param table: its table of the configuration.
+    :param table: the provider's table in the configuration.
     :param preload: images that its VMs have from the start.
     :param more: TOML that is appended.
     """
@@ -50,7 +50,7 @@ class Daemon:
     ) -> None:
         self._reactor = reactor
         self.root = Path(tempfile.mkdtemp(prefix="infranetes-bench-"))
-        self.root.chmod(0o755)  # a provider may run its VMs as a user of its own
+        self.root.chmod(0o755)  # a provider may run its VMs as a different user
         self.socket = self.root / "run" / "infranetes.sock"
         self.logs = self.root / "pods"
         self._config = self.root / "infranetes.toml"
@@ -69,7 +69,7 @@ class Daemon:
         return (self.root / "daemon.log").read_text(errors="replace")
 
     async def start(self) -> float:
-        """Start it and wait until it is ready. Returns the seconds from the start of the process."""
+        """Start it and wait until it is ready. Return the seconds since the start of the process."""
         begun = time.monotonic()
         with (self.root / "daemon.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -95,12 +95,12 @@ class Daemon:
             await deferLater(self._reactor, 0.01)
 
     async def accelerator(self) -> str:
-        """What QEMU uses, and why."""
+        """Return the accelerator that QEMU uses, and why."""
         answer = await self.client.runtime.Status(cri.StatusRequest(verbose=True), timeout=30.0)
         return str(json.loads(answer.info["provider"])["accelerator"])
 
     def resident_mib(self) -> float:
-        """The daemon's resident memory (proc(5), VmRSS)."""
+        """Return the daemon's resident memory (proc(5), VmRSS)."""
         return resident_mib(Path(f"/proc/{self.pid}/status").read_text())
 
     def kill(self) -> None:
@@ -111,7 +111,7 @@ class Daemon:
             self._process = None
 
     async def pool_filled(self, count: int) -> float:
-        """Wait until that many VMs wait in the pool. Returns the seconds that it took."""
+        """Wait until there are that many VMs in the pool. Return the seconds that it took."""
         control_socket = UNIXClientEndpoint(self._reactor, str(self.root / "run" / CONTROL_SOCKET))
         channel = Channel(self._reactor, control_socket)
         begun = self._reactor.seconds()
@@ -128,7 +128,7 @@ class Daemon:
             await channel.close()
 
     async def close(self) -> None:
-        """End it and remove its directory. The bench has to end its VMs before."""
+        """Stop it and remove its directory. The bench has to remove its pods first."""
         await self.client.close()
         if self._process is not None:
             self._process.terminate()
@@ -145,13 +145,13 @@ class Daemon:
 
 
 def why_ended(log: str) -> str:
-    """Tell from its log why a daemon ended at once."""
+    """Return why a daemon exited at once, according to its log."""
     said = [line.partition(" critical ")[2] for line in log.splitlines() if " critical " in line]
     return said[-1].partition(": ")[2] if said else f"the daemon ended at once:\n{log[-1500:]}"
 
 
 def resident_mib(status: str) -> float:
-    """VmRSS in the text of a /proc/PID/status."""
+    """Return the VmRSS in the text of a /proc/PID/status."""
     line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) / 1024
 

@@ -27,11 +27,11 @@ CONTAINERS = 3
 UNREACHABLE = 10
 LISTS = 500
 AT_ONCE = 32
-SETTLE_SECONDS = 5.0  # until lost agents are noticed and earlier work is done
+SETTLE_SECONDS = 5.0  # until lost agents have been noticed and earlier work is done
 RECOVERY_SECONDS = 180.0
 LIST_TARGET = {99: 50.0}
 START_TARGET = 10.0  # seconds until it serves
-COMMAND: tuple[str, ...] = ()  # the fake ContainerProvider then keeps a state and runs no process
+COMMAND: tuple[str, ...] = ()  # with this, the fake ContainerProvider keeps a state and runs no process
 TABLE = {"boot_seconds": 0.1, "jitter_seconds": 0.1}
 
 
@@ -120,7 +120,7 @@ async def _live_agents(daemon: Daemon) -> int:
     return int(json.loads(answer.info["node"])["agents"].get("live", 0))
 
 
-# ---- The farm, asked without the daemon
+# ---- The simulated VMs, as their farm reports them, not the daemon
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ def _ask(stream: BinaryIO, request: dict[str, object]) -> dict[str, Any]:  # Any
 
 
 def _vms(daemon: Daemon) -> dict[str, tuple[object, ...]]:
-    """The VMs, with what changes if one is ended, started or made again."""
+    """Return, for each VM, what changes if it is terminated, started or recreated."""
     with _farm(daemon) as ask:
         return {vm["id"]: (vm["state"], vm["port"], vm["created_at"]) for vm in ask(op="list")["vms"]}
 

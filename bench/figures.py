@@ -29,16 +29,16 @@ class Figure:
     name: str
     value: float
     unit: str
-    target: float | None = None  # None: there is none
+    target: float | None = None  # None: no target
     note: str = ""
-    at_least: bool = False  # whether the target is the lowest value that is good, not the highest
-    whose: str = ""  # "": Infranetes'; else what it is compared with, or a variant
-    percent: int | None = None  # which percentile of many; None: it is one value
-    load: float = attrs.field(factory=lambda: round(os.getloadavg()[0], 1))  # of the machine, when taken
+    at_least: bool = False  # whether the target is a minimum rather than a maximum
+    whose: str = ""  # "" for Infranetes; otherwise what it is compared with, or a variant
+    percent: int | None = None  # the percentile that this is; None: a single value
+    load: float = attrs.field(factory=lambda: round(os.getloadavg()[0], 1))  # of the machine when measured
 
     @property
     def label(self) -> str:
-        """Its whole name, where it is shown without its row."""
+        """Return its full name, for places where it is shown outside its row."""
         whose = f", {self.whose}" if self.whose else ""
         return f"{self.name}{whose}{'' if self.percent is None else ' ' + percentile_name(self.percent)}"
 
@@ -51,10 +51,10 @@ class Figure:
 
 @attrs.define
 class Report:
-    """The figures of one run, printed as they come.
+    """The figures of one run, printed as they are measured.
 
-    :ivar setup: what the VMs of the benches are made of.
-    :ivar accelerator: what QEMU used, and why, as the daemon says; "": no bench has started VMs.
+    :ivar setup: the guest image and accelerator that the VMs of the benches use.
+    :ivar accelerator: what QEMU used, and why, according to the daemon; "" if no bench has started VMs.
     """
 
     setup: Setup = attrs.field(factory=Setup)
@@ -96,7 +96,7 @@ class Report:
             self.add(bench, name, value, unit, target, note, whose=whose, percent=percent)
 
     def table(self) -> str:
-        """Format the figures: one line each, with its target and the load at which it was taken."""
+        """Format the figures, one line each, with the target and the load when the figure was measured."""
         head = ("bench", "figure", "value", "unit", "target", "", "load")
         rows = [
             (
@@ -120,7 +120,7 @@ class Report:
         return "\n".join(lines)
 
     def document(self) -> dict[str, object]:
-        """Return everything as JSON has it, with a description of the machine."""
+        """Return everything as a JSON document, with a description of the machine."""
         return {
             "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "machine": {**machine(), "accelerator": self.accelerator},
@@ -135,7 +135,7 @@ class Report:
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """The smallest value that is not exceeded by `percent` of all (nearest rank)."""
+    """Return the smallest value that is not exceeded by `percent` of all (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
@@ -146,7 +146,7 @@ def percentile_name(percent: int) -> str:
 
 
 def machine() -> dict[str, object]:
-    """Describe what the figures depend on."""
+    """Describe the properties of this machine that affect the figures."""
     from importlib.metadata import version
 
     return {
@@ -160,7 +160,7 @@ def machine() -> dict[str, object]:
 
 
 def say(text: str) -> None:
-    """Print progress, which is no part of the table."""
+    """Print progress, which is not part of the table."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -171,7 +171,7 @@ def _target(figure: Figure) -> str:
 
 
 def number(value: float) -> str:
-    """Return a value with its significant digits."""
+    """Return a value with its significant digits only."""
     if value >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"

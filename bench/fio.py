@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a volume carries: fio in the pod's VM, and the same program on the node with the same file.
+"""The throughput of a volume: fio in the pod's VM, and the same program on the node with the same file.
 
 The volume is raw, so there is no file system in between, and both sides read and write the very same bytes;
-neither uses its page cache. They take turns, so that whatever else the machine does concerns both.
+neither uses its page cache. They take turns, so that other load of the machine affects both.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SECONDS = 5  # of each job, in each round
 _LIMIT = 120.0
 _VOLUME, _DEVICE = "fio", "/dev/volume"
 _LIBRARIES = "usr/lib/fio"
-# The loader is started as a program: an image of these tests has no other executables than those in bin/.
+# The loader is run as a program: an image of these tests has no executables other than those in bin/.
 _IN_IMAGE = ("/usr/bin/ld.so", "--library-path", f"/{_LIBRARIES}", "/usr/bin/fio")
 
 
 @attrs.frozen
 class Job:
-    """Work for fio. :ivar kind: its `rw`. :ivar more: further options."""
+    """A job for fio. :ivar kind: its `rw`. :ivar more: further options."""
 
     name: str
     kind: str
@@ -52,7 +52,7 @@ class Job:
     more: tuple[str, ...] = ()
 
     def command(self, program: Sequence[str], file: str) -> list[str]:
-        """The command line for a file or device."""
+        """Return the command line for a file or device."""
         return [
             *program,
             *("--name=bench", "--thread", "--output-format=json", "--time_based", "--direct=1"),
@@ -61,7 +61,7 @@ class Job:
         ]
 
     def speed(self, output: str) -> float:
-        """Requests in a second, as fio tells."""
+        """Return the requests per second that fio reports."""
         [done] = json.loads(output[output.index("{") :])["jobs"]
         return float(done["read" if "read" in self.kind else "write"]["iops"])
 
@@ -139,7 +139,7 @@ async def _exec(client: Client, container: str, command: Sequence[str]) -> str:
 
 @contextmanager
 def _published(daemon: Daemon) -> Iterator[tuple[Path, Path]]:
-    """A volume's file, all of it written, and where the volume is published raw for a pod."""
+    """Yield a volume's file, all of it written, and the path where the volume is published raw for a pod."""
     directory = daemon.root / "state" / "qemu" / "volumes"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = directory / f"{_VOLUME}.raw"
@@ -159,7 +159,7 @@ def _published(daemon: Daemon) -> Iterator[tuple[Path, Path]]:
 
 
 def _layer(fio: str) -> bytes:
-    """The node's fio, with the libraries that it needs."""
+    """Return a layer with the node's fio and the libraries that it needs."""
     listed = subprocess.run(["ldd", fio], capture_output=True, text=True, check=True).stdout
     paths = [Path(path) for path in re.findall(r"(/\S+) \(0x", listed)]
     [loader] = [path for path in paths if path.name.startswith("ld-linux")]

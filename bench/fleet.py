@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""10,000 Services for 1, 100 and 1,000 VMs of one node: first tables, changes, memory, processor, bytes.
+"""10,000 Services for 1, 100 and 1,000 VMs of one node: first tables, changes, memory, processor time, bytes.
 
-This process does what the daemon does for Services: it follows the API server and keeps each VM's rules, by
-the agent's client over TLS. The API server and the VMs are another process (`fleet_vms`), whose work is not
-counted but for the load of the machine.
+This process does what the daemon does for Services: it follows the API server and keeps each VM's rules up to
+date, with the agent's client over TLS. The API server and the VMs are in another process (`fleet_vms`), whose
+work is counted only in the load of the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from infranetes_common.concurrency import sleep
 from infranetes_common.reactors import IReactor
 
 SERVICES, REAL = 10_000, 3
-VMS = {1: 50.0, 100: 250.0, 1000: None}  # and the target of a change's p99, in milliseconds
+VMS = {1: 50.0, 100: 250.0, 1000: None}  # with the target of a change's p99, in milliseconds
 CHANGES, EVERY = 100, 0.1
 STARTS_SECONDS = 0.005  # between the VMs' connections
 MIB = 1 << 20
@@ -114,7 +114,7 @@ class Node:
         self._turned(what, turns)
 
     async def have(self, vms: int) -> None:
-        """Have so many VMs, each with all rules."""
+        """Connect VMs until there are `vms`, and wait until each has all rules."""
         began, used, sent, memory = time.monotonic(), _processor(), _sent(), _resident()
         new = vms - len(self._senders)
         with self._turns as turns:
@@ -135,7 +135,7 @@ class Node:
 
     @contextlib.contextmanager
     def watched(self, vms: int) -> Iterator[None]:
-        """Note what changes cost, that are made meanwhile."""
+        """Record what the changes cost that are made inside this context."""
         began, used, sent = time.monotonic(), _processor(), _sent()
         with self._turns as turns:
             yield
@@ -158,9 +158,9 @@ def _tell(report: Report, vms: int, seconds: dict[str, float], target: float | N
 
 
 class Turns:
-    """The processor time of a reactor's turns, in seconds.
+    """The processor time that single turns of a reactor take, in seconds.
 
-    :ivar longest: without collections of garbage. :ivar collection: the longest one of these.
+    :ivar longest: the longest turn, without garbage collections. :ivar collection: the longest of these.
     """
 
     def __init__(self, reactor: Any) -> None:  # Any: reactors have no interface for one turn
@@ -204,6 +204,6 @@ def _processor() -> float:
 
 
 def _sent() -> int:
-    """The bytes that have gone through the loopback interface: the API server's events are among them."""
+    """Return how many bytes have passed through the loopback interface, including the API server's events."""
     with Path("/proc/net/dev").open() as lines:
         return next((int(line.split()[9]) for line in lines if line.strip().startswith("lo:")), 0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The other side of the bench `fleet`: the API server and the VMs of one node, in a process of their own.
 
-The first connections are those of VMs with a service proxy and a network namespace each: a change counts once
-nft has put it in force there. The others take what they are sent, and say so. It is told by lines of its
-standard input what to change, and answers with lines of JSON.
+The first connections are VMs with a service proxy and a network namespace each: a change counts once nft has
+put it in force there. The others take what they are sent, and acknowledge it. The process reads which
+Services to change from lines of its standard input, and answers with lines of JSON.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from vmserver.rpc.services import as_update
 SANDBOX = "fleet"
 ENDPOINTS = 5
 SERVICES, SLICES = "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"
-PATIENCE = 60.0  # seconds until changes that have not come are given up
+PATIENCE = 60.0  # seconds after which changes that have not arrived are given up
 
 
 class Fleet:
     """The VMs' agents.
 
     :ivar changed: when each Service was changed, by its address.
-    :ivar real, simulated: seconds from then until each VM had that in force.
+    :ivar real, simulated: for each VM, the seconds from a change until it was in force there.
     """
 
     def __init__(self, reactor: IReactor, spaces: list[Namespace]) -> None:
@@ -82,7 +82,7 @@ class Fleet:
 
 
 class Cluster:
-    """What happens in the cluster."""
+    """What changes in the cluster."""
 
     def __init__(self, reactor: IReactor, services: int) -> None:
         self._reactor = reactor
@@ -100,7 +100,7 @@ class Cluster:
         self.server.put(SLICES, written.endpoint_slice(*endpoints, service=f"s{number}"))
 
     async def change(self, fleet: Fleet, first: int, count: int, every: float) -> dict[str, int]:
-        """Change Services, and wait until all VMs have that. Returns percentiles in ms, and what is lost."""
+        """Change Services and wait until all VMs have that. Return percentiles in ms, and the number lost."""
         fleet.changed, fleet.real, fleet.simulated = {}, [], []
         began = self._reactor.seconds()
         for number in range(first, first + count):
@@ -121,12 +121,12 @@ class Cluster:
 
 
 def address(number: int) -> IPv4Address:
-    """Of a Service."""
+    """Return the address of a Service."""
     return IPv4Address("10.96.0.1") + number
 
 
 class Orders(LineReceiver):
-    """Lines of what is to be changed: the first Service's number, how many, and seconds between two."""
+    """Orders, one a line: the first Service's number, how many to change, and the seconds between two."""
 
     delimiter = b"\n"
 
@@ -148,7 +148,7 @@ def say(what: object) -> None:
 
 async def run(reactor: Any, directory: Path, services: int, real: int) -> None:
     # Any: reactors have no interface for TLS of which the types are right
-    """:param directory: where the node's CA is. :param real: VMs with a namespace."""
+    """:param directory: where the node's CA is. :param real: how many VMs have a network namespace."""
     certificate, key = Authority(directory).issue_vm(SANDBOX, 86_400)
     own = PrivateCertificate.loadPEM(key + certificate)
     options = CertificateOptions(
@@ -161,7 +161,7 @@ async def run(reactor: Any, directory: Path, services: int, real: int) -> None:
     spaces = [Namespace() for _ in range(real)]
     try:
         cluster, fleet = Cluster(reactor, services), Fleet(reactor, spaces)
-        gc.collect()  # as an agent does, and no API server has such pauses
+        gc.collect()  # as an agent does; an API server does not have such pauses
         gc.freeze()
         server = Server(reactor, [Service(vmserver.Agent, fleet)])
         port = reactor.listenSSL(0, server.factory, options, backlog=2000, interface="127.0.0.1")

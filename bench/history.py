@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last runs of the benches, in one file beside the JSON of the newest."""
+"""The last runs of the benches, in one file beside the JSON of the latest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def beside(path: Path) -> Path:
 
 
 def add(path: Path, run: Document) -> list[Document]:
-    """Add a run to the history at `path`, and drop the oldest if there are too many. Returns the history."""
+    """Add a run to the history at `path`, drop the oldest if there are too many, and return the history."""
     runs = [*(read(path) if path.exists() else ()), run][-RUNS:]
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
@@ -34,7 +34,7 @@ def add(path: Path, run: Document) -> list[Document]:
 
 
 def read(path: Path) -> list[Document]:
-    """Read a history, or one run, oldest first. :raise ValueError: it is neither."""
+    """Read a history, or a single run; the oldest comes first. :raise ValueError: it is neither."""
     document = json.loads(path.read_text())
     runs = document.get("runs", [document]) if isinstance(document, dict) else None
     if not isinstance(runs, list) or not all(isinstance(each, dict) and "figures" in each for each in runs):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the way through the daemon costs calls for the pods of Debian's containerd, its delegate.
+"""What it costs the calls of a pod in Debian's containerd that they are delegated by the daemon.
 
-Each call is made directly and through the daemon in turn, one at a time, so that both have the same load.
+Each call is made in turn directly and through the daemon, one at a time, so that both meet the same load.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.support import oci
 from tests.support.registry import Registry
 
 CONTAINERS = 100
-TIMES = 300  # each call, each way
+TIMES = 300  # for each call, each way
 WARM_UP = 20
 SECONDS = 30.0
-TARGET = 1.0  # ms, of what the median is longer
+TARGET = 1.0  # ms, by which the median may be longer
 SIMULATED = {"boot_seconds": 0.0, "jitter_seconds": 0.0}
 
 Ask = Callable[[Any], Awaitable[object]]

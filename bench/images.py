@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From RunPodSandbox until a container runs, by the size of its image, on a simulated cloud.
+"""The time from RunPodSandbox until a container runs, by the size of its image, on a simulated cloud.
 
-Layers are sent through the agents' TLS; nothing is emulated. The image is on the node already, as kubelet has
-it. All VMs of the cloud are one process.
+Layers are sent to the agents over TLS; nothing is emulated. The node has the image already, as it does when
+kubelet calls RunPodSandbox. All VMs of the cloud are in one process.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.support.large_image import large
 from tests.support.registry import Registry
 
 SIMULATED: Mapping[str, object] = {"boot_seconds": 0.0, "jitter_seconds": 0.0, "images": "layers"}
-# By MiB as pulled: MiB that do not compress and that do, and the layers over busybox.
+# By the size in MiB when pulled: the MiB that do not compress and those that do, and the layers over busybox.
 IMAGES = {1: (1, 1, 1), 83: (82, 146, 6)}
 AT_ONCE = (1, 2, 10)
-TIMES = 3  # each number of pods
+TIMES = 3  # for each number of pods
 TARGETS = {(83, 1): 2.0}  # seconds, of the median
 COMMAND = ("sleep", "100000")
 

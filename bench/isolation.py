@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Namespaces for a run of the benches: what they leave behind ends with them, and no other run is met."""
+"""Namespaces for a run of the benches: what it leaves behind ends with them, and runs don't collide."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _INSIDE = "INFRANETES_BENCH_INSIDE"
 
 
 def inside() -> bool:
-    """Whether this process has namespaces of its own, or can't have any."""
+    """Return whether this process has namespaces of its own, or can't have any."""
     return bool(os.environ.get(_INSIDE)) or os.geteuid() != 0
 
 
 def go_inside(arguments: Sequence[str]) -> None:
-    """Run `python -m bench` with these arguments in the place of this process, in new namespaces."""
+    """Replace this process by `python -m bench` with these arguments, in new namespaces."""
     command = [*_NAMESPACES, sys.executable, "-m", "bench", *arguments]
     os.execvpe(command[0], command, {**os.environ, _INSIDE: "1"})  # noqa: S606
 
 
 def settle_in() -> None:
-    """Have the loopback interface, and a parent that waits for whatever process is orphaned."""
+    """Bring up the loopback interface, and fork so that the parent reaps orphaned processes."""
     if not os.environ.get(_INSIDE) or os.getpid() != 1:
         return
     child = os.fork()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time pods of a cluster from their creation until the API server says "Ready".
+"""Time pods of a cluster from their creation until the API server reports them as Ready.
 
     python -m bench.kubelet_pods PLACE
 
-Runs where the cluster's node is. Each line of its input is a JSON object: `image`, `vm` and `count` make so
-many pods at once, and the answer is a line with the seconds of each; an empty object removes them, and the
-answer is the seconds of each until it was gone.
+Runs where the cluster's node is. Each line of its input is a JSON object: `image`, `vm` and `count` create
+that many pods at once, and the answer is a line with the seconds of each; an empty object removes them, and
+the answer is the seconds until each was gone.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Api:
         """Remove it. Returns the seconds until it was gone."""
         began = time.monotonic()
         events = self._events(name)
-        next(events)  # it is there: what follows is its end
+        next(events)  # the pod as it is; the events that follow are those of its removal
         self._ask("DELETE", f"{_PODS}/{name}").read()
         next(kind for kind, _ in events if kind == "DELETED")
         return time.monotonic() - began
 
 
 def manifest(name: str, image: str, vm: bool) -> dict[str, object]:
-    """A pod of one container that has nothing to do. On a mixed node a label keeps it from being a VM."""
+    """Return a pod with one idle container. On a mixed node a label keeps it from being a VM."""
     container = {"name": "main", "image": image, "command": [*COMMAND]}
     labels = {} if vm else {"infranetes.io/runtime": "node"}
     return {
@@ -76,7 +76,7 @@ def manifest(name: str, image: str, vm: bool) -> dict[str, object]:
 
 
 def is_ready(pod: dict[str, Any]) -> bool:  # Any: JSON
-    """Whether the pod's status says so."""
+    """Return whether the pod's status says that it is ready."""
     conditions = pod["status"].get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 

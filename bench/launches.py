@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hundred VMs at once on simulated clouds, by providers with their default settings, and their calls.
+"""A hundred VMs launched at once on simulated clouds, by providers with default settings; their API calls.
 
-What is judged is how much longer it takes than the cloud's own limits and boots do. `launches` runs on EC2,
-Compute Engine and Nova; `launches:azure` and `launches:vsphere` on these.
+The target is how much longer this takes than the cloud's own limits and boot times require. `launches` runs
+on EC2, Compute Engine and Nova; `launches:azure` and `launches:vsphere` run on these.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ VMS = 100
 TARGET = 1.05
 WAIT_SECONDS = 300.0
 CLOUDS = ("aws", "gcp", "openstack")
-# How long they take by themselves: EC2's bucket of launches has five, and two more a second. The others take
-# all launches at once.
+# The least time that the launches take: EC2's token bucket holds five launches and gets two a second. The
+# other clouds accept all launches at once.
 _LEAST = {"aws": (VMS - 5) / 2.0 + clouds.BOOT_SECONDS}
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of importing and calling libraries that are not used, beside the cost of what is used instead.
 
-Each part is a process of its own (`bench.library_calls`). Netlink's are in a network namespace.
-docs/dependencies.md says what follows from the figures.
+Each part runs in a process of its own (`bench.library_calls`), those about netlink in a network namespace.
+docs/dependencies.md draws the conclusions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DAEMON = ("infranetes.service", "infranetes.daemon.assembly", "infranetes.provid
 
 @attrs.frozen
 class Import:
-    """A module to import, and the modules that a process which used it has loaded anyway."""
+    """A module to import, and the modules that a process which uses it has loaded anyway."""
 
     module: str
     whose: str
@@ -48,7 +48,7 @@ class Import:
 
 @attrs.frozen
 class Call:
-    """One way to do something. :ivar whose: the library, or what is used instead."""
+    """One way to do something. :ivar whose: the library, or what is used instead of it."""
 
     name: str
     whose: str
@@ -85,7 +85,7 @@ EXTRA = ("docker", "grpclib", "pyroute2")
 
 
 async def run(reactor: IReactor, report: Report, variant: str = "") -> None:
-    """:param variant: `emulated`: imports and Docker's calls alone, by QEMU's emulation of a process."""
+    """:param variant: `emulated`: only the imports and Docker's calls, in QEMU's user-mode emulation."""
     lacking = [name for name in EXTRA if find_spec(name) is None]
     if lacking:
         raise Missing(f"{', '.join(lacking)}: pip install 'infranetes[bench]'")
@@ -107,7 +107,7 @@ def _thd_run(report: Report, emulated: bool) -> None:
         report.add("libraries", f"{name}: memory", found["mib"], "MiB", whose=each.whose)
         report.add("libraries", f"{name}: modules", found["modules"], "", whose=each.whose)
     _docker(report, how, emulated)
-    if emulated:  # the emulation of a process knows neither nftables' netlink nor other processes
+    if emulated:  # QEMU's user-mode emulation supports neither nftables' netlink nor other processes
         return
     with _namespace() as inside:
         for call in NETLINK:
@@ -126,7 +126,7 @@ def _docker(report: Report, how: str, emulated: bool) -> None:
             Call(inspect, "docker", "docker_by_sdk", socket),
             Call(inspect, OURS, "docker_by_ours", (*socket, "1")),
         ]
-        if not emulated:  # threads are hardly scheduled there
+        if not emulated:  # there, threads are hardly scheduled
             calls += [
                 Call(at_once, f"docker, in {AT_ONCE} threads", "docker_by_threads", (*socket, str(AT_ONCE))),
                 Call(at_once, OURS, "docker_by_ours", (*socket, str(AT_ONCE))),
@@ -167,7 +167,7 @@ def _tell(report: Report, call: Call, found: Found) -> None:
 
 
 def _measured(part: Sequence[str], prefix: Sequence[str] = (), emulated: bool = False) -> Found:
-    """Return the medians over several processes that do the same."""
+    """Return the medians over several processes that run the same part."""
     before = [EMULATOR] if emulated else []
     command = [*prefix, *before, sys.executable, "-m", "bench.library_calls", *part]
     found = []
@@ -179,7 +179,7 @@ def _measured(part: Sequence[str], prefix: Sequence[str] = (), emulated: bool = 
 
 @contextmanager
 def _namespace() -> Iterator[Sequence[str]]:
-    """Make a network namespace. Yields the words that run a program in it."""
+    """Make a network namespace. Yields the command prefix that runs a program in it."""
     space = Namespace(())
     say(f"  in the network namespace {space.name}")
     try:

@@ -22,13 +22,13 @@ from types import ModuleType
 
 #: The module of Debian's python3-nftables, which PyPI lacks. Nothing else beside it may be imported.
 NFTABLES = Path("/usr/lib/python3/dist-packages/nftables/__init__.py")
-CALLS, PROGRAMS = 500, 100  # how many calls of a library, and of a program, which takes longer
+CALLS, PROGRAMS = 500, 100  # how many calls of a library, and how many runs of a program, which are slower
 WARM_UP = 5
 Found = dict[str, float]
 
 
 def imports(module: str, *before: str) -> Found:
-    """Measure the import of a module after those that are loaded anyway."""
+    """Measure the import of a module after those in `before` have been loaded."""
     for each in before:
         importlib.import_module(each)
     resident, known, used = _resident(), len(sys.modules), _processor()
@@ -49,8 +49,8 @@ def docker_by_sdk(socket: str, container: str) -> Found:
 
 
 def docker_by_threads(socket: str, container: str, at_once: str) -> Found:
-    """Docker's own library in so many threads, each with a client of its own: a client has a pool of
-    connections, but is not documented to be safe in several threads."""
+    """Docker's own library in `at_once` threads, each with a client of its own: a client has a pool of
+    connections, but is not documented to be thread-safe."""
     from concurrent.futures import ThreadPoolExecutor
     from threading import local
 
@@ -71,7 +71,7 @@ def docker_by_threads(socket: str, container: str, at_once: str) -> Found:
 
 
 def docker_by_ours(socket: str, container: str, at_once: str) -> Found:
-    """`vmserver.containers.docker.engine`, so many calls at a time."""
+    """`vmserver.containers.docker.engine`, with `at_once` calls at a time."""
     from twisted.internet.task import react
 
     from bench.client import side_by_side
@@ -103,7 +103,7 @@ def docker_by_ours(socket: str, container: str, at_once: str) -> Found:
 
 
 def rules_by_python3_nftables() -> Found:
-    """libnftables by the module of nftables' own authors."""
+    """libnftables through the Python module of nftables' own authors."""
     tables = _nftables().Nftables()
 
     def run(script: str) -> None:
@@ -115,14 +115,14 @@ def rules_by_python3_nftables() -> Found:
 
 
 def rules_by_ours() -> Found:
-    """libnftables by `infranetes_common.nftables`."""
+    """libnftables through `infranetes_common.nftables`."""
     from infranetes_common.nftables import Library
 
     return _rules(Library().thd_run, CALLS)
 
 
 def rules_by_program() -> Found:
-    """The program nft, once for each change."""
+    """The program nft, run once for each change."""
 
     def run(script: str) -> None:
         subprocess.run(["nft", "-f", "-"], input=script.encode(), check=True)
@@ -131,7 +131,7 @@ def rules_by_program() -> Found:
 
 
 def addresses_by_pyroute2() -> Found:
-    """An address that comes and goes, by pyroute2."""
+    """Add an address and delete it, with pyroute2."""
     from pyroute2 import IPRoute
 
     with IPRoute() as links:
@@ -145,7 +145,7 @@ def addresses_by_pyroute2() -> Found:
 
 
 def addresses_by_program() -> Found:
-    """The same by the program ip, once for each."""
+    """The same with the program ip, run once for each of the two."""
 
     def both() -> None:
         for what in ("add", "del"):
@@ -155,13 +155,13 @@ def addresses_by_program() -> Found:
 
 
 def addresses_by_batch() -> Found:
-    """The same by one program ip for both."""
+    """The same with one run of ip for both."""
     lines = b"address add 10.9.0.1/32 dev lo\naddress del 10.9.0.1/32 dev lo\n"
     return _repeated(lambda: _ip_batch(lines), PROGRAMS)
 
 
 def taps_by_pyroute2() -> Found:
-    """A tap that comes and goes, by pyroute2."""
+    """Create a tap and delete it, with pyroute2."""
     from pyroute2 import IPRoute
 
     with IPRoute() as links:
@@ -174,7 +174,7 @@ def taps_by_pyroute2() -> Found:
 
 
 def taps_by_program() -> Found:
-    """The same by the program ip, once for each."""
+    """The same with the program ip, run once for each of the two."""
 
     def both() -> None:
         for what in ("add", "del"):
@@ -184,7 +184,7 @@ def taps_by_program() -> Found:
 
 
 def taps_by_ours() -> Found:
-    """The same by the descriptor that `infranetes.providers.qemu.bridge` gives to QEMU."""
+    """The same with the file descriptor that `infranetes.providers.qemu.bridge` passes to QEMU."""
     from infranetes.providers.qemu.bridge import open_tap
 
     return _repeated(lambda: os.close(open_tap("benchtap")), PROGRAMS)
@@ -211,13 +211,13 @@ PARTS: dict[str, Callable[..., Found]] = {
 
 
 class _Begun:
-    """The moment at which calls began."""
+    """The time at which calls began."""
 
     def __init__(self) -> None:
         self._wall, self._processor = time.perf_counter(), _processor()
 
     def found(self, calls: int) -> Found:
-        """Return what each call has taken since then, in milliseconds, with its children's processor time."""
+        """Return what each call has taken since then, in milliseconds; processor time includes children's."""
         wall, processor = time.perf_counter() - self._wall, _processor() - self._processor
         return {"ms": wall / calls * 1000, "processor_ms": processor / calls * 1000, "a_second": calls / wall}
 
@@ -232,7 +232,7 @@ def _repeated(call: Callable[[], object], calls: int = CALLS) -> Found:
 
 
 def _rules(run: Callable[[str], None], calls: int) -> Found:
-    """Two changes of a map, as a Service's endpoints are changed."""
+    """Make two changes to a map, like those that a change of a Service's endpoints makes."""
     run("add table ip bench; add map ip bench services { type ipv4_addr . inet_service : verdict; }")
     run("add chain ip bench one")
 

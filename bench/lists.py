@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time list calls from a client in a process of its own, so that its cost is not the daemon's.
+"""Time list calls from a client in a process of its own, so that its cost is not counted as the daemon's.
 
     python -m bench.lists SOCKET DAEMON_PID COUNT METHOD
 
@@ -53,7 +53,7 @@ def measure(socket: str, pid: int, count: int, method: str) -> dict[str, object]
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time that a process has used (proc(5): utime and stime)."""
+    """Return the processor time that a process has used (proc(5): utime and stime)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soak tests: pods run and end while their daemon is killed at one write to its store after the other.
+"""Soak tests: pods run and end while their daemon is killed at each write to its store in turn.
 
-`lives` runs on simulated VMs; `lives:aws`, `lives:azure` and so on on a simulated cloud over HTTP, whose
-VMs have real agents, and `lives:clouds` on all of them; `lives:troubles-aws` and so on on one with faults
+`lives` runs on simulated VMs; `lives:aws`, `lives:azure` and so on run on a cloud simulated over HTTP, whose
+VMs have real agents, and `lives:clouds` on all of them; `lives:troubles-aws` and so on run on one with faults
 (`tests.support.fault_rotation`), and `lives:troubles` on all of these. Those on clouds take up to half an
-hour and run only when named. So does `lives:mixed`: pods of containerd's and VMs side by side, of which
-both daemons are killed.
+hour and run only when named. So does `lives:mixed`: containerd's pods and VMs side by side, where both
+daemons are killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory of idle pods on clones of QEMU's template: on the node and in the guest.
 
-What clones share counts once, so that one VM alone says little: a pod's own cost is what it has written to.
+What clones share is counted once, so a single VM says little: a pod's own cost is the memory that it has
+written to.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.support.registry import Registry
 
 COUNTS = (1, 4, 8)
 IDLE_SECONDS = 20.0
-TARGET = 80.0  # MiB of PSS, of each of the most pods
+TARGET = 80.0  # MiB of PSS per pod, with the largest number of pods
 COMMAND = ("sleep", "100000")
 CONTAINERS = 2
 _SHOWN = ("MemTotal", "MemFree", "MemAvailable", "AnonPages", "Slab")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configmap's change, from kubelet's write until a running container in a QEMU VM has logged it."""
+"""The time from kubelet's write of a changed ConfigMap until a container in a QEMU VM has logged it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def _changes(reactor: IReactor, daemon: Daemon, image: str) -> list[float]
     took = []
     for number in range(CHANGES):
         await _until_in(reactor, log, "first" if not number else f"version-{number - 1}")
-        await deferLater(reactor, 0.37, lambda: None)  # each time at another moment of the polling interval
+        await deferLater(reactor, 0.37, lambda: None)  # each time at another point of the polling interval
         began = time.monotonic()
         _write(directory, f"version-{number}")
         await _until_in(reactor, log, f"version-{number}")
@@ -68,7 +68,7 @@ async def _until_in(reactor: IReactor, log: Path, text: str) -> None:
 
 
 def _write(directory: Path, value: str) -> None:
-    """Write the configmap's volume as kubelet does."""
+    """Write the ConfigMap's volume as kubelet does."""
     new = directory / f"..{time.time_ns()}"
     new.mkdir(parents=True)
     (new / "key").write_text(f"{value}\n")

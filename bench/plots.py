@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots of the benches' times and rates over the last runs, as SVG.
 
-A row is one thing that was measured, with our values and those of others. The newest value is large and has
-its number; the earlier ones are small and pale. A line leads from a median to a higher percentile where that
-is known too. Only what was measured is drawn. The same figures make the same bytes.
+A row is one thing that was measured, with our values and those of others. The latest value is large and
+labelled with its number; the earlier ones are small and pale. A line leads from a median to a higher
+percentile where that is known too. Only measured values are drawn. The same figures make the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import RcKeyType
 
-#: By the unit of figures: the name of their plot, its unit, and what a figure is multiplied with to be in it.
+#: By the unit of the figures: the name of their plot, its unit, and the factor that converts to it.
 UNITS = {
     "s": ("times", "s", 1.0),
     "ms": ("times", "s", 1e-3),
@@ -30,15 +30,15 @@ UNITS = {
     "calls/s": ("rates", "calls/s", 1.0),
     "/s": ("rates", "/s", 1.0),
 }
-HIGH = (95, 99, 100)  # beside a median, the first of these percentiles that is known is drawn
+HIGH = (95, 99, 100)  # the first of these percentiles that is known is drawn beside a median
 OURS = "Infranetes"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499")  # can be told apart by people who are colour-blind
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499")  # distinguishable by people who are colour-blind
 MARKERS = ("o", "s", "D", "^")
 INK, PALE = "#222222", "#999999"
 LABEL = 40  # characters at which a row's name is wrapped
 STYLE: dict[RcKeyType, str | float] = {
     "svg.hashsalt": "infranetes",  # otherwise the ids inside the file are random
-    "svg.fonttype": "none",  # text stays text, which is small and can be searched
+    "svg.fonttype": "none",  # text stays text, which is smaller and can be searched
     "font.family": "sans-serif",
     "font.size": 9.0,
     "text.color": INK,
@@ -59,7 +59,7 @@ class Point:
 
 @attrs.frozen
 class Row:
-    """One thing that was measured. :ivar series: its points, the newest last, by whose they are."""
+    """One thing that was measured. :ivar series: the points by whose they are, the latest last."""
 
     name: str
     series: Mapping[str, Sequence[Point]]
@@ -68,7 +68,7 @@ class Row:
 
 @attrs.frozen
 class Plot:
-    """A plot. :ivar name: of its file. :ivar unit: of all values."""
+    """A plot. :ivar name: of its file. :ivar unit: of all its values."""
 
     name: str
     title: str
@@ -81,7 +81,7 @@ _Values: TypeAlias = dict[int | None, float]  # by percentile; None: a single va
 
 
 def plots(runs: Sequence[history.Document], titles: Mapping[str, str]) -> list[Plot]:
-    """Return the plots of these runs, of which the newest is the last. :param titles: by bench."""
+    """Return the plots of these runs, of which the last is the latest. :param titles: by bench."""
     points: dict[_Key, dict[str, dict[str, list[Point]]]] = {}
     benches: dict[_Key, str] = {}
     targets: dict[tuple[_Key, str], float] = {}

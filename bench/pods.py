@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods with Docker on clones of QEMU's template: until they are ready, until containers run, and ExecSync.
 
-Once with an image that the template has (`images.preload`), and once with one that is sent into each VM.
+Measured with an image that the template has (`images.preload`), and with one that is sent to each VM.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def _measure(daemon: Daemon, image: str, report: Report, pods: int, how: s
 
 
 async def _guest_memory(client: Client, pod: Pod, image: str) -> float:
-    """Resident memory of vmserver, as a container in the VM's own process namespace sees it."""
+    """Return vmserver's resident memory, as seen by a container in the VM's own PID namespace."""
     options = cri.NamespaceOption(pid=cri.NODE)
     security = cri.LinuxContainerSecurityContext(namespace_options=options)
     linux = cri.LinuxContainerConfig(security_context=security)

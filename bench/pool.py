@@ -19,7 +19,7 @@ POOL = 40
 COLD = 5
 AT_ONCE = 100
 POOL_TARGET = {95: 1.0}
-OVER_TARGET = 5.0  # percent of the cloud's own time
+OVER_TARGET = 5.0  # percent of the time that the cloud itself takes
 Measure = Callable[[IReactor, Daemon, Report], Awaitable[None]]
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kube-proxy in nftables mode, and a VM's own rules: the same Services from the same simulated API server.
+"""kube-proxy in nftables mode and a VM's own rules: the same Services from the same simulated API server.
 
-Each has network namespaces of its own: a pod that sends, and all endpoints. kube-proxy is in a third one
-between these, where its node would be. It may change the kernel's tables every 10 ms, not once a second as
-by default. Times end with the first packet that arrives where it should.
+Each has network namespaces of its own: one for a pod that sends and one for all endpoints; kube-proxy is in a
+third one between them, where its node would be. It may change the kernel's tables every 10 ms rather than
+once a second, the default. Times end with the first packet that arrives where it should.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.infranetes.services import objects as written
 
 SERVICES, ENDPOINTS = 10_000, 5
 CHANGES, CONNECTIONS = 10, 2000
-LONGEST = 600.0  # seconds until all Services are in force
+LONGEST = 600.0  # seconds until all Services must be in force
 NAMES = ("in a VM", "kube-proxy")
 
 
@@ -86,7 +86,7 @@ def _thd_measure(
 
 
 def _thd_until(way: Way, destination: Destination, holds: Callable[[str], bool]) -> None:
-    """Connect until who answers is who should."""
+    """Connect again and again until the endpoint that answers is the right one."""
     until = time.monotonic() + LONGEST
     while not holds(way.reached([destination])[0]):
         if time.monotonic() > until:
@@ -110,7 +110,7 @@ def _address(number: int) -> IPv4Address:
 
 
 def _connect(address: str, port: int) -> Sequence[float]:
-    """The seconds that connections take until they are there."""
+    """Return the seconds that it takes to establish each of several connections."""
     found = []
     for _ in range(CONNECTIONS):
         began = time.perf_counter()
@@ -122,7 +122,7 @@ def _connect(address: str, port: int) -> Sequence[float]:
 
 @contextlib.contextmanager
 def _watching_nft() -> Iterator[Callable[[], int]]:
-    """Look at processes called nft; the most memory that one of them has had, in KiB."""
+    """Watch processes called nft. Yields a function for the most memory that one of them has had, in KiB."""
     seen = [0]
     over = threading.Event()
 
@@ -143,6 +143,6 @@ def _watching_nft() -> Iterator[Callable[[], int]]:
 
 
 def _high_water(pid: int) -> int:
-    """The most memory that a process has had, in KiB."""
+    """Return the most memory that a process has had, in KiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)

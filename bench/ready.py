@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod from its creation until kubelet says that it is Ready: VMs of QEMU beside containerd's pods.
+"""The time from a pod's creation until kubelet reports it as Ready: VMs of QEMU beside containerd's pods.
 
-The cluster's node has both; see docs/mixed-node.md. They take turns, so that all have the same load. Then
-many at once, and what each of those VMs has of the node's memory.
+The cluster's node runs both; see docs/mixed-node.md. They take turns, so that both meet the same load. After
+that, many at once, and how much of the node's memory each of those VMs takes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.cluster.components import MIXED
 from tests.cluster.paths import PROGRAMS, REGISTRY, ROOT
 from tests.support import process_memory
 
-#: Whether a pod is a VM, by whose figures they are.
+#: Whether a pod is a VM, by whose figures these are.
 KINDS = {"": True, "containerd": False}
 IMAGES = {"1 MiB": f"{images.PREFIX}/{images.BUSYBOX}", "80 MiB": f"{images.PREFIX}/{images.DEBIAN}"}
 PODS = 5
@@ -42,7 +42,7 @@ _NEEDS = {
 
 
 def prepare() -> None:
-    """Have the cluster's images."""
+    """Make the cluster's images."""
     if shutil.which("mmdebstrap") is None:
         raise Missing("the cluster's images are made with mmdebstrap: apt-get install mmdebstrap")
     images.make(REGISTRY, say)
@@ -72,7 +72,7 @@ def _thd_run(report: Report) -> None:
 
 
 def _take_no_processors(cluster: Cluster) -> None:
-    """Have the scheduler let as many VMs onto the node as its memory allows, however few its processors."""
+    """Let the scheduler place as many VMs on the node as its memory allows, however few processors it has."""
     overhead = json.dumps({"overhead": {"podFixed": {"cpu": "0"}}})
     done = cluster.kubectl("patch", "runtimeclass", "infranetes", "--type=merge", f"--patch={overhead}")
     if done.returncode:
@@ -80,7 +80,7 @@ def _take_no_processors(cluster: Cluster) -> None:
 
 
 class Pods:
-    """The pods of bench.kubelet_pods, which runs where the node is."""
+    """The pods of `bench.kubelet_pods`, which runs where the node is."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -105,16 +105,16 @@ class Pods:
         return [float(seconds) for seconds in json.loads(answer)]
 
     def run(self, image: str, vm: bool, count: int = 1) -> list[float]:
-        """Run so many at once; the seconds of each until it was ready."""
+        """Run `count` pods at once. Return the seconds until each was ready."""
         return self._ask(image=image, vm=vm, count=count)
 
     def remove(self) -> list[float]:
-        """Remove what was run last; the seconds of each until it was gone."""
+        """Remove the pods that were run last. Return the seconds until each was gone."""
         return self._ask()
 
 
 def _in_turn(pods: Pods, size: str, image: str, report: Report) -> None:
-    """One pod of each kind after the other. The first of each pulls the image, and is measured by itself."""
+    """Run one pod of each kind in turn. The first of each kind pulls the image and is measured by itself."""
     taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(1 + PODS):
         for kind, vm in KINDS.items():
@@ -143,11 +143,11 @@ def _at_once(pods: Pods, kind: str, vm: bool, report: Report) -> None:
 
 
 def _tell_idle(pods: Pods, before: float, report: Report) -> None:
-    """What the VMs take of the node with nothing to do, and how many of them it would carry."""
+    """Report what the idle VMs take of the node, and how many of them it could hold."""
     state = pods.cluster.paths.place / "var-lib" / "infranetes"
     vms = process_memory.pids_of_vms(state)
     idle = f"{len(vms)} idle VM pods:"
-    time.sleep(IDLE_SECONDS)  # after their start
+    time.sleep(IDLE_SECONDS)  # after they have started
     begin = sum(map(_processor_seconds, vms))
     time.sleep(IDLE_SECONDS)
     busy = (sum(map(_processor_seconds, vms)) - begin) / IDLE_SECONDS / len(vms)
@@ -161,13 +161,13 @@ def _tell_idle(pods: Pods, before: float, report: Report) -> None:
 
 
 def _processor_seconds(pid: int) -> float:
-    """What the process has had so far."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # see proc(5): utime and stime
 
 
 def _available() -> float:
-    """The node's memory that processes may have, in MiB."""
+    """Return the node's available memory, in MiB."""
     with open("/proc/meminfo") as lines:
         (kib,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return int(kib) / 1024

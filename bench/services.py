@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services in a VM: the first table, a change, and what a connection through a Service costs.
+"""Services in a VM: the first table, a change, and the cost of a connection through a Service.
 
-By the daemon's table and the agent's service proxy in one process, without emulation, in a network namespace
-of their own.
+Measured with the daemon's table and the agent's service proxy in one process, without emulation, in a network
+namespace of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vmserver.rpc.services import as_update
 
 SERVICES, ENDPOINTS = 10_000, 5
 CHANGES, CONNECTIONS = 100, 2000
-SERVED = IPv4Address("10.1.0.1")  # where each endpoint of the first Service is, in the namespace
+SERVED = IPv4Address("10.1.0.1")  # the address, in the namespace, of each endpoint of the first Service
 MIB = 1 << 20
 
 
@@ -61,7 +61,7 @@ async def run(reactor: IReactor, report: Report) -> None:
 
 
 async def _told(report: Report, table: Table, proxy: ServiceProxy) -> int:
-    """Bring the whole table into the kernel. Returns its number."""
+    """Load the whole table into the kernel. Return the table's number."""
     began, size = time.perf_counter(), 0
     for update in updates(table, None):
         size += update.ByteSize()
@@ -87,7 +87,7 @@ def _address(number: int) -> IPv4Address:
 
 
 def _connect(address: str, port: int) -> Sequence[float]:
-    """The seconds that connections take until they are there."""
+    """Return the seconds that it takes to establish each of several connections."""
     found = []
     for _ in range(CONNECTIONS):
         began = time.perf_counter()

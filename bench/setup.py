@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the VMs of the benches on QEMU are made of, which the command line chooses."""
+"""The setup of the benches' VMs on QEMU, which the command line chooses."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ DOCKER_ALONE = Path(f"{DEFAULT_DIR}-docker")
 class Setup:
     """The guest image and how QEMU runs it.
 
-    :ivar accelerator: auto, kvm or tcg. Where `kvm` does not work, the benches that need QEMU do not run.
-    :ivar image_dir: of the guest image; None: what `make image` and, for Docker, `make image-docker` make.
+    :ivar accelerator: auto, kvm or tcg. With kvm, the benches that need QEMU do not run where KVM is missing.
+    :ivar image_dir: of the guest image; None: what `make image` or, for Docker, `make image-docker` makes.
     """
 
     accelerator: str = attrs.field(default="auto", validator=attrs.validators.in_(ACCELERATORS))
     image_dir: Path | None = None
 
     def guest(self, docker: bool = False) -> Path:
-        """The directory of the guest image. :param docker: whether it is the one of Docker alone."""
+        """Return the directory of the guest image. :param docker: whether to take the one with Docker."""
         if self.image_dir is not None:
             return self.image_dir
         return DOCKER_ALONE if docker else DEFAULT_DIR
 
     def qemu(self, docker: bool = False) -> dict[str, object]:
-        """The table `providers.qemu` of a bench's daemon. :param docker: see `guest`."""
+        """Return the table `providers.qemu` of a bench's daemon. :param docker: see `guest`."""
         return {
             "accelerator": self.accelerator,
             "image_dir": str(self.guest(docker)),
             "template_dir": str(TEMPLATES),
             "bridge": "infrabench0",
             "pod_cidr": "10.216.0.0/24",
-            "mtu": 1400,  # benches run in a network of their own, which has no way out to have it from
-            # Others than a daemon's on this machine has: it would end VMs whose users it takes for its own.
+            "mtu": 1400,  # benches run in a network of their own, with no uplink from which to take it
+            # Not those of this machine's daemon: it would end the VMs, taking their users for its own.
             "uids": "1900020000-1900029999",
         }

@@ -4,8 +4,8 @@
     python bench/txgrpc.py [--seconds 4] [--in-flight 32] [--rounds 3] [--json PATH]
 
 Each server runs in a process of its own, and so does the client (grpcio's asyncio one). The servers take
-turns, round by round, so that a change in the machine's load meets both. Also measured: what an idle
-connection costs a txgrpc server and a txgrpc client, in bytes of resident memory.
+turns, round by round, so that a change in the machine's load affects both. Also measured: the resident memory
+that an idle connection costs a txgrpc server and a txgrpc client, in bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SERVERS = ("txgrpc", "grpcio")
 
 
 def serve_txgrpc(socket: str) -> None:
-    """Echo by txgrpc, until killed."""
+    """Serve Echo with txgrpc, until killed."""
     from twisted.internet import reactor
     from twisted.internet.endpoints import UNIXServerEndpoint
 
@@ -48,7 +48,7 @@ def serve_txgrpc(socket: str) -> None:
 
 
 def serve_grpcio(socket: str) -> None:
-    """Echo by grpcio's asyncio server, until killed."""
+    """Serve Echo with grpcio's asyncio server, until killed."""
     import asyncio
 
     import grpc
@@ -74,7 +74,7 @@ def serve_grpcio(socket: str) -> None:
 
 
 def serve_grpclib(socket: str) -> None:
-    """Echo by grpclib's asyncio server, until killed."""
+    """Serve Echo with grpclib's asyncio server, until killed."""
     import asyncio
 
     from grpclib.const import Cardinality, Handler
@@ -100,7 +100,7 @@ def serve_grpclib(socket: str) -> None:
 
 
 def client(socket: str, seconds: str, in_flight: str) -> None:
-    """Call for so long, with so many calls at once; prints calls a second and the median in microseconds."""
+    """Make `in_flight` calls at a time for so long. Print calls per second and the median in µs."""
     import asyncio
 
     import grpc
@@ -131,7 +131,7 @@ def client(socket: str, seconds: str, in_flight: str) -> None:
 
 
 def idle(socket: str, count: str) -> None:
-    """Connect so many channels to the server at `socket` and wait for a line; prints bytes for each."""
+    """Connect `count` channels to the server at `socket` and wait for a line; print the bytes for each."""
     from twisted.internet import reactor
     from twisted.internet.defer import Deferred, gatherResults
     from twisted.internet.endpoints import UNIXClientEndpoint
@@ -160,7 +160,7 @@ def idle(socket: str, count: str) -> None:
 
 
 def describe() -> tuple[Any, Any]:
-    """A message class and a service with Echo, made at run time."""
+    """Return a message class and a service with Echo, made at run time."""
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     from txgrpc.service import message_class
@@ -177,12 +177,12 @@ def describe() -> tuple[Any, Any]:
 
 
 def resident(pid: int | str) -> int:
-    """Resident bytes of a process."""
+    """Return the resident memory of a process, in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time that a process has used; unlike the wall's it is not the neighbours' business."""
+    """Return a process's processor time, which depends less on other processes than elapsed time does."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -217,7 +217,7 @@ def _idle(socket: str, server: Any) -> dict[str, int]:
 def run(
     seconds: float = 4.0, in_flight: int = 32, rounds: int = 3, servers: Sequence[str] = SERVERS
 ) -> dict[str, Any]:  # Any: figures, and tables of them
-    """The figures: medians over the rounds. :param servers: txgrpc, and what it is compared with."""
+    """Return the figures: medians over the rounds. :param servers: txgrpc, and what it is compared with."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
     memory: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -249,7 +249,7 @@ def run(
 
 
 def table(found: dict[str, Any]) -> str:
-    """The figures for people."""
+    """Format the figures as a table."""
     title = f"unary, {found['in_flight']} in flight"
     lines = [f"{title:<28}{'calls/s':>10}{'p50 µs':>10}{'CPU µs':>10}{'MB':>8}"]
     for name in ("txgrpc", "grpcio"):
@@ -262,7 +262,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-ROLES: dict[str, Callable[..., None]] = {  # by name, each called with the arguments behind it
+ROLES: dict[str, Callable[..., None]] = {  # by name; each is called with the arguments that follow its name
     "txgrpc": serve_txgrpc,
     "grpcio": serve_grpcio,
     "grpclib": serve_grpclib,
@@ -290,6 +290,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Run as a script, its own directory comes first, where txgrpc.py is this file and not the package.
+    # Python puts a script's directory first in sys.path; there, txgrpc.py is this file, not the package.
     sys.path[:] = [str(ROOT), *(path for path in sys.path if path != str(Path(__file__).resolve().parent))]
     main()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes on simulated clouds: many that are asked for at once, and a soak test while the daemon is killed.
+"""Volumes on simulated clouds: many requested at once, and a soak test while the daemon is killed.
 
-`volumes` does the first on all three clouds; `volumes:aws`, `volumes:gcp` and `volumes:vsphere` do both on
+`volumes` does the former on all three clouds; `volumes:aws`, `volumes:gcp` and `volumes:vsphere` do both on
 one, for up to half an hour.
 """
 

@@ -2,8 +2,8 @@
 """What a user waits for, by the size of the image: with Infranetes on QEMU, and with containerd beside it.
 
 Each pod is new: RunPodSandbox until its first container runs, then a second container, then commands. The
-first pod of an image pulls it and is measured by itself; the others find it on the node, but their VMs have
-never seen it.
+first pod of an image pulls it and is measured by itself; for the others it is on the node already, but their
+VMs have never seen it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ prepare = content.make
 
 
 async def run(reactor: IReactor, report: Report, variant: str = "") -> None:
-    """:param variant: `pool`: each pod has a VM that waits for it, and there is nothing beside."""
+    """:param variant: `pool`: each pod gets a VM from the pool, and containerd is not measured."""
     pool = variant == "pool"
     with content.served() as registry:
         more = "[[pool.sizes]]\ncount = 1\n" if pool else ""
@@ -92,7 +92,7 @@ async def _all_sizes(
 
 
 async def _pull(client: Client, logs: Path, image: str) -> float:
-    """Pull the image in a pod that runs already, as kubelet does. Returns the seconds until it runs there."""
+    """Pull the image and run a container in an existing pod, like kubelet. Return how long that took."""
     pod = await client.run_pod("pull", logs)
     try:
         request = cri.PullImageRequest(image=cri.ImageSpec(image=image))
@@ -104,7 +104,7 @@ async def _pull(client: Client, logs: Path, image: str) -> float:
 
 
 async def _pod(client: Client, logs: Path, name: str, image: str, seconds: dict[str, list[float]]) -> float:
-    """Run a pod of two containers. Returns the seconds until the first ran; adds the others' to `seconds`."""
+    """Run a pod of two containers. Return the seconds until the first ran; add the others' to `seconds`."""
     ran, pod = await client.timed(partial(client.run_pod, name, logs))
     try:
         first, container = await client.timed(partial(client.run_container, pod, "first", image, COMMAND))

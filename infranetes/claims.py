@@ -63,7 +63,7 @@ def _lock(state_dir: Path) -> int:
 def clear_socket(path: str) -> None:
     """Remove the socket that an earlier daemon left at `path`.
 
-    :raise FailedPrecondition: a process listens there, or it is no socket.
+    :raise FailedPrecondition: a process listens there, or it is not a socket.
     :raise ConfigError: the directory can't be made or written."""
     try:
         Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 """Configuration: a TOML file, its drop-ins and the flags that override them, read into an attrs class.
 
 Every fault is reported, all in one `ConfigError`, with the file (or the command line), the key and the
-expected value. Nothing is converted silently: "5" is no integer and 1 is not true. Values are never quoted if
-their attribute has ``repr=False``, which marks secrets.
+expected value. Nothing is converted silently: "5" is not an integer, and 1 is not true. Values are never
+quoted if their attribute has ``repr=False``, which marks secrets.
 
 A configuration class is a frozen attrs class whose attributes are annotated with bool, int, float, str,
 `Path`, `Bytes`, `Seconds`, enums, `Literal`, the classes of `ipaddress`, ``X | None``, tuples and lists,

@@ -81,7 +81,7 @@ class Document:
 def read(path: str | os.PathLike[str]) -> Document:
     """Read the file at `path` and its drop-ins.
 
-    :raise ConfigError: some of them can't be read, or are no TOML."""
+    :raise ConfigError: some of them can't be read, or are not TOML."""
     drop_ins = drop_ins_of(path)
     table: dict[str, object] = {}
     places: dict[str, Place] = {}

@@ -91,7 +91,7 @@ def encode(identity: Identity) -> bytes:
 def decode(document: bytes) -> Identity:
     """Return the identity in a document.
 
-    :raise InvalidArgument: it is no such document; the message never quotes it.
+    :raise InvalidArgument: it is not such a document; the message never quotes it.
     """
     if len(document) > MAX_DOCUMENT_BYTES:
         raise InvalidArgument(f"the identity document is over {MAX_DOCUMENT_BYTES} bytes")

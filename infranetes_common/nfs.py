@@ -86,7 +86,7 @@ class NfsMount:
 def checked(source: str, options: Iterable[str]) -> NfsMount:
     """Return a mount that a VM's kernel can make by itself.
 
-    :raise InvalidArgument: there can be no such mount.
+    :raise InvalidArgument: such a mount is impossible.
     :raise FailedPrecondition: a VM can't have it; says why."""
     if len(source.encode()) > MAX_SOURCE or not _SOURCE.fullmatch(source):
         raise InvalidArgument(f"{source[:200]!r} is no SERVER:/EXPORT")

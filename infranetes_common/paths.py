@@ -24,7 +24,7 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 def parent(path: bytes) -> Iterator[tuple[int, bytes]]:
     """Open the directory that an absolute path is in; also yield the name it has there (b"." for the root).
 
-    :raise OSError: a component is missing, is no directory, or is a link.
+    :raise OSError: a component is missing, is not a directory, or is a link.
     """
     *above, name = [part for part in path.split(b"/") if part] or [b"."]
     current = os.open("/", _STEP)

@@ -13,7 +13,7 @@ import attrs
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 
-_END = 2**32 - 1  # the one number that is no id
+_END = 2**32 - 1  # the one number that is not an id
 
 
 @attrs.frozen

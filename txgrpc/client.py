@@ -44,7 +44,7 @@ class _Result(Exchange):
 
     def __init__(self, options: CallOptions) -> None:
         super().__init__(options)
-        #: Cleared when it fires, as is the stream, so that ended calls are no cyclic garbage.
+        #: Cleared when it fires, as is the stream, so that ended calls are not cyclic garbage.
         self.result: Deferred[Message | bytes] | None = None
 
     def submit(self) -> Deferred[Message | bytes]:

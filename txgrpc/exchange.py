@@ -118,7 +118,7 @@ class Exchange:
     def parse(self, payload: bytes) -> Message | bytes:
         """Return the response in `payload`; for a raw method, `payload` itself.
 
-        :raise GrpcError: INTERNAL if it is no such message, or the error of the channel's screen.
+        :raise GrpcError: INTERNAL if it is not such a message, or the error of the channel's screen.
         """
         if self.channel.screen is not None:
             self.channel.screen.check(self.method, payload)

@@ -12,7 +12,7 @@ _PREFIX = struct.Struct(">BI")
 
 
 class FramingError(Exception):
-    """The other side's bytes are no messages, or too large ones.
+    """The other side's bytes are not messages, or the messages are too large.
 
     :ivar code: the status to end the call with.
     """

@@ -22,7 +22,7 @@ class PeerCredentials:
 
 
 def credentials_of(transport: object) -> PeerCredentials | None:
-    """Return the process at the other end; None if this is no unix socket, or the transport is lost."""
+    """Return the process at the other end; None if this is not a unix socket, or the transport is lost."""
     if not ISystemHandle.providedBy(transport):
         return None
     handle = transport.getHandle()

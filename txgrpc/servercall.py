@@ -67,7 +67,7 @@ class Call:
         self.deadline: float | None = None
         self.cancelled = False
         self.trailing: Headers = []
-        # Not the stream itself, which refers to this call: ended calls must be no cyclic garbage.
+        # Not the stream itself, which refers to this call: ended calls must not be cyclic garbage.
         self._connection = stream.connection
         self._stream_id = stream.id
         self._headers = headers

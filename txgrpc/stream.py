@@ -85,7 +85,7 @@ class Stream:
         self.connection.release(self)
 
     def refused(self, error: FramingError) -> None:
-        """End the call: the other side's bytes are no messages, or too large ones."""
+        """End the call: the other side's bytes are not messages, or the messages are too large."""
         raise NotImplementedError
 
     def was_reset(self, error_code: int) -> None:

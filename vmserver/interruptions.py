@@ -140,7 +140,7 @@ def find_by(source: str, service: MetadataService, clock: IReactorTime) -> FindN
 
 
 def read_aws(document: bytes) -> Interruption:
-    """Parse EC2's `spot/instance-action`. :raise InvalidArgument: it is no such document."""
+    """Parse EC2's `spot/instance-action`. :raise InvalidArgument: it is not such a document."""
     try:
         found = json.loads(document)
         action, time = found["action"], found["time"]
@@ -156,7 +156,7 @@ def read_aws(document: bytes) -> Interruption:
 def read_azure(document: bytes, now: float) -> Interruption | None:
     """Parse Azure's `scheduledevents`; None if no eviction is due. :param now: seconds since 1970 UTC.
 
-    :raise InvalidArgument: it is no such document."""
+    :raise InvalidArgument: it is not such a document."""
     try:
         events = json.loads(document)["Events"]
         times = [str(each.get("NotBefore") or "") for each in events if each["EventType"] == "Preempt"]

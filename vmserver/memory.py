@@ -73,7 +73,7 @@ class MachineMemory:
     async def release(self, ranges: Sequence[Range], seconds: float) -> None:
         """Take all of this memory offline, or none; bring back what is left after `seconds`. Idempotent.
 
-        :raise InvalidArgument: these ranges are no memory that can be taken offline.
+        :raise InvalidArgument: these ranges can't be taken offline.
         :raise FailedPrecondition: processes need it, or the kernel can't move its content.
         :raise DeadlineExceeded: it takes longer than `seconds`.
         """
@@ -90,7 +90,7 @@ class MachineMemory:
                 self._return = self._reactor.callLater(seconds, self._take_back)
 
     async def restore(self, ranges: Sequence[Range]) -> None:
-        """Bring memory online again. Memory that was removed meanwhile is no error. Idempotent.
+        """Bring memory online again. Memory that was removed meanwhile is ignored. Idempotent.
 
         :raise InvalidArgument: as for `release`. :raise InfranetesError: the kernel refuses.
         """

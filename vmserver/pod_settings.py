@@ -161,7 +161,7 @@ def hosts(hostname: str, address: str) -> str:
 def resolv_conf(dns: cri.DNSConfig) -> str | None:
     """Return the text of resolv.conf; None where `dns` is empty and the machine's own stays.
 
-    :raise InvalidArgument: a server is no address, or a name or option is not one word.
+    :raise InvalidArgument: a server is not an address, or a name or option is not one word.
     """
     for field in ("servers", "searches", "options"):
         if len(getattr(dns, field)) > _MAX_WORDS:

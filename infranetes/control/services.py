@@ -29,7 +29,7 @@ _PROTOCOLS = ("TCP", "UDP", "SCTP")
 class ServiceCalls:
     """One method per RPC.
 
-    :param services: None: no VM is told of Services.
+    :param services: None: VMs do not get Services.
     """
 
     def __init__(self, node: NodeContext, services: ClusterServices | None) -> None:

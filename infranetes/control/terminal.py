@@ -41,7 +41,7 @@ class Descriptor:
         self._ready: Deferred[None] | None = None
 
     async def read(self) -> bytes:
-        """Return what is there, once something is; b"" at its end."""
+        """Return the next input, once there is some; b"" at its end."""
         await self._wait(self._reactor.addReader, select.POLLIN)
         try:
             return os.read(self._fd, READ_BYTES)

@@ -145,7 +145,7 @@ class Daemon(OrderedServices):
         return ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
 
     def _make_services(self, server: ApiServer | None) -> ClusterServices | None:
-        """Make the source of the Services that VMs are told of; None: they are told of none."""
+        """Make the source of the Services that VMs get; None: they get none."""
         if server is None or not self._config.kubernetes.service_proxy:
             return None
         return ClusterServices(self._reactor, server, self._config.node)

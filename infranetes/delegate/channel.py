@@ -234,7 +234,7 @@ class Delegate:
         return Unavailable(self.trouble)
 
     def _is_strange(self, words: str) -> None:
-        """Note that what answers is no such runtime."""
+        """Note that the server that answers is not such a runtime."""
         if not self._stranger:
             self._stranger = (
                 f"what listens at {self.socket} offers no CRI ({words[:200]}): name containerd's or CRI-O's "

@@ -85,9 +85,9 @@ class ContainersStorage:
         return data
 
     def thd_layers(self, diff_ids: Collection[str]) -> Mapping[str, StoredLayer]:
-        """Return those of these layers that are there whole, by diff id.
+        """Return those of these layers that are there completely, by diff id.
 
-        :raise Unavailable: what is there can't be read."""
+        :raise Unavailable: the files can't be read."""
         wanted, found = set(diff_ids), dict[str, StoredLayer]()
         path = self.root / f"{self.driver}-layers" / "layers.json"
         try:

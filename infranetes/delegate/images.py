@@ -58,7 +58,7 @@ class DelegateImages:
     :param runtime: makes calls on the runtime's socket. :param directory: used by this object alone.
     :param sweep: seconds between two looks for disks that no image has any more.
     :param make_disk: makes a layer's disk of its file.
-    :param refuse: is told why VMs can't be made of the runtime's images, each time that this was looked at;
+    :param refuse: called after each look at the runtime's images, with why VMs can't be made of them;
         "": they can.
     """
 
@@ -213,8 +213,8 @@ class DelegateImages:
     async def refusal(self) -> str:
         """Return why VMs can't be made of the runtime's images: it deletes layers; "": they can.
 
-        That is told by what it has, whatever its configuration says by now: of all images that were looked at
-        none has its layers. A single one without them is refused when a container is to be made of it.
+        This is decided by its content, whatever its configuration says by now: none of the images that were
+        looked at has its layers. A single image without them is refused when a container is created.
 
         :raise Unavailable: it can't be asked.
         """

@@ -43,7 +43,7 @@ class Shadow:
 class ShadowSandboxes:
     """Makes, finds and ends shadows.
 
-    :param home: the daemon's state directory, by which shadows are told from those of another one.
+    :param home: the daemon's state directory, which distinguishes its shadows from another daemon's.
     """
 
     def __init__(self, delegate: Delegate, home: str) -> None:
@@ -55,7 +55,7 @@ class ShadowSandboxes:
 
         One that an earlier call left half made is ended first: its name would be taken.
 
-        :raise Unavailable: the delegate can't be asked, or refuses; its words are told."""
+        :raise Unavailable: the delegate can't be asked, or refuses; the message quotes it."""
         found = ""
         for shadow in sorted(await self.list(owner), key=lambda each: each.created_at, reverse=True):
             if shadow.ready and not found:
@@ -99,7 +99,7 @@ class ShadowSandboxes:
     async def end(self, id: str) -> None:
         """Stop and remove a shadow. Idempotent.
 
-        :raise Unavailable: the delegate can't be asked, or it could not; its words are told."""
+        :raise Unavailable: the delegate can't be asked, or it failed; the message quotes it."""
         self._delegate.hidden.note(id)  # before its removal, while it is known to be a shadow
         requests = (
             ("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=id)),

@@ -30,7 +30,7 @@ def with_additions(theirs: bytes, ours: bytes, delegate: Delegate, owners: Owner
     Joined messages are one message, and the lists in it are joined too: the delegate's bytes come first, as
     they came. A provider that is not ready fails pods in VMs, not the node.
 
-    :raise Unavailable: the delegate's is no such message."""
+    :raise Unavailable: the delegate's is not such a message."""
     try:
         their_status = cri.StatusResponse.FromString(theirs)
     except Exception:  # DecodeError; its class differs between protobuf's implementations

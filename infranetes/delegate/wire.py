@@ -35,7 +35,7 @@ class Field(NamedTuple):
 def fields(message: bytes) -> Iterator[Field]:
     """Yield the fields of a message, not those of messages in it.
 
-    :raise InvalidArgument: it is no message."""
+    :raise InvalidArgument: it is not a message."""
     at, size = 0, len(message)
     while at < size:
         field = _field(message, at, 0)
@@ -110,7 +110,7 @@ def bytes_field(message: bytes, number: int) -> bytes:
 def string_field(message: bytes, number: int = 1) -> str:
     """Return the text of the last field of this number; empty without one.
 
-    :raise InvalidArgument: it is no text, or `message` no message."""
+    :raise InvalidArgument: it is not text, or `message` is not a message."""
     try:
         return bytes_field(message, number).decode()
     except UnicodeDecodeError:

@@ -31,7 +31,7 @@ GCP = f"server {LINK_LOCAL_GCP} prefer {_POLLS}"
 AZURE = f"refclock PHC {AZURE_CLOCK} poll 3 dpoll -2 offset 0 stratum 2"
 
 # No leapsectz: AWS' and Google's servers spread leap seconds over a day. maxdrift: while the agent slews the
-# clock, what chrony measures is no clock's drift. rtcsync also tells the kernel that it is synchronised.
+# clock, what chrony measures is not a clock's drift. rtcsync also tells the kernel that it is synchronised.
 _CONFIGURATION = f"""\
 # A client alone: it has no port.
 port 0

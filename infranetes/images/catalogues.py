@@ -12,7 +12,7 @@ from infranetes_common.errors import NotFound, Unimplemented
 
 
 class CatalogueSet:
-    """The images of some catalogues, each of which is told from all others by its domain or its id."""
+    """The images of some catalogues, each distinguished from the others by its domain or its id."""
 
     def __init__(self, stores: Sequence[CatalogueStore]) -> None:
         self._stores = stores

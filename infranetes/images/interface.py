@@ -41,13 +41,13 @@ class IImageCatalogue(Interface):
     def find(reference: str, annotations: Mapping[str, str]) -> Deferred[CatalogueImage]:
         """Return the image that a pod with these annotations means by `reference`.
 
-        :raise InvalidArgument: it is no reference for this catalogue; the message says how one is written.
+        :raise InvalidArgument: it is not a reference for this catalogue; the message says how one is written.
         :raise NotFound: there is no such image.
         :raise Unavailable: the catalogue can't be asked now.
         """
 
     def canonical(reference: str) -> str:
-        """Return a reference as `CatalogueImage.names` has it, or unchanged if it is no reference to one."""
+        """Return a reference as `CatalogueImage.names` has it, or unchanged if it does not refer to one."""
 
     def present(image: CatalogueImage) -> Deferred[bool]:
         """Return whether an image that was found before is still there.

@@ -94,7 +94,7 @@ def read(data: bytes, platform: str, where: str) -> Manifest | str:
     """Parse a manifest; of an index, return the digest of the manifest for `platform`.
 
     :param where: the image's name, for messages.
-    :raise FailedPrecondition: it is no image that can be run here.
+    :raise FailedPrecondition: it is not an image that can be run here.
     :raise NotFound: the index has nothing for the platform.
     """
     document = _object(data, MAX_MANIFEST_BYTES, "manifest", where)

@@ -57,7 +57,7 @@ def parse(text: str) -> Reference:
 
     If it has both a tag and a digest, the tag is dropped.
 
-    :raise InvalidArgument: it is no reference; the message says what is wrong with it.
+    :raise InvalidArgument: it is not a reference; the message says what is wrong with it.
     """
 
     def refuse(why: str) -> InvalidArgument:

@@ -250,7 +250,7 @@ class ImageStore:
 
         Equal calls share one pull, which is cancelled when all of them are.
 
-        :raise InvalidArgument: `name` is no reference.
+        :raise InvalidArgument: `name` is not a reference.
         :raise NotFound: the registry has no such image, or none for this platform.
         :raise Unauthenticated: or
         :raise PermissionDenied: the registry wants other credentials.

@@ -2,8 +2,8 @@
 """Small blocking calls of very many callers, made in few trips to a thread.
 
 A trip costs twenty times what appending a line to a file does (measured: 600 against 25 microseconds on a
-busy machine with two cores), so the calls that come during one trip share the next. Doing without a thread
-is no choice: while a disk is behind, any write waits.
+busy machine with two cores), so the calls that come during one trip share the next. A thread is
+needed, because any write waits while a disk is behind.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a 
 def open_log(directory: Path, path: str) -> int:
     """Open the log at `path` below its pod's directory, following no symbolic link there.
 
-    :raise NotFound: it is not there. :raise FailedPrecondition: it is no regular file in the directory."""
+    :raise NotFound: it is not there. :raise FailedPrecondition: it is not a regular file in the directory."""
     *parents, name = path.split("/")
     try:
         at = os.open(directory, _DIRECTORY)

@@ -205,7 +205,7 @@ class PodMachine:
     async def configure(
         self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str
     ) -> None:
-        """Make the VM the pod's, and have its containers run by `contprovider`; "": by what is there.
+        """Make the VM the pod's, and have its containers run by `contprovider`; "": by the VM's default.
 
         :raise FailedPrecondition: the VM does not offer that.
         :raise InfranetesError: the agent can't be asked, refuses, or could not start it."""

@@ -112,7 +112,7 @@ class Member:
     async def make_ready(self, contprovider: str) -> None:
         """Have the VM do all that can be done before it is known which pod will have it.
 
-        :param contprovider: what is to run its containers; "": what is there.
+        :param contprovider: what is to run its containers; "": the VM's default.
         :raise InfranetesError: its agent can't be asked, or fails."""
         await self.machine.renew_certificate()
         if contprovider:  # so that no pod waits for it to start

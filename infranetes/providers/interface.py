@@ -288,7 +288,7 @@ class IShowsDisks(Interface):
         :raise NotFound: there is no such VM.
         :raise InvalidArgument: a name that can't be.
         :raise ResourceExhausted: the VM has no place for so many disks; the message says how many it has.
-        :raise FailedPrecondition: a file is not there, can't be read, or is no disk.
+        :raise FailedPrecondition: a file is not there, can't be read, or is not a disk.
         :raise Unavailable: the VM does not run, or the hypervisor does not answer, or refuses.
         """
 
@@ -302,7 +302,7 @@ class IShowsDisks(Interface):
     def hide_disks(instance_id: str, names: Sequence[str]) -> Deferred[None]:
         """Take disks from a VM, which has unmounted them, and close their files. Idempotent.
 
-        Names of disks that it is not shown are no error. A VM that still uses one gets read errors.
+        Names of disks that it is not shown are ignored. A VM that still uses one gets read errors.
 
         :raise NotFound: there is no such VM.
         :raise Unavailable: the hypervisor does not answer, or does not release a disk. Disks that it has

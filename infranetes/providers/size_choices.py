@@ -66,4 +66,4 @@ class IChoosesSizes(Interface):
         """Return what a pod would get now. Nothing is asked of the IaaS.
 
         :param limit: the most entries of `fitting`, and of `cheaper`.
-        :raise Unavailable: the provider has not started. :raise InvalidArgument: it is no size."""
+        :raise Unavailable: the provider has not started. :raise InvalidArgument: it is not a size."""

@@ -103,7 +103,7 @@ class IVolumes(Interface):
         """
 
     def delete(volume_id: str) -> Deferred[None]:
-        """Destroy a volume and its content. It is no error if there is none, or none can have this id.
+        """Destroy a volume and its content. If there is none, or none can have this id, do nothing.
 
         :raise FailedPrecondition: it is attached to a VM, or a person has to destroy it.
         """
@@ -200,7 +200,7 @@ class ISnapshots(Interface):
         """
 
     def delete(snapshot_id: str) -> Deferred[None]:
-        """Destroy a snapshot. It is no error if there is none, or none can have this id.
+        """Destroy a snapshot. If there is none, or none can have this id, do nothing.
 
         :raise FailedPrecondition: it is in use, or a person has to destroy it.
         """

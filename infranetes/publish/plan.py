@@ -62,7 +62,7 @@ def in_base64(digest: bytes) -> str:
 def scan(path: Path) -> DiskPlan:
     """Read a raw disk. Holes are not read.
 
-    :raise InvalidArgument: it is no raw disk.
+    :raise InvalidArgument: it is not a raw disk.
     :raise OSError: it can't be read."""
     with path.open("rb", buffering=0) as file:
         number = file.fileno()

@@ -35,7 +35,7 @@ _DEPLOY_SECONDS = 2 * 3600.0
 
 
 class Deploy(Protocol):
-    """Has a template in image_folder of the library's item NAME-VERSION.
+    """Ensures that image_folder has a template of the library's item NAME-VERSION.
 
     :raise Unavailable: it is being deployed."""
 

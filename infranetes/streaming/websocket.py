@@ -36,7 +36,7 @@ class WebSocket:
             raise InvalidArgument(f"not a WebSocket: {error}") from None
 
     def messages(self) -> Iterator[TextMessage | BytesMessage | None]:
-        """Yield what has come in, event by event; None for an event that is no message.
+        """Yield what has come in, event by event; None for an event that is not a message.
 
         A message may come in pieces. Stop anywhere: the next call goes on from there.
 

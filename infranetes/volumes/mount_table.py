@@ -69,7 +69,7 @@ class Mount:
         return Location(self.device, whole, self.writable)
 
 
-# The parent of the table's topmost mounts, and the mount of paths on none: a process's root may be no mount.
+# The parent of the table's topmost mounts, and the mount of paths on none: a root may not be a mount.
 _BOTTOM = Mount(-1, -1, b"/", "", b"/", "")
 
 

@@ -293,7 +293,7 @@ def document(volume: PublishedVolume) -> Mapping[str, object]:
 def volume_of(document: Mapping[str, object]) -> PublishedVolume:
     """Return the volume that a document tells of, unchecked.
 
-    :raise ValueError: :raise KeyError: :raise TypeError: it is no such document."""
+    :raise ValueError: :raise KeyError: :raise TypeError: it is not such a document."""
     volume, filesystem, flags = document["volume"], document["filesystem"], document["mount_flags"]
     read_only, group = document["read_only"], document["group"]
     if not isinstance(volume, str) or not isinstance(filesystem, str) or not isinstance(read_only, bool):

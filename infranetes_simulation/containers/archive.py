@@ -34,7 +34,7 @@ class TarWalker:
         self.documents: dict[str, bytearray] = {}
 
     def feed(self, data: bytes) -> None:
-        """Take some bytes in. :raise InvalidArgument: this is no tar, or a document is too large."""
+        """Take some bytes in. :raise InvalidArgument: this is not a tar, or a document is too large."""
         self._buffer += data
         while not self._done:
             if self._skip:
@@ -81,7 +81,7 @@ class TarWalker:
 async def check(image_id: str, archive: AsyncIterator[bytes]) -> None:
     """Read all of `archive`.
 
-    :raise InvalidArgument: it is no archive, or that of another image.
+    :raise InvalidArgument: it is not an archive, or is that of another image.
     """
     walker = TarWalker()
     async for data in archive:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's containerd, as the runtime of the cluster's kubelet or of the pods that are no VMs.
+"""Debian's containerd, as the runtime of the cluster's kubelet or of the pods that are not VMs.
 
 Images have the names that the daemon knows them by, and the registry's own, `images.DIRECT`. A second
 registry, `PRIVATE`, uses TLS and requires a password.

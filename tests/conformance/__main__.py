@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Specs of Kubernetes' own end-to-end suite, in a cluster on real VMs: `make e2e`.
+"""Run specs of Kubernetes' own end-to-end suite in a cluster on real VMs: `make e2e`.
 
-The exit code is 0 if something passed, nothing failed but what expected.toml says, and all of that did."""
+The exit code is 0 if some specs passed, and those that failed are the ones that expected.toml names."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from tests.harness import days
 from tests.interop.critest_specs import PASSED, Outcome
 
 FOCUS = r"\[sig-network\]"
-#: What Kubernetes asks of every cluster, and of every node.
+#: The specs that Kubernetes requires of every cluster and every node.
 JUDGE = r"\[(?:Node)?Conformance\]"
-#: What it asks of a volume driver.
+#: The specs that it requires of a volume driver.
 STORAGE = r"External.Storage"
 DRIVER = Path(__file__).with_name("driver.yaml")
 NAME = "e2e"
@@ -47,7 +47,7 @@ OUTPUTS = ROOT / "build" / "e2e"
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument(
         "--focus", default="", metavar="REGEX", help=f"only specs that match (default {FOCUS})"
@@ -81,7 +81,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _slice(words: str) -> tuple[int, int]:
-    """K/N, of which K may be `today`: another one each day, until all have had their turn."""
+    """Parse K/N. K may be `today`, which selects another part each day until all have had their turn."""
     number, _, of = words.partition("/")
     parts = int(of)
     chosen_ = days.today() % parts + 1 if number == "today" else int(number)
@@ -91,7 +91,7 @@ def _slice(words: str) -> tuple[int, int]:
 
 
 def say(words: str) -> None:
-    """Tell, at once."""
+    """Print a line and flush it."""
     print(words, flush=True)
 
 
@@ -100,23 +100,23 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _driver(given: argparse.Namespace) -> list[str]:
-    """What the suite is told of our volume driver."""
+    """Return the suite's flags about our volume driver."""
     return [f"--storage.testdriver={DRIVER}"] if given.storage else []
 
 
 def _ssh(given: argparse.Namespace, cluster: Cluster) -> list[str]:
-    """How the suite gets to the node, where it is to: it restarts kubelet while there are volumes."""
+    """Return the variables with which the suite logs in on the node. Storage specs restart kubelet there."""
     key = f"KUBE_SSH_KEY_PATH={cluster.paths.ssh_key}"
     return [key, f"KUBE_SSH_USER={SSH_USER}"] if given.storage else []
 
 
 def _expected(given: argparse.Namespace) -> Path:
-    """What says which specs fail."""
+    """Return the file that lists the specs that are expected to fail."""
     return EXPECTED_OF_DRIVER if given.storage else EXPECTED
 
 
 def chosen(given: argparse.Namespace) -> list[Spec]:
-    """The specs to run."""
+    """Return the specs to run."""
     focus = given.focus or ("" if given.names else STORAGE if given.storage else FOCUS)
     specs = listed(focus, given.skip or left_out(_expected(given)), _driver(given))
     if given.names:
@@ -133,11 +133,11 @@ class Judge:
         self.specs = chosen(given)
         self.expected = expectations(given.proxy, given.runtime, _expected(given))
         self.outcomes: list[Outcome] = []
-        self.ended = False  # what still runs fails for the cluster's end, when interrupted
+        self.ended = False  # specs that still run when it is interrupted fail because the cluster ends
         self.begun = time.monotonic()
 
     def run(self) -> int:
-        """The exit code."""
+        """Run the specs in a new cluster. Return the exit code."""
         images.make(REGISTRY, say)
         flags = ["--runtime", self.given.runtime, "--image-dir", self.given.image_dir]
         flags += ["--policies"] if self.given.runtime == INFRANETES else []
@@ -156,7 +156,7 @@ class Judge:
         return self.told()
 
     def command(self, cluster: Cluster) -> list[str]:
-        """The suite's, where the node is."""
+        """Return the suite's command line, which runs where the node is."""
         place = cluster.paths.place
         return [
             *(str(cluster.paths.inside), "env", f"TMPDIR={place / 'tmp'}", "--unset=HTTPS_PROXY"),
@@ -173,7 +173,7 @@ class Judge:
         ]
 
     def tell(self, outcome: Outcome) -> None:
-        """One line per spec, and why where it has not passed. The JSON has it at once: a run takes hours."""
+        """Print a line per spec, and why it did not pass. The JSON is written too: a run takes hours."""
         if self.ended:
             return
         self.outcomes.append(outcome)
@@ -184,7 +184,7 @@ class Judge:
             say(f"            {outcome.message[:300]}")
 
     def keep(self) -> None:
-        """Write the JSON of what has ended so far."""
+        """Write the JSON of the specs that have ended so far."""
         if self.given.json:
             seconds = time.monotonic() - self.begun
             found = document(judge(self.outcomes, self.expected), self.expected, seconds)
@@ -192,7 +192,7 @@ class Judge:
             replace_file(Path(self.given.json), text, 0o644, durable=False)
 
     def told(self) -> int:
-        """Prints how it went; the exit code."""
+        """Print a summary. Return the exit code."""
         seconds = time.monotonic() - self.begun
         verdict = judge(self.outcomes, self.expected)
         print(*summary(verdict, self.expected), sep="\n")
@@ -201,7 +201,7 @@ class Judge:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The whole program."""
+    """Run the program. Return its exit code."""
     given = options(arguments)
     if given.list:
         print(*(spec.name for spec in chosen(given)), sep="\n")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two runtimes of kubelet make of the same specs: `python -m tests.conformance.compare FILE...`.
+"""Compare the same specs over two of kubelet's runtimes: `python -m tests.conformance.compare FILE...`.
 
-Each FILE is the JSON of a run; of a spec that ran several times with a runtime the last one counts. It prints
-Markdown: the counts with VMs (of a mixed node, if it was run) and with containerd, and each spec that
-passes with containerd alone."""
+Each FILE is the JSON of a run; if a spec ran several times with a runtime, the last run counts. It prints
+Markdown: the counts with VMs (those of a mixed node, if it was run) and with containerd, and each spec that
+passes with containerd but not with VMs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ import attrs
 from tests.cluster.components import CONTAINERD, INFRANETES, MIXED, RUNTIMES
 from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome
 
-#: Of the specs that containerd passes, as many have to pass with ours.
+#: The share of the specs passed by containerd that have to pass with our runtime.
 SHARE = 0.97
 
 
 @attrs.frozen
 class Comparison:
-    """Outcomes by spec: of `ours` and of the runtime beside it, `theirs`."""
+    """Outcomes by spec: those of `ours`, and those of the other runtime, `theirs`."""
 
     ours: Mapping[str, Outcome]
     theirs: Mapping[str, Outcome]
 
     @property
     def both(self) -> list[str]:
-        """The specs that have run with both, and that the other runtime passes."""
+        """The specs that ran with both runtimes and passed with the other one."""
         return sorted(spec for spec in self.ours if self._passes(self.theirs, spec))
 
     @property
     def lost(self) -> list[Outcome]:
-        """What of these does not pass with ours."""
+        """The outcomes of those of `both` that do not pass with ours."""
         return [self.ours[spec] for spec in self.both if not self._passes(self.ours, spec)]
 
     @property
     def share(self) -> float:
-        """How many of those that the other runtime passes do with ours; 0.0 if there are none."""
+        """The share of `both` that passes with ours; 0.0 if there are none."""
         return 1 - len(self.lost) / len(self.both) if self.both else 0.0
 
     @staticmethod
@@ -51,7 +51,7 @@ class Comparison:
 
 
 def read(files: Sequence[Path]) -> dict[str, dict[str, Outcome]]:
-    """Outcomes by runtime and spec. :raise ValueError: a file is no run's."""
+    """Return outcomes by runtime and spec. :raise ValueError: a file is not the JSON of a run."""
     found: dict[str, dict[str, Outcome]] = {runtime: {} for runtime in RUNTIMES}
     for file in files:
         run = json.loads(file.read_text())
@@ -62,7 +62,7 @@ def read(files: Sequence[Path]) -> dict[str, dict[str, Outcome]]:
 
 
 def told(comparison: Comparison, names: Sequence[str]) -> list[str]:
-    """Lines of Markdown."""
+    """Return the comparison as lines of Markdown."""
     lines = ["| kubelet's runtime | Run | Passed | Failed | Skip themselves |", "|---|---|---|---|---|"]
     for name, outcomes in zip(names, (comparison.ours, comparison.theirs), strict=True):
         counts = Counter(each.state for each in outcomes.values())
@@ -77,7 +77,7 @@ def told(comparison: Comparison, names: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code is 0 if enough of them pass."""
+    """Return the exit code, which is 0 if enough of the specs pass."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.compare", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     outcomes = read(parser.parse_args(arguments).files)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The images that the suite's specs ask for, in the cluster's registry, made from Debian's packages.
 
-agnhost, the program of most, is Kubernetes' own (`make e2e-tools`); what it finds beside it is Debian's where
-Kubernetes' image has Alpine's. All but busybox have the same large layer."""
+Most specs use agnhost, which is Kubernetes' own (`make e2e-tools`); the other programs in its image are
+Debian's, where Kubernetes' image has Alpine's. All images but busybox have the same large layer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PACKAGES = (
     *("bash", "bind9-dnsutils", "curl", "iperf", "iproute2", "iputils-ping"),
     *("netcat-openbsd", "nginx-light", "perl-base", "procps", "util-linux", "wget"),
 )
-RECIPE = "6"  # another one, and they are made again
+RECIPE = "6"  # change it to have the images made again
 _ENVIRONMENT = {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}
 _USER = "user-defined-in-image"
-#: busybox's own. Specs have `ls -l` show the number of a group, for which there must be no name.
+#: For the busybox image. Specs have `ls -l` show a group's number, so the group must not have a name.
 _GROUPS = "root:x:0:\nwww-data:x:33:\nnogroup:x:65534:\n"
 _SERVER = """\
 server {
@@ -42,7 +42,7 @@ _ACCOUNTS = {
 
 
 def make(cache: Path, say: Say) -> None:
-    """Have them in the registry whose content is in `cache`; quick when they are there."""
+    """Make the images in the registry whose content is in `cache`, unless they exist. Idempotent."""
     images.make(cache, say)
     with images.locked(cache) as content:
         stamp = content / f"suite-{RECIPE}"
@@ -56,7 +56,7 @@ def make(cache: Path, say: Say) -> None:
 
 
 def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
-    """Name without its registry, tag and image."""
+    """Yield each image's name without the registry, its tag, and the image."""
     yield f"{E2E}/busybox", "1.37.0-1", critest_images.busybox(programs, groups=_GROUPS)
     with debian.tar(PACKAGES) as path:
         base = path.read_bytes()
@@ -85,7 +85,7 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
     yield "etcd", "3.6.8-0", image({"Cmd": ["etcd"]}, program("etcd", "usr/local/bin/etcd"))
     yield f"{E2E}/glibc-dns-testing", "2.0.0", image({"Cmd": ["bash"]})
     yield f"{E2E}/perl", "5.26", image({"Cmd": ["perl"]})
-    # The default site of Debian's listens on IPv6 too, which a VM need not have.
+    # Debian's default site listens on IPv6 too, which a VM need not have.
     site = {"etc/nginx/sites-enabled/default": File(_SERVER.encode())}
     for tag in ("1.15-4", "1.27-0"):
         about = {f"usr/share/nginx/html/{tag}": File()}
@@ -93,7 +93,7 @@ def _images(programs: Path) -> Iterator[tuple[str, str, oci.BuiltImage]]:
 
 
 def _served(name: str, tag: str, image: oci.BuiltImage) -> Mapping[str, File]:
-    """An image where `agnhost fake-registry-server` has those that it serves."""
+    """Return an image's files in the place from which `agnhost fake-registry-server` serves images."""
     top = f"var/registry/{name}"
 
     def at(kind: str, blob: oci.Blob) -> str:
@@ -108,13 +108,13 @@ def _served(name: str, tag: str, image: oci.BuiltImage) -> Mapping[str, File]:
 
 
 def _agnhost(base: bytes) -> Mapping[str, File]:
-    """What the image has beyond Debian, as Kubernetes' Dockerfile has it."""
+    """Return what the image has beside Debian's packages, following Kubernetes' Dockerfile."""
     files = {
         "agnhost": File((PROGRAMS / "agnhost").read_bytes(), 0o755),
         "agnhost-2": File(same="agnhost", mode=0o755),
         "coredns": File((PROGRAMS / "coredns").read_bytes(), 0o755),
         "uploads": File(mode=0o777, directory=True),
-        "etc/wgetrc": File(b"tries = 1\n"),  # busybox's, which Alpine has, tries once
+        "etc/wgetrc": File(b"tries = 1\n"),  # like busybox's wget, which Alpine has
     }
     for name in ("localhost.crt", "localhost.key"):
         files[name] = File((PROGRAMS / name).read_bytes())

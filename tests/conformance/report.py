@@ -15,16 +15,16 @@ from tests.cluster.components import RUNTIMES
 from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome
 
 EXPECTED = Path(__file__).with_name("expected.toml")
-#: Of what is asked of a volume driver.
+#: The expectations for the specs of volume drivers.
 EXPECTED_OF_DRIVER = Path(__file__).with_name("expected-storage.toml")
-#: What an expected failure may be for.
+#: The reasons for which a failure may be expected.
 KINDS = {
     "vm": "can't mean anything where a pod is a virtual machine",
     "cluster": "asks something of the cluster that `make cluster` does not have",
     "image": "asks something of its image that the stand-in does not have",
     "missing": "what it would take",
 }
-_KEYS = {"spec", "kind", "reason"}  # that each entry has
+_KEYS = {"spec", "kind", "reason"}  # that each entry must have
 _PROXY, _RUNTIMES = "proxy", "runtimes"
 
 
@@ -34,8 +34,8 @@ class BadExpectation(Exception):
 
 @attrs.frozen
 class Expectation:
-    """A spec that fails. `kind`: one of KINDS; `reason`: a sentence. `proxy`: only when the node has this;
-    None: whether it runs kube-proxy or not. `runtimes`: kubelet's, with which it fails; empty: any."""
+    """A spec that fails. `kind`: one of KINDS; `reason`: a sentence. `proxy`: whether the node has to run
+    kube-proxy for that; None: it fails either way. `runtimes`: those with which it fails; empty: all."""
 
     spec: str
     kind: str
@@ -44,15 +44,15 @@ class Expectation:
     runtimes: tuple[str, ...] = ()
 
     def holds(self, proxy: bool, runtime: str) -> bool:
-        """Whether it is to fail in such a cluster."""
+        """Return whether it is expected to fail in such a cluster."""
         return self.proxy in (None, proxy) and (not self.runtimes or runtime in self.runtimes)
 
 
 def expectations(proxy: bool, runtime: str, path: Path = EXPECTED) -> dict[str, Expectation]:
-    """By spec.
+    """Return the expectations that hold in such a cluster, by spec.
 
     :param proxy: whether the node runs kube-proxy. :param runtime: kubelet's.
-    :raise BadExpectation: an entry is incomplete, or there twice."""
+    :raise BadExpectation: an entry is incomplete, or a spec has two."""
     found: dict[str, Expectation] = {}
     for entry in tomllib.loads(path.read_text()).get("expected", []):
         spec, kind, reason = (str(entry.get(key, "")).strip() for key in ("spec", "kind", "reason"))
@@ -70,7 +70,7 @@ def expectations(proxy: bool, runtime: str, path: Path = EXPECTED) -> dict[str, 
 
 
 def left_out(path: Path = EXPECTED) -> str:
-    """The regular expression of the specs that are not run unless asked for: those of expected.toml."""
+    """Return the regular expression of the specs of expected.toml that are run only on request."""
     entries = tomllib.loads(path.read_text()).get("left_out", [])
     if not all(set(entry) == {"match", "reason"} and entry["reason"] for entry in entries):
         raise BadExpectation(f"{path.name}: what is left out has match and reason")
@@ -79,9 +79,9 @@ def left_out(path: Path = EXPECTED) -> str:
 
 @attrs.frozen
 class Verdict:
-    """How a run is to be seen.
+    """The result of a run.
 
-    :ivar failed: unexpectedly. :ivar passing: though expected to fail. :ivar skipped: by themselves."""
+    :ivar failed: unexpectedly. :ivar passing: although expected to fail. :ivar skipped: by themselves."""
 
     outcomes: tuple[Outcome, ...]
     failed: tuple[Outcome, ...]
@@ -91,7 +91,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Something passed, and all that did not was expected or said itself that it has no place here."""
+        """Whether some specs passed, and all others failed as expected or skipped themselves."""
         passed = any(each.state == PASSED for each in self.outcomes)
         return passed and not self.failed and not self.passing
 
@@ -106,7 +106,7 @@ class Verdict:
 
 
 def judge(outcomes: Sequence[Outcome], expected: Mapping[str, Expectation]) -> Verdict:
-    """Sort the outcomes."""
+    """Sort the outcomes into a verdict."""
     return Verdict(
         tuple(outcomes),
         tuple(each for each in outcomes if each.state == FAILED and each.spec not in expected),
@@ -117,12 +117,12 @@ def judge(outcomes: Sequence[Outcome], expected: Mapping[str, Expectation]) -> V
 
 
 def strangers(expected: Iterable[str], specs: Iterable[str]) -> list[str]:
-    """What is expected of specs that the suite does not have."""
+    """Return the expected failures of which the suite has no spec."""
     return sorted(set(expected) - set(specs))
 
 
 def summary(verdict: Verdict, expected: Mapping[str, Expectation]) -> list[str]:
-    """The run's end, for people."""
+    """Return the lines with which a run ends."""
     lines = []
     for reason, number in Counter(each.message for each in verdict.skipped).most_common():
         lines.append(f"skipped themselves, {number}: {reason[:200]}")
@@ -137,7 +137,7 @@ def summary(verdict: Verdict, expected: Mapping[str, Expectation]) -> list[str]:
 
 
 def document(verdict: Verdict, expected: Mapping[str, Expectation], seconds: float) -> dict[str, Any]:
-    """All of it for machines."""
+    """Return the whole result for JSON."""
     return {
         "good": verdict.good,
         "seconds": round(seconds, 1),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs specs of Kubernetes' end-to-end suite, one process each, some at a time."""
+"""Run specs of Kubernetes' end-to-end suite, each in a process of its own, several at a time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.cluster.paths import PROGRAMS
 from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome, name_of, read
 
 SUITE = PROGRAMS / "e2e.test"
-SPEC_SECONDS = 1200  # most wait for ten minutes for one thing at the longest
-SLOW_SECONDS = 3000  # for one that waits until kubelet's back-off has grown to its limit
-END_SECONDS = 180.0  # for what the suite does when that is over
+SPEC_SECONDS = 1200  # most specs wait at most ten minutes for any one thing
+SLOW_SECONDS = 3000  # for a spec that waits until kubelet's back-off has reached its maximum
+END_SECONDS = 180.0  # for the suite's cleanup after that
 LIST_SECONDS = 300.0
 _DESCRIPTION = "Kubernetes e2e suite "
 _SPECIAL = re.compile(r"[][\\.+*?()|^${}]")
@@ -31,31 +31,32 @@ _QUIET = ("--ginkgo.no-color", "--ginkgo.seed=1", "--dump-logs-on-failure=false"
 
 @attrs.frozen
 class Spec:
-    """One `It`, by its name with the texts of what it is in."""
+    """One `It`; its name includes the texts of the containers around it."""
 
     name: str
 
     @property
     def alone(self) -> bool:
-        """Whether it has to run alone: Kubernetes has [Serial] in the name then, or [Disruptive]."""
+        """Whether it must not run beside other specs: its name has [Serial] or [Disruptive]."""
         return "[Serial]" in self.name or "[Disruptive]" in self.name
 
     @property
     def focus(self) -> str:
-        """The regular expression, Go's, which only this spec matches."""
+        """The Go regular expression that matches only this spec."""
         escaped = _SPECIAL.sub(r"\\\g<0>", _DESCRIPTION + self.name)
-        return "^" + re.sub(" +", " +", escaped) + "$"  # Ginkgo's report has spaces that its own text has not
+        return "^" + re.sub(" +", " +", escaped) + "$"  # spaces in Ginkgo's report can differ from the spec's
 
     @property
     def seconds(self) -> int:
-        """How long it may take."""
+        """The timeout of the spec."""
         return SLOW_SECONDS if "[Slow]" in self.name else SPEC_SECONDS
 
 
 def listed(focus: str, skip: str = "", flags: Sequence[str] = ()) -> list[Spec]:
-    """The specs whose name matches `focus` and not `skip`, regular expressions. :raise RuntimeError: none.
+    """List the specs whose name matches the regular expression `focus` and not `skip`.
 
-    :param flags: of the suite, which decide what specs there are."""
+    :param flags: of the suite; they affect which specs there are.
+    :raise RuntimeError: the suite gives no list."""
     with tempfile.TemporaryDirectory(prefix="e2e-") as directory:
         report = Path(directory, "report.json")
         command = [str(SUITE), "--ginkgo.dry-run", "--kubeconfig=/dev/null", *flags, *_QUIET]
@@ -72,18 +73,18 @@ def listed(focus: str, skip: str = "", flags: Sequence[str] = ()) -> list[Spec]:
 
 
 def sliced(specs: Sequence[Spec], number: int, of: int) -> list[Spec]:
-    """One of `of` parts, the `number`th from 1. A spec stays in its part whatever other specs there are."""
+    """Return part `number` (from 1) of `of` parts. Which part a spec is in does not depend on other specs."""
     if not 1 <= number <= of:
         raise ValueError(f"there is no part {number} of {of}")
     return [spec for spec in specs if crc32(spec.name.encode()) % of == number - 1]
 
 
 class Runner:
-    """Runs specs in one cluster.
+    """Run specs in one cluster.
 
-    :param command: the suite's, in the cluster, without what differs from spec to spec.
+    :param command: the suite's command line in the cluster, without the flags that depend on the spec.
     :param directory: for the report and the output of each spec.
-    :param tell: given each outcome, in the order in which specs end, one at a time."""
+    :param tell: called with each outcome as specs end, one at a time."""
 
     def __init__(self, command: Sequence[str], directory: Path, tell: Callable[[Outcome], None]) -> None:
         self._command = [*command, *_QUIET, "--ginkgo.v"]
@@ -93,9 +94,9 @@ class Runner:
         self._count = 0
 
     def all(self, specs: Sequence[Spec], at_a_time: int) -> list[Outcome]:
-        """Those which may run beside others first, the rest one after the other.
+        """Run first the specs that may run concurrently, then the rest one after the other.
 
-        Interrupted, this begins no more, and leaves those that run to the end of their cluster."""
+        If interrupted, it starts no more specs, and leaves those that run to end with their cluster."""
         pool = ThreadPoolExecutor(at_a_time)
         try:
             outcomes = list(pool.map(self.one, [spec for spec in specs if not spec.alone]))
@@ -104,7 +105,7 @@ class Runner:
         return outcomes + [self.one(spec) for spec in specs if spec.alone]
 
     def one(self, spec: Spec) -> Outcome:
-        """Run it, tell, and answer how it ended."""
+        """Run a spec, report its outcome to `tell`, and return it."""
         with self._lock:
             self._count += 1
             directory = self._directory / f"{self._count:03d}"
@@ -129,11 +130,11 @@ def _run(command: Sequence[str], output: int, seconds: float) -> None:
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.kill()  # the report is missing, then
+            process.kill()  # then there will be no report
 
 
 def outcome_of(spec: Spec, report: Path, seconds: float) -> Outcome:
-    """What Ginkgo's report says of the spec."""
+    """Return the outcome according to Ginkgo's report."""
     try:
         (found,) = read(json.loads(report.read_text()))
     except (OSError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two runtimes make of the same specs."""
+"""Two runtimes are compared by the same specs."""
 
 from __future__ import annotations
 

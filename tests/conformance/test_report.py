@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What judges a run of Kubernetes' end-to-end suite."""
+"""The verdict on a run of Kubernetes' end-to-end suite."""
 
 from __future__ import annotations
 

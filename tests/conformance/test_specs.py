@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How specs of Kubernetes' end-to-end suite are run: here by a script in its place."""
+"""How specs of Kubernetes' end-to-end suite are run; here a script stands in for the suite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests.conformance.specs import Runner, Spec, outcome_of, sliced
 from tests.interop.critest_specs import FAILED, PASSED, SKIPPED, Outcome
 
-# Reports that the spec was run and skipped itself if its name says so, and writes nothing for one that dies.
+# Reports that the spec ran, or skipped itself if its name says so; writes no report if the name says it dies.
 SCRIPT = """\
 import json, sys
 values = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests with real VMs that have their days in turn where there is no time for all: they run one at a time."""
+"""Tests with real VMs that take turns by day where there is no time for all: they run one at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from tests.harness import days
 
 PACKAGE = "tests.e2e"
-#: One for every second day, in turn, as tests with real VMs have every second day; what is in none runs each
-#: time. Each takes about five minutes without KVM.
+#: One slice for every second day, as tests with real VMs run every second day. Modules that are in no slice
+#: run each time. A slice takes about five minutes without KVM.
 SLICES: Sequence[Sequence[str]] = (
     ("test_pod_docker", "test_full_disk", "test_huge_pages", "test_units"),
     ("test_choice", "test_user_namespaces", "test_vm_network", "test_clock"),
@@ -21,12 +21,12 @@ SLICES: Sequence[Sequence[str]] = (
 
 
 def resting(day: int) -> Sequence[str]:
-    """The dotted names of the modules that have not their turn on that day since 1970."""
+    """Return the dotted names of the modules whose turn is not on that day, counted since 1970."""
     turn = day // 2 % len(SLICES)
     others = [each for number, each in enumerate(SLICES) if number != turn]
     return [f"{PACKAGE}.{name}" for names in others for name in names]
 
 
 def resting_today() -> Sequence[str]:
-    """Those of today, by UTC."""
+    """Return today's, by UTC."""
     return resting(days.today())

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the packages on a release of Debian, and install them there: ``python -m tests.e2e.suites SUITE``.
 
-The build, which runs the unit tests, happens in a clean root of that release, on its own Python and
-libraries. The root is kept in `build/cleanroot`, the packages in `build/suites/SUITE`.
+The packages are built in a clean root of that release, with its own Python and libraries; the build runs the
+unit tests. The root is kept in `build/cleanroot`, the packages in `build/suites/SUITE`.
 
 With ``--demo`` the demo runs there instead, with that release's QEMU and this machine's guest image; with
-``--tests`` tests do, those with real VMs too. With ``--make ARGUMENTS`` make runs there, as for somebody who
-has just installed that release, make and git: it installs the rest, and builds a guest image of its own.
+``--tests`` tests do, including those with real VMs. With ``--make ARGUMENTS`` make runs there, as for a user
+who has only just installed that release, make and git: it installs the rest, and builds its own guest image.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tests.e2e.cleanroot import TREE, CleanRoot
 from tests.e2e.uplink import Uplink
 
 SUITES = ("bookworm", "trixie")
-# What debian/control doesn't name: what debian/make-deb runs, and what debhelper has the packages depend on.
+# What debian/control does not name: what debian/make-deb runs, and what debhelper adds to the dependencies.
 UNNAMED = ("build-essential", "debhelper", "dpkg-dev", "fakeroot", "systemd")
-# What somebody has before the first `make`.
+# What a user has before the first `make`.
 FRESH = ("ca-certificates", "git", "make")
-# This machine's authorities of certificates and addresses of packages, by what pip and Go read.
+# This machine's CA certificates and package mirrors, in the variables that pip and Go read.
 AUTHORITIES = "SSL_CERT_FILE"
 REGISTRIES = (AUTHORITIES, "PIP_CERT", "PIP_INDEX_URL", "PIP_TRUSTED_HOST", "GOPROXY", "GONOSUMDB")
 BUILD_SECONDS = 1800
@@ -42,9 +42,9 @@ RUN_SECONDS = 3600
 MAKE_SECONDS = 3 * 3600
 DESCRIPTORS = "infranetes_common/wire/descriptors.binpb"
 VERSIONS = "python3 --version && qemu-system-x86_64 --version | head -n 1 && nft --version"
-# No packages of Debian's.
+# These are not packages of Debian's.
 OTHERS = ("${", "debhelper-compat", "infranetes", "vmserver")
-# Imports all of it, the simulated machines too, and tells what it runs on.
+# Imports all modules, including the simulated machines, and prints what it runs on.
 _SHOW = """
 import importlib.metadata, sys, infranetes.service, infranetes_simulation, vmserver.service
 of = ("infranetes", "Twisted", "attrs", "cattrs", "protobuf", "h2", "pyOpenSSL", "cryptography")
@@ -53,7 +53,7 @@ print("Python", sys.version.split()[0], *(f"{name} {importlib.metadata.version(n
 
 
 def needed(*more: str) -> list[str]:
-    """The Debian packages that the build, its tests and what is built need, by debian/control, and more."""
+    """Return the Debian packages for the build, its tests and its result, from debian/control, and `more`."""
     names = {*UNNAMED, *more}
     control = (TREE / "debian/control").read_text()
     for field in re.findall(r"^(?:Build-)?Depends:\n((?: .*\n)+)", control, flags=re.M):
@@ -65,7 +65,7 @@ def needed(*more: str) -> list[str]:
 
 
 def base(suite: str, purpose: str = "build", more: Sequence[str] = ()) -> Path:
-    """The tar of a release's root, with what is needed for a purpose."""
+    """Return the tar of a release's root, with the packages for a purpose."""
     return cleanroot.base(needed(*more), suite, purpose)
 
 
@@ -75,12 +75,12 @@ class Suite:
     def __init__(self, name: str, root: CleanRoot) -> None:
         self._name = name
         self._root = root
-        # As every machine has after its first boot; networkd asks for addresses by it.
+        # Every machine has this after its first boot; networkd requests addresses with it.
         (root.path / "etc/machine-id").write_text(f"{uuid.uuid4().hex}\n")
         self._begun = time.monotonic()
 
     def remove(self) -> None:
-        """Delete it."""
+        """Delete the root."""
         self._root.remove()
 
     def _say(self, words: str) -> None:
@@ -99,19 +99,19 @@ class Suite:
             shutil.copy(TREE / file, target)
 
     def copy_tree(self) -> None:
-        """Copy what the packages are made of."""
+        """Copy what the packages are built from."""
         self._copy(_listed(str(TREE / "debian/make-deb"), "--files"))
 
     def copy_checkout(self) -> None:
-        """Copy all of the tree, and make of it what runs from there."""
+        """Copy the whole tree, so that programs can be run from it."""
         self._copy([*_checkout(), DESCRIPTORS])
-        self._run("sh", "-c", "cd /tree && python3 setup.py --quiet egg_info")  # by which plug-ins are found
+        self._run("sh", "-c", "cd /tree && python3 setup.py --quiet egg_info")  # so that plug-ins are found
         pth = self._root.path / "usr/lib/python3/dist-packages/tree.pth"
-        pth.write_text("/tree\n")  # children of the daemon's run isolated from where they are started
+        pth.write_text("/tree\n")  # the daemon's children run isolated: they ignore the current directory
         self._run("useradd", "--system", "--no-create-home", "infranetes-qemu")
 
     def run_there(self, *command: str) -> int:
-        """Run a program of the tree by the release's Python, show what it says, and return its exit code."""
+        """Run a program of the tree with the release's Python, show its output, and return its exit code."""
         self._say(self._run("sh", "-c", VERSIONS).strip().replace("\n", "; "))
         self._say(f"running {' '.join(command)}")
         inside = ("sh", "-c", 'cd /tree && exec python3 -m "$@"', "sh", *command)
@@ -121,9 +121,9 @@ class Suite:
         return done.returncode
 
     def make(self, arguments: str) -> int:
-        """Run make in a fresh checkout; what it says goes to standard output."""
+        """Run make in a fresh checkout; its output goes to standard output."""
         self._copy(_checkout())
-        self._run("git", "init", "--quiet", "/tree")  # what lists the tree's files asks git
+        self._run("git", "init", "--quiet", "/tree")  # the tree's files are listed with git
         self._say(f"make {arguments}")
         registries = [f"{name}={os.environ[name]}" for name in REGISTRIES if name in os.environ]
         code = self._root.show(
@@ -150,7 +150,7 @@ class Suite:
             shutil.copy(deb, kept)
 
     def install(self) -> None:
-        """Install what was built, and import it."""
+        """Install the built packages, and import them."""
         self._run("sh", "-c", "dpkg --install /tree/dist/*.deb")
         self._say(f"installed: {self._run('/usr/bin/python3', '-c', _SHOW).strip()}")
 
@@ -165,7 +165,7 @@ def _checkout() -> list[str]:
 
 @contextlib.contextmanager
 def _networked(suite: str, tar: Path, binds: Sequence[Path]) -> Iterator[Suite]:
-    """A root in a network of its own, which go afterwards. :param binds: see `CleanRoot`."""
+    """Make a root in a network of its own, and remove both afterwards. :param binds: see `CleanRoot`."""
     uplink = Uplink()
     try:
         one = Suite(suite, CleanRoot(tar, uplink.path, binds))
@@ -197,7 +197,7 @@ def run(suite: str, purpose: str, packages: Sequence[str], images: Path, command
 
 
 def make(suite: str, arguments: str) -> int:
-    """Run make on a release that has little but `FRESH`, in a network of its own."""
+    """Run make on a release that has little more than `FRESH`, in a network of its own."""
     tar = cleanroot.base(list(FRESH), suite, "fresh")
     authorities = os.environ.get(AUTHORITIES)
     with _networked(suite, tar, [Path(authorities).parent] if authorities else []) as one:

@@ -27,7 +27,7 @@ DOES_NOT = 3.0  # seconds within which even an emulated VM would have answered
 
 
 class AgentTalk:
-    """A connection to an agent, which answers and ends it once it receives data that is no TLS."""
+    """A connection to an agent, which answers and ends it once it receives data that is not TLS."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

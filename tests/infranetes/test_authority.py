@@ -77,7 +77,7 @@ class FileTests(SynchronousTestCase):
         self.assertEqual(os.listdir(self.path.parent), ["authority.pem"])
 
     def test_killed_before_it_is_in_place_a_new_one_is_made(self) -> None:
-        """SIGKILL right after the temporary file is written, before it gets its name."""
+        """SIGKILL right after the temporary file is written, before it is renamed."""
         script = (
             "import os, signal, sys; from infranetes.authority import Authority\n"
             "os.link = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -145,7 +145,7 @@ class FileTests(SynchronousTestCase):
 
 
 class IssueTests(SynchronousTestCase):
-    """What a certificate says."""
+    """The content of certificates."""
 
     def setUp(self) -> None:
         self.now = time.time()
@@ -184,7 +184,7 @@ class IssueTests(SynchronousTestCase):
             self.assertRaises(InvalidArgument, self.authority.issue_vm, SANDBOX, bad)
 
     def test_openssl_itself_takes_the_chain(self) -> None:
-        """A second opinion, by the command-line tool and with X.509's strict rules."""
+        """A second opinion from the command-line tool, with X.509's strict rules."""
         directory = Path(self.mktemp())
         directory.mkdir()
         (directory / "ca.pem").write_text(self.authority.ca_pem)
@@ -198,7 +198,7 @@ class IssueTests(SynchronousTestCase):
 
 
 class SignTests(SynchronousTestCase):
-    """Certificates for keys that VMs make themselves."""
+    """Certificates for keys that VMs generate themselves."""
 
     def setUp(self) -> None:
         self.authority = Authority(Path(self.mktemp()))
@@ -260,7 +260,7 @@ class ContextTests(SynchronousTestCase):
 
 
 class _Talk(Protocol):
-    """Sends a greeting; collects what comes until the connection is lost."""
+    """Send a greeting; collect what arrives until the connection is lost."""
 
     transport: Any
 
@@ -284,7 +284,7 @@ class _Talk(Protocol):
 
 
 class HandshakeTests(TestCase):
-    """The node against a TLS server on loopback, the way an agent has one."""
+    """The node against a TLS server on loopback, set up like an agent's."""
 
     def setUp(self) -> None:
         self.authority_dir = Path(self.mktemp())
@@ -384,14 +384,14 @@ class HandshakeTests(TestCase):
         self.assertEqual(client.got, b"")
 
     def test_the_nodes_own_certificate_is_no_servers(self) -> Deferred[None]:
-        """One who steals the client's credentials can't pass for a VM with them."""
+        """Stolen client credentials do not let anyone pass for a VM."""
         names = [x509.DNSName(vm_name(SANDBOX))]
         pair = self.authority._issue(SANDBOX, names, ExtendedKeyUsageOID.CLIENT_AUTH, 60)
         pem = (pair.certificate_pem.decode(), pair.key_pem.decode())
         return Deferred.fromCoroutine(self.refused(pem, self.authority.ca_pem, SANDBOX))
 
     async def test_tls_before_1_3_is_refused(self) -> None:
-        """With 1.2 a VM that is a server makes the node negotiate again as often as it likes."""
+        """With TLS 1.2, a VM's server could make the node renegotiate as often as it likes."""
         for most in (TLSVersion.TLSv1_1, TLSVersion.TLSv1_2):
             await self.refused(
                 self.authority.issue_vm(SANDBOX, 60),

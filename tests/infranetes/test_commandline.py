@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs say of themselves, and of a command line that they don't understand."""
+"""The programs' versions, and their errors about a wrong command line."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class VersionTests(SynchronousTestCase):
 
 
 class MistakeTests(SynchronousTestCase):
-    """A command line that is wrong: one line says why, and where help is."""
+    """A wrong command line: one line says why, and how to get help."""
 
     def test_the_daemons(self) -> None:
         for name in DAEMONS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of the configuration that a daemon goes by."""
+"""What is reported of the configuration that a daemon uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ image = "ami-12345678"
 access_key = "AKIA"
 secret_key = "hunter2"
 """
-# Names of keys whose values are no secrets, although they sound so.
+# Names of keys whose values are not secrets, although their names suggest it.
 NO_SECRETS = {"key_name", "volume_key", "disk_key", "access_key"}
 
 

@@ -188,7 +188,7 @@ class OptionsTests(SynchronousTestCase):
 
 
 class OwnCaTests(SynchronousTestCase):
-    """`ca`: somebody's own."""
+    """`ca`: a CA of the user's own."""
 
     def setUp(self) -> None:
         self.state = Path(self.mktemp())
@@ -197,7 +197,7 @@ class OwnCaTests(SynchronousTestCase):
         self.file = Path(self.mktemp())
         document = other._path.read_text()
         begin = document.index("-----BEGIN CERT")
-        self.file.write_text(document[begin:] + document[:begin])  # the key behind, as many write it
+        self.file.write_text(document[begin:] + document[:begin])  # the key last, as is common
         self.file.chmod(0o600)
 
     def test_it_signs_in_place_of_ours(self) -> None:

@@ -37,7 +37,7 @@ rm -rf "$ROOT"
 
 
 class Dockerd:
-    """One engine. It is no child of this process, so that tests can share it.
+    """One engine. It is not a child of this process, so that tests can share it.
 
     :param runtime: the program that runs its containers; None: Docker's default.
     """

@@ -36,7 +36,7 @@ def _last_commit() -> str:
 def _unpacked() -> Path:
     """Return a new directory with the previous release's tree, which is removed when this process ends.
 
-    :raise SkipTest: this tree has no history, because it is no clone but, say, a source package.
+    :raise SkipTest: this tree has no history, because it is not a clone but, say, a source package.
     """
     if not (ROOT / ".git").exists():
         raise SkipTest("no history here: the release before this one is made from git")

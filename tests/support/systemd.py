@@ -159,7 +159,7 @@ class Systemd:
             path.write_text(text)
         environment = {**os.environ, "PARENT": str(os.getpid()), "INSIDE": _INSIDE}
         with open(self.root / "log", "ab") as log:
-            # It is no child of this process, so that tests can share it.
+            # It is not a child of this process, so that tests can share it.
             subprocess.run(
                 ["setsid", "--fork", "sh", "-c", _BOOT, "systemd-keeper", str(self.root)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd="/", check=True,

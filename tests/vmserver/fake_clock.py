@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine's clocks, whose time the test moves."""
+"""A machine's clocks, whose time a test controls."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SECOND = 10**9
 class FakeClock:
     """A `SystemClock`.
 
-    :param drift: how much too fast it runs: seconds in a second.
-    :ivar settings: the times that it was set to. :ivar refuses: it can't be changed.
+    :param drift: how much too fast it runs, in seconds per second.
+    :ivar settings: the times to which it was set. :ivar refuses: whether it can't be changed.
     """
 
     def __init__(self, nanos: int, drift: float = 0.0) -> None:
@@ -25,7 +25,7 @@ class FakeClock:
         self._ticks = TICKS
 
     def pass_time(self, seconds: float) -> None:
-        """Have so much time go by."""
+        """Let so much time pass."""
         passed = seconds * SECOND * (1 + self._drift)
         self._steady += round(passed)
         self._now += round(passed * self._ticks / TICKS)

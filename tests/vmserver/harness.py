@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole agent in the test's process, and a node's channel to it."""
+"""A whole agent in the test's process, and a channel from a node to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_directory(case: Any) -> Path:
 
 @implementer(IOpenSSLClientConnectionCreator)
 class Client:
-    """Connects with one certificate, or without."""
+    """Connects with a certificate, or without one."""
 
     def __init__(self, authority: Authority, pair: Pair | None) -> None:
         self._context = client_context(authority.pem, pair)
@@ -45,7 +45,7 @@ class Client:
 
 
 class Agent:
-    """An agent that has its directory and identity, but does not touch the machine."""
+    """An agent with a directory and an identity of its own, which does not touch the machine."""
 
     def __init__(
         self, reactor: Any, directory: Path, *, provider: Any = "fake", limits: LimitsConfig | None = None
@@ -72,7 +72,7 @@ class Agent:
         self.service: Vmserver | None = None
 
     async def start(self, identity: Identity | None = None) -> Vmserver:
-        """Start an agent and give it its identity; its port is there afterwards."""
+        """Start an agent and give it its identity. Its port is open afterwards."""
         self.provider = self.make_provider()
         self.service = Vmserver(self.reactor, self.config, provider=self.provider)
         self.service.startService()
@@ -85,7 +85,7 @@ class Agent:
         return self.service
 
     def channel(self, pair: Pair | None = None, port: int = 0, host: str = "127.0.0.1") -> Channel:
-        """Open a channel with the node's certificate, or another one. `host`: an address of this machine."""
+        """Open a channel with the node's certificate or another one. `host`: an address of this machine."""
         assert self.service is not None
         endpoint = wrapClientTLS(
             Client(self.authority, pair or self.authority.node()),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates for tests, valid and invalid ones, made when needed."""
+"""Certificates for tests, both valid and invalid, made when they are needed."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Authority:
 
 
 def client_context(ca_pem: str, pair: Pair | None) -> SSL.Context:
-    """Make a TLS client's context that trusts that CA and shows that certificate."""
+    """Return a TLS client's context that trusts that CA and presents that certificate."""
     context = SSL.Context(SSL.TLS_METHOD)
     store = context.get_cert_store()
     assert store is not None

@@ -151,7 +151,7 @@ class ProcessTests(TestCase):
         return code
 
     def stub(self) -> Any:
-        # The harness's own agent is not started: only its node's side is used.
+        # The harness's own agent is not started: only its node is used.
         self.node.service = self  # type: ignore[assignment]
         return self.node.stub()
 
@@ -194,7 +194,7 @@ class ProcessTests(TestCase):
         with self.assertRaises(GrpcError) as caught:
             await running
         self.assertEqual(caught.exception.code, Code.UNAVAILABLE)
-        (self.directory / "identity").unlink()  # what it was given is enough
+        (self.directory / "identity").unlink()  # the agent has kept what it needs
         self.start()
         after = await self.info(stub)
         self.assertEqual((after.sandbox_id, after.boot_id), (SANDBOX, before.boot_id))
@@ -253,7 +253,7 @@ class ProcessTests(TestCase):
         after = await self.info(stub)
         self.assertEqual((after.agent_id, after.boot_id), (before.agent_id, before.boot_id))
         request = messages.ExecSyncRequest(id=ID, command=["true"])
-        with self.assertRaises(GrpcError) as caught:  # there is no such container; there is a place
+        with self.assertRaises(GrpcError) as caught:  # no such container, but the limit allows the call
             await stub.ExecSync(request, timeout=10.0)
         self.assertEqual(caught.exception.code, Code.NOT_FOUND)
         self.assertIn(self.kill(signal.SIGTERM), (0, -signal.SIGTERM))
@@ -261,7 +261,7 @@ class ProcessTests(TestCase):
     async def test_it_ends_well_when_told_to(self) -> None:
         self.start()
         await self.info(self.stub())
-        self.assertIn(self.kill(signal.SIGTERM), (0, -signal.SIGTERM))  # as the Twisted has it
+        self.assertIn(self.kill(signal.SIGTERM), (0, -signal.SIGTERM))  # depends on the release of Twisted
 
     async def test_the_kept_identity_is_for_its_owner_alone(self) -> None:
         self.start()

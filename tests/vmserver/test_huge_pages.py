@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine's huge pages, reserved for containers: over directories like the kernel's, set by a shell."""
+"""The machine's huge pages are reserved for containers, in directories like the kernel's, run by a shell."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ reactor = installed()
 MIB = 1 << 20
 TWO, BIG = 2 * MIB, 1 << 30
 
-# The kernel: it has memory for `room` pages. Those that are in use and beyond the number are surplus. With a
-# file `busy` it searches for ever.
+# The kernel: it has memory for `room` pages. Used pages in excess of the number are surplus. With a file
+# `busy` it searches forever.
 KERNEL = """
 number=$1; cd "$2"
 if [ -e busy ]; then exec sleep 600; fi
@@ -47,7 +47,7 @@ echo $surplus >surplus_hugepages
 
 
 class Reactor(Clock):
-    """Real processes and threads, and a time that stands still unless a test goes on with it."""
+    """Real processes and threads, with a virtual clock."""
 
     spawnProcess = staticmethod(reactor.spawnProcess)
     getThreadPool = staticmethod(reactor.getThreadPool)
@@ -55,7 +55,7 @@ class Reactor(Clock):
 
 
 def limits(**pages: int) -> cri.LinuxContainerResources:
-    """Limits of so many pages: of two=2, big=1."""
+    """Return limits of so many pages, such as two=2, big=1."""
     sizes = {"two": ("2MB", TWO), "big": ("1GB", BIG)}
     return cri.LinuxContainerResources(
         hugepage_limits=[
@@ -86,7 +86,7 @@ class HugePageTests(TestCase):
         self.pages = self.made()
 
     def made(self) -> HugePages:
-        """As an agent makes it when it is started."""
+        """Return the huge pages as a new agent has them."""
         return HugePages(
             cast(IReactor, self.clock),
             self.containers,
@@ -106,7 +106,7 @@ class HugePageTests(TestCase):
         return int((self.sizes / name / "nr_hugepages").read_text())
 
     def written(self) -> list[str]:
-        """What was written of the small pages: number and surplus."""
+        """Return what was written for the small pages: number and surplus."""
         log = self.two / "log"
         return log.read_text().splitlines() if log.exists() else []
 
@@ -114,7 +114,7 @@ class HugePageTests(TestCase):
         return sorted(one.name for one in (self.directory / "run").glob("*"))
 
     async def create(self, id: str, wanted: cri.LinuxContainerResources, fails: bool = False) -> int:
-        """Create a container; return how many small pages there were while that went on."""
+        """Create a container. Return how many small pages there were in the meantime."""
         async with self.pages.reserved(id, wanted):
             found = self.number()
             if fails:
@@ -240,7 +240,7 @@ class HugePageTests(TestCase):
         self.assertEqual(self.number(), 3)
 
     async def test_an_agent_that_is_started_again_gives_back_what_nobody_has(self) -> None:
-        """The one before was killed after it had reserved pages, and before there was a container."""
+        """The previous agent was killed after it had reserved pages, and before there was a container."""
         await self.create("a", limits(two=2))
         self.states.clear()
         self.pages = self.made()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User namespaces that are kept, and mounts with their ids."""
+"""User namespaces that are kept open, and mounts with their ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class IdMappedTests(SynchronousTestCase):
             unmount(mounted.point)
 
     def sources(self) -> list[Path]:
-        """Two directories with a file each, of the directory's name."""
+        """Return two directories, each with a file of the directory's name."""
         found = [self.base / "a", self.base / "b"]
         for source in found:
             source.mkdir()

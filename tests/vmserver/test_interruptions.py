@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that its cloud will take away is noticed, and what runs in it is stopped in time."""
+"""A notice that the cloud will take a machine away is seen, and what runs there is stopped in time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPOT = "meta-data/spot/instance-action"
 
 
 class Containers:
-    """What of a provider is used: one container that runs, and one that has ended."""
+    """The part of a provider that is used: one container that runs, and one that has exited."""
 
     def __init__(self) -> None:
         self.stopped: list[tuple[str, int]] = []
@@ -106,7 +106,7 @@ class InterruptionsTests(SynchronousTestCase):
 
 class NoticeTests(SynchronousTestCase):
     def test_ec2_says_when(self) -> None:
-        # As the user guide has it.
+        # As in the user guide.
         notice = read_aws(b'{"action": "terminate", "time": "2017-09-18T08:22:00Z"}')
         self.assertEqual(notice.at, 1505722920.0)
         self.assertIn("2017-09-18T08:22:00Z (terminate)", notice.reason)
@@ -116,7 +116,7 @@ class NoticeTests(SynchronousTestCase):
             self.assertRaises(InvalidArgument, read_aws, text)
 
     def test_azure_says_when(self) -> None:
-        # As its manual has it, with a second event.
+        # As in its manual, with a second event.
         event = {"EventId": "A", "EventType": "Preempt", "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT"}
         reboot = {**event, "EventType": "Reboot", "NotBefore": "Mon, 19 Sep 2016 18:00:00 GMT"}
         notice = read_azure(json.dumps({"DocumentIncarnation": 2, "Events": [reboot, event]}).encode(), 0.0)
@@ -161,7 +161,7 @@ class Events(Resource):
 
 
 class MetadataTests(TestCase):
-    """By EC2's protocol, on connections with the agent's mark."""
+    """With EC2's protocol, on connections with the agent's mark."""
 
     timeout = 60
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine's clock is set where nothing runs yet, and only forward from then on."""
+"""A machine's clock is set while nothing runs yet, and only forward from then on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine's memory, out of use and into use again: over directories like the kernel's, set by a shell."""
+"""The machine's memory goes offline and online: directories like the kernel's, which a shell emulates."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from vmserver.memory import MOST_BLOCKS, RESERVE, MachineMemory, Range
 reactor = installed()
 MIB = 1 << 20
 BLOCK = 128 * MIB
-LONG = 60.0  # seconds, which no test waits for
+LONG = 60.0  # seconds that no test waits for
 
-# The kernel: it refuses a block that has a file `pinned`, and moves one with `busy` for ever.
+# The kernel: it refuses a block that has a file `pinned`, and takes forever to move one with `busy`.
 KERNEL = """
 state=$1; shift
 for block; do
@@ -35,13 +35,13 @@ done
 
 
 class Reactor(Clock):
-    """Real processes, and a time that stands still unless a test goes on with it."""
+    """Real processes, with a virtual clock."""
 
     spawnProcess = staticmethod(reactor.spawnProcess)
 
 
 class MemoryTests(TestCase):
-    """A machine of four blocks that can be taken out, from 4 GiB on."""
+    """A machine with four removable blocks, from 4 GiB on."""
 
     timeout = 120
 
@@ -76,7 +76,7 @@ class MemoryTests(TestCase):
         return [Range(first * BLOCK, count * BLOCK)]
 
     def release(self, count: int, seconds: float) -> Deferred[Any]:  # Any: of one that fails, the error
-        """Of the first blocks."""
+        """Release the first `count` blocks."""
         return start(self.memory.release(self.blocks(32, count), seconds))
 
     async def test_out_of_use_and_into_use_again(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many processors are used: over directories like the kernel's, set by a shell."""
+"""How many processors are used: directories like the kernel's, which a shell emulates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 60.0
 
 
 class ProcessorTests(TestCase):
-    """A machine of eleven, of which the first is always used."""
+    """A machine with eleven processors, the first of which is always used."""
 
     timeout = 120
 

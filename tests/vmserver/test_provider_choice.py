@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ContainerProvider runs the pod's containers: in the agent's own terms, and seen by the node."""
+"""Which ContainerProvider runs the pod's containers: in the agent, and as the node sees it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ reactor = installed()
 
 
 class _Provider:
-    """Starts when the test says so."""
+    """A provider that starts when the test says so."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class _Provider:
 
 
 class ChoiceTests(TestCase):
-    """Of `first`, which is configured, and `second` and `third`, which may be chosen."""
+    """A choice among `first`, which is configured, and `second` and `third`, which may be chosen."""
 
     timeout = 30
 
@@ -66,7 +66,7 @@ class ChoiceTests(TestCase):
         await self.begin()
 
     async def begin(self, *choices: str) -> None:
-        """An agent starts, with providers that start at once."""
+        """Start an agent with providers that start at once."""
         self.ready = True
         self.choice = ProviderChoice(
             reactor, self.make("first"), choices or ("second", "third"), self.make, self.file
@@ -177,7 +177,7 @@ class ChoiceTests(TestCase):
 
 
 class ProcessTests(TestCase):
-    """`twistd vmserver` whose Docker does not run before a pod wants it, and a node."""
+    """`twistd vmserver` whose Docker is not started before a pod chooses it, and a node."""
 
     timeout = 180
 
@@ -231,7 +231,7 @@ class ProcessTests(TestCase):
         return stub.ConfigureSandbox(request, timeout=60.0)
 
     async def provider(self, stub: Any) -> tuple[str, bool]:
-        """What runs containers, and whether it takes layers."""
+        """Return what runs containers, and whether it accepts layers."""
         until = reactor.seconds() + 60.0
         while True:
             try:
@@ -269,7 +269,7 @@ class ProcessTests(TestCase):
         self.start()
         self.assertEqual(await self.provider(stub), ("docker", False))
         self.assertEqual((await self.choose(stub, "docker")).container_provider, "docker")
-        self.assertEqual(len(self.begun.read_text().splitlines()), 3)  # each of these agents has started it
+        self.assertEqual(len(self.begun.read_text().splitlines()), 3)  # once by each of these agents
 
     async def test_what_keeps_docker_from_starting_is_told(self) -> None:
         program = self.directory / "fail"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ContainerProvider that does not answer is started again in the background."""
+"""A ContainerProvider that does not answer is retried in the background."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ProviderStartTests(SynchronousTestCase):
 
     def test_one_that_fails_is_started_again_after_growing_pauses_until_it_answers(self) -> None:
         self.fail_start()
-        self.successResultOf(self.started)  # the agent goes on without it
+        self.successResultOf(self.started)  # the agent starts without it
         first, longest = RETRY_SECONDS
         for pause in (first, 2 * first, 4 * first, 8 * first, 16 * first, longest, longest):
             count = len(self.provider.starts)

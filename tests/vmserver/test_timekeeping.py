@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that is wrong becomes right while a pod runs, and never goes back."""
+"""A wrong clock is corrected while a pod runs, and never goes back."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class TimekeepingTestCase(SynchronousTestCase):
         self.make(0)
 
     def make(self, ahead: int) -> None:
-        """The machine, whose clock is so far ahead of the node's."""
+        """Make a machine whose clock is that far ahead of the node's."""
         self.system = FakeClock(self.node + ahead)
         self.restart()
 
     def restart(self) -> None:
-        """The agent starts anew."""
+        """Restart the agent."""
         self.reactor = Clock()
         self.agent = Timekeeping(self.reactor, self.system)
 
     def tell(self, within: int = 0) -> None:
-        """Have the node read the clock and say what time it was. :param within: how well it knows that."""
+        """Have the node read the clock and send the time. :param within: the uncertainty of that."""
         self.agent.correct(self.system.steady(), self.node - within, self.node + within)
 
     def pass_time(self, seconds: float, step: float = 0.02) -> None:
-        """Have time go by: reactors count by the machine's clock, which is never to go back."""
+        """Let time pass: reactors count by the machine's clock, which must never go back."""
         for _ in range(round(seconds / step)):
             before = self.system.now()
             self.system.pass_time(step)
@@ -119,7 +119,7 @@ class CorrectTests(TimekeepingTestCase):
         self.make(3 * SECOND)
         self.tell()
         self.pass_time(5)
-        self.system.set(self.node - 2 * SECOND)  # suspended meanwhile
+        self.system.set(self.node - 2 * SECOND)  # the machine was suspended
         self.tell()
         self.assertEqual((self.ahead, self.system.ticks()), (0, TICKS))
         self.pass_time(60)
@@ -185,7 +185,7 @@ class RefusedTests(TimekeepingTestCase):
 
 
 class EndedTests(TimekeepingTestCase):
-    """The agent ends while the clock is on its way."""
+    """The agent ends while it corrects the clock."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -221,7 +221,7 @@ class EndedTests(TimekeepingTestCase):
 
 
 class KeptTests(SynchronousTestCase):
-    """What the kernel says of its clock."""
+    """What the kernel reports of its clock."""
 
     def kept(self, status: int, seconds: float) -> bool:
         return kept(Timex(status=status, maxerror=round(seconds * 1e6)))
@@ -237,7 +237,7 @@ class KeptTests(SynchronousTestCase):
 
 
 class KernelClockTests(SynchronousTestCase):
-    """This machine's own clocks, which the test leaves as they are."""
+    """This machine's own clocks, which the test does not change."""
 
     def test_they_go_on(self) -> None:
         clock = KernelClock()

@@ -74,7 +74,7 @@ def _verify(connection: SSL.Connection, certificate: crypto.X509, error: int, de
 def valid_from(identity: Identity) -> datetime.datetime:
     """Return the start of the validity of the identity's certificate (not before), in UTC.
 
-    :raise InvalidArgument: it is no PEM.
+    :raise InvalidArgument: it is not PEM.
     """
     try:
         certificate = x509.load_pem_x509_certificate(identity.certificate_pem.encode())
@@ -104,7 +104,7 @@ def sandbox_id_of(certificate_pem: str) -> str:
 def context(identity: Identity) -> SSL.Context:
     """Make the context of this identity's listener.
 
-    :raise InvalidArgument: certificate, key or CA are no PEM, don't fit together, or are not this VM's.
+    :raise InvalidArgument: certificate, key or CA are not PEM, don't fit together, or are not this VM's.
     """
     try:
         certificate = x509.load_pem_x509_certificate(identity.certificate_pem.encode())

@@ -223,7 +223,7 @@ class PodDisks:
         """Make a file system on a blank disk, or on one on which this was begun; `making` has the cases.
         Return whether one was made.
 
-        :raise FailedPrecondition: there is something that is no such file system."""
+        :raise FailedPrecondition: it holds something other than such a file system."""
         if await run_in_thread(self._reactor, filesystems.begins_as, device, wanted.filesystem):
             # Leave it to the kernel to find out whether the file system is whole: running a program takes
             # long.

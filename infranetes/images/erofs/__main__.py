@@ -3,7 +3,7 @@
 
 0   a socket: each message is JSON. An order has a number, the compression, the diff id and the limits, and
     two descriptors, the layer and the image. {"kill": NUMBER} ends the child that works at an order.
-1   a line of JSON for each order, when its child has ended: its number, the exit code, and what was said.
+1   a line of JSON for each order, when its child has ended: its number, the exit code, and its messages.
 2   for people, if this program is faulty.
 
 It reads no layer itself. A child is a copy of it in which all modules are loaded, so that it begins at

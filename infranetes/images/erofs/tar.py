@@ -77,7 +77,7 @@ class _Extra:
 def entries(source: Source, limits: Limits) -> Iterator[Entry]:
     """Yield the entries. Who takes one reads as much of its data as it likes before it takes the next.
 
-    :raise BadLayer: the stream is no tar, or has more than the limits allow.
+    :raise BadLayer: the stream is not a tar, or has more than the limits allow.
     """
     extra, count = _Extra(), 0
     while header := _header(source):

@@ -32,7 +32,7 @@ _TYPES = {
 
 
 class Node:
-    """A file of any type. Several names may lead to one that is no directory.
+    """A file of any type. Several names may lead to one that is not a directory.
 
     :ivar children: of a directory, by name.
     :ivar content: a symbolic link's target, or a small file's data.

@@ -36,7 +36,7 @@ class AgentScreen:
 
 
 def check(message: type[Message], payload: bytes) -> None:
-    """Count the values of repeated fields. A payload that is no valid message is left to the parser.
+    """Count the values of repeated fields. A payload that is not a valid message is left to the parser.
 
     :raise GrpcError: RESOURCE_EXHAUSTED: a field has too many values; the message names it."""
     shape = _shape(cast(Descriptor, message.DESCRIPTOR))

@@ -72,7 +72,7 @@ class DiskSnapshots(Protocol[D_contra]):
 
     def _thd_create(self, driver: D_contra, request: SnapshotRequest) -> str:
         """Ask for a snapshot with both tags; return the operation, which `CloudDisks` knows. If there is one
-        of this name, that is no error, or STATE."""
+        of this name, that is either not an error or STATE."""
 
     def _thd_delete(self, driver: D_contra, snapshot: CloudSnapshot) -> str:
-        """Ask for a snapshot's end; return the operation. It is no error if it is gone."""
+        """Ask for a snapshot's end; return the operation. A missing snapshot is not an error."""

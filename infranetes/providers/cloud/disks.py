@@ -109,7 +109,7 @@ class CloudDisks(Protocol[D_contra]):
         """Our disks with these names, in any state. Where the cloud has several of a name, all of them."""
 
     def _thd_get(self, driver: D_contra, ids: Sequence[str]) -> list[CloudDisk]:
-        """Return those of these disks that exist, whoever made them. A missing disk is no error."""
+        """Return those of these disks that exist, whoever made them. A missing disk is not an error."""
 
     def _thd_list(self, driver: D_contra) -> list[CloudDisk]:
         """Return all disks of ours, in any state."""
@@ -122,7 +122,7 @@ class CloudDisks(Protocol[D_contra]):
         :raise CloudError: `ErrorKind.CONFLICT`: the name and number were used for another request."""
 
     def _thd_delete(self, driver: D_contra, disk: CloudDisk) -> str:
-        """Ask for a disk's end; return the operation. It is no error if it is gone. Never detaches it."""
+        """Ask for a disk's end; return the operation. A missing disk is not an error. Never detaches it."""
 
     def _thd_grow(self, driver: D_contra, disk: CloudDisk, size: int) -> str:
         """Ask for a larger disk, attached or not; return the operation."""
@@ -135,7 +135,7 @@ class CloudDisks(Protocol[D_contra]):
 
     def _thd_detach(self, driver: D_contra, disk: CloudDisk, vm_id: str, force: bool) -> str:
         """Ask for a disk to be taken from this VM, and from no other; return the operation. If this VM does
-        not have it, that is no error, or STATE.
+        not have it, that is either not an error or STATE.
 
         :param force: the VM certainly does not run any more, so nothing is lost by force."""
 

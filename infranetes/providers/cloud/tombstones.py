@@ -35,7 +35,7 @@ class Tombstones:
             raise FailedPrecondition(f"{self._directory} can't be read: {error}; see state_dir") from None
 
     def _thd_add(self, id: str, token: str) -> None:
-        """Record that a VM is destroyed. A full disk is ignored: it is no reason to keep a VM."""
+        """Record that a VM is destroyed. A full disk is ignored, as it is not a reason to keep a VM."""
         if _ID.fullmatch(id):
             with contextlib.suppress(OSError):
                 (self._directory / id).write_text(token)

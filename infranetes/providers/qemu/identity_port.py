@@ -44,7 +44,7 @@ class Failed:
 
 
 def parse(line: bytes) -> Waiting | Ready | Failed | None:
-    """Parse one line; None: it is no known message."""
+    """Parse one line; None: it is not a known message."""
     word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
     if word == "waiting":
         return Waiting()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block devices of the node that pods may have: those that `providers.qemu.devices` lists, and no other.
 
-As a volume such a device is `device:PATH`, which is no file's id.
+As a volume such a device is `device:PATH`, which can't be a file's id.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def needed_overhead(template: CommandLine, settings: QemuSettings) -> int:
 
 
 def _beside(template: CommandLine, settings: QemuSettings) -> int:
-    """Bytes of the node that are no memory of the VM."""
+    """Bytes of the node's memory that are not memory of the VM."""
     code = template.code_mib * MIB if template.accelerator == "tcg" else 0
     return settings.host_memory + code
 

@@ -168,7 +168,7 @@ class VolumeFiles:
     def to_copy(self, volume_id: str) -> Path:
         """Return the file of a volume that is to be copied.
 
-        :raise NotFound: there is none. :raise FailedPrecondition: it is no file of its own."""
+        :raise NotFound: there is none. :raise FailedPrecondition: it is a device of the node."""
         path = self.existing(volume_id)
         if path.is_symlink() or not path.is_file():
             raise FailedPrecondition(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infranetes-ctl's command line: every command, wherever the flags are."""
+"""infranetes-ctl's command line: every command, with flags in every position."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from infranetes.control.arguments import exactly
 from infranetes.control.cli import parser
 from infranetes.control.commands import COMMANDS
 
-#: What commands can't do without.
+#: The arguments that commands require.
 NEEDED: Mapping[str, list[str]] = {name: ["abc"] for name in ("console", "describe", "enter", "logs")}
 
 
 def ways(name: str) -> Iterator[list[str]]:
-    """The command without flags, in each way that it can be written."""
+    """Yield the command without flags, in each way that it can be written."""
     if COMMANDS[name].alone:
         yield [name, *NEEDED.get(name, [])]
     if COMMANDS[name].part_of:
@@ -55,7 +55,7 @@ class FlagTests(SynchronousTestCase):
 
 
 class EnteredCommandTests(SynchronousTestCase):
-    """What `enter` is to run, in whatever way argparse takes dashes away."""
+    """The command that `enter` is to run, however argparse treats dashes."""
 
     def given(self, *words: str) -> tuple[str, list[str]]:
         options = parser().parse_args(words)

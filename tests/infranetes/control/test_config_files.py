@@ -22,7 +22,7 @@ from infranetes_common.config_text import defaults
 
 
 def said(*arguments: str) -> tuple[int, str]:
-    """The exit status, and what is printed."""
+    """Return the exit status and what is printed."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         status = main(["config", *arguments])
@@ -42,7 +42,7 @@ class DefaultTests(SynchronousTestCase):
         file.write_text(text)
         self.assertEqual(load(str(file), {}), Config())
         uncommented = re.sub(r"^#(?=[\[a-z])", "", text, flags=re.M)
-        given = re.sub(r"^[a-z_]+ =\n", "", uncommented, flags=re.M)  # what has no default
+        given = re.sub(r"^[a-z_]+ =\n", "", uncommented, flags=re.M)  # keys without a default
         file.write_text(given)
         found = load(str(file), {})
         self.assertEqual(found.handlers, {"example": HandlerConfig()})
@@ -80,7 +80,7 @@ class CheckTests(SynchronousTestCase):
         return path
 
     def check(self, text: str, *lines: str) -> None:
-        """Check that a file with this text has the faults that begin so, in this order."""
+        """Check that a file with this text has exactly the faults that begin like these lines."""
         self.file.write_text(text)
         status, words = said("check", str(self.file))
         self.assertEqual(status, FAILED, words)

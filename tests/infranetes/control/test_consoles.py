@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A console that is followed."""
+"""Following a VM's console."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NewsTests(SynchronousTestCase):
 
 
 class _Daemon:
-    """Has this console; None: it is away."""
+    """A daemon that has this console; with None, it can't be reached."""
 
     def __init__(self) -> None:
         self.console: control.GetConsoleResponse | None = None

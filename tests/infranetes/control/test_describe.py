@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon tells of a pod's life, and which pod is meant."""
+"""What the daemon reports of a pod's life, and how the pod is found."""
 
 from __future__ import annotations
 

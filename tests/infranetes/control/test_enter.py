@@ -35,10 +35,10 @@ END = vmserver.SessionOutput(end=vmserver.SessionEnd(exit_code=7))
 
 
 class Shells:
-    """An agent that repeats what is typed, and ends as it is told.
+    """An agent that echoes what is typed, and ends as the test says.
 
-    :ivar asked: the first message of the last call. :ivar reading: it reads what is typed.
-    :ivar output: what it says once the input has ended. :ivar closed: the calls that are over.
+    :ivar asked: the first message of the last call. :ivar reading: whether it reads what is typed.
+    :ivar output: what it sends once the input has ended. :ivar closed: how many calls are over.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class EnterCase(unittest.TestCase):
         return channel
 
     async def answers(self, agent: object) -> None:
-        """Have this one be the pod's agent."""
+        """Make `agent` the pod's agent."""
         self.agents += 1
         options = {"limits": limits.CHANNEL, "screen": AgentScreen()}
         channel = await self.channel(f"agent{self.agents}", Service(vmserver.Agent, agent), **options)
@@ -267,7 +267,7 @@ class RefusedTests(EnterCase):
 
 
 class AgentTests(EnterCase):
-    """Agents that are old, or lie."""
+    """Agents that are old or hostile."""
 
     async def test_one_of_an_earlier_release(self) -> None:
         await self.answers(object())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon answers about NetworkPolicies, and what infranetes-ctl prints of that."""
+"""What the daemon answers about NetworkPolicies, and how infranetes-ctl prints it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.infranetes.policies.world import finish
 
 
 class Cluster(ClusterPolicies):
-    """Policies that nobody follows."""
+    """Policies without an API server to follow."""
 
     complete = True
 
@@ -39,7 +39,7 @@ class Cluster(ClusterPolicies):
         self._policies = Policies(self._model)
 
     def have(self, id: str, *policies: Json) -> None:
-        """A local pod in the namespace `default`, and policies."""
+        """Set a local pod in the namespace `default`, and the policies."""
         self.add(LocalPod(id, "default", "web", "uid", {}))
         for steps in list(self._waiting):
             finish(steps)
@@ -69,7 +69,7 @@ class PoliciesTests(PodsTestCase):
         self.sandbox = self.run_pod(pod("web"))
 
     def have(self, *policies: Json) -> None:
-        """Have policies, which are in force."""
+        """Set the policies, and have them in force."""
         self.cluster.have(self.sandbox, *policies)
         found = self.cluster.firewall(self.sandbox)
         assert found is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is hidden of a configuration, and of whatever text."""
+"""Which secrets are hidden in a configuration, and in any text."""
 
 from __future__ import annotations
 

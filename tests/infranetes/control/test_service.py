@@ -26,7 +26,7 @@ from tests.infranetes.pods.fakes import FakeNode, pod
 
 
 class ControlTests(PodsTestCase):
-    """Over a pool of two."""
+    """The control service of a node with a pool of two."""
 
     def setUp(self) -> None:
         self.world = FakeNode(pool=PoolConfig(sizes=(PoolSize(count=2),), per_minute=100))
@@ -39,7 +39,7 @@ class ControlTests(PodsTestCase):
         return self.do(getattr(self.service, method)(request, None))
 
     def stray(self, name: str, **changes: Any) -> Instance:
-        """A VM of ours without a record."""
+        """Return a VM of this node that has no record."""
         made = Instance(name, "f" * 32, "e" * 32, InstanceState.RUNNING, created_at=900.0)
         self.world.provider.instances[name] = attrs.evolve(made, **changes)
         return made
@@ -193,7 +193,7 @@ class ControlTests(PodsTestCase):
 
 @implementer(IHasConsoles)
 class _WithConsoles:
-    """A provider of nothing else."""
+    """A provider that has consoles and nothing else."""
 
     def __init__(self, *consoles: Console) -> None:
         self._consoles = consoles

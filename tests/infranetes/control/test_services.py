@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon answers about Services, and what infranetes-ctl prints of that."""
+"""What the daemon answers about Services, and how infranetes-ctl prints it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Outcome = vmserver.ServiceVerdict
 
 
 class Cluster(ClusterServices):
-    """Services whose VMs are those of `test_sender`. :ivar vms: one for each."""
+    """Services with the VMs of `test_sender`. :ivar vms: one for each."""
 
     def __init__(self, reactor: IReactor) -> None:
         super().__init__(reactor, ApiServer(reactor, Path("none")), "n")
@@ -50,12 +50,12 @@ class Cluster(ClusterServices):
         return self._senders[-1]
 
     def end(self) -> None:
-        """Tell the VMs no more."""
+        """Stop sending to the VMs."""
         for each in self._senders:
             each.stop()
 
     def serve(self, name: str, address: str, *endpoints: str, **spec: Any) -> None:  # Any: JSON
-        """Make a Service, or change it."""
+        """Add or change a Service."""
         read = service(written.service(name, (address,), **spec))
         slices = endpoint_slice(written.endpoint_slice(*map(written.endpoint, endpoints), service=name))
         assert read is not None and slices is not None
@@ -76,7 +76,7 @@ class ServicesTests(PodsTestCase):
         self.answers(vmserver.ServiceReportResponse(rules=1))
 
     def answers(self, given: vmserver.ServiceReportResponse | Exception) -> None:
-        """Have the pod's VM say this of itself."""
+        """Set what the pod's VM answers about its Services."""
         self.asked: list[vmserver.ServiceKey | None] = []
 
         async def service_report(
@@ -178,10 +178,10 @@ class ServicesTests(PodsTestCase):
         self.world.clock.pump([0.0] * 10)
         self.assertEqual(len(self.successResultOf(asking).rules), 8)
 
-    # What becomes of an address
+    # What happens to connections to an address
 
     def says(self, outcome: int, *endpoints: str, affinity: int = 0) -> None:
-        """Have the VM say this of every address."""
+        """Have the VM report this outcome for every address."""
         its = [vmserver.ServiceEndpoint(address=ip_address(each).packed, port=8080) for each in endpoints]
         verdict = vmserver.ServiceVerdict(
             outcome=cast(Any, outcome),  # Any: the enum's type has only a name for mypy

@@ -54,7 +54,7 @@ class SizesTests(PodsTestCase):
         self.asked: list[tuple[Size, int, int]] = []
 
     def choose(self) -> None:
-        """Have the provider's VMs have sizes."""
+        """Give the provider's VMs sizes."""
 
         def choose_size(size: Size, gpus: int, limit: int) -> SizeChoice:
             self.asked.append((size, gpus, limit))
@@ -65,7 +65,7 @@ class SizesTests(PodsTestCase):
         alsoProvides(provider, IChoosesSizes)
 
     def answer(self, *words: str) -> tuple[Any, Any]:
-        """The options of a command line, and what the daemon answers."""
+        """Return the options of a command line, and the daemon's answer to it."""
         options = cli.parser().parse_args(["sizes", *words])
         request: list[control.ChooseSizeRequest] = []
         calls, do = self.calls, self.do

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The terminal or the pipes of infranetes-ctl."""
+"""infranetes-ctl's terminal, or the pipes in its place."""
 
 from __future__ import annotations
 

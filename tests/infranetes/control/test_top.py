@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods use, by samples of it."""
+"""What pods use, computed from samples."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class UsageTests(PodsTestCase):
     def test_pods_that_are_ready_are_told_with_their_figures(self) -> None:
         sandbox = self.run_pod(pod("web"))
         self.do(self.world.sandboxes.stop(self.run_pod(pod("stopped"))))
-        most = (1 << 64) - 1  # whatever an agent says
+        most = (1 << 64) - 1  # agents may send any value
         cards = [vmserver.NetworkCard(received_bytes=most, sent_bytes=1) for _ in range(2)]
         machine = vmserver.Usage(time_nanos=5, cpu=vmserver.Cpu(total_nanos=7))
 

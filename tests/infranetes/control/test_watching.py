@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists that are shown again as they change."""
+"""Lists that are printed again when they change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ChangeTests(SynchronousTestCase):
 
 
 class _Daemon:
-    """Lists these pods; None: it is away."""
+    """A daemon that lists these pods; with None, it can't be reached."""
 
     def __init__(self) -> None:
         self.pods: list[control.Pod] | None = []

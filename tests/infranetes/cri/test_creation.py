@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CreateContainer's own answer comes before its caller gives up."""
+"""CreateContainer answers before its caller's deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txgrpc import Call
 
 
 class _Containers:
-    """Notes the limits that creations get."""
+    """Records the time limits of creations."""
 
     def __init__(self) -> None:
         self.limits: list[float | None] = []
@@ -36,8 +36,8 @@ class _Call:
 
 class LimitTests(SynchronousTestCase):
     def limit(self, remaining: float | None) -> float | None:
-        """The limit of a call that has so many seconds left."""
-        containers: Any = _Containers()  # Any: of all that Containers has, one method is called
+        """Return the limit of a call that has so many seconds left."""
+        containers: Any = _Containers()  # Any: only one method of Containers is called
         calls = ContainerCalls(cast(NodeContext, None), cast(Containers, containers))
         config = cri.ContainerConfig(
             metadata=cri.ContainerMetadata(name="main"), image=cri.ImageSpec(image="busybox")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GetContainerEvents: what is told, in which order, and what becomes of those who do not listen."""
+"""GetContainerEvents: which events are sent, in which order, and what happens to slow listeners."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Listening:
 
 
 class EventTests(PodsTestCase):
-    """From the records' changes."""
+    """Events are made from changes of the records."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -190,7 +190,7 @@ class EventTests(PodsTestCase):
 
 
 class ListenerTests(PodsTestCase):
-    """What is kept for one who is slow."""
+    """What is queued for a slow listener."""
 
     def test_it_is_bounded_in_bytes_too(self) -> None:
         listener = Listener()

@@ -143,7 +143,7 @@ class ImageServiceTests(StoreCase):
             self.assertGreater(usage.used_bytes.value, 0)
             self.assertGreater(usage.inodes_used.value, 3)
             self.assertGreater(usage.timestamp, 10**18)
-            self.assertEqual(list(response.container_filesystems), [usage])  # kubelet reads the first unseen
+            self.assertEqual(list(response.container_filesystems), [usage])  # kubelet does not check for it
             [disk] = await self.store.disks(pulled)
             response = await self.service.ImageFsInfo(cri.ImageFsInfoRequest(), NO_CALL)
             more = response.image_filesystems[0].used_bytes.value - usage.used_bytes.value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every RPC is logged with its time, and never with what else its request holds."""
+"""Every RPC is logged with its duration, and without the rest of its request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from txgrpc import Service
 
 
 class Calls:
-    """Five of the RPCs."""
+    """A service with five of the RPCs."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -43,7 +43,7 @@ class Calls:
 
 
 class InstrumentTests(unittest.SynchronousTestCase):
-    """One event per call."""
+    """One log event per call."""
 
     def setUp(self) -> None:
         self.clock = Clock()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can't be told of one sandbox spoils no answer about the others."""
+"""If one sandbox's data can't be sent, the answers about the others are still right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.infranetes.pods.fakes import box, pod
 
 
 class StatsTests(PodsTestCase):
-    """Three pods; one's figures are such as nothing should let through."""
+    """Three pods; the figures of one are invalid, as if validation had missed them."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -46,7 +46,7 @@ class StatsTests(PodsTestCase):
         return bytes(self.successResultOf(asking))
 
     def lists(self) -> list[set[str]]:
-        """The pods that each list has."""
+        """Return the pods that each list contains."""
         pods = self.asked(self.calls.ListPodSandboxStats(cri.ListPodSandboxStatsRequest(), NO_CALL))
         containers = self.asked(self.calls.ListContainerStats(cri.ListContainerStatsRequest(), NO_CALL))
         found = self.asked(self.calls.ListPodSandboxMetrics(cri.ListPodSandboxMetricsRequest(), NO_CALL))
@@ -92,7 +92,7 @@ class StatsTests(PodsTestCase):
 
 
 class EventTests(PodsTestCase):
-    """One pod's containers have more to say than fits."""
+    """One pod's containers have more to report than fits."""
 
     def test_an_event_is_told_without_its_vms_words_and_listening_goes_on(self) -> None:
         calls = EventCalls(self.world.node.inventory, self.world.node.now)

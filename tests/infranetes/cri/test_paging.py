@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists in pages."""
+"""Lists sent in pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ITEMS = st.lists(st.integers(0, 3).map(lambda size: b"x" * (size * paging.MAX_BY
 
 
 class PageTests(SynchronousTestCase):
-    """Of what is framed already."""
+    """Pages of messages that are already framed."""
 
     def test_of_nothing_there_is_no_message(self) -> None:
         self.assertEqual(list(paging.pages([])), [])

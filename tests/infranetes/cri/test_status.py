@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Status says at a glance."""
+"""The summary in Status."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every RPC is a span below its caller's, with what it is about and nothing more of it."""
+"""Every RPC is a span below its caller's, with the ids of its subject and no other content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METADATA = CALLER.to_metadata()
 
 
 class Tracer(NullTracer):
-    """Keeps the spans."""
+    """A tracer that keeps the spans."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[TraceContext | None, Recorded]] = []
@@ -45,12 +45,12 @@ class Malformed:
 
 
 def call_with(metadata: Metadata) -> Call:
-    """A call of which only this is looked at."""
+    """Return a call with this metadata and nothing else."""
     return cast(Call, SimpleNamespace(metadata=metadata))
 
 
 class Calls:
-    """Some of the RPCs."""
+    """A service with some of the RPCs."""
 
     async def RunPodSandbox(self, request: cri.RunPodSandboxRequest, call: Call) -> cri.RunPodSandboxResponse:
         self.within = current()

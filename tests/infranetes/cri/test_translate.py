@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records as the CRI's messages."""
+"""Records are translated to the CRI's messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TranslateTests(PodsTestCase):
         sandboxes = cri.ListPodSandboxResponse.FromString(b"".join(translate.sandbox_items(inventory)))
         self.assertEqual(list(sandboxes.items), [translate.sandbox_item(one) for one in inventory])
         things = list(inventory.containers.values())
-        for _ in range(2):  # from nothing, and from what was kept
+        for _ in range(2):  # first built anew, then from the cache
             containers = cri.ListContainersResponse.FromString(b"".join(translate.container_items(things)))
             self.assertEqual(list(containers.containers), [translate.container_item(one) for one in things])
         self.assertEqual(translate.container_items([]), [])

@@ -17,7 +17,7 @@ from tests.infranetes.pods.fakes import box, pod
 
 
 class ValidateTests(unittest.SynchronousTestCase):
-    """What passes, and what is refused by the name of its field."""
+    """Which requests pass, and which are refused with the name of the bad field."""
 
     def refused(self, words: str, check: Any, *arguments: Any) -> None:
         error = self.assertRaises(InvalidArgument, check, *arguments)

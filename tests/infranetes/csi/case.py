@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver on its sockets, with volumes that are files, in a directory like kubelet's."""
+"""The CSI driver on its sockets, with volumes that are files, in a directory like kubelet's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from infranetes_common.wire import csi, pluginregistration
 from tests.support.loop_devices import end_loop_device
 from txgrpc import Channel, Code, GrpcError
 
-reactor: Any = the_reactor  # Any: of the tests, not ours
+reactor: Any = the_reactor  # Any: only tests use it
 
 NODE = "node-1"
 MIB = 1 << 20
@@ -45,8 +45,8 @@ MIB = 1 << 20
 class Pods:
     """Pods whose VMs have all volumes.
 
-    :ivar error: with what every call fails. :ivar grown: the volumes whose file systems were made larger.
-    :ivar flushed: the volumes whose data was to be on the disks, their paths, and whether they were there."""
+    :ivar error: the error of every call. :ivar grown: the volumes whose file systems were enlarged.
+    :ivar flushed: the volumes that were to be flushed, the paths, and whether each path existed then."""
 
     def __init__(self) -> None:
         self.error: InfranetesError | None = None
@@ -69,7 +69,7 @@ class Pods:
 
 
 def without_vms() -> VolumeAttacher:
-    """What attaches volumes where there is no VM."""
+    """Return an attacher on a node without VMs."""
 
     def find(instance_id: str) -> Vm:
         raise NotFound(f"there is no VM {instance_id}")
@@ -78,7 +78,7 @@ def without_vms() -> VolumeAttacher:
 
 
 class CsiCase(TestCase):
-    """A driver that runs, and stubs of its services."""
+    """A running driver, and stubs of its services."""
 
     timeout = 240
     pods: Pods | None = None
@@ -102,11 +102,11 @@ class CsiCase(TestCase):
         self.registration = registering.stub(pluginregistration.Registration)
 
     async def make_volumes(self) -> IVolumes:
-        """What the driver makes volumes of: files, unless a test has something else."""
+        """Return the volumes that the driver manages: files, unless a test overrides this."""
         return QemuVolumes(reactor, self.root / "volumes", NODE, without_vms())
 
     async def start(self) -> None:
-        """Start a driver, which knows nothing of an earlier one."""
+        """Start a driver that shares no state in memory with an earlier one."""
         publisher = Publisher(reactor, self.volumes, self.pods)
         self.addCleanup(publisher.close)
         self.service = CsiService(reactor, self.config, NODE, publisher, lambda: self.ready, 5.0, self.pods)
@@ -122,10 +122,10 @@ class CsiCase(TestCase):
             end_loop_device(path)
 
     def loop_devices(self) -> list[str]:
-        """Those that stand for raw volumes of this test."""
+        """Return the loop devices of this test's raw volumes."""
         found = []
         for path in loop_devices_of(BACKING_FILE):
-            # Others beside this test have devices that end at any time.
+            # Devices of other tests running beside this one may disappear at any time.
             with contextlib.suppress(FileNotFoundError), open_loop_device(path) as device:
                 if os.fsencode(f'"{self.root}/') in device.read(4096):
                     found.append(path)
@@ -152,7 +152,7 @@ class CsiCase(TestCase):
         await self.node.NodeUnpublishVolume(request, timeout=120)
 
     async def refused(self, code: Code, call: Awaitable[object], words: str = "") -> None:
-        """Check that a call fails so."""
+        """Check that a call fails with this code and these words."""
         try:
             await call
         except GrpcError as error:
@@ -171,7 +171,7 @@ def capability(
 
 
 def raw(mode: int = csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER) -> csi.VolumeCapability:
-    """Of the disk itself."""
+    """Return the capability of a raw block volume."""
     found = csi.VolumeCapability(block=csi.VolumeCapability.BlockVolume())
     found.access_mode.mode = mode  # type: ignore[assignment]
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`[csi]`, and the sockets that follow from it."""
+"""The configuration's table `[csi]`, and the sockets that follow from it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes are made, found, enlarged and destroyed by CSI."""
+"""CSI's controller service creates, finds, expands and deletes volumes."""
 
 from __future__ import annotations
 

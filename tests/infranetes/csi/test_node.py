@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kubelet has volumes published by CSI."""
+"""CSI's node service publishes volumes for kubelet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RPC = csi.NodeServiceCapability.RPC
 class NodeCase(CsiCase):
     async def setUp(self) -> None:
         await super().setUp()
-        # Of this test alone: others beside it have volumes published on the same machine.
+        # Those of this test alone: tests that run beside it publish volumes on the same machine.
         name, size = f"data-{secrets.token_hex(4)}", csi.CapacityRange(required_bytes=1 << 20)
         self.volume = (await self.create(name, capacity_range=size)).volume_id
 
@@ -119,7 +119,7 @@ class PublishTests(NodeCase):
 
 
 class RawTests(NodeCase):
-    """Volumes whose pods get the disk itself (volumeMode: Block)."""
+    """Raw block volumes (volumeMode: Block)."""
 
     pods = Pods()
 
@@ -228,9 +228,9 @@ class PodsTests(NodeCase):
 
 
 class Measuring:
-    """Knows one volume that a VM has. :ivar grown: how often its file system was made larger.
+    """Knows one volume that a VM has. :ivar grown: how often its file system was enlarged.
 
-    :ivar flushed: what was to be on its disk, and for which path."""
+    :ivar flushed: which volume was to be flushed, and for which path."""
 
     def __init__(self) -> None:
         self.grown = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots are taken, listed and destroyed by CSI, and volumes are made from them and from each other."""
+"""CSI creates, lists and deletes snapshots, and makes volumes from snapshots and from other volumes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at_least(size: int) -> csi.CapacityRange:
 
 
 class SnapshotCase(CsiCase):
-    """With a volume `data` of 4 MiB, which begins with `content`."""
+    """A volume `data` of 4 MiB that begins with `content`."""
 
     @property
     def snapshots(self) -> ISnapshots:

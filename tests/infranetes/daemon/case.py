@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the daemon as a process share."""
+"""What the tests of the daemon as a process share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()"
 
 @attrs.frozen
 class Images:
-    """A state directory's `images` with busybox in it, and what busybox is called there."""
+    """A state directory's `images` that has busybox, and the names that busybox has in it."""
 
     path: Path
     reference: str
@@ -51,7 +51,7 @@ _made: list[Images] = []
 
 
 async def images() -> Images:
-    """Made once per run of the tests."""
+    """Return the images, which are made once per run of the tests."""
     if not _made:
         directory = Path(tempfile.mkdtemp(prefix="infranetes-images-"))
         atexit.register(shutil.rmtree, directory, True)
@@ -70,7 +70,7 @@ async def images() -> Images:
 
 
 def toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """`table` as TOML."""
+    """Return `table` as TOML."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for key, value in table.items():
         if isinstance(value, dict):
@@ -79,17 +79,17 @@ def toml(table: Mapping[str, Any], prefix: str = "") -> str:
 
 
 class DaemonCase(TestCase):
-    """A directory, and the daemons that run over it one after the other.
+    """A directory, and daemons that use it one after the other.
 
-    :ivar config: the configuration file's content; change it before `start`.
+    :ivar config: the content of the configuration file; change it before `start`.
     """
 
     timeout = 120
-    #: What seconds of waiting are multiplied with, where machines are slower than simulated ones.
+    #: The factor for timeouts, greater than 1 where machines are slower than simulated ones.
     patience = 1.0
-    #: Conditions of Status that pods don't need. containerd 2 warns by one of what is deprecated on the node.
+    #: Conditions in Status that pods don't need. containerd 2 has one that warns of deprecated features.
     unneeded = frozenset({"ContainerdHasNoDeprecationWarnings"})
-    #: What the daemon is started from.
+    #: The source tree from which the daemon is run.
     tree = ROOT
 
     def setUp(self) -> None:
@@ -113,11 +113,11 @@ class DaemonCase(TestCase):
         self.addCleanup(lambda: Deferred.fromCoroutine(self.end_everything()))
 
     def make_root(self) -> Path:
-        """The test's directory. Not trial's own: a socket's path has to be short."""
+        """Make the test's directory. Not trial's own, since a socket's path has to be short."""
         return Path(tempfile.mkdtemp(prefix="inf-"))
 
     def written(self) -> str:
-        """The configuration as a file has it."""
+        """Return the text of the configuration file."""
         return toml(self.config)
 
     # ---- the process
@@ -125,7 +125,7 @@ class DaemonCase(TestCase):
     def spawn(
         self, *flags: str, crash: tuple[str, int] | None = None, background: str = ""
     ) -> subprocess.Popen[bytes]:
-        """Start a daemon and wait for nothing. `background`: the pid file of one that detaches itself."""
+        """Start a daemon and don't wait. `background`: the pid file of a daemon that detaches itself."""
         path = self.root / "infranetes.toml"
         path.write_text(self.written())
         command = list(_TWISTD)
@@ -147,11 +147,11 @@ class DaemonCase(TestCase):
 
     @property
     def log(self) -> str:
-        """What the daemons of this test wrote."""
+        """Return what the daemons of this test have logged."""
         return (self.root / "daemon.log").read_text(errors="replace")
 
     async def start(self, *flags: str, crash: tuple[str, int] | None = None) -> None:
-        """Start a daemon; returns when its provider is ready, or when it has ended."""
+        """Start a daemon; return when its provider is ready, or when the daemon has ended."""
         made = await images()
         self.image = made.reference
         if not (self.root / "state" / "images").exists():
@@ -177,7 +177,7 @@ class DaemonCase(TestCase):
             self.fail(f"the daemon is not ready:\n{self.log}")
 
     def is_ready(self, status: Any) -> bool:
-        """Whether pods can be run."""
+        """Return whether the node can run pods, according to Status."""
         return all(each.status for each in status.conditions if each.type not in self.unneeded)
 
     @property
@@ -190,20 +190,20 @@ class DaemonCase(TestCase):
             await channel.close()
 
     async def ended(self, seconds: float = 30.0) -> int:
-        """The exit status of the daemon that ends by itself. Another may be started as soon as it has."""
+        """Wait for the daemon to end by itself. Return its exit status; another may then start."""
         process = self.process
         assert process is not None
         await self.until(lambda: process.poll() is not None, "the daemon ends", seconds)
         return int(process.returncode)
 
     async def kill(self) -> None:
-        """SIGKILL, at this very instant."""
+        """Send SIGKILL at once, and wait for the end."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         await self.ended()
 
     async def restart(self, *flags: str) -> None:
-        """Killed and started again."""
+        """Kill the daemon and start another."""
         await self.kill()
         await self.start(*flags)
 
@@ -224,7 +224,7 @@ class DaemonCase(TestCase):
             except Exception:
                 await farm.stop(end_farm=False)
 
-    # ---- what it is asked
+    # ---- requests
 
     def pod(self, name: str = "web", attempt: int = 0, **fields: Any) -> Any:
         metadata = cri.PodSandboxMetadata(name=name, uid=f"uid-{name}", namespace="default", attempt=attempt)
@@ -246,7 +246,7 @@ class DaemonCase(TestCase):
             answer = await self.runtime.RunPodSandbox(request, timeout=seconds)
         except GrpcError as error:
             if error.code is Code.DEADLINE_EXCEEDED and time.monotonic() - begun >= seconds:
-                self.fail(f"{error}\n{self.log[-20_000:]}")  # which is gone after the test
+                self.fail(f"{error}\n{self.log[-20_000:]}")  # the log file is gone after the test
             raise
         return str(answer.pod_sandbox_id)
 
@@ -281,7 +281,7 @@ class DaemonCase(TestCase):
         return (await self.runtime.ContainerStatus(request, timeout=10.0)).status
 
     async def in_state(self, container: str, state: int, seconds: float = 20.0) -> Any:
-        """Its status once it has that state."""
+        """Wait until a container has this state. Return its status."""
         until = time.monotonic() + seconds * self.patience
         while True:
             status = await self.container_status(container)
@@ -292,7 +292,7 @@ class DaemonCase(TestCase):
             await self.sleep(0.05)
 
     async def refused(self, code: Code, call: Any) -> str:
-        """The message with which `call` fails."""
+        """Check that `call` fails with this code. Return its message."""
         try:
             answer = await call
         except GrpcError as error:
@@ -301,14 +301,14 @@ class DaemonCase(TestCase):
         self.fail(f"not refused: {answer}")
         return ""
 
-    # ---- the farm
+    # ---- the farm of simulated VMs
 
     def _farm(self) -> FarmClient:
         directory = self.root / "run" / "simulated"
         return FarmClient(reactor, ["/bin/false"], directory, directory, lambda vms: None, lambda *_: None)
 
     async def farm(self, op: str, **fields: Any) -> Mapping[str, Any]:
-        """Ask the farm behind the daemon's back."""
+        """Send a request to the farm without the daemon's knowledge."""
         farm = self._farm()
         try:
             return await farm.request(op, **fields)
@@ -316,7 +316,7 @@ class DaemonCase(TestCase):
             await farm.stop(end_farm=False)
 
     async def vms(self) -> list[Mapping[str, Any]]:
-        """Every VM that there is."""
+        """Return all VMs of the farm."""
         if not (self.root / "run" / "simulated" / "farm.sock").exists():
             return []
         return list((await self.farm("list"))["vms"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ground of tests of the daemon with pods on a simulated cloud."""
+"""The base of tests of the daemon with pods on a simulated cloud."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.infranetes.daemon.case import DaemonCase, reactor
 
 
 class CloudDaemonCase(DaemonCase):
-    """A world for each test, in which nothing is left when it is over.
+    """A simulated cloud for each test; after the test, nothing may be left in it.
 
-    :cvar provider: the provider's name. :cvar make_world: its simulated cloud's class.
+    :cvar provider: the provider's name. :cvar make_world: the simulated cloud's class.
     """
 
     timeout = 300

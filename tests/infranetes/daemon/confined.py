@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries, in the unit's sandbox, what the daemon needs and what it is not to do; writes what it could not.
+"""Try, in the unit's sandbox, what the daemon needs and what it must not do; print what went wrong.
 
-Arguments: a directory of the test's, with a file and a directory of another user; that user's process; names
-of what is to be tried alone.
+Arguments: a directory of the test's, with a file and a directory of another user; the pid of a process of
+that user; and optionally the names of the only things to try.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-OTHER = (
-    1900000042  # such a user as a VM's QEMU has; so `tests/infranetes/daemon/test_confinement.py` knows it
-)
+# Like the user of a VM's QEMU; tests/infranetes/daemon/test_confinement.py uses it too.
+OTHER = 1900000042
 _PTRACE_ATTACH = 16
 _CLONE_NEWNET = 0x40000000
 
@@ -38,7 +37,7 @@ def _run(*command: str, text: str = "") -> str:
 
 
 class Needed:
-    """What the daemon does, by the capability or the part of the sandbox that lets it."""
+    """What the daemon does, by the capability or the part of the sandbox that allows it."""
 
     def __init__(self, victim: int) -> None:
         self.victim = victim
@@ -71,7 +70,7 @@ class Needed:
         os.chmod("others", 0o640)
 
     def cap_fsetid(self) -> None:
-        os.chmod("shared", 0o2775)  # noqa: S103 - as kubelet makes it
+        os.chmod("shared", 0o2775)  # noqa: S103 - the mode that kubelet sets
         if not os.stat("shared").st_mode & stat.S_ISGID:
             raise OSError("the set-group-ID bit was lost")
 
@@ -101,7 +100,7 @@ class Needed:
 
 
 class Refused:
-    """What neither it nor what it starts does."""
+    """What neither the daemon nor its children may do."""
 
     def __init__(self, victim: int) -> None:
         self.victim = victim
@@ -141,7 +140,7 @@ class Refused:
 
 
 def _errors(tries: Needed | Refused, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What was tried, and what went wrong; "": nothing."""
+    """Yield what was tried, and its error, or "" if it worked."""
     for name in names or [each for each in vars(type(tries)) if not each.startswith("_")]:
         try:
             getattr(tries, name)()
@@ -152,7 +151,7 @@ def _errors(tries: Needed | Refused, names: Sequence[str]) -> Iterator[tuple[str
 
 
 def main(directory: str, victim: int, names: Sequence[str]) -> None:
-    """Try all, or what the daemon does by these `names` alone."""
+    """Try everything, or, given `names`, only those things that the daemon does."""
     os.chdir(directory)
     for name, error in _errors(Needed(victim), names):
         if error:

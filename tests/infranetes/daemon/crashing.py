@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`twistd` with a daemon that ends itself by SIGKILL around its nth write to the store.
+"""`twistd` with a daemon that kills itself with SIGKILL around its Nth write to the store.
 
     python -m tests.infranetes.daemon.crashing before|after N[,LABEL] FILE TWISTD-ARGUMENTS...
 
-With a LABEL it ends at the first write that has it, and at the nth at the latest. `before`: the write is
-lost. `after`: it is on the disk and nobody was told. FILE gets a line per write that was done, or at which
-the daemon ended: its number, and what it keeps (`sandboxes ready`).
+With a LABEL it dies at the first write that has this label, or at the Nth if that comes first. With `before`,
+the write is lost; with `after`, it is on the disk, but nobody has been told. FILE gets a line for each write
+that was done, or at which the daemon died: its number, and its label (such as `sandboxes ready`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from infranetes.pods import database
 
 
 def install(when: str, number: int, journal: str, wanted: str = "") -> None:
-    """Make the process end around that write, or the first that has the label `wanted`; 0: never."""
+    """Make the process die around that write, or the first with the label `wanted`. 0: never."""
     done = [0]
     real = database.apply
     label_writes()
@@ -32,7 +32,7 @@ def install(when: str, number: int, journal: str, wanted: str = "") -> None:
 
     def apply(connection: Any, writes: Any) -> list[Any]:
         results: list[Any] = []
-        for write in writes:  # one by one, so that each is a place to end at
+        for write in writes:  # one by one, so that the daemon can die at each
             done[0] += 1
             last = number and (done[0] == number or getattr(write, "label", "?") == wanted)
             if last and when == "before":
@@ -48,7 +48,7 @@ def install(when: str, number: int, journal: str, wanted: str = "") -> None:
 
 
 def label_writes() -> None:
-    """Give each write its label: the table and, of a record, its state."""
+    """Give each write a label: the table and, for a record, its state."""
 
     def labelled(name: str, label: Any) -> None:
         real = getattr(database, name)
@@ -73,7 +73,7 @@ def label_writes() -> None:
 
 
 def main() -> None:
-    """The whole program."""
+    """Run the program."""
     number, _, wanted = sys.argv[2].partition(",")
     install(sys.argv[1], int(number), sys.argv[3], wanted)
     sys.argv = ["twistd", *sys.argv[4:]]

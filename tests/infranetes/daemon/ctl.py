@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of infranetes-ctl against a daemon share."""
+"""What the tests of infranetes-ctl against a daemon share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 
 
 class CtlCase(DaemonCase):
-    """A daemon, and infranetes-ctl in this process or as one of its own."""
+    """A daemon, and infranetes-ctl in this process or in one of its own."""
 
     async def ctl(self, *arguments: str, code: int = DONE) -> str:
-        """What it prints, on standard error where it prints nothing else."""
+        """Run infranetes-ctl. Return its standard output, or its standard error if there is none."""
         options = parser().parse_args([*arguments, "--config", str(self.root / "infranetes.toml")])
         out, words = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(words):
@@ -32,7 +32,7 @@ class CtlCase(DaemonCase):
         return json.loads(await self.ctl(*arguments, "--json"))
 
     async def command(self, *arguments: str, code: int = DONE) -> str:
-        """The same as a process of its own."""
+        """The same in a process of its own."""
         program = [sys.executable, "-m", "infranetes.control.cli", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = await deferToThread(

@@ -13,23 +13,23 @@ from infranetes_common.wire import cri
 
 
 def in_kernel(root: Path) -> str:
-    """The table of the daemon whose `state` is in `root`; "": there is none."""
+    """Return the nft table of the daemon whose `state` is in `root`, or "" if there is none."""
     command = ["nft", "list", "table", "ip", table_name(root / "state")]
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
 def drop_table(root: Path) -> None:
-    """Take it away, as somebody else would."""
+    """Delete the table, as another program might."""
     command = ["nft", "delete", "table", "ip", table_name(root / "state")]
     subprocess.run(command, capture_output=True)
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a port that is free at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
 
 
 def host_port(port: int, **fields: Any) -> Any:
-    """A mapping of it."""
+    """Return a port mapping of that host port."""
     return cri.PortMapping(host_port=port, container_port=80, **fields)

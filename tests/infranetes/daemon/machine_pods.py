@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods whose image is the VM, through the CRI of a daemon that is a process: what holds on any cloud.
+"""Pods whose image is the VM itself, through the CRI of a daemon that is a process: what holds on any cloud.
 
-`MachinePods` has what a cloud has a part in. The rest is alike however VMs are made: one cloud shows it.
+`MachinePods` tests what depends on the cloud. The rest does not depend on it and is tested with one cloud.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.clouds.faults import NO_AGENT, NORMAL
 from txgrpc import Code
 
 NAME = "web:1.0"
-# In the making of a machine: around which write to the store, how many VMs there are then, what was last.
+# Moments in a machine's creation: around which write to the store, how many VMs there are, what has happened.
 MOMENTS = (
     ("after", 4, 0, "the cloud is to be asked"),
     ("before", 5, 1, "the cloud has answered"),
@@ -31,10 +31,10 @@ else:
 
 
 class MachinePods(_Base):
-    """One image in the catalogue, pulled. For cases that are a `CloudDaemonCase`.
+    """A catalogue with one image, which is pulled. A mixin for a `CloudDaemonCase`.
 
     :cvar size: one of the cloud's sizes, not its cheapest.
-    :cvar looked_for: words that tell where `web:9` was looked for.
+    :cvar looked_for: words of the error that tell where `web:9` was looked for.
     """
 
     size: ClassVar[str]
@@ -49,19 +49,19 @@ class MachinePods(_Base):
         return str((await self.image_service.PullImage(request, timeout=30.0)).image_ref)
 
     async def image_named(self, name: str) -> Any:
-        """What ImageStatus says; None: it is not here."""
+        """Return ImageStatus's answer, or None if the image is not here."""
         request = cri.ImageStatusRequest(image=cri.ImageSpec(image=name), verbose=True)
         answer = await self.image_service.ImageStatus(request, timeout=10.0)
         return answer if answer.HasField("image") else None
 
     async def started(self) -> None:
-        """A daemon, and the image."""
+        """Start a daemon, and pull the image."""
         self.machine_image = await self.world.machine_image(NAME)
         await self.start()
         self.pulled = await self.pull(NAME)
 
     def machine(self, name: str = "main", **fields: Any) -> Any:
-        """A container that is a machine."""
+        """Return the config of a container that is a machine."""
         return self.box(name, image=cri.ImageSpec(image=self.pulled), **fields)
 
     async def exec_in(self, container: str, *command: str) -> Any:
@@ -69,7 +69,7 @@ class MachinePods(_Base):
         return await self.runtime.ExecSync(request, timeout=30.0)
 
     async def not_ready(self) -> None:
-        """The sandbox is NotReady."""
+        """Wait until the sandbox is NotReady."""
         while [each.state for each in await self.sandboxes()] != [cri.SANDBOX_NOTREADY]:
             await self.sleep(0.1)
 
@@ -158,9 +158,9 @@ class MachinePods(_Base):
 
 
 class AllOfMachinePods(MachinePods):
-    """And what no cloud has a part in.
+    """The tests of `MachinePods`, and those that do not depend on the cloud.
 
-    :cvar annotation: the name of one for the VM's image, and an image.
+    :cvar annotation: the name of an annotation for the VM's image, and an image.
     """
 
     annotation: ClassVar[tuple[str, str]]
@@ -200,7 +200,7 @@ class AllOfMachinePods(MachinePods):
         await self.nothing_is_left()
 
     async def test_a_daemon_that_is_killed_while_a_machine_boots_leaves_a_container_or_nothing(self) -> None:
-        """Around the writes from the VM's to the container's; and asked again, as by kubelet."""
+        """Around each write from that of the VM to that of the container; kubelet then retries the call."""
         self.machine_image = await self.world.machine_image(NAME)
         for when, write, machines, step in MOMENTS:
             await self.start(crash=(when, write))

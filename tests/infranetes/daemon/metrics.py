@@ -23,15 +23,15 @@ class MetricsCase(DaemonCase):
 
     @property
     def url(self) -> str:
-        """Where the last daemon serves them."""
+        """The URL at which the last daemon serves its metrics."""
         return str(re.findall(r"metrics are served on (http\S+/)metrics", self.log)[-1])
 
     async def families(self) -> list[Metric]:
-        """What is exposed now."""
+        """Return the metrics that are exposed now."""
         return list(text_string_to_metric_families((await get(self.url + "metrics")).body))
 
     async def samples(self) -> Samples:
-        """The same, as values by name and labels."""
+        """Return their values by name and labels."""
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in await self.families()
@@ -39,5 +39,5 @@ class MetricsCase(DaemonCase):
         }
 
     async def value(self, name: str, **labels: str) -> float:
-        """One of them."""
+        """Return the value of one sample."""
         return (await self.samples())[f"infranetes_{name}", frozenset(labels.items())]

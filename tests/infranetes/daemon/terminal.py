@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program on a terminal of its own, and a person who types there."""
+"""A program on a terminal of its own, and a user who types there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import until
 class OnTerminal:
     """A program that leads a session on a new terminal.
 
-    :ivar shown: all that it wrote there.
+    :ivar shown: everything that it has written to the terminal.
     """
 
     def __init__(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
@@ -38,7 +38,7 @@ class OnTerminal:
         )
 
     def resize(self, columns: int, lines: int) -> None:
-        """Give the terminal another size."""
+        """Change the terminal's size."""
         fcntl.ioctl(self._person, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def type(self, keys: bytes) -> None:
@@ -46,14 +46,14 @@ class OnTerminal:
         os.write(self._person, keys)
 
     def look(self) -> bytes:
-        """Return all that was shown until now."""
+        """Return everything shown so far."""
         with suppress(BlockingIOError):
             while more := os.read(self._person, 65536):
                 self.shown += more
         return self.shown
 
     async def shows(self, words: bytes) -> None:
-        """Wait until these words are there."""
+        """Wait until these words are shown."""
         try:
             await until(lambda: words in self.look(), f"{words!r} is shown", 40.0)
         except AssertionError as error:
@@ -61,22 +61,22 @@ class OnTerminal:
 
     @property
     def is_raw(self) -> bool:
-        """Whether keys are handed on as they are."""
+        """Return whether the terminal passes keys on unchanged."""
         return not termios.tcgetattr(self._terminal)[3] & (termios.ECHO | termios.ICANON | termios.ISIG)
 
     @property
     def is_as_before(self) -> bool:
-        """Whether the terminal is as it was before the program."""
+        """Return whether the terminal's settings are those from before the program."""
         return termios.tcgetattr(self._terminal) == self.before
 
     async def ended(self) -> int:
-        """Wait for the program's end; return its exit code."""
+        """Wait for the program to end; return its exit code."""
         await until(lambda: self.look() is not None and self.process.poll() is not None, "it ends", 40.0)
         self.look()
         return int(self.process.returncode)
 
     def close(self) -> None:
-        """End the program, and the terminal with it."""
+        """Kill the program, and close the terminal."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         os.close(self._person)

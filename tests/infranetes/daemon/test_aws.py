@@ -20,7 +20,7 @@ from txgrpc import Code, GrpcError
 
 
 def _sandbox(instance: Any) -> str:
-    """Whose VM an instance is. :param instance: as EC2 describes it."""
+    """Return the sandbox whose VM an instance is. :param instance: as EC2 describes it."""
     return str(next(tag["Value"] for tag in instance["Tags"] if tag["Key"] == "infranetes-sandbox"))
 
 
@@ -52,7 +52,7 @@ class AwsDaemonTests(CloudDaemonCase):
         await self.remove_pod(sandbox)
 
     async def test_a_pod_that_requests_memory_and_limits_none_has_it(self) -> None:
-        """kubelet does not say it: an annotation does, or the API server; else the smallest type serves."""
+        """kubelet does not say: an annotation or the API server does, or else the smallest type is used."""
         server = SimulatedApiServer(reactor)
         server.start()
         self.addCleanup(server.stop)
@@ -97,7 +97,7 @@ class AwsDaemonTests(CloudDaemonCase):
         await self.nothing_is_left()
 
     async def test_a_pod_whose_vm_can_not_join_the_pods_network_is_not_made(self) -> None:
-        """Simulated VMs share one machine, which can't have the tunnels of all."""
+        """Simulated VMs share one machine, which can't have the tunnels of all of them."""
         await self.start()
         asking = {"infranetes.io/network": "overlay"}
         said = await self.refused(Code.FAILED_PRECONDITION, self.run_pod("early", annotations=asking))
@@ -114,7 +114,7 @@ class AwsDaemonTests(CloudDaemonCase):
         await self.remove_pod(sandbox)
 
     async def test_a_daemon_that_is_killed_in_a_launch_leaves_a_pod_or_nothing(self) -> None:
-        """Once before the VM is asked for, once before its id is recorded; and asked again, as by kubelet."""
+        """Once before the VM is launched, once before its id is recorded; kubelet then retries the call."""
         for number, (when, write) in enumerate((("after", 2), ("before", 3))):
             await self.start(crash=(when, write))
             name = f"pod{number}"

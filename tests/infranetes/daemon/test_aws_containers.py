@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real containers in instances of a simulated EC2: the cloud's own identity, metadata service and notices."""
+"""Real containers in instances of a simulated EC2: the cloud's identity, metadata service and notices."""
 
 from __future__ import annotations
 

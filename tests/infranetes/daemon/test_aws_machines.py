@@ -9,7 +9,7 @@ from tests.support.clouds.aws import SimulatedAws
 
 
 class AwsMachineTests(AllOfMachinePods, CloudDaemonCase):
-    """Images by their owner and tags; an instance that switches itself off is terminated."""
+    """Images are selected by owner and tags; an instance that shuts itself down is terminated."""
 
     provider = "aws"
     make_world = SimulatedAws

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infranetes-ctl sizes` of a daemon on a simulated EC2, which is killed."""
+"""`infranetes-ctl sizes` with a daemon on a simulated EC2; the daemon is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SizesTests(CloudDaemonCase):
     make_world = SimulatedAws
 
     async def sizes(self, *arguments: str, code: int = DONE) -> Any:
-        """What it prints."""
+        """Run `infranetes-ctl sizes`. Return what it prints."""
         words = ["sizes", *arguments, "--json", "--config", str(self.root / "infranetes.toml")]
         options, out = parser().parse_args(words), io.StringIO()
         with contextlib.redirect_stdout(out):
@@ -29,7 +29,7 @@ class SizesTests(CloudDaemonCase):
         return json.loads(out.getvalue())
 
     def asked(self) -> int:
-        """How often the daemons have asked for types and prices."""
+        """Return how often daemons have called EC2 for types and prices."""
         types = [one for one in self.world.requests if one["Action"] == "DescribeInstanceTypes"]
         return len(types) + len(self.world.price_list.requests)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which provider and image store a configuration means."""
+"""Which provider and image store a configuration selects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from infranetes_common.errors import ConfigError
 
 
 class Machines(Executables):
-    """A catalogue of whole machines."""
+    """A catalogue of VM images."""
 
     name = "cloudy"
     machine_images = True
@@ -91,7 +91,7 @@ class ImageStoreTests(SynchronousTestCase):
 
 
 class ContextTests(SynchronousTestCase):
-    """What each provider is told."""
+    """What is passed to each provider."""
 
     def test_those_whose_vms_join_namespaces_are_to_try_that(self) -> None:
         seen: dict[str, bool] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infranetes-ctl support-bundle` against a daemon as a process: what is in it, and what must never be."""
+"""`infranetes-ctl support-bundle` against a daemon as a process: what it contains, and what it must not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BundleTests(CtlCase):
         return super().written() + f'\n# secret_key = "{SECRETS["commented"]}"\n'
 
     def parts(self) -> dict[str, bytes]:
-        """The files in the bundle."""
+        """Return the files in the bundle."""
         found = {}
         with tarfile.open(self.bundle) as archive:
             for member in archive:
@@ -60,7 +60,7 @@ class BundleTests(CtlCase):
         return found
 
     async def plant(self, sandbox: str) -> None:
-        """Run a container that has secrets, and ask for an image with some."""
+        """Run a container that has secrets, and request an image whose name contains some."""
         volume = self.root / "volume"
         volume.mkdir()
         (volume / "password").write_text(SECRETS["volume"])
@@ -91,7 +91,7 @@ class BundleTests(CtlCase):
             self.assertNotIn(key, everything)
 
     def keys(self) -> set[bytes]:
-        """A line of each private key that the daemon has."""
+        """Return a line of each of the daemon's private keys."""
         begin = re.compile(rb"PRIVATE KEY-----(?:\n|\\n)([A-Za-z0-9+/=]{16,})")
         files = [path for path in (self.root / "state").rglob("*") if path.is_file()]
         found = {

@@ -21,7 +21,7 @@ class ConfigTests(DaemonCase):
         return str(self.root / "infranetes.toml")
 
     async def show(self, *arguments: str) -> str:
-        control = str(self.root / "run" / CONTROL_SOCKET)  # which the file, if it is wrong, can't say
+        control = str(self.root / "run" / CONTROL_SOCKET)  # a faulty file can't tell where the socket is
         options = parser().parse_args(["config", "show", *arguments, "--socket", control])
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
@@ -34,7 +34,7 @@ class ConfigTests(DaemonCase):
         return {each["key"]: each for each in found["keys"]}
 
     def line(self, words: str) -> int:
-        """The line of the file that begins with these words."""
+        """Return the number of the first line of the file that begins with these words."""
         lines = self.written().splitlines()
         return next(number for number, line in enumerate(lines, start=1) if line.startswith(words))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What infranetes.service takes from the daemon, and that it leaves what the daemon needs."""
+"""What infranetes.service forbids the daemon, and that the daemon can do what it needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.registry import Registry
 MOST_EXPOSED = 3.0
 PAGE = ROOT / "docs" / "threat-model.md"
 
-# Reads a volume as soon as there is something in it.
+# Reads a volume as soon as there is a file in it.
 _READS = """
 import sys, time
 from pathlib import Path
@@ -31,7 +31,7 @@ while not list(Path(sys.argv[1]).iterdir()) and time.monotonic() < until:
 print([each.name for each in Path(sys.argv[1]).iterdir()])
 """
 
-# Pulls an image with skopeo, and has its layers made disks.
+# Pulls an image with skopeo, and has disks made of its layers.
 _PULLS = """
 import sys
 from pathlib import Path
@@ -59,7 +59,7 @@ reactor.run()
 
 
 def capabilities() -> set[str]:
-    """Those that the unit leaves."""
+    """Return the capabilities that the unit leaves."""
     (line,) = re.findall(r"^CapabilityBoundingSet=(.+)$", UNIT.read_text(), flags=re.M)
     return set(line.split())
 
@@ -84,7 +84,7 @@ class UnitFileTests(SynchronousTestCase):
 
 
 class SandboxTests(TestCase):
-    """The sandbox itself, made by systemd."""
+    """The sandbox that systemd makes from the unit."""
 
     timeout = 600
 
@@ -111,7 +111,7 @@ class SandboxTests(TestCase):
         return self.program.finished()
 
     def tried_without(self, capability: str) -> str:
-        """What becomes of what the capability is for where it is taken, too."""
+        """Return the result of what needs this capability when the unit takes it away, too."""
         drop_in = self.program.directory / "without.conf"
         drop_in.write_text(f"[Service]\nCapabilityBoundingSet=~{capability}\n")
         self.program.add(drop_in)
@@ -130,7 +130,7 @@ class MountTests(TestCase):
     timeout = 300
 
     async def test_what_kubelet_mounts_while_it_runs_is_seen(self) -> None:
-        """Such as the tmpfs of a Secret."""
+        """Such as a Secret's tmpfs."""
         program = UnitProgram(_READS)
         self.addCleanup(program.remove)
         volume = program.directory / "volume"

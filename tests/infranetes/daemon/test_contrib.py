@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The alerts and the dashboard in contrib/ ask for what a daemon exposes."""
+"""The alerts and the dashboard in contrib/ query only what a daemon exposes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Labels = dict[str, dict[str, set[str]]]
 
 
 class DashboardTests(SynchronousTestCase):
-    """The dashboard as a document."""
+    """The dashboard's JSON."""
 
     def test_panels_have_ids_of_their_own_and_do_not_overlap(self) -> None:
         found = dashboard()["panels"]
@@ -38,10 +38,10 @@ class DashboardTests(SynchronousTestCase):
 
 
 class ContribTests(MetricsCase):
-    """Every metric and label in a query is exposed by a daemon whose pods ran and failed."""
+    """Every metric and label in a query is exposed by a daemon some of whose pods ran and some failed."""
 
     def of_clouds(self) -> str:
-        """What a daemon of a cloud exposes: these VMs are of none."""
+        """Return what a daemon on a cloud exposes, since these VMs are not on a cloud."""
         metrics = Metrics()
         for action in Action:
             for outcome in (OK, HELD_BACK, *(kind.name.lower() for kind in ErrorKind)):

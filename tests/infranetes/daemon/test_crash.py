@@ -17,7 +17,7 @@ Step = Callable[[], Awaitable[Any]]
 
 
 class CrashTests(DaemonCase):
-    """Whatever is asked again gets done, and in the end nothing is left."""
+    """Every retried call succeeds, and in the end nothing is left."""
 
     timeout = 900
 
@@ -41,14 +41,14 @@ class CrashTests(DaemonCase):
             before = self.crashes
             await self.life(f"pod{number}")
             if self.crashes == before:
-                break  # a life has fewer writes than that
+                break  # there are fewer writes than that in a pod's life
             await self.nothing_is_left()
             await self.kill()
             number += 1
         self.assertGreater(number, 8, "a life has more writes than that")
 
     async def life(self, name: str) -> None:
-        """Everything that can be asked of a pod. A step whose daemon dies is asked of the next daemon."""
+        """Make every call of a pod's life. A call during which the daemon dies is retried with the next."""
         config = self.box(script="trap 'exit 5' TERM; while :; do sleep 0.1; done")
 
         async def run() -> None:
@@ -112,7 +112,7 @@ class CrashTests(DaemonCase):
         self.fail(f"{step} is not done after two crashes")
 
     async def one_vm_at_most(self) -> None:
-        """Whatever was done twice was done once."""
+        """Check that nothing was done twice."""
         if self.alive:
             self.assertLessEqual(len(await self.vms()), 1)
 

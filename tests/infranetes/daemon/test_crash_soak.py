@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soak tests: pods run and end while their daemon is killed at one write after the other."""
+"""Soak tests: pods run and end while their daemon is killed at each write in turn."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.fault_rotation import ALL
 from tests.support.infrastructure import FAULTY, SOUND
 from tests.support.kubelet_calls import Runtime
 
-SECONDS = 15.0  # plus what is under way then; `python -m bench lives` runs 200 pods on each
-PATIENCE = 240.0  # more, while there is a kind of write at which no daemon was killed
+SECONDS = 15.0  # plus the time for pods that run then; `python -m bench lives` runs 200 pods on each
+PATIENCE = 240.0  # more, while there are kinds of writes at which no daemon was killed
 
 
 class CrashSoakTests(TestCase):
@@ -31,12 +31,12 @@ class CrashSoakTests(TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        moto.shared()  # each takes a moment, once
+        moto.shared()  # each takes a moment, but only once
         vcsim.shared()
         tls.certificate()
 
     async def soak(self, infrastructure: str, width: int, pool: int, patience: float = 0.0) -> Outcome:
-        """Run as many pods as there is time for."""
+        """Run as many pods as the time allows."""
         soak = CrashSoak(
             installed(),
             pods=1000,
@@ -72,7 +72,7 @@ class CrashSoakTests(TestCase):
 
 
 class LosingSoak(CrashSoak):
-    """Its pods, or only their containers, are removed too early by somebody else."""
+    """A soak whose pods, or only their containers, another client removes too early."""
 
     def __init__(self, what: str) -> None:
         super().__init__(installed(), pods=0, seconds=0.0)
@@ -94,7 +94,7 @@ class LosingSoak(CrashSoak):
 
 
 class LossTests(TestCase):
-    """The soak test itself notices lost pods."""
+    """The soak test detects lost pods."""
 
     timeout = 300
 
@@ -110,7 +110,7 @@ class LossTests(TestCase):
 
 
 class FaultySoakTests(TestCase):
-    """The same on clouds where all goes wrong that can; another one each day, for each takes minutes."""
+    """The same on clouds with all kinds of faults; one cloud a day, as each takes minutes."""
 
     timeout = 900
 
@@ -135,10 +135,10 @@ class FaultySoakTests(TestCase):
 
 
 class SweepTests(DaemonCase):
-    """What is ours is ours, and nothing else is."""
+    """The daemon removes its own stray VMs and no others."""
 
     async def stray(self, cluster: str, node: str) -> str:
-        """A VM with those tags that no record knows; its id."""
+        """Add a VM with those tags that has no record. Return its id."""
         sandbox, token = secrets.token_hex(16), secrets.token_hex(16)
         authority = Authority(self.root / "other")
         certificate, key = authority.issue_vm(sandbox, 3600)
@@ -160,7 +160,7 @@ class SweepTests(DaemonCase):
             if ours not in await self.ids():
                 break
             await self.sleep(0.1)
-        await self.sleep(1.0)  # some more passes
+        await self.sleep(1.0)  # for some more passes
         left = await self.ids()
         self.assertNotIn(ours, left)
         self.assertLessEqual(others, left)
@@ -171,7 +171,7 @@ class SweepTests(DaemonCase):
         await self.start()
         sandbox, other = await self.run_pod("lost"), await self.run_pod("kept")
         vm = next(vm for vm in await self.vms() if vm["sandbox_id"] == sandbox)
-        await self.farm("end", id=vm["id"])  # the farm tells nobody
+        await self.farm("end", id=vm["id"])  # the daemon is not notified
         await self.restart()
         states = {}
         for _ in range(200):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The volume driver of a daemon that runs, and what the unit's sandbox leaves of it."""
+"""The CSI driver of a running daemon, and what it can do in the unit's sandbox."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ except InfranetesError as error:
 
 
 class DriverTests(DaemonCase):
-    """With QEMU, whose volumes are there before anything can boot."""
+    """With QEMU, whose volumes can be made before any VM can boot."""
 
     timeout = 300
 
@@ -51,7 +51,7 @@ class DriverTests(DaemonCase):
         endpoint = (await stub.GetInfo(pluginregistration.InfoRequest(), timeout=60)).endpoint
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, endpoint))
         ready = (await self.channel.stub(csi.Identity).Probe(csi.ProbeRequest(), timeout=60)).ready
-        self.assertFalse(ready.value)  # no VM can have it
+        self.assertFalse(ready.value)  # no VM can attach it
         capability = csi.VolumeCapability(mount=csi.VolumeCapability.MountVolume())
         capability.access_mode.mode = csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
         request = csi.CreateVolumeRequest(name="data", volume_capabilities=[capability])

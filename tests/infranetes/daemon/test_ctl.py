@@ -28,7 +28,7 @@ from tests.infranetes.services.test_cluster import KUBECONFIG
 class CtlTests(CtlCase):
     def setUp(self) -> None:
         super().setUp()
-        self.config["times"] = {"sweep": 3600.0}  # what is lost stays until it is asked for
+        self.config["times"] = {"sweep": 3600.0}  # the daemon notices lost VMs only on request
 
     async def test_pods_and_orphans(self) -> None:
         await self.start()
@@ -42,7 +42,7 @@ class CtlTests(CtlCase):
         self.assertEqual((pod["id"], pod["state"], pod["vm"]["id"]), (sandbox, "ready", vm["id"]))
         self.assertEqual(await self.json("orphans"), {"vms": [], "troubles": []})
 
-        await self.kill()  # and its records are lost
+        await self.kill()  # and lose its records
         for suffix in ("", "-wal", "-shm"):
             (self.root / "state" / (FILE + suffix)).unlink(missing_ok=True)
         await self.start()
@@ -58,7 +58,7 @@ class CtlTests(CtlCase):
         self.assertIn("no orphans", await self.ctl("end-orphans"))
 
     async def metrics(self) -> set[tuple[str, int]]:
-        """The names and values of the only pod's metrics, once its VM has measured."""
+        """Return names and values of the only pod's metrics, once its VM has measured."""
         deadline = reactor.seconds() + 60
         while reactor.seconds() < deadline:
             answer = await self.runtime.ListPodSandboxMetrics(
@@ -107,9 +107,9 @@ class CtlTests(CtlCase):
         said: dict[str, tuple[list[str], int]] = {
             "pods": ([], DONE),
             "describe": ([sandbox], DONE),
-            "console": ([sandbox], FAILED),  # simulated VMs have none, and no sizes
-            "enter": ([sandbox], FAILED),  # it is not allowed
-            "logs": ([sandbox], FAILED),  # it has no container
+            "console": ([sandbox], FAILED),  # simulated VMs have neither consoles nor sizes
+            "enter": ([sandbox], FAILED),  # not allowed by the configuration
+            "logs": ([sandbox], FAILED),  # the sandbox has no container
             "top": ([], DONE),
             "support-bundle": ([str(self.root / "bundle.tar.gz")], DONE),
             "services": ([], DONE),

@@ -32,7 +32,7 @@ class LogTests(CtlCase):
             sorted((line["stream"], line["text"]) for line in told["lines"]),
             [("stderr", "trouble"), *(("stdout", line) for line in lines)],
         )
-        followed = await self.ctl("logs", "web", "--follow", "--json")  # which has ended
+        followed = await self.ctl("logs", "web", "--follow", "--json")  # of a container that has exited
         self.assertEqual(len([json.loads(line) for line in followed.splitlines()]), 6)
         self.assertIn(
             "has no container other: it has main", await self.ctl("logs", "web", "other", code=FAILED)

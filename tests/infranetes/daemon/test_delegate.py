@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon in front of a node's own runtime: pods of both by one socket, whoever of the two is killed."""
+"""The daemon in front of a node's own runtime: one socket for the pods of both, whichever is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from txgrpc import Channel, Code
 
 
 class DelegateCase(DaemonCase):
-    """The delegate is in the test's own process."""
+    """The delegate runs in the test's own process."""
 
     timeout = 300
     patience = 2.0
@@ -27,7 +27,7 @@ class DelegateCase(DaemonCase):
         self.theirs = FakeDelegate(str(self.root / "theirs.sock"))
         self.addCleanup(self.theirs.down)
         self.config["delegate"] = {"socket": f"unix://{self.theirs.path}"}
-        self.config["imgprovider"] = "systemd"  # whose images are not the delegate's
+        self.config["imgprovider"] = "systemd"  # its images are not the delegate's
 
     async def run_ours(self, name: str = "ours") -> str:
         request = cri.RunPodSandboxRequest(config=self.pod(name), runtime_handler="infranetes")
@@ -61,7 +61,7 @@ class DelegateTests(DelegateCase):
             await self.remove_pod(id)
         self.assertEqual(await self.ids(), set())
         self.assertEqual(await self.vms(), [])
-        # Removed once more: theirs and ours are both unknown to us by now.
+        # Removed a second time: by now, the daemon knows neither pod.
         await self.remove_pod(ours)
 
     async def test_events_of_both_in_one_stream(self) -> None:
@@ -106,7 +106,7 @@ class DelegateTests(DelegateCase):
 
 
 class BeforeTests(DelegateCase):
-    """What is served before our own part is ready."""
+    """What is served before the daemon's own services are ready."""
 
     async def test_a_provider_that_can_not_start_fails_no_pod_of_theirs(self) -> None:
         await self.theirs.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods in simulated VMs beside Debian's containerd: one store of images for both."""
+"""Pods in simulated VMs beside Debian's containerd, with one image store for both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HANDLER = "infranetes"
 
 
 class Stoppable(Protocol):
-    """A runtime, of which `Containerd` says what these do."""
+    """A runtime; see `Containerd` for these methods."""
 
     @property
     def socket(self) -> Path: ...
@@ -41,12 +41,12 @@ class Stoppable(Protocol):
 class DelegateImagesCase(DaemonCase):
     """A daemon whose delegate is containerd, and a registry.
 
-    :cvar discards: whether containerd deletes layers that it has unpacked."""
+    :cvar discards: whether containerd deletes the layers that it has unpacked."""
 
     discards = False
     timeout = 600
     patience = 4.0  # three daemons and a registry are started one after the other
-    unneeded = DaemonCase.unneeded | {"NetworkReady"}  # containerd's own pods have no network here
+    unneeded = DaemonCase.unneeded | {"NetworkReady"}  # containerd's own pods don't have a network here
 
     async def setUp(self) -> None:
         super().setUp()
@@ -61,15 +61,15 @@ class DelegateImagesCase(DaemonCase):
         await self.start()
 
     def make_delegate(self) -> Stoppable:
-        """The delegate, not started."""
+        """Return the delegate, not yet started."""
         return Containerd(self.discards)
 
     def spelled(self, image_id: str) -> str:
-        """An image's id as the delegate spells it."""
+        """Return an image's id in the delegate's notation."""
         return image_id
 
     async def pulled(self, name: str, built: oci.BuiltImage) -> str:
-        """The reference of an image, once kubelet's call for it is answered."""
+        """Have kubelet pull an image. Return its reference."""
         reference = await deferToThread(self.registry.push, name, "1", built)
         request = cri.PullImageRequest(image=cri.ImageSpec(image=reference))
         answer = await self.image_service.PullImage(request, timeout=60.0 * self.patience)
@@ -85,15 +85,15 @@ class DelegateImagesCase(DaemonCase):
         return self.box(container, "sleep 1000", image=cri.ImageSpec(image=image))
 
     def disks(self) -> set[str]:
-        """The diff ids of layers that have a disk on the node."""
+        """Return the diff ids of layers that have a disk on the node."""
         return {f"sha256:{path.name.partition('.')[0]}" for path in self.files()}
 
     def inodes(self) -> set[int]:
-        """Of these disks."""
+        """Return the inode numbers of these disks."""
         return {path.stat().st_ino for path in self.files() if path.suffix != ".json"}
 
     def files(self) -> Iterator[Path]:
-        """The disks, and what is recorded of them."""
+        """Yield the files of the disks, and those of their metadata."""
         return (self.root / "state" / "delegate-images" / "disks" / "sha256").iterdir()
 
     async def remove_image(self, name: str) -> None:
@@ -102,7 +102,7 @@ class DelegateImagesCase(DaemonCase):
 
 
 class DelegateImagesTests(DelegateImagesCase):
-    """It keeps layers."""
+    """A containerd that keeps layers."""
 
     async def test_a_container_in_a_vm_is_of_an_image_that_the_delegate_pulled(self) -> None:
         built = oci.busybox()
@@ -175,7 +175,7 @@ class DiscardingTests(DelegateImagesCase):
         built = oci.busybox()
         await self.pulled("box", built)
         await self.pulled("other", oci.busybox({"Cmd": ["true"]}))
-        await self.remove_image(oci.busybox({"Cmd": ["true"]}).id)  # with which it collects its garbage
+        await self.remove_image(oci.busybox({"Cmd": ["true"]}).id)  # triggers containerd's garbage collection
         message = await self.refused(Code.FAILED_PRECONDITION, self.create(sandbox, self.of(built.id)))
         self.assertIn("crictl rmi", message)
         await self.until(lambda: self.refused_last() is True, "it is looked at")
@@ -185,15 +185,15 @@ class DiscardingTests(DelegateImagesCase):
         await self.run_in_vm("other")
 
     def refused_last(self) -> bool | None:
-        """What the daemon found when it last looked: whether pods in VMs are refused. None: it never changed.
+        """Whether the daemon refused pods in VMs when it last looked. None: this has never changed.
 
-        Not whether DISCARDED is in the log: what a refused container logs has that, too."""
+        Not whether DISCARDED is in the log, since the message of a refused container contains that, too."""
         said: list[str] = re.findall(r"are (no longer )?refused because of the delegate's images", self.log)
         return not said[-1] if said else None
 
 
 class PreloadTests(ContentCase):
-    """Images that every VM has from the start."""
+    """Images that every VM has from the start (`images.preload`)."""
 
     async def test_they_are_pulled_by_the_delegate_and_shown_as_disks(self) -> None:
         built = small("preloaded")

@@ -29,7 +29,7 @@ READ_AGAIN = "was read again: control.enter is in force"
 
 
 class EnterCase(CtlCase):
-    """A daemon that allows it, with one pod without containers."""
+    """A daemon that allows `enter`, with one pod without containers."""
 
     allowed = True
     simulated: ClassVar[Mapping[str, str]] = {}
@@ -44,7 +44,7 @@ class EnterCase(CtlCase):
         self.sandbox = await self.run_pod("web", **self.pod_has)
 
     def words(self, *words: str) -> list[str]:
-        """The command line."""
+        """Return the command line."""
         program = [sys.executable, "-m", "infranetes.control.cli"]
         return [*program, "--config", str(self.root / "infranetes.toml"), "enter", *words]
 
@@ -63,24 +63,24 @@ class EnterCase(CtlCase):
         )
 
     async def entered(self, *words: str, typed: bytes = b"") -> tuple[bytes, bytes, int]:
-        """What it wrote by pipes, and its exit code."""
+        """Run the command with pipes. Return its output, its standard error and its exit code."""
         done = await deferToThread(self.run_by_pipes, *words, typed=typed)
         self.assertNotIn(b"Traceback", done.stderr)
         return done.stdout, done.stderr, done.returncode
 
     async def on_terminal(self, *words: str) -> OnTerminal:
-        """It, once it has entered, on a terminal."""
+        """Run the command on a terminal. Return it once it has entered the VM."""
         on = OnTerminal(self.words(*words), ROOT, self.surroundings)
         self.addCleanup(on.close)
         await on.shows(b"^] three times within a second leaves it")
         return on
 
     def marker(self, base: int) -> str:
-        """A number of seconds that no other test sleeps."""
+        """Return a number of seconds that no other test sleeps for."""
         return str(base + os.getpid() % 100000)
 
     async def sleeping(self, base: int) -> tuple[OnTerminal, str]:
-        """One who has entered, and what runs there."""
+        """Enter a VM and run sleep in it. Return the terminal and the marker of the sleep."""
         seconds = self.marker(base)
         on = await self.on_terminal("web", "--", "sh", "-c", f"sleep {seconds} & echo begun; cat")
         await on.shows(b"begun")
@@ -166,7 +166,7 @@ class TerminalTests(EnterCase):
         await on.shows(b"43 132")
         on.type(f"sleep 1000; echo {TYPED}\r".encode())
         await self.sleep(0.5)
-        on.type(b"\x03")  # ^C is the shell's, not ours
+        on.type(b"\x03")  # ^C is for the shell, not for infranetes-ctl
         on.type(b"exit 5\r")
         self.assertEqual(await on.ended(), 5)
         self.assertTrue(on.is_as_before)
@@ -209,7 +209,7 @@ class TerminalTests(EnterCase):
 
 
 class EndTests(EnterCase):
-    """What ends a shell that nobody left."""
+    """What ends a shell that the user did not exit."""
 
     async def test_the_daemon_is_killed(self) -> None:
         on, seconds = await self.sleeping(2_700_000)
@@ -251,7 +251,7 @@ class EndTests(EnterCase):
 
 
 class OwnMachineTests(EnterCase):
-    """A VM like a cloud's: its agent is a process there, with names and processes of the VM's own."""
+    """A VM like those of clouds: its agent is a process in it, with the VM's own users and processes."""
 
     timeout = 300
     patience = 3.0
@@ -282,5 +282,5 @@ class OwnMachineTests(EnterCase):
 
 
 def parent(pid: int) -> int:
-    """The process whose child this one is."""
+    """Return a process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -17,22 +17,22 @@ STOPPED, DELETED = cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT
 
 
 class EventCase(DaemonCase):
-    """Listens."""
+    """A daemon whose container events are received."""
 
     async def setUp(self) -> None:
         super().setUp()
         await self.start()
 
     async def listen(self, channel: Any = None) -> Any:
-        """The stream; what happens from now on is in it."""
+        """Return a stream of all events from now on."""
         stub = (channel or self.channel).stub(cri.RuntimeService)
         stream = stub.GetContainerEvents(cri.GetEventsRequest(), timeout=None)
-        await stub.Version(cri.VersionRequest(), timeout=10.0)  # after it, on the same connection
+        await stub.Version(cri.VersionRequest(), timeout=10.0)  # on the same connection: it is answered later
         self.addCleanup(stream.cancel)
         return stream
 
     def another(self) -> Channel:
-        """A connection of its own."""
+        """Return a separate connection."""
         channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.socket)))
         self.addCleanup(channel.close)
         return channel
@@ -45,7 +45,7 @@ class EventCase(DaemonCase):
 
 
 class EventTests(EventCase):
-    """Who listens."""
+    """Listeners get the events."""
 
     async def test_the_life_of_a_pod(self) -> None:
         stream = await self.listen()
@@ -82,7 +82,7 @@ class EventTests(EventCase):
         listening = await self.listen()
         sandbox = await self.run_pod(annotations={"large": "x" * 200_000})
         await self.take(listening, 2)
-        for number in range(30):  # of 200 kB each: over its window and over what is kept for it
+        for number in range(30):  # of 200 kB each: more than its window and its queue hold
             container = await self.create(sandbox, self.box(f"c{number}"))
             (event,) = await self.take(listening, 1)
             self.assertEqual((event.container_id, event.container_event_type), (container, CREATED))
@@ -96,7 +96,7 @@ class EventTests(EventCase):
         self.assertEqual(caught.exception.code, Code.RESOURCE_EXHAUSTED, caught.exception.message)
 
     async def test_those_who_vanish_leave_nothing(self) -> None:
-        for _ in range(10):  # more than there may be, all together
+        for _ in range(10):  # more listeners than there may be
             gone = [self.another() for _ in range(8)]
             for channel in gone:
                 await self.listen(channel)

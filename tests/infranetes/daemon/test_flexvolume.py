@@ -23,7 +23,7 @@ exec env PYTHONPATH={root} {python} -m infranetes.flexvolume.cli --config {confi
 
 
 class DriverTests(DaemonCase):
-    """With QEMU, whose volumes are there before anything can boot."""
+    """With QEMU, whose volumes can be made before any VM can boot."""
 
     timeout = 300
 
@@ -38,7 +38,7 @@ class DriverTests(DaemonCase):
         self.driver.write_text(_WRAPPER.format(root=ROOT, python=sys.executable, config=config))
         self.driver.chmod(0o755)
         self.target = Path(os.path.realpath(self.root)) / "pods/uid-1/volumes/apporbit~infranetes/data"
-        self.volume = f"db-{uuid4().hex[:12]}"  # all tests' volumes are among the node's mounts
+        self.volume = f"db-{uuid4().hex[:12]}"  # unique, as other tests share the node's mounts
         self.addCleanup(self.unmount)
 
     def unmount(self) -> None:
@@ -46,7 +46,7 @@ class DriverTests(DaemonCase):
             subprocess.run(["umount", "-l", str(self.target)], check=True)
 
     async def run_driver(self, *arguments: str) -> tuple[int, object]:
-        """The exit status and the answer: all that is said, as kubelet reads it."""
+        """Run the driver. Return the exit status and the answer, which is all that it prints."""
         done = await deferToThread(
             subprocess.run,
             [str(self.driver), *arguments],

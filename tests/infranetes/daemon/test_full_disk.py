@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk of the state directory is full: what runs can be looked at, stopped and removed all the same."""
+"""The state directory's disk is full: what runs can still be inspected, stopped and removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.infranetes.daemon.case import DaemonCase
 
 
 class FullDiskTests(DaemonCase):
-    """The state directory on a small file system of its own."""
+    """The state directory is on a small file system of its own."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -23,7 +23,7 @@ class FullDiskTests(DaemonCase):
         self.addCleanup(subprocess.run, ["umount", "-l", str(self.state)], check=True)
 
     def fill(self) -> Path:
-        """Take all that is left, to the last block."""
+        """Use up the disk, to the last block."""
         path = self.state / "fill"
         with path.open("wb", buffering=0) as file:
             for size in (1 << 20, 4096):
@@ -38,7 +38,7 @@ class FullDiskTests(DaemonCase):
     async def test_pods_are_stopped_and_removed_at_once(self) -> None:
         await self.start()
         pods = [await self.run_pod(f"pod{number}") for number in range(4)]
-        # One without a command: those that have one write to this very disk here, as no real VM does.
+        # Without a command: here, a container with one writes to this very disk, which no real VM does.
         container = await self.run_container(pods[0], self.box())
         fill = self.fill()
         status = await self.container_status(container)

@@ -9,7 +9,7 @@ from tests.support.clouds.gce import SimulatedGce
 
 
 class GcpMachineTests(MachinePods, CloudDaemonCase):
-    """Images by their labels; an instance that switches itself off is there, stopped, until it is deleted."""
+    """Images are selected by labels; one that shuts itself down stays, stopped, until it is deleted."""
 
     provider = "gcp"
     make_world = SimulatedGce

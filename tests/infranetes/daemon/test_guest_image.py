@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fresh installation has no guest image yet: the daemon waits for it and says what to do."""
+"""A new installation does not have a guest image: the daemon waits for it and says what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND = "infranetes-guest build --debs "
 
 
 def put_image(images: Path) -> None:
-    """A whole image whose parts are empty, in use."""
+    """Put an image there that is complete and in use; its parts are empty files."""
     image = GuestImage(images / "one", "key", time.time(), "bookworm", "6.1.0", ())
     image.directory.mkdir(parents=True)
     for part in (image.disk, image.kernel, image.initrd):
@@ -29,7 +29,7 @@ def put_image(images: Path) -> None:
 
 
 class FreshTests(DaemonCase):
-    """With QEMU, and nothing for it to boot."""
+    """QEMU without anything to boot."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -49,13 +49,13 @@ class FreshTests(DaemonCase):
         self.environment["NOTIFY_SOCKET"] = path
 
     async def told(self, words: str) -> str:
-        """What the service manager is told that has these words."""
+        """Wait for a notification to the service manager that has these words. Return it."""
         while True:
             try:
                 said = self.manager.recv(4096).decode()
             except BlockingIOError:
                 self.assertTrue(self.alive, self.log)
-                await self.sleep(0.05)  # trial's timeout is its end
+                await self.sleep(0.05)  # trial's timeout ends this
                 continue
             if words in said:
                 return said
@@ -63,7 +63,7 @@ class FreshTests(DaemonCase):
     async def test_it_waits_and_goes_on_when_there_is_one(self) -> None:
         self.process = self.spawn()
         said = await self.told("guest image")
-        # systemctl, and so apt, does not wait for what only a person can do.
+        # systemctl, and thus apt, does not wait for what only an administrator can do.
         self.assertIn("READY=1", said.splitlines())
         self.assertIn("STATUS=waiting", said)
         self.assertIn(COMMAND, said)
@@ -78,5 +78,5 @@ class FreshTests(DaemonCase):
         self.assertTrue(self.alive)
         self.assertNotIn("Traceback", self.log)
         put_image(self.root / "guest")
-        # On to the next step, which fails here: this QEMU is not there.
+        # The start goes on to its next step, which fails here: this QEMU does not exist.
         await self.until(lambda: "no-such-qemu" in self.log, "the next step", 60.0)

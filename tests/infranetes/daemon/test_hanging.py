@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File servers that have gone: whoever looks at a mount of theirs waits. The other pods don't."""
+"""File servers that have gone: access to a mount of theirs hangs. Other pods are not affected."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class HangingTests(DaemonCase):
         return (self.log_directory / pod / "main.log").read_text()
 
     async def all_say(self, words: str, since: int) -> None:
-        """The log says so of each that hangs, but the first, whose pod is stopped."""
+        """Wait until the log says so of each pod that hangs except the first, which is stopped."""
         wanted = [f"{path} {words}" for path in self.hanging[1:]]
         await self.until(lambda: all(each in self.log[since:] for each in wanted), words, 40.0)
 
     async def run_all(self) -> tuple[list[str], list[str]]:
-        """The pods with a mount that will hang, and their containers."""
+        """Run the pods, with mounts that will hang. Return their ids and their containers'."""
         sandboxes, containers = [], []
         for number, path in enumerate(self.hanging):
             sandbox = await self.run_pod(f"hanging-{number}")
@@ -53,7 +53,7 @@ class HangingTests(DaemonCase):
         await self.run_container(await self.run_pod("talking"), self.box(script=lines))
         await self.until(lambda: "line 1" in self.log_of("talking"), "a line")
         self.server.hang()
-        await self.sleep(3.0)  # each has been looked at, and once more
+        await self.sleep(3.0)  # so that each has been examined at least once more
 
         shared = self.files / "shared"
         for attempt in range(3):
@@ -90,7 +90,7 @@ class HangingTests(DaemonCase):
         known = len(self.log)
         await self.start()
         ready = cri.PodSandboxStateValue(state=cri.SANDBOX_READY)
-        self.assertEqual(len(await self.sandboxes(state=ready)), PODS)  # the talking one, and all but one
+        self.assertEqual(len(await self.sandboxes(state=ready)), PODS)  # the talker, and all but one
         await self.all_say("is not copied to the VM", known)
         self.server.go_on()
         await self.all_say("is copied again", known)

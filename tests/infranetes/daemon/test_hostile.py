@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A VM whose agent lies, beside ten whose agents do not: what they are asked is answered as ever.
+"""A VM with a hostile agent beside ten with honest ones: calls about the honest ones are answered as ever.
 
-The daemon is a process of its own, the hostile agent is another, with the identity of its VM.
+The daemon is a process of its own; so is the hostile agent, which has the identity of its VM.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tests.support.hostile.case import HONEST, HostileCase, HostileProcess
 from tests.support.hostile.corpus import responses
 from txgrpc import Channel, Code, GrpcError
 
-SECONDS = 0.05  # that calls about honest pods may take, but for one in a hundred: the machine has other work
-TURN = 0.05  # that the reactor may work at a time
-TRIES = 3  # of an attack; see `suffers`
-MEMORY = 64  # MiB that one hostile VM may cost the daemon; it needs about 70 without
-# With an answer of 16 MiB to an ExecSync on its way to kubelet, which an honest one may be, too.
+SECONDS = 0.05  # the limit for 99 in 100 calls about honest pods: the machine has other work, too
+TURN = 0.05  # the limit for a turn of the reactor
+TRIES = 3  # how often an attack is tried; see `suffers`
+MEMORY = 64  # MiB that one hostile VM may cost the daemon; without one it needs about 70
+# With an answer of 16 MiB to an ExecSync on its way to kubelet; honest answers can be as large.
 EXEC_MEMORY, EXEC_TURN = 128, 0.1
 
 
 class StallTests(HostileCase):
-    """Neither stalled nor filled."""
+    """The daemon does not stall, and its memory stays bounded."""
 
     async def suffers(
         self,
@@ -40,10 +40,11 @@ class StallTests(HostileCase):
         turn: float = TURN,
         **attacks: str,
     ) -> None:
-        """Nobody does from these, while everything that reads from agents is asked for.
+        """Check that nothing suffers from these attacks while all calls that read from agents are made.
 
-        An attack that makes turns or calls long does so each time; what the machine made long, whose memory
-        its own host has to bring first, does not come again. So they count if three attacks of three had one.
+        An attack that slows down turns or calls does so every time, while delays by the machine, whose memory
+        its host may have to fetch first, do not recur. So slowness counts only if three attacks of three show
+        it.
         """
         long: list[str] = []
         while len(long) < TRIES:
@@ -54,9 +55,9 @@ class StallTests(HostileCase):
         self.fail(f"{'; '.join(long)} by {attacks}")
 
     async def attacked_by(self, liar: HostileProcess, seconds: float, memory: int, **attacks: str) -> float:
-        """Attack for some seconds, and let it be honest again. `longest_turn` is of that time.
+        """Attack for some seconds, then let the agent be honest again. `longest_turn` is that of this time.
 
-        Returns the seconds that a call about honest pods took, but for the longest one in a hundred.
+        Returns the 99th percentile of the seconds that calls about honest pods took.
         """
         before = self.memory()
         self.forget_highest_memory()
@@ -73,7 +74,7 @@ class StallTests(HostileCase):
         return took[len(took) * 99 // 100]
 
     async def told_of_again(self) -> None:
-        """Once the daemon hears the hostile agent, which is honest at this moment."""
+        """Wait until the daemon hears from the hostile agent, which is honest at this moment."""
         while True:
             stats = await self.runtime.ListPodSandboxStats(cri.ListPodSandboxStatsRequest(), timeout=20.0)
             if self.bad in {one.attributes.id for one in stats.stats}:
@@ -81,7 +82,7 @@ class StallTests(HostileCase):
             await self.sleep(0.3)
 
     async def ask_everything(self) -> None:
-        """What kubelet asks for; honest pods are in each list."""
+        """Make kubelet's calls; check that each list has the honest pods."""
         for _ in range(2):
             stats = await self.runtime.ListPodSandboxStats(cri.ListPodSandboxStatsRequest(), timeout=20.0)
             self.assertLessEqual(set(self.pods), {one.attributes.id for one in stats.stats})
@@ -108,7 +109,7 @@ class StallTests(HostileCase):
             await self.enter()
 
     async def enter(self) -> None:
-        """Read what a shell in the hostile agent's VM says, for a while."""
+        """Read a shell's output in the hostile agent's VM, for a while."""
         path = str(self.root / "run" / CONTROL_SOCKET)
         channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
         try:
@@ -165,7 +166,7 @@ class StallTests(HostileCase):
             await self.suffers(liar, 1.0, Shell=attack)
 
     async def test_whatever_the_protocol_can_carry(self) -> None:
-        """Every method answers with messages of any shape, each another one."""
+        """Every method answers with messages of arbitrary shapes, each of them different."""
         liar = await self.replace_agent()
         corpus = {method.name: _drawn(method.name, 60) for method in vmserver.Agent.methods}
         before = self.memory()
@@ -186,7 +187,7 @@ class StallTests(HostileCase):
 
 
 def _drawn(method: str, count: int) -> list[str]:
-    """So many responses, in base64."""
+    """Return `count` random responses, in base64."""
     found: list[str] = []
 
     @settings(
@@ -208,7 +209,7 @@ def _drawn(method: str, count: int) -> list[str]:
 
 
 class SpoilTests(HostileCase):
-    """Answers about others stay whole, and those about the hostile one can be told."""
+    """Answers about the other pods stay complete, and those about the hostile pod can be sent."""
 
     honest = 2
 
@@ -256,7 +257,7 @@ class SpoilTests(HostileCase):
         (status,) = event.containers_statuses
         self.assertEqual(status.state, cri.CONTAINER_EXITED)
         self.assertRegex(status.message, "^x{4096}(?!x)")
-        self.assertLess(len(status.message), 5000)  # and what the node itself has to say
+        self.assertLess(len(status.message), 5000)  # with the node's own words
         self.assertGreater(status.finished_at, 0)
         (other,) = (self.pods[one] for one in list(self.pods)[:1])
         await self.runtime.StopContainer(cri.StopContainerRequest(container_id=other), timeout=30.0)

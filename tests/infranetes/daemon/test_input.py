@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input through the socket: a clear status that names what is wrong, and nothing left behind."""
+"""Bad input through the socket: the error names what is wrong, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNKNOWN = "f" * 32
 
 
 class InputTests(DaemonCase):
-    """After all of it the daemon serves as before."""
+    """After each of these calls the daemon serves as before."""
 
     async def setUp(self) -> None:
         super().setUp()
@@ -182,7 +182,7 @@ class InputTests(DaemonCase):
         await self.refused(wrong_state, self.create(sandbox, self.box("late")))
 
     async def test_secrets_are_not_logged(self) -> None:
-        """Also at the level that says most."""
+        """Not even at the most verbose level."""
         auth = cri.AuthConfig(username="me", password="hunter2-secret", auth="c2VjcmV0", server_address="r")
         request = cri.PullImageRequest(image=cri.ImageSpec(image="127.0.0.1:1/x:1"), auth=auth)
         await self.refused(Code.UNAVAILABLE, self.image_service.PullImage(request, timeout=60.0))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods of containers and pods that are machines side by side, through the CRI of a daemon that is a process.
 
-The first are simulated VMs, the others those of a simulated EC2: two providers.
+The former are simulated VMs, the latter VMs of a simulated EC2: there are two providers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MACHINE = "aws.infranetes.io/web:1.0"
 
 
 class SideBySideTests(CloudDaemonCase):
-    """The handler `appliance` beside the node's own."""
+    """The runtime handler `appliance` beside the node's own."""
 
     provider = "aws"
     make_world = SimulatedAws

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that come as layers into simulated VMs, as they do on clouds: through the agents' own TLS."""
+"""Images are sent as layers to simulated VMs, over the agents' TLS, as they are on clouds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MIB = 1024 * 1024
 
 
 class LayersTests(DaemonCase):
-    """Simulated VMs that take layers."""
+    """Simulated VMs that accept layers."""
 
     async def setUp(self) -> None:
         super().setUp()
         self.config["providers"]["simulated"]["images"] = "layers"
 
     async def start_with(self, **images: oci.BuiltImage) -> None:
-        """Start the daemon; push and pull these images, whose references are then `self.references`."""
+        """Start the daemon; push and pull these images. `self.references` are then their references."""
         registry = await deferToThread(Registry().start)
         self.addCleanup(deferToThread, registry.stop)
         self.config["images"] = {"insecure_registries": [registry.host]}
@@ -46,11 +46,11 @@ class LayersTests(DaemonCase):
         return self.box(container, "sleep 1000", attempt, image=spec)
 
     def brought(self) -> Iterator[Path]:
-        """The files of layers in all VMs."""
+        """Yield the files of layers in all VMs."""
         return self.root.rglob("fake/layers/*/*")
 
     def arriving(self) -> int:
-        """Bytes of layers that are not whole yet."""
+        """Return how many bytes there are of layers that have not fully arrived."""
         return sum(path.stat().st_size for path in self.brought() if path.suffix == ".part")
 
     async def test_a_container_of_an_image_whose_layers_were_brought(self) -> None:
@@ -104,7 +104,7 @@ class LayersTests(DaemonCase):
         creating = start(self.create(sandbox, self.of("large")))
         await self.until(lambda: self.arriving() > 8 * MIB, "the layers are arriving", 30.0)
         [vm] = await self.vms()
-        await self.farm("behave", id=vm["id"], behaviour="normal", after=0)  # cuts its connections
+        await self.farm("behave", id=vm["id"], behaviour="normal", after=0)  # closes its connections
         await creating
         self.assertIn("continues at", self.log)
 

@@ -149,7 +149,7 @@ class LifeTests(DaemonCase):
         await self.refused(Code.ALREADY_EXISTS, self.run_pod("twin", config))
 
     async def test_kubelet_gives_up_and_asks_again(self) -> None:
-        """The call's deadline ends the call, not the launch."""
+        """The call ends at its deadline; the launch goes on."""
         request = cri.RunPodSandboxRequest(config=self.pod("slow"))
         call = self.runtime.RunPodSandbox(request, timeout=0.03)
         await self.refused(Code.DEADLINE_EXCEEDED, call)

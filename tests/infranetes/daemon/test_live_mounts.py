@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kubelet changes while a container runs: how soon it is there, and that it is whole."""
+"""kubelet's changes to mounted files while a container runs: when they arrive, and that they are atomic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOUND_SECONDS = 2.0
 CHANGES = 6
 KEYS = 4
 
-# Reads a directory of keys, as a program would that wants all of one version, and one key by its path. A
+# Reads a directory of keys like a program that wants them all from one version, and one key by its path. A
 # process may lose the processor between two steps, so it waits between them.
 READER = """
 import json, os, sys, time
@@ -64,7 +64,7 @@ class LiveMountTests(DaemonCase):
         return found
 
     def write_version(self, directory: Path, letter: str) -> None:
-        """As kubelet's writer does it, with the same content in each key."""
+        """Write all keys with the same content, as kubelet's atomic writer does."""
         new = f"..{time.time_ns()}"
         (directory / new).mkdir(parents=True)
         for number in range(KEYS):
@@ -110,7 +110,7 @@ class LiveMountTests(DaemonCase):
         for number in range(2 * CHANGES):
             letter = chr(ord("a") + number)
             self.write_version(directory, letter)
-            if number % 2:  # the others follow one another as they like
+            if number % 2:  # the other changes follow without waiting
                 await self.until(lambda: key.read_text()[0] == letter, "a change")  # noqa: B023
             else:
                 await self.sleep(0.1 * number)

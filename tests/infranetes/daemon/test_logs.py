@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files on the node: every line once, whatever becomes of the daemon."""
+"""Log files on the node have every line exactly once, whatever happens to the daemon."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ COUNTING = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep 0.
 
 
 class LogTests(DaemonCase):
-    """Real output of real processes."""
+    """The real output of real processes."""
 
     async def setUp(self) -> None:
         super().setUp()
         await self.start()
 
     def lines(self, path: Path) -> list[tuple[str, str, str]]:
-        """Stream, tag and text of each line; a line that is none fails the test."""
+        """Return each line's stream, tag and text. A malformed line fails the test."""
         found = []
         for line in path.read_text().splitlines():
             parsed = _LINE.fullmatch(line)
@@ -104,7 +104,7 @@ class LogTests(DaemonCase):
         await self.refused(Code.FAILED_PRECONDITION, self.runtime.ReopenContainerLog(request, timeout=5.0))
 
     async def test_a_last_line_without_a_newline_is_told_as_that(self) -> None:
-        """Over rotation and restarts of the daemon; kubelet then reads DONE, and not DONE\\n."""
+        """Across rotation and restarts of the daemon; kubelet then reads DONE, and not DONE\\n."""
         sandbox = await self.run_pod()
         script = "echo whole; while [ ! -e %s ]; do sleep 0.1; done; printf DONE"
         flag = self.root / "flag"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A soak test of a node with both kinds of pods: the daemon and its containerd are killed at any moment."""
+"""A soak test of a node with both kinds of pods: the daemon and containerd are killed at random moments."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from twisted.trial.unittest import TestCase
 
 from tests.support import mixed_soak
 
-SECONDS = 5.0  # plus what is under way then; `python -m bench lives:mixed` runs 200 pods
+SECONDS = 5.0  # plus the time for pods that run then; `python -m bench lives:mixed` runs 200 pods
 WIDTH = 3
-LIMIT = 500.0  # seconds, on a machine with much else to do
+LIMIT = 500.0  # seconds, on a busy machine
 
 
 class MixedSoakTests(TestCase):

@@ -29,7 +29,7 @@ class NamespaceTests(EmptyDirCase):
         }
 
     async def said(self, script: str, container: Any = None, **fields: Any) -> list[str]:
-        """Return what a container of a new pod writes."""
+        """Run a container of a new pod. Return the lines that it writes."""
         sandbox = await self.run_pod(**fields)
         id = await self.run_container(sandbox, container or self.box(script=script))
         status = await self.in_state(id, cri.CONTAINER_EXITED)
@@ -59,13 +59,13 @@ class NamespaceTests(EmptyDirCase):
         self.assertEqual(Path("/etc/resolv.conf").read_bytes(), before)
 
     async def test_all_mounts_of_an_empty_dir_are_of_one_directory_of_the_vm(self) -> None:
-        self.config["volumes"] = {"max_bytes": 1024}  # which holds for what is carried
+        self.config["volumes"] = {"max_bytes": 1024}  # the limit for volumes that are copied into VMs
         await self.start()
         await self.check_one_directory(2)
         self.assertEqual(os.listdir(self.cache / "a"), [])
 
     async def missing(self, *names: str) -> list[str]:
-        """Return how many layers were missing in the VMs of these pods, one after the other."""
+        """Run these pods one after the other. Return how many layers were missing in their VMs."""
         await self.start()
         for name in names:
             sandbox = await self.run_pod(name)

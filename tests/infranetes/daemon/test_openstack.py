@@ -20,9 +20,9 @@ class OpenStackDaemonTests(CloudDaemonCase):
     ) -> None:
         self.world.faults.add(FaultKind.THROTTLE, share=0.2)
         table = self.config["providers"]["openstack"]
-        table["settle_seconds"] = 30.0  # so long a launch is followed
+        table["settle_seconds"] = 30.0  # for that long, a launch is watched
         table["allowed_elastic_addresses"] = ["new"]
-        self.world.launch_seconds = 1.0  # lists show each server before and after it is refused
+        self.world.launch_seconds = 1.0  # so that lists show each server both before and after it is refused
         self.world.faults.add(FaultKind.CAPACITY, "launch", times=1)
         self.world.faults.add(FaultKind.LOST, "launch", times=1)
         await self.start()

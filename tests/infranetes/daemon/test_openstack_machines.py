@@ -10,7 +10,7 @@ from tests.support.clouds.openstack import SimulatedOpenStack
 
 
 class OpenStackMachineTests(MachinePods, CloudDaemonCase):
-    """Images by their properties; a server that switches itself off is there until it is deleted."""
+    """Images are selected by properties; a server that shuts itself down stays until it is deleted."""
 
     provider = "openstack"
     make_world = SimulatedOpenStack

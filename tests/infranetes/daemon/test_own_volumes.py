@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""emptyDirs, over a daemon that is a process and machines that are simulated: only these have the content."""
+"""emptyDirs with a daemon that is a process and simulated machines: only the machines have the content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.empty_dirs import EmptyDirCase
 class OwnVolumeTests(EmptyDirCase):
     def setUp(self) -> None:
         super().setUp()
-        self.config["volumes"] = {"max_bytes": 1024}  # which holds for what is carried
+        self.config["volumes"] = {"max_bytes": 1024}  # the limit for volumes that are copied into VMs
 
     def in_vm(self) -> Path:
         (found,) = self.root.rglob(f"{Source(str(self.cache), False, False).id}/directory")
@@ -36,7 +36,7 @@ class OwnVolumeTests(EmptyDirCase):
         (self.cache / "from-kubelet").write_text("second")
         part = self.box("part", "sleep 1000", mounts=[self.mount(self.sub_path("a/b"))])
         await self.run_container(sandbox, part)
-        self.assertTrue((there / "a" / "b").is_dir())  # of the same files
+        self.assertTrue((there / "a" / "b").is_dir())  # the mounts share their files
         self.assertEqual((there / "from-kubelet").read_text(), "first")
         stop = cri.StopContainerRequest(container_id=first, timeout=0)
         await self.runtime.StopContainer(stop, timeout=30.0)

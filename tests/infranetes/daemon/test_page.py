@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's page as a browser has it: a real daemon with simulated VMs, and Debian's Chromium."""
+"""A node's page in a browser: a real daemon with simulated VMs, and Debian's Chromium."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from txgrpc import GrpcError
 reactor: Any = the_reactor
 
 PNG = b"\x89PNG\r\n"
-#: Rows of the table below each heading, as texts of cells.
+#: The rows of the table below each heading, as the texts of their cells.
 TABLES = """Object.fromEntries([...document.querySelectorAll('section')].map(section => [
     section.querySelector('h2').innerText,
     [...section.querySelectorAll('tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))]))"""
-#: Of each launch: the steps as they are drawn, their widths in pixels and colours.
+#: For each launch: the steps as drawn, with their widths in pixels and their colours.
 BARS = """[...document.querySelectorAll('svg')].map(bar => [...bar.querySelectorAll('rect')].map(step => ({
     step: step.getAttribute('class'), width: step.getBoundingClientRect().width,
     colour: getComputedStyle(step).fill})))"""
-#: What can't be seen without scrolling sideways, by its text and its right edge.
+#: What can't be seen without scrolling sideways: its text and its right edge.
 TOO_WIDE = """[...document.querySelectorAll('body *')]
     .map(each => [each.tagName, each.textContent.slice(0, 40), each.getBoundingClientRect().right])
     .filter(([, , right]) => right > window.innerWidth)"""
 
 
 class BrowserCase(MetricsCase):
-    """A browser."""
+    """A daemon with metrics, and a browser."""
 
     timeout = 240
 
@@ -57,7 +57,7 @@ class PageTests(BrowserCase):
         return super().written() + "\n[[pool.sizes]]\ncount = 1\n"
 
     async def node_page(self) -> Page:
-        """Have the page of such a node; not loaded yet."""
+        """Return the page of such a node, not loaded yet."""
         page = await self.browser_page()
         self.config["pool"] = {"parallel": 1, "per_minute": 600}
         await self.start()
@@ -126,7 +126,7 @@ class PageTests(BrowserCase):
 
 
 class OtherPageTests(BrowserCase):
-    """That a browser tells of a page what the tests above want not to be told."""
+    """The functions that look for faults of a page do find them."""
 
     async def test_requests_and_complaints_are_seen(self) -> None:
         root = Resource()

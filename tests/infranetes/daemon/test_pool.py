@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool with a real daemon, killed and started again."""
+"""The pool of a real daemon that is killed and started again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.infranetes.daemon.case import DaemonCase
 
 
 class PoolTests(DaemonCase):
-    """VMs that wait for pods, in a store and a farm."""
+    """Pooled VMs in the store and in the farm."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The provider's start in the background, and what the service manager is told of it."""
+"""The provider starts in the background; the service manager is notified of its progress."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FakeProvider:
 
 
 class SeveralProvidersTests(SynchronousTestCase):
-    """Each starts, fails and is tried again by itself."""
+    """Each provider starts, fails and is retried independently."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -103,7 +103,7 @@ class SeveralProvidersTests(SynchronousTestCase):
 
 
 class ProviderStartTests(SynchronousTestCase):
-    """Retries, progress and the end."""
+    """Retries, progress and completion."""
 
     def setUp(self) -> None:
         self.clock = Clock()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon with several providers: made of its configuration, and of what is on record."""
+"""A daemon with several providers, made from its configuration and from its records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POOL = PoolConfig(sizes=(PoolSize(count=2),))
 
 
 class Provider:
-    """Is there, and is never started."""
+    """A provider that exists, and is never started."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -42,11 +42,11 @@ class Provider:
 
 @implementer(IInVpc)
 class Cloud(Provider):
-    """Has a network of its own."""
+    """A provider with a network of its own."""
 
 
 def make(reactor: Any, name: str, table: Mapping[str, Any], context: Any) -> Any:
-    """A provider of any name but `nowhere`."""
+    """Make a provider of any name except `nowhere`."""
     if name == "nowhere":
         raise ConfigError("provider 'nowhere' is not known")
     return Cloud(name) if name.startswith("cloud") else Provider(name)
@@ -58,7 +58,7 @@ def pooled(number: int, **fields: Any) -> PoolRecord:
 
 class ProvidersTests(TestCase):
     def setUp(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="infranetes-providers-"))  # short: it has sockets
+        self.directory = Path(tempfile.mkdtemp(prefix="infranetes-providers-"))  # short, as sockets are in it
         self.addCleanup(shutil.rmtree, self.directory)
 
     def daemon(self, **keys: Any) -> PodsService:

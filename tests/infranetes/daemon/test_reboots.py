@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs that reboot by themselves on a simulated EC2: what pods have there in memory, the node brings again."""
+"""VMs that reboot by themselves on a simulated EC2: the node restores what pods had in memory there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IMAGE = "web:1.0"
 
 
 class RebootCase(CloudDaemonCase):
-    """With a secret of the pod `web`, as kubelet has it."""
+    """A node where kubelet has a Secret for the pod `web`."""
 
     provider = "aws"
     make_world = SimulatedAws
@@ -39,13 +39,13 @@ class RebootCase(CloudDaemonCase):
         return cri.Mount(container_path=at, host_path=str(self.secret), readonly=True)
 
     def reboot(self) -> None:
-        """Have the one VM boot again."""
+        """Reboot the only VM."""
         [vm] = self.world.seen()
         self.world.reboot(vm.id)
 
 
 class MachineRebootTests(RebootCase):
-    """Of VM-image pods, whose container goes on."""
+    """Reboots of VM-image pods, whose container keeps running."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -53,32 +53,32 @@ class MachineRebootTests(RebootCase):
         self.cache = self.kubelet / "kubernetes.io~empty-dir/cache"
         self.cache.mkdir(parents=True)
         self.mount_tmpfs(self.cache)
-        self.inside = self.root / "inside"  # which the machine shares with this one
+        self.inside = self.root / "inside"  # shared by the simulated machine and this one
 
     async def end_everything(self) -> None:
         try:
             await super().end_everything()
         finally:
-            self.unmount_inside()  # what an agent may have mounted until it was ended
+            self.unmount_inside()  # what an agent may have mounted before it was ended
 
     def mount_tmpfs(self, at: Path) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", at], check=True)
         self.addCleanup(subprocess.check_call, ["umount", str(at)])
 
     def unmount_inside(self) -> None:
-        """As a reboot does."""
+        """Unmount everything, as a reboot does."""
         for each in self.inside.glob("*"):
             subprocess.run(["umount", "--lazy", each], check=False, stderr=subprocess.DEVNULL)
 
     def reads(self, name: str) -> str | None:
-        """The text of a file in the machine; None: it is not mounted there."""
+        """Return the text of a file in the machine, or None if it is not mounted there."""
         path = self.inside / name
         if not mounted(str(path.parent)):
             return None
         return path.read_text() if path.exists() else None
 
     async def started(self) -> str:
-        """A running container that has mounted a secret and an emptyDir in memory."""
+        """Run a container that mounts a Secret and an emptyDir in memory. Return its id."""
         await self.world.machine_image(_IMAGE)
         await self.start()
         pull = cri.PullImageRequest(image=cri.ImageSpec(image=_IMAGE))
@@ -94,7 +94,7 @@ class MachineRebootTests(RebootCase):
         return container
 
     async def test_it_has_its_secrets_and_its_memory_again(self) -> None:
-        """Also if the daemon is killed meanwhile."""
+        """Also if the daemon is killed in the meantime."""
         container = await self.started()
         self.unmount_inside()
         self.reboot()
@@ -114,7 +114,7 @@ class MachineRebootTests(RebootCase):
 
 
 class ContainerRebootTests(RebootCase):
-    """Of pods of containers, which kubelet has made anew."""
+    """Reboots of pods of containers, which kubelet recreates."""
 
     async def test_the_next_container_has_the_secrets(self) -> None:
         await self.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGHUP: the configuration is read again, and neither the daemon nor a pod ends of it."""
+"""On SIGHUP the configuration is reloaded, without ending the daemon or a pod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txgrpc import Code
 
 
 def catches_hangups(pid: int) -> bool:
-    """Whether the process has a handler of its own for SIGHUP (proc(5))."""
+    """Return whether the process has a handler for SIGHUP (proc(5))."""
     caught = next(
         line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:")
     )
@@ -26,14 +26,14 @@ def catches_hangups(pid: int) -> bool:
 
 
 class ReloadTests(DaemonCase):
-    """The daemon as a process, told to reload."""
+    """The daemon as a process is asked to reload."""
 
     def setUp(self) -> None:
         super().setUp()
         self.config["log"] = {"level": "info"}
 
     async def reload(self, words: str) -> str:
-        """Send SIGHUP with the configuration as it is now; the log since then, once it has `words`."""
+        """Send SIGHUP with the current configuration. Return the log since then, once it contains `words`."""
         (self.root / "infranetes.toml").write_text(self.written())
         return await self.hang_up(words)
 
@@ -78,7 +78,7 @@ class ReloadTests(DaemonCase):
         await self.start()
         self.config["times"] = {"sweep": 30.0}
         self.config["providers"]["simulated"]["boot_seconds"] = 0.06
-        for _ in range(2):  # as long as it is so
+        for _ in range(2):  # it is logged at each reload
             said = await self.reload("read again: ")
             for key in ("times.sweep", "providers.simulated.boot_seconds"):
                 lines = [line for line in said.splitlines() if f"infranetes.toml: {key} has changed" in line]
@@ -115,7 +115,7 @@ class ReloadTests(DaemonCase):
                 self.assertNotIn("\\n", said)
         file.unlink()
         self.assertIn("can't be read", await self.hang_up("everything stays as it was"))
-        # The level of the log is what it was: a line of info is written.
+        # The log level is unchanged: a line at level info is written.
         self.assertIn(" info ", await self.reload("read again: nothing has changed"))
 
     async def test_the_pool_becomes_what_the_file_says(self) -> None:
@@ -198,13 +198,13 @@ class ReloadTests(DaemonCase):
                     self.process.send_signal(signal.SIGHUP)
                     await self.sleep(0.002)
             status = await self.ended()
-            self.assertIn(status, (0, -signal.SIGTERM), self.log)  # as the Twisted has it
+            self.assertIn(status, (0, -signal.SIGTERM), self.log)  # depends on Twisted's release
             self.assertNotIn("Traceback", self.log)
             self.assertFalse(self.socket.exists())
 
 
 class ManagerTests(DaemonCase):
-    """What systemd is told (sd_notify(3))."""
+    """What the daemon notifies systemd of (sd_notify(3))."""
 
     def said(self) -> list[str]:
         found = []
@@ -233,7 +233,7 @@ class ManagerTests(DaemonCase):
             self.process.send_signal(signal.SIGHUP)
             told = self.said()
             while len(told) < 2:
-                await self.sleep(0.03)  # trial's timeout is its end
+                await self.sleep(0.03)  # trial's timeout ends this
                 told += self.said()
             begin = dict(line.split("=", 1) for line in told[0].splitlines())
             self.assertEqual(begin["RELOADING"], "1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a pod's configuration is the node's part: host ports, profiles, images as volumes."""
+"""The parts of a pod's configuration that the node implements: host ports, profiles, images as volumes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txgrpc import Code
 
 
 class HostPortTests(DaemonCase):
-    """They come and go with their sandbox, whatever becomes of the daemon."""
+    """Host ports come and go with their sandbox, whatever happens to the daemon."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -82,7 +82,7 @@ class HostPortTests(DaemonCase):
 
 
 class ConfigTests(DaemonCase):
-    """What can't be had is said by name, and nothing of the container stays."""
+    """The error names what is not supported, and nothing of the container is left."""
 
     def secured(self, **fields: Any) -> Any:
         return cri.LinuxContainerConfig(security_context=cri.LinuxContainerSecurityContext(**fields))

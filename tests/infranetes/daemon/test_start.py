@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in the way of a start is said in one line, and the exit status is not 0."""
+"""If the daemon can't start, it says why in one line, and its exit status is not 0."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.infranetes.daemon.case import DaemonCase, toml
 
 
 class StartTests(DaemonCase):
-    """Starts that fail, and starts that look as if they would."""
+    """Starts that fail, and starts that could be expected to fail."""
 
     async def refused_start(self, words: str, *flags: str) -> None:
-        """The daemon ends by itself, says `words` in its last line, and shows no traceback."""
+        """Check that the daemon ends by itself with `words` in its last line, and without a traceback."""
         said = len(self.log) if (self.root / "daemon.log").exists() else 0
         self.process = self.spawn(*flags)
         status = await self.ended()
@@ -65,7 +65,7 @@ class StartTests(DaemonCase):
             other.listen()
             await self.refused_start("another program listens there")
         self.assertTrue(self.socket.exists())
-        await self.start()  # what is left of it is in nobody's way
+        await self.start()  # what the failed start has left does not matter
 
     async def test_a_socket_path_that_is_something_else(self) -> None:
         self.socket.parent.mkdir()
@@ -82,7 +82,7 @@ class StartTests(DaemonCase):
         await self.run_pod()
 
     async def test_in_the_background(self) -> None:
-        """twistd's own way of it: what is in the way is said before the command returns."""
+        """With twistd's own way to detach, errors are printed before the command returns."""
         pid_file = self.root / "pid"
         self.process = self.spawn(background=str(pid_file))
         self.assertEqual(await self.ended(), 0, self.log)
@@ -143,7 +143,7 @@ class StartTests(DaemonCase):
             process = self.process = self.spawn()
             await self.until(lambda: lock.exists() and lock.read_text() != "", "the start has begun")
             process.terminate()
-            self.assertIn(await self.ended(), (0, -signal.SIGTERM), self.log)  # as Twisted's release has it
+            self.assertIn(await self.ended(), (0, -signal.SIGTERM), self.log)  # depends on Twisted's release
             self.assertNotIn("Traceback", self.log)
             self.assertNotIn("can't start", self.log)
         self.process = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures and metrics through the socket, of simulated VMs whose containers are real processes."""
+"""Stats and metrics through the socket, from simulated VMs whose containers are real processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PODS, UNREACHABLE = 24, 10
 
 
 class StatsCase(DaemonCase):
-    """Asks for figures."""
+    """Methods that ask for stats."""
 
     async def list_pods(self, **wanted: Any) -> dict[str, Any]:
         request = cri.ListPodSandboxStatsRequest(filter=cri.PodSandboxStatsFilter(**wanted))
@@ -33,12 +33,12 @@ class StatsCase(DaemonCase):
         return {one.attributes.id: one for one in answer.stats}
 
     async def listed(self, lists: Any, expected: Iterable[str], **wanted: Any) -> dict[str, Any]:
-        """What a list shows once it shows those; on a busy machine somebody may be late for the first."""
+        """Return a list's content once it has the expected ids; the first list may lack some."""
         ids, until = set(expected), time.monotonic() + 60.0
         while True:
             begun = time.monotonic()
             found: dict[str, Any] = await lists(**wanted)
-            # Not a measure of speed: ten silent VMs would each take their own wait if asked one by one.
+            # This measures no speed: ten silent VMs would each take their own timeout if asked one by one.
             self.assertLess(time.monotonic() - begun, WAIT_SECONDS * UNREACHABLE / 2)
             if set(found) == ids:
                 return found
@@ -50,7 +50,7 @@ class StatsCase(DaemonCase):
         return (await self.runtime.ContainerStats(request, timeout=30.0)).stats
 
     async def used(self, container: str, seconds: float) -> Any:
-        """Its figures once it has used so much of the processor."""
+        """Return a container's stats once it has used that much processor time."""
         until = time.monotonic() + 60.0
         while True:
             stats = await self.container_stats(container)
@@ -62,7 +62,7 @@ class StatsCase(DaemonCase):
 
 
 class StatsTests(StatsCase):
-    """Pods that are well."""
+    """Pods whose VMs answer."""
 
     async def test_what_a_container_and_its_pod_use(self) -> None:
         await self.start()
@@ -221,7 +221,7 @@ class StatsTests(StatsCase):
 
 
 class UnreachableTests(StatsCase):
-    """Ten VMs of many that accept connections and say nothing, or nothing at all."""
+    """Ten VMs out of many that accept connections and send nothing, or that don't even accept them."""
 
     async def test_they_are_left_out_and_no_list_waits_for_them(self) -> None:
         self.config["times"] = {"unknown_after": 1.0}
@@ -248,7 +248,7 @@ class UnreachableTests(StatsCase):
         answer = await self.runtime.ListPodSandboxMetrics(cri.ListPodSandboxMetricsRequest(), timeout=30.0)
         found = {one.pod_sandbox_id: one for one in answer.pod_metrics}
         self.assertTrue(set(found) >= well)
-        for pod in set(found) - well:  # the last ones, with their time
+        for pod in set(found) - well:  # their last stats, with the time of those
             self.assertLess(found[pod].metrics[0].timestamp, found[pods[-1]].metrics[0].timestamp)
         self.assertEqual(
             set(metrics.LABELS) - {"id", "name", "image", "container", "pod", "namespace"}, set()

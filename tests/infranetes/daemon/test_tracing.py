@@ -34,7 +34,7 @@ class TracingCase(DaemonCase):
         self.config["tracing"] = {"endpoint": self.before(self.collector.endpoint)}
 
     def before(self, collector: str) -> str:
-        """Where the daemon sends spans that are to come to `collector`."""
+        """Return the URL to which the daemon sends the spans that are meant for `collector`."""
         return collector
 
     async def run_traced(
@@ -55,10 +55,10 @@ class TracingCase(DaemonCase):
 
 
 class TraceTests(TracingCase):
-    """What a call is seen to consist of."""
+    """The spans of calls."""
 
     async def test_a_sandbox_that_kubelet_traces(self) -> None:
-        """kubelet's span, the call, the launch, its steps, and the agent's calls within them."""
+        """kubelet's span, the call's, the launch's, its steps', and those of the agent's calls in them."""
         await self.start()
         sandbox = await self.run_traced(
             annotations={"note": SECRET},
@@ -133,7 +133,7 @@ class TraceTests(TracingCase):
         self.assertTrue(launch.failed)
 
     async def test_what_the_caller_does_not_record_is_not_recorded(self) -> None:
-        """Nor is a call of which nobody says anything, as the ratio is 0."""
+        """Nor is a call without any trace context recorded, as the ratio is 0."""
         await self.start()
         await self.run_traced(UNSAMPLED)
         await self.run_traced((("traceparent", "00-nonsense"),), "other")
@@ -152,7 +152,7 @@ class TraceTests(TracingCase):
 
 
 class HeaderTests(TracingCase):
-    """What requests carry besides spans."""
+    """What requests to the collector have beside spans."""
 
     async def test_headers_are_sent_and_kept_secret(self) -> None:
         file = self.root / "headers"
@@ -166,7 +166,7 @@ class HeaderTests(TracingCase):
 
 
 class TroubleTests(TracingCase):
-    """A collector in trouble costs spans, and nothing else."""
+    """If the collector fails, spans are lost, and nothing else."""
 
     async def _pods_are_served(self) -> None:
         await self.start()
@@ -181,7 +181,7 @@ class TroubleTests(TracingCase):
 
     async def test_nobody_listens(self) -> None:
         with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))  # and never listens
+            unused.bind(("127.0.0.1", 0))  # and does not listen
             host, port = unused.getsockname()
             self.config["tracing"]["endpoint"] = f"http://{host}:{port}/v1/traces"
             await self._pods_are_served()
@@ -209,13 +209,13 @@ class TroubleTests(TracingCase):
 
 
 class PoolTests(TracingCase):
-    """A VM that was there before the call."""
+    """A VM from the pool, which was launched before the call."""
 
     def written(self) -> str:
         return super().written() + "\n[[pool.sizes]]\ncount = 1\n"
 
     async def test_a_sandbox_that_claims_a_vm(self) -> None:
-        """What fills the pool again is not a part of it."""
+        """The launch that refills the pool is not part of the trace."""
         await self.start()
         await self.until(lambda: "waits in the pool" in self.log, "a VM waits", 60.0)
         await self.run_traced()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the unit's sandbox lets the daemon do with volumes."""
+"""What the daemon can do with volumes inside the unit's sandbox."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.infranetes.daemon.unit import UnitCase, UnitProgram
 
 GROUP = 2000
 
-# Tries what the start of the provider tries, then reads a namespace that is made meanwhile.
+# Tries what the provider tries when it starts, then reads a namespace that is made in the meantime.
 _JOINS = """
 import sys
 from pathlib import Path
@@ -52,7 +52,7 @@ class WriteBackTests(UnitCase):
         shared = Path(os.path.realpath(self.root)) / "shared"
         shared.mkdir()
         os.chown(shared, 0, GROUP)
-        shared.chmod(0o2775)  # as kubelet makes a volume of a pod with an fsGroup
+        shared.chmod(0o2775)  # like kubelet's volume for a pod with an fsGroup
         there = f"$(find {self.root} -path '*{Source(str(shared), False, False).id}/directory')"
         script = (
             f"cd {there} && umask 002 && mkdir -p out/deep && echo 42 >out/deep/result && "
@@ -68,11 +68,11 @@ class WriteBackTests(UnitCase):
             found = path.stat()
             self.assertEqual((stat.S_IMODE(found.st_mode), found.st_gid), (0o2775, GROUP), path)
         program = (shared / "program").stat()
-        self.assertEqual(stat.S_IMODE(program.st_mode), 0o755)  # no set-id bit of a file leaves a machine
+        self.assertEqual(stat.S_IMODE(program.st_mode), 0o755)  # files from a machine lose their set-id bits
 
 
 class NamespaceTests(TestCase):
-    """Network namespaces that others make while the unit runs, such as a CNI."""
+    """Network namespaces that others, such as a CNI plugin, make while the unit runs."""
 
     timeout = 300
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that is upgraded, and one that goes back: daemons and agents of this release and the one before."""
+"""Upgrades and downgrades of a node: daemons and agents of this release and of the previous one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READY = cri.PodSandboxStateValue(state=cri.SANDBOX_READY)
 
 
 class UpgradeTests(UpgradeCase):
-    """Daemons of both releases over the same directory, one after the other; the VMs are the first one's."""
+    """Daemons of both releases over the same directory, one after the other; the first launched the VMs."""
 
     async def test_this_release_goes_on_with_the_pods_of_the_one_before(self) -> None:
         await self.lives_on(await deferToThread(previous_release), ROOT)
@@ -39,7 +39,7 @@ class UpgradeTests(UpgradeCase):
         await self.check_pods_live_on(replace)
 
     async def test_the_release_before_refuses_a_store_of_a_later_schema_and_leaves_all_as_it_is(self) -> None:
-        """As the one before would this one's, should this one have changed it."""
+        """As the previous release would refuse this one's, if this release had changed the schema."""
         await self.start()
         pod = await self.run_pod()
         await self.kill()
@@ -57,6 +57,6 @@ class UpgradeTests(UpgradeCase):
         self.assertEqual([each.id for each in await self.sandboxes(state=READY)], [pod])
 
     def schema(self, number: int) -> None:
-        """Have the store say that it has this schema."""
+        """Set the schema number in the store."""
         with contextlib.closing(sqlite3.connect(self.root / "state" / FILE)) as connection:
             connection.execute(f"PRAGMA user_version = {number}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods with a user namespace, over a daemon that is a process and machines that are simulated."""
+"""Pods with a user namespace, with a daemon that is a process and simulated machines."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.infranetes.daemon.case import DaemonCase
 from tests.support.user_namespaces import FIRST, ids, namespaces, of_container, of_pod
 from txgrpc import Code
 
-OUTSIDE = 70000  # an id that the pod does not have
+OUTSIDE = 70000  # an id that is not mapped in the pod
 
 
 class UserNamespaceTests(DaemonCase):
-    """Machines whose containers are simulated take user namespaces for granted."""
+    """Machines with simulated containers claim to support user namespaces."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -29,7 +29,7 @@ class UserNamespaceTests(DaemonCase):
         return cri.Mount(container_path=f"/mnt/{path.name}", host_path=str(path), **mapping, **fields)
 
     def in_vm(self, path: Path) -> Path:
-        """Where the machine has it."""
+        """Return the path's place in the machine."""
         (found,) = self.root.rglob(f"{Source(str(path), False, False).id}/*")
         return found
 
@@ -37,14 +37,14 @@ class UserNamespaceTests(DaemonCase):
         return self.box(name, "sleep 1000", linux=of_container(namespaces()), **fields)
 
     def owners(self, shared: Path, name: str) -> tuple[int, int, int]:
-        """The user and group of a new file on the node, and the user of `user`; -1: it is not there."""
+        """Return a new file's user and group on the node, and the user of `user`; -1: it is missing."""
         new = shared / name
         if not new.exists():
             return -1, -1, -1
         return new.stat().st_uid, new.stat().st_gid, (shared / "user").stat().st_uid
 
     def is_recorded(self, name: str) -> bool:
-        """Whether the daemon has noted on the disk that node and VM both have a file."""
+        """Return whether it is on record that the node and the VM both have a file."""
         records = (self.root / "state" / "volumes").rglob("*")
         return any(f'"{name}"' in path.read_text() for path in records if path.is_file())
 
@@ -74,7 +74,7 @@ class UserNamespaceTests(DaemonCase):
             self.assertEqual((shared / "other").stat().st_uid, OUTSIDE)
             (secret / "key").write_text(name)
             await self.until(lambda: (self.in_vm(secret) / "key").read_text() == name, "carried")  # noqa: B023
-            # Killed before that, the next daemon could not tell who has removed or made it.
+            # If it were killed before that, the next daemon could not tell who had created or removed it.
             await self.until(lambda: self.is_recorded(name), "both are known to have it")  # noqa: B023
             await self.restart()
             (shared / name).unlink()

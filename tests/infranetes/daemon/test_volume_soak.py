@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soak test: volumes are made, attached, detached and deleted on simulated clouds by daemons that are killed.
+"""Soak test: daemons that are killed create, attach, detach and delete volumes on simulated clouds.
 
 `make bench BENCHES=volumes` runs more.
 """
@@ -19,7 +19,7 @@ from tests.support.infrastructure import SOUND
 from tests.support.volume_soak import VolumeSoak
 
 reactor = installed()
-offers(REGION)  # libcloud's large files, which the daemon reads before its reactor runs
+offers(REGION)  # reads libcloud's large files, which the daemon does before its reactor runs
 prices()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounts, over a daemon that is a process and machines that are simulated: the node's files in them."""
+"""Mounts of the node's files, with a daemon that is a process and simulated machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
-BOUND_SECONDS = 2.0  # that a change of a configmap takes
+BOUND_SECONDS = 2.0  # within which a changed ConfigMap has to arrive
 
 
 class VolumeTests(DaemonCase):
@@ -32,7 +32,7 @@ class VolumeTests(DaemonCase):
         return Source(str(path), False, False).id
 
     def in_vm(self, path: Path) -> Path:
-        """Where the machine has it."""
+        """Return the path's place in the machine."""
         (found,) = self.root.rglob(f"{self.volume_id(path)}/*")
         return found
 
@@ -46,7 +46,7 @@ class VolumeTests(DaemonCase):
         await self.until(true, "carried")
 
     def write_version(self, directory: Path, value: str) -> None:
-        """As kubelet's writer does it."""
+        """Write a version as kubelet's atomic writer does."""
         new = f"..{time.time_ns()}"
         (directory / new).mkdir()
         (directory / new / "key").write_text(value)
@@ -70,7 +70,7 @@ class VolumeTests(DaemonCase):
         self.write_version(directory, "second")
         await self.until(lambda: (there / "key").read_text() == "second", "carried", BOUND_SECONDS)
         await self.until(lambda: len(os.listdir(there)) == 3, "carried", BOUND_SECONDS)
-        (there / "key").unlink()  # what is done to it there stays there
+        (there / "key").unlink()  # changes made in the machine stay there
         (there / "other").write_text("")
         self.write_version(directory, "third")
         await self.until(lambda: (there / "..data" / "key").read_text() == "third", "carried", BOUND_SECONDS)
@@ -137,7 +137,7 @@ class VolumeTests(DaemonCase):
 
     async def test_both_ways_while_it_runs_and_when_the_sandbox_is_stopped(self) -> None:
         await self.start()
-        shared = self.files / "shared"  # made where it is missing
+        shared = self.files / "shared"  # a hostPath that is created if it is missing
         sandbox = await self.run_pod()
         first = await self.run_container(
             sandbox, self.box(script="sleep 1000", mounts=[self.mount(shared, readonly=True)])
@@ -205,7 +205,7 @@ class VolumeTests(DaemonCase):
         subprocess.run(["umount", "-l", target], stderr=subprocess.DEVNULL)
 
     async def test_what_is_mounted_once_a_container_runs_is_none_of_its_business(self) -> None:
-        """Propagation PRIVATE; for the next container it is there from the beginning."""
+        """Propagation PRIVATE; the next container sees it from the beginning."""
         await self.start()
         shared, disk, other = (self.files / name for name in ("shared", "disk", "other"))
         for directory in (shared / "early", shared / "late", disk, other):
@@ -232,7 +232,7 @@ class VolumeTests(DaemonCase):
             self.assertNotIn("on-other", os.listdir(there / "late"))
             self.assertEqual((there / "early" / "on-disk").read_text(), "disk")
             self.assertEqual(os.listdir(other), ["on-other"])
-        self.unmount(shared / "late")  # and what it wrote below is on the node where it can be
+        self.unmount(shared / "late")  # what the container wrote below it is then visible on the node
         await self.carried((shared / "late" / "by-container-True").exists)
         self.bind(other, shared / "late")
         await self.run_container(
@@ -255,7 +255,7 @@ class VolumeTests(DaemonCase):
         self.assertNotIn(str(locked), status.message)
 
     async def test_no_link_that_a_container_makes_leads_another_volume_out(self) -> None:
-        """Of two volumes, one in the other, the outer one's container makes a link on the way there."""
+        """One volume is inside another, whose container replaces a directory on the way there by a link."""
         await self.start()
         outer, system = self.files / "data", self.files / "system"
         inner = outer / "sub" / "cron.d"

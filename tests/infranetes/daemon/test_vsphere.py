@@ -18,7 +18,7 @@ class VsphereDaemonTests(CloudDaemonCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        vcsim.shared()  # both take a moment, once
+        vcsim.shared()  # both take a moment, but only once
         tls.certificate()
 
     async def test_a_pods_life_over_a_killed_daemon_and_throttling(self) -> None:

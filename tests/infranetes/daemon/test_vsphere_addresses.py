@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses that a node on vSphere gives its VMs, through daemons that are killed at each step."""
+"""Addresses that a node on vSphere assigns to its VMs, with daemons that are killed at each step."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.support.clouds.soap import parameters_of
 from tests.support.clouds.vsphere_machines import SimulatedVcenterMachines
 from txgrpc import Code, GrpcError
 
-# Around which request the daemon is killed, and how many VMs the pod has then. Its lease is recorded always.
+# Around which request the daemon is killed, and how many VMs the pod has then. Its lease is always recorded.
 MOMENTS = (
     ("before", "CloneVM_Task", 0),  # no VM was asked for
     ("after", "CloneVM_Task", 1),
     ("before", "PowerOffVM_Task", 1),
     ("after", "PowerOffVM_Task", 1),  # it is off, and not deleted
     ("before", "Destroy_Task", 1),
-    ("after", "Destroy_Task", 0),  # nobody was told that the VM is gone
+    ("after", "Destroy_Task", 0),  # the daemon has not been told that the VM is gone
 )
 
 
 class AddressTests(CloudDaemonCase):
-    """A node with three addresses, and VMs that are machines of their own, which their agents give them."""
+    """A node with three addresses, and VMs that are separate machines, in which agents set the addresses."""
 
     provider = "vsphere"
     make_world = SimulatedVcenterMachines
@@ -37,17 +37,17 @@ class AddressTests(CloudDaemonCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        vcsim.shared()  # both take a moment, once
+        vcsim.shared()  # both take a moment, but only once
         tls.certificate()
 
     def leases(self) -> list[str]:
-        """Those on record. A daemon that is killed while it writes one leaves what was to replace it."""
+        """Return the recorded leases. A daemon that is killed while it writes one leaves a temporary file."""
         directory = self.root / "state" / "vsphere" / "addresses"
         names = [file.name for file in directory.iterdir()] if directory.exists() else []
         return sorted(name for name in names if not name.endswith(SUFFIX))
 
     def given(self) -> list[str]:
-        """The addresses of all VMs."""
+        """Return the addresses of all VMs."""
         return sorted(vcsim.extra_config(vm)["infranetes-address"] for vm in self.world.vms())
 
     async def address(self, sandbox: str) -> str:
@@ -70,7 +70,7 @@ class AddressTests(CloudDaemonCase):
         self.world.call = call
 
     async def surely(self, step: Callable[[], Awaitable[Any]]) -> Any:
-        """Ask the next daemon, as kubelet does, if this one dies."""
+        """Take a step, and if the daemon dies, retry it with the next daemon, as kubelet does."""
         try:
             return await step()
         except GrpcError as error:
@@ -102,7 +102,7 @@ class AddressTests(CloudDaemonCase):
             await self.until(lambda: self.given() == [has], f"no VM is left, {step}")
             if number < len(MOMENTS) - 1:
                 self.assertEqual(self.leases(), [has], step)
-        # Lists have yet to agree for a minute that the last one's VM is gone.
+        # Only after lists have agreed for a minute is the last VM known to be gone.
         self.assertEqual(len(self.leases()), 2)
         last = await self.run_pod("last")
         self.assertEqual(sorted({*self.leases(), await self.address(last)}), addresses)

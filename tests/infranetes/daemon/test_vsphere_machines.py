@@ -10,7 +10,7 @@ from tests.support.clouds.vsphere import SimulatedVcenter
 
 
 class VsphereMachineTests(MachinePods, CloudDaemonCase):
-    """Images are templates; a VM that switches itself off is there, without power, until it is destroyed."""
+    """Images are templates; a VM that shuts itself down stays, powered off, until it is destroyed."""
 
     provider = "vsphere"
     make_world = SimulatedVcenter
@@ -19,5 +19,5 @@ class VsphereMachineTests(MachinePods, CloudDaemonCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        vcsim.shared()  # both take a moment, once
+        vcsim.shared()  # both take a moment, but only once
         tls.certificate()

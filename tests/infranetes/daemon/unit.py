@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon as infranetes.service runs it: in that unit's own sandbox, under a real systemd."""
+"""The daemon as infranetes.service runs it: in that unit's sandbox, under a real systemd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.systemd import Systemd
 
 UNIT = ROOT / "debian" / "infranetes.service"
 
-# What a test changes of the unit: what it runs and where that writes. The sandbox stays the unit's.
+# What a test changes in the unit: the program and where it writes. The sandbox stays that of the unit.
 _COMMON = """
 Environment=PYTHONPATH={root} PYTHONUNBUFFERED=1
 WorkingDirectory={root}
@@ -38,7 +38,7 @@ ExecStart={python} {script} --nodaemon --pidfile= infranetes --config {config}
 """
 _SCRIPT = "from twisted.scripts.twistd import run\nrun()\n"
 
-# Likewise, where it runs a program of a test's own.
+# The same where it runs a program of a test's own.
 _PROGRAM = """
 [Service]
 Type=oneshot
@@ -48,7 +48,7 @@ ExecReload=
 """
 _SECONDS = 120.0
 
-# Lives as long as the unit, and stops it when it is asked to end itself.
+# Runs as long as the unit, and stops it when it receives a signal.
 _KEEPER = """
 control() { nsenter --target "$MANAGER" --mount --pid --uts --ipc --cgroup systemctl "$@"; }
 trap 'control stop infranetes; exit 0' TERM
@@ -62,11 +62,11 @@ exit 1
 
 
 class UnitCase(DaemonCase):
-    """As `DaemonCase`. The machines are outside of the sandbox, as real ones are."""
+    """A `DaemonCase` in the unit. The machines are outside the sandbox, as real ones are."""
 
     def make_root(self) -> Path:
         self.manager = _manager()
-        root = Path(tempfile.mkdtemp(prefix="inf-", dir=self.manager.root))  # writable inside
+        root = Path(tempfile.mkdtemp(prefix="inf-", dir=self.manager.root))  # writable in the sandbox
         root.chmod(0o755)
         return root
 
@@ -100,7 +100,7 @@ class UnitCase(DaemonCase):
         return subprocess.Popen(["sh", "-c", _KEEPER], stdin=subprocess.DEVNULL, env=environment)
 
     def units(self, pattern: str) -> list[str]:
-        """The units of that name that run."""
+        """Return the running units that match this pattern."""
         said = _beside(
             self.manager, "systemctl", "list-units", "--plain", "--no-legend", "--state=running", pattern
         )
@@ -108,11 +108,11 @@ class UnitCase(DaemonCase):
 
 
 class UnitProgram:
-    """A program in the unit's own sandbox, in the daemon's place. Blocks.
+    """A program that runs in the unit's sandbox instead of the daemon. Blocks.
 
-    On the manager's machine mounts are told to the units that run, as systemd has it where it is no test.
+    Mounts on the manager's machine propagate to running units, as they do outside tests.
 
-    :param source: what Python executes. :ivar directory: its own, writable inside.
+    :param source: what Python executes. :ivar directory: its own, writable in the sandbox.
     """
 
     def __init__(self, source: str) -> None:
@@ -132,15 +132,15 @@ class UnitProgram:
         return self.directory / "log"
 
     def run(self, *command: str) -> str:
-        """Run a command beside the manager, which has to succeed. Return what it writes."""
+        """Run a command beside the manager. It must succeed. Return its output."""
         return _beside(self._manager, *command)
 
     def add(self, drop_in: Path) -> None:
-        """Copy a drop-in to where systemd looks for those of the unit."""
+        """Copy a drop-in to the directory of the unit's drop-ins."""
         shutil.copy(drop_in, self._drop_ins)
 
     def start(self, argument: str) -> None:
-        """Begin to execute it."""
+        """Start the program with this argument."""
         self._log.write_text("")
         script = self.directory / "program.py"
         (self._drop_ins / "test.conf").write_text(
@@ -152,17 +152,17 @@ class UnitProgram:
         self.run("systemctl", "start", "--no-block", "infranetes")
 
     def says(self, words: str) -> None:
-        """Wait until it has written this."""
+        """Wait until the program has written this."""
         self._until(lambda: words in self._log.read_text())
 
     def finished(self) -> str:
-        """Wait for its end. Return what it wrote."""
+        """Wait for the program to end. Return what it wrote."""
         state = ("systemctl", "show", "--property=ActiveState,Job", "infranetes")
         self._until(lambda: re.search("Job=[1-9]|=(de)?activating", self.run(*state)) is None)
         return self._log.read_text()
 
     def remove(self) -> None:
-        """End it, and leave the manager as it was."""
+        """End the program, and leave the manager as it was."""
         self.run("systemctl", "stop", "infranetes")
         shutil.rmtree(self._drop_ins)
         shutil.rmtree(self.directory)

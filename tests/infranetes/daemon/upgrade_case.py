@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to go on when a node's release is replaced by another one."""
+"""What must survive the replacement of a node's release by another."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class UpgradeCase(DaemonCase):
     timeout = 300
 
     async def check_pods_live_on(self, replace: Callable[[], Awaitable[None]]) -> None:
-        """The daemon's pods, with its agents, are the next one's, whatever is done with them.
+        """Check that the next daemon has the first one's pods and agents, and can do everything with them.
 
-        :param replace: has the other release's daemon run."""
+        :param replace: replaces the daemon by the other release's."""
         before = await self.release()
         pod, stopped = await self.run_pod(), await self.run_pod("stopped")
         main = await self.run_container(pod, self.box(script=_COUNTS))
@@ -60,10 +60,10 @@ class UpgradeCase(DaemonCase):
         self.assertNotIn("Traceback", self.log)
 
     async def release(self) -> str:
-        """Which one the daemon is of."""
+        """Return the daemon's release."""
         return str((await self.runtime.Version(cri.VersionRequest(), timeout=10.0)).runtime_version)
 
     def counted(self) -> list[int]:
-        """The numbers in the log of the container that counts."""
+        """Return the numbers in the log of the container that counts."""
         lines = (self.log_directory / "web" / "main.log").read_text().splitlines()
         return [int(line.split(" ", 3)[3]) for line in lines]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client, the router with services of a test's own, and a FakeDelegate: with sockets between."""
+"""A client, the router with the test's own services, and a FakeDelegate, connected by sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OURS = "5" * 32  # a sandbox's and a container's id
 
 
 class OurOwn:
-    """Whose what is, as a test sets it."""
+    """Which ids are this node's own, set by a test."""
 
     def __init__(self) -> None:
         self.ids = {OURS: Owned.OURS}
@@ -56,14 +56,14 @@ class OurOwn:
 class Both:
     """Our own services: each unary RPC answers with what `answers` has for it, or with an empty response.
 
-    :ivar requests: name and request of each, in order."""
+    :ivar requests: the name and the message of each request, in order."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any]] = []
         self.answers: dict[str, Any] = {}
 
     def services(self) -> list[Service]:
-        """Both, with all RPCs."""
+        """Return both services, with all RPCs."""
         return [
             Service.of(
                 each.full_name,
@@ -95,17 +95,17 @@ class Both:
 
 
 class NoListeners:
-    """Nobody listens to our events."""
+    """Listeners of our own events; there are none."""
 
     def tell(self, event: bytes) -> None:
         raise AssertionError("nobody listens")
 
     def end(self, error: Exception) -> None:
-        """Nobody's end."""
+        """End the listeners, of which there are none."""
 
 
 class RouterCase(unittest.TestCase):
-    """`self.stub` and `self.images` are what kubelet calls, `self.raw` with bytes."""
+    """A router. kubelet's calls are made with `self.stub` and `self.images`, or with `self.raw` in bytes."""
 
     timeout = 120
     old = False
@@ -138,5 +138,5 @@ class RouterCase(unittest.TestCase):
         return self.ours.services()
 
     def listeners(self) -> Any:
-        """Who listens to our own events."""
+        """Return the listeners of our own events."""
         return NoListeners()

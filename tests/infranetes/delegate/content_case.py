@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's runtime, and the images of it that VMs would be shown."""
+"""A node's runtime, and its images that VMs can use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ reactor = installed()
 
 
 class Images(DelegateImages):
-    """Watched. :ivar made: diff ids. :ivar gate: what the making of each waits for. :ivar told: refusals."""
+    """Instrumented. :ivar made: diff ids. :ivar gate: what making a disk waits for. :ivar told: refusals."""
 
     def __init__(self, runtime: Runtime, source: ILayerSource, directory: Path) -> None:
         self.told: list[str] = []
@@ -57,7 +57,7 @@ class Images(DelegateImages):
 
 
 class ImagesCase(TestCase):
-    """A runtime, and the images as a daemon has them that was just started."""
+    """A runtime, and its images as a new daemon has them."""
 
     timeout = 400
 
@@ -68,22 +68,22 @@ class ImagesCase(TestCase):
         self.images = await self.started()
 
     async def begin(self) -> Runtime:
-        """Start the runtime, and all that it needs."""
+        """Start the runtime and everything that it needs."""
         raise NotImplementedError
 
     def source(self) -> ILayerSource:
-        """Where the runtime keeps what images are made of."""
+        """Return the source of layers: where the runtime keeps the content of images."""
         raise NotImplementedError
 
     async def started(self) -> Images:
-        """The images as a daemon has them that was just started."""
+        """Return the images as a new daemon has them."""
         images = Images(self.runtime, self.source(), self.directory / "disks")
         await images.start()
         self.addCleanup(lambda: Deferred.fromCoroutine(images.stop()))
         return images
 
     async def pulled(self, name: str, built: BuiltImage | BuiltIndex, tag: str = "1") -> str:
-        """The reference of an image that the runtime has pulled."""
+        """Have the runtime pull an image. Return its reference."""
         raise NotImplementedError
 
     def remove(self, name: str) -> Deferred[Any]:
@@ -91,16 +91,16 @@ class ImagesCase(TestCase):
         raise NotImplementedError
 
     def spelled(self, image_id: str) -> str:
-        """An image's id as the runtime spells it."""
+        """Return an image's id in the runtime's notation."""
         return image_id
 
     def on_disk(self) -> set[str]:
-        """The diff ids of layers that have a disk."""
+        """Return the diff ids of the layers that have a disk."""
         names = {path.name.partition(".")[0] for path in (self.directory / "disks" / "sha256").iterdir()}
         return {f"sha256:{name}" for name in names}
 
     def assert_right(self, found: Sequence[LayerDisk], diff_ids: Sequence[str]) -> None:
-        """They are these layers' disks, in this order, and what is said of each is true."""
+        """Check that these are the layers' disks, in this order, and that their metadata is right."""
         self.assertEqual([disk.diff_id for disk in found], list(diff_ids))
         for disk in found:
             content = disk.path.read_bytes()
@@ -123,11 +123,11 @@ class SocketCase(ImagesCase):
         return RawStub(self.channel)
 
     async def begin_process(self) -> Path:
-        """Start it; its socket."""
+        """Start the runtime. Return its socket."""
         raise NotImplementedError
 
     async def pulled(self, name: str, built: BuiltImage | BuiltIndex, tag: str = "1") -> str:
-        """The reference of an image that the runtime has pulled."""
+        """Have the runtime pull an image. Return its reference."""
         reference = await deferToThread(self.registry.push, name, tag, built)
         await self.stub.PullImage(cri.PullImageRequest(image=cri.ImageSpec(image=reference)), timeout=180)
         return reference

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of a containers/storage that skopeo has written, of which CRI-O would tell."""
+"""Images in a containers/storage that skopeo has written, as CRI-O reports them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ DIFF_ID = "sha256:" + "a" * 64
 
 
 class Storage:
-    """A containers/storage, and of CRI-O what tells of its images: a `Runtime`.
+    """A `Runtime`: a containers/storage, and the part of CRI-O that reports its images.
 
-    The driver is vfs: that of no mounts."""
+    The driver is vfs, which does not need mounts."""
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="storage-"))
@@ -51,7 +51,7 @@ class Storage:
         return self.root / "s" / "vfs-layers" / "layers.json"
 
     def pull(self, name: str, built: BuiltImage | BuiltIndex) -> str:
-        """Have an image, by a name; the whole of that."""
+        """Pull an image under a name. Return the full name."""
         source, reference = self.root / "image", f"localhost/{name}:1"
         self._write(source, built)
         self._skopeo("copy", "--quiet", "--multi-arch=system", f"oci:{source}", self._inside(reference))
@@ -64,7 +64,7 @@ class Storage:
         self._skopeo("delete", self._inside(f"@{id}"))
 
     def files(self, diff_id: str) -> Path:
-        """Where a layer is unpacked."""
+        """Return the directory into which a layer is unpacked."""
         [id] = [each["id"] for each in json.loads(self.layers.read_bytes()) if each["diff-digest"] == diff_id]
         return self.root / "s" / "vfs" / "dir" / str(id)
 
@@ -128,7 +128,7 @@ class StorageCase(ImagesCase):
 
 
 class ContractTests(layer_source.LayerSourceContract, StorageCase):
-    """As for every runtime."""
+    """The contract that holds for every runtime."""
 
 
 class BoundsTests(SynchronousTestCase):
@@ -144,7 +144,7 @@ class BoundsTests(SynchronousTestCase):
         (self.storage.root / "x.tar-split.gz").touch()
 
     def listed(self, listed: object) -> Mapping[str, StoredLayer]:
-        """What is there of the layer DIFF_ID."""
+        """Return what the storage has of the layer DIFF_ID."""
         (self.layers / "layers.json").write_text(json.dumps(listed))
         return self.storage.thd_layers([DIFF_ID])
 
@@ -152,7 +152,7 @@ class BoundsTests(SynchronousTestCase):
         whole = {"id": "1" * 64, "diff-digest": DIFF_ID, "diff-size": 1024}
         self.assertEqual(self.listed([{"id": "2"}, whole]), {DIFF_ID: StoredLayer("1" * 64, 1024)})
         for wrong in (
-            {"id": "2" * 64},  # of which nothing is described
+            {"id": "2" * 64},  # lacks its description
             {"id": "../x"},
             {"id": None},
             {"diff-size": 0},
@@ -185,7 +185,7 @@ class BoundsTests(SynchronousTestCase):
 
 
 class DamageTests(StorageCase):
-    """What a storage may have that VMs can't be made of."""
+    """Contents of a storage from which no VM image can be made."""
 
     async def test_what_is_not_as_it_was_unpacked_is_not_used(self) -> None:
         built = small("damaged")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of both go to everybody who listens, by one stream from the delegate."""
+"""Events of both runtimes go to all listeners, with one stream from the delegate."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class NoChanges:
         self.events = self
 
     def listen(self, listener: Any) -> None:
-        """Nothing to hear."""
+        """Do nothing, as there are no events."""
 
 
 def event(id: str, **labels: str) -> cri.ContainerEventResponse:
-    """Of one container or sandbox."""
+    """Return an event of one container or sandbox."""
     status = cri.PodSandboxStatus(id=id, labels=labels)
     return cri.ContainerEventResponse(container_id=id, pod_sandbox_status=status)
 
 
 class EventTests(RouterCase):
-    """Two who listen."""
+    """Two listeners."""
 
     def our_services(self) -> list[Service]:
         return [Service(cri.RuntimeService, self.calls)]
@@ -89,7 +89,7 @@ class EventTests(RouterCase):
         self.assertEqual((await status_of(call.__anext__())).code, Code.UNIMPLEMENTED)
 
     async def test_the_end_of_a_shadow_is_not_told_although_its_labels_are_gone(self) -> None:
-        """Ids are known from lists, from earlier events and from what was ended, also of another daemon's."""
+        """Ids are known from lists, earlier events and shadows that were ended, also by other daemons."""
         listener = await self.listen()
         waiting = start(listener.__anext__())
         listed = self.theirs.add_sandbox("shadow", **{"infranetes.io__shadow_of": OURS})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs' images are those of the node's containerd."""
+"""The node's containerd has the images of VMs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from txgrpc.raw import RawStub
 
 
 class ContractTests(layer_source.LayerSourceContract, ContentCase):
-    """As for every runtime."""
+    """The contract that holds for every runtime."""
 
 
 class FindTests(ContentCase):
-    """What a name means."""
+    """Which image a name means."""
 
     async def test_an_image_is_found_by_its_name_its_id_and_its_digest(self) -> None:
         built = small("found", config={"User": "1000:5"})
@@ -79,7 +79,7 @@ class FindTests(ContentCase):
 
 
 class DiskTests(ContentCase):
-    """Layers become disks."""
+    """Disks are made of layers."""
 
     async def found(self, name: str, built: oci.BuiltImage) -> Image:
         return await self.images.find(await self.pulled(name, built))
@@ -155,7 +155,7 @@ class DiskTests(ContentCase):
 
 
 class SweepTests(ContentCase):
-    """Disks that no image has any more."""
+    """Disks of layers that are in no image any more."""
 
     async def test_disks_go_with_the_last_image_that_has_their_layers(self) -> None:
         one, two = small("first"), small("second")
@@ -184,14 +184,14 @@ class SweepTests(ContentCase):
 
 
 class _Elsewhere(ContainerdApi):
-    """Of a containerd that keeps blobs where this daemon can't see them."""
+    """A containerd whose blobs are where this daemon can't see them."""
 
     async def root(self) -> Path | None:
         return None
 
 
 class CopyTests(ContentCase):
-    """Blobs that are no files here are copied while they are needed."""
+    """Blobs that are not files here are copied while they are needed."""
 
     def make_api(self) -> ContainerdApi:
         return _Elsewhere(reactor, RawStub(self.channel))
@@ -213,7 +213,7 @@ class CopyTests(ContentCase):
 
 
 class DiscardTests(ContentCase):
-    """A containerd that deletes the layers which it has unpacked."""
+    """A containerd that deletes the layers that it has unpacked."""
 
     discards = True
 
@@ -221,7 +221,7 @@ class DiscardTests(ContentCase):
         self.assertEqual(await self.images.refusal(), "")
         built = small("discarded")
         image = await self.images.find(await self.pulled("discarded", built))
-        # It collects its garbage before it has answered that.
+        # containerd collects its garbage before it answers that.
         await self.remove(await self.pulled("other", small("other")))
         error = await self.assertFailure(start(self.images.disks(image.id)), LayersMissing)
         for words in (image.id, "crictl rmi", "discard_unpacked_layers = false"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runtime's way of keeping images counts."""
+"""Which source of layers is used for which runtime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGE = "sha256:" + "0" * 64
 
 
 class SourceByKindTests(TestCase):
-    """CRI-O is known here, and nothing else."""
+    """CRI-O is known here, and no other runtime."""
 
     timeout = 120
 
@@ -43,7 +43,7 @@ class SourceByKindTests(TestCase):
         await self.source.start()
 
     def is_a(self, name: str) -> None:
-        """Have the delegate be that runtime."""
+        """Make the delegate that runtime."""
         answer = cri.VersionResponse(runtime_name=name, runtime_version="1.36").SerializeToString()
         self.theirs.answers["Version"] = lambda _: answer
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of both, and ids that are abbreviated."""
+"""Lists that join both runtimes', and abbreviated ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHADOW = {"infranetes.io__shadow_of": OURS}
 
 
 class ListTests(RouterCase):
-    """Both are asked at once, and half of a list is none."""
+    """Both are asked at once, and if one fails, the list fails."""
 
     async def test_a_list_has_ours_and_theirs_with_what_nobody_knows(self) -> None:
         theirs = self.theirs.add_sandbox()
@@ -86,7 +86,7 @@ class ListTests(RouterCase):
     async def test_shadow_sandboxes_are_in_no_list(self) -> None:
         theirs = self.theirs.add_sandbox()
         self.theirs.add_sandbox("shadow", **SHADOW)
-        # Who only speaks of the label has not got it.
+        # A filter that only mentions the label does not make a sandbox a shadow.
         innocent = self.theirs.add_sandbox("innocent", about="infranetes.io/shadow-of")
         listed = await self.raw.call(f"{RUNTIME}/ListPodSandbox", b"")
         ids = [each.id for each in cri.ListPodSandboxResponse.FromString(listed).items]
@@ -103,7 +103,7 @@ class ListTests(RouterCase):
         self.assertEqual((error.code, error.message), (Code.UNAVAILABLE, words))
 
     async def test_shadow_sandboxes_have_no_metrics(self) -> None:
-        """Which have no labels: the sandboxes are asked for, and one that has ended is remembered."""
+        """Metrics have no labels, so the sandboxes are listed, and one that has ended is remembered."""
         theirs, shadow = self.theirs.add_sandbox(), self.theirs.add_sandbox("shadow", **SHADOW)
         gone = self.theirs.add_sandbox("gone", **SHADOW)
         await self.stub.ListPodSandbox(cri.ListPodSandboxRequest())
@@ -137,7 +137,7 @@ class ListTests(RouterCase):
 
 
 class IdTests(RouterCase):
-    """The beginnings of ids are looked for at both."""
+    """Prefixes of ids are looked up in both runtimes."""
 
     async def test_a_beginning_that_only_ours_has(self) -> None:
         self.own.ids["555"] = Owned.MAYBE
@@ -168,7 +168,7 @@ class IdTests(RouterCase):
 
 
 class OwnerTests(PodsTestCase):
-    """What the inventory knows is ours; nothing is remembered."""
+    """The ids in the inventory are ours; nothing is cached."""
 
     def test_ids(self) -> None:
         sandbox = self.run_pod()

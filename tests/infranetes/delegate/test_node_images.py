@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of containers and of catalogues' images on one node."""
+"""Container images and catalogues' images on one node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = "systemd.infranetes.io/h.example/p@sha256:" + "b" * 64
 
 
 class NodeImagesTests(ContentCase):
-    """Whose an image is."""
+    """Which store has an image."""
 
     async def setUp(self) -> None:
         await super().setUp()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each call goes to whose it is, and what goes to the delegate goes unchanged, both ways."""
+"""Each call is routed to its owner, and calls to the delegate pass unchanged in both directions."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class RouteTests(RouterCase):
         self.assertTrue(await self.raw.call(f"{RUNTIME}/CreateContainer", blob, timeout=100) == blob)
 
     async def test_rpcs_of_a_newer_cri_are_the_delegates(self) -> None:
-        """Whatever the delegate says of them. Services that are not the CRI's are not passed on."""
+        """Unknown RPCs of the CRI are passed on. Those of other services are not."""
         error = await status_of(self.raw.call(f"{RUNTIME}/NewCall", b"\x0a\x01x"))
         self.assertEqual(error.code, Code.UNIMPLEMENTED)
         self.assertIn("does not offer NewCall", error.message)
@@ -152,14 +152,14 @@ class RouteTests(RouterCase):
         self.assertEqual((error.code, error.message), (Code.UNIMPLEMENTED, "unknown method RuntimeConfig"))
 
     async def test_nobody_can_hide_a_pod(self) -> None:
-        """The label of the runtime's own sandboxes is no one else's."""
+        """The label of the runtime's own sandboxes is reserved."""
         config = cri.PodSandboxConfig(labels={"infranetes.io/shadow-of": OURS})
         error = await status_of(self.stub.RunPodSandbox(cri.RunPodSandboxRequest(config=config)))
         self.assertEqual((error.code, self.theirs.requests), (Code.INVALID_ARGUMENT, []))
 
 
 class DownTests(RouterCase):
-    """The delegate is away, and comes again."""
+    """The delegate goes down, and comes back."""
 
     async def test_ours_goes_on_and_theirs_fails_in_one_sentence(self) -> None:
         await self.theirs.down()
@@ -239,7 +239,7 @@ class DownTests(RouterCase):
         os.unlink(self.theirs.path)
 
     async def test_what_to_do_about_a_server_that_is_no_runtime(self) -> None:
-        """Such as containerd without its CRI. It is met as soon as it has one."""
+        """Such as containerd without its CRI plugin. Once it has one, it is accepted."""
         words = "unknown service runtime.v1.RuntimeService"
         for name in ("Version", "Status"):
             self.theirs.errors[name] = GrpcError(Code.UNIMPLEMENTED, words)
@@ -255,7 +255,7 @@ class DownTests(RouterCase):
         self.assertEqual(self.delegate.trouble, "")
 
     async def test_one_that_comes_back_is_met_again(self) -> None:
-        """It may be of another release, or no runtime any more."""
+        """It may be of another release, or not a runtime any more."""
         self.delegate.start()
         await until(lambda: self.delegate.version == "2.1.0", "it is met")
         newer = cri.VersionResponse(runtime_name="containerd", runtime_version="2.2.0").SerializeToString()
@@ -268,7 +268,7 @@ class DownTests(RouterCase):
         await until(lambda: "offers no CRI" in self.delegate.trouble, "it is met as no runtime")
 
     async def restarted(self) -> None:
-        """Have it restarted, and the daemon find that out by kubelet's calls."""
+        """Restart the delegate, and have the daemon notice that through kubelet's calls."""
         await self.theirs.down()
         await status_of(self.stub.Status(cri.StatusRequest()))
         self.assertIs(self.delegate.state, DelegateState.DOWN)

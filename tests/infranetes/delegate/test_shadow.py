@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shadow sandboxes are made, found again by their label, and ended, at a delegate."""
+"""Shadow sandboxes are made at a delegate, found again by their label, and ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOME = "/var/lib/infranetes"
 
 
 def config() -> cri.PodSandboxConfig:
-    """A pod that has much that only its VM may have."""
+    """Return a pod's config with many things that only its VM may have."""
     made = cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name="web", uid="u", namespace="default", attempt=2),
         hostname="web",
@@ -47,12 +47,12 @@ def config() -> cri.PodSandboxConfig:
 
 
 def info(*namespaces: dict[str, str]) -> dict[str, str]:
-    """What a verbose status says."""
+    """Return the info of a verbose status."""
     return {"info": json.dumps({"pid": 7, "runtimeSpec": {"linux": {"namespaces": namespaces}}})}
 
 
 async def failed(work: Awaitable[object]) -> InfranetesError:
-    """The error that it ends with."""
+    """Return the error with which it fails."""
     try:
         await work
     except InfranetesError as error:
@@ -92,7 +92,7 @@ class ShadowTests(TestCase):
         self.theirs.add_sandbox("theirs")
 
     def labelled(self, owner: str = OURS, state: Any = cri.SANDBOX_READY, created_at: int = 0) -> str:
-        """One that is there already."""
+        """Add a sandbox with the label of shadows. Return its id."""
         id = self.theirs.add_sandbox()
         self.theirs.sandboxes[id].labels[SHADOW_OF] = owner
         self.theirs.sandboxes[id].state = state
@@ -121,7 +121,7 @@ class ShadowTests(TestCase):
     async def test_another_daemons_are_seen_and_told_apart(self) -> None:
         await self.shadows.run(config(), OURS)
         await ShadowSandboxes(self.delegate, "/var/lib/other").run(config(), OTHER)
-        self.labelled("7" * 32)  # of a release that did not say whose it is
+        self.labelled("7" * 32)  # of a release that did not record the owner
         found = [(each.owner, each.ours) for each in await self.shadows.list()]
         self.assertCountEqual(found, [(OURS, True), (OTHER, False), ("7" * 32, False)])
 

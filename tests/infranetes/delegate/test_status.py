@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Status is the delegate's, and ours is told beside it."""
+"""Status is the delegate's, with ours added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txgrpc import Code
 
 
 def ours(ready: bool) -> cri.StatusResponse:
-    """What our own Status is."""
+    """Return our own Status."""
     words = "" if ready else "the template is being made"
     return cri.StatusResponse(
         status=cri.RuntimeStatus(
@@ -30,7 +30,7 @@ def ours(ready: bool) -> cri.StatusResponse:
 
 
 class StatusTests(RouterCase):
-    """What kubelet makes of it."""
+    """The Status that kubelet gets."""
 
     async def status(self, verbose: bool = True) -> cri.StatusResponse:
         request = cri.StatusRequest(verbose=verbose).SerializeToString()
@@ -70,7 +70,7 @@ class StatusTests(RouterCase):
         self.assertEqual(info["delegate"]["state"], "up")
 
     async def test_a_handler_that_both_have_is_refused(self) -> None:
-        """Theirs would be hidden by ours. Once it is gone pods of ours begin again."""
+        """The delegate's handler would be hidden by ours. Once it is gone, our pods can be run again."""
         self.ours.answers["Status"] = ours(ready=True)
         self.theirs.handlers.append("infranetes")
         status = await self.status()

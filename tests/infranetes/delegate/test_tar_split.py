@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers' tars put together of what tar-split wrote, which is as hostile as the images that it is of."""
+"""Layers' tars are reassembled from tar-split's records, which are as untrusted as the images."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from infranetes_common.errors import DataLoss, NotFound
 
 
 def run(data: bytes) -> bytes:
-    """The line of a run of bytes."""
+    """Return the record of a run of bytes."""
     return json.dumps({"type": 2, "payload": base64.b64encode(data).decode()}).encode()
 
 
 def file(name: str, size: int) -> bytes:
-    """The line of a file."""
+    """Return the record of a file."""
     return json.dumps({"type": 1, "name": name, "size": size, "payload": "AAAAAAAAAAA="}).encode()
 
 
 class AssemblyCase(SynchronousTestCase):
-    """A layer with one file, `etc/name` of 6 bytes; beside it is one that is not the layer's."""
+    """A layer with one file, `etc/name` of 6 bytes, and beside it a file that is not the layer's."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
@@ -40,12 +40,12 @@ class AssemblyCase(SynchronousTestCase):
         self.stop = threading.Event()
 
     def assembled(self, *lines: bytes, size: int = 12) -> bytes:
-        """What becomes of a description."""
+        """Return the tar assembled from these records."""
         self.described.write_bytes(gzip.compress(b"".join(line + b"\n" for line in lines)))
         return self.written(size)
 
     def written(self, size: int = 12) -> bytes:
-        """What becomes of the description that is there."""
+        """Return the tar assembled from the records on disk."""
         target = self.root / "tar"
         with target.open("wb") as out:
             Assembly(self.described, self.files, size, self.stop).thd_write(out.fileno())
@@ -92,7 +92,7 @@ class HostileTests(AssemblyCase):
             "slash/../etc/./name",
             "up/../etc/name",
         ):
-            if not name.startswith("up"):  # which is not there, as seen from inside
+            if not name.startswith("up"):  # outside the layer, which is not visible from inside
                 self.assertEqual(self.assembled(file(name, 6), size=6), b"inside", name)
 
     def test_nothing_but_a_regular_file_is_opened(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of a message without parsing it is what protobuf reads."""
+"""Fields that are read without parsing a message are those that protobuf reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infranetes_common.wire import cri
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
+    """Return a number in protobuf's encoding."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -24,12 +24,12 @@ def varint(number: int) -> bytes:
 
 
 def tagged(number: int, kind: int, content: bytes) -> bytes:
-    """A field."""
+    """Return an encoded field."""
     return varint(number << 3 | kind) + content
 
 
 def text(number: int, content: bytes) -> bytes:
-    """A field of text, bytes or a message."""
+    """Return an encoded field of text, bytes or a message."""
     return tagged(number, 2, varint(len(content)) + content)
 
 
@@ -53,7 +53,7 @@ MESSAGES = st.lists(
 
 
 def parsed(message: bytes) -> Any:
-    """What protobuf makes of it; None: nothing."""
+    """Return the message as protobuf parses it, or None if it does not."""
     try:
         return cri.PodSandboxStatusRequest.FromString(message)
     except Exception:  # DecodeError; its class differs between protobuf's implementations
@@ -93,8 +93,8 @@ class WireTests(SynchronousTestCase):
             b"\x0f",  # wire type 7
             b"\x8a\x80\x80\x80\x80\x80\x00\x01x",  # a tag of too many bytes
             b"\x0b" * 200 + b"\x0c" * 200,  # too deep
-            b"\x0a\x01\xff",  # no UTF-8
-            b"\x09\x01",  # eight bytes, of which there is one
+            b"\x0a\x01\xff",  # not UTF-8
+            b"\x09\x01",  # only one of eight bytes
         ):
             with self.assertRaises(InvalidArgument, msg=str(message)):
                 string_field(message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kubelet's calls, to the mount on the node: the command, the control socket, and volumes that are files."""
+"""kubelet's calls, down to the mount on the node: the command, the control socket, and file volumes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.infranetes.flexvolume.test_options import KUBELETS
 from txgrpc import Server
 from txgrpc import Service as GrpcService
 
-reactor: Any = the_reactor  # Any: of the tests, not ours
+reactor: Any = the_reactor  # Any: only tests use it
 
 MIB = 1 << 20
 
@@ -49,7 +49,7 @@ class CallCase(TestCase):
         )  # a socket's path has to be short
         self.addCleanup(shutil.rmtree, self.root, True)
         self.addCleanup(self.unmount_all)
-        self.data = f"data-{uuid4().hex[:12]}"  # all tests' volumes are among the node's mounts
+        self.data = f"data-{uuid4().hex[:12]}"  # unique, as other tests share the node's mounts
         self.volumes = QemuVolumes(reactor, self.root / "volumes", NODE, without_vms())
         self.publisher = Publisher(reactor, self.volumes)
         self.addCleanup(self.publisher.close)
@@ -74,7 +74,7 @@ class CallCase(TestCase):
 
 
 class CommandTests(CallCase):
-    """By the socket, as the command asks."""
+    """Calls through the socket, as the command makes them."""
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -85,7 +85,7 @@ class CommandTests(CallCase):
         self.addCleanup(self.port.stopListening)
 
     async def ask(self, *arguments: str) -> tuple[str, str]:
-        """The status, and the message."""
+        """Return the status and the message of the command's answer."""
         found = await deferToThread(answer, ["--socket", self.socket, *arguments])
         return str(found["status"]), str(found.get("message", ""))
 
@@ -161,7 +161,7 @@ class CommandTests(CallCase):
 
 
 class ServiceTests(CallCase):
-    """What the daemon itself refuses, whoever asks."""
+    """Requests that the daemon itself refuses, from any client."""
 
     async def refused(self, error: type[InfranetesError], **fields: Any) -> None:  # Any: of the request
         given = {"target": self.target(), "pod_uid": "uid-1", "volume": self.data, **fields}
@@ -211,7 +211,7 @@ class ServiceTests(CallCase):
 
 
 class ClientTests(CallCase):
-    """Daemons that do not answer as they should."""
+    """Daemons that give bad answers."""
 
     def listen(self) -> tuple[str, socket.socket]:
         path = str(self.root / "control.sock")

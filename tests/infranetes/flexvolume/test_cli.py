@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kubelet gets to read, and by what the daemon is found."""
+"""What the driver prints for kubelet, and how it finds the daemon."""
 
 from __future__ import annotations
 

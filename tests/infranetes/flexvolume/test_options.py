@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a FlexVolume's options say."""
+"""How a FlexVolume's options are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infranetes.providers.volumes import MAX_NAME, is_volume_id
 from infranetes.volumes import published
 from infranetes_common.volume_disks import FILESYSTEMS
 
-# As kubelet gives them, of a pod's volume that says nothing.
+# What kubelet passes for a volume without options.
 KUBELETS = {
     "kubernetes.io/fsType": "",
     "kubernetes.io/pod.name": "db-0",

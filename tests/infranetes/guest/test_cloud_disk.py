@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making a cloud's disk, up to its end or to a failure; what is on it the end-to-end tests show."""
+"""A cloud's disk is made, or the making fails; the end-to-end tests show what is on the disk."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Invali
 from infranetes_common.loop_devices import loop_devices_of
 
 ROOT = Path(__file__).resolve().parents[3]
-# What stands in for the maker begins with what it has to have undone: a mount and a loop device.
+# The stand-in for the maker first does what has to be undone: it makes a mount and a loop device.
 BEGIN = 'set -e; mount -t tmpfs tmpfs "$1/tree"; losetup --find --show "$1/disk.raw"; '
-# Then waits, and says in a file that it does.
+# Then it waits, and writes to a file that it does.
 WAIT = BEGIN + 'echo $$ >"$1/../waits"; sleep 1000'
 # A shell that starts the tests in the background has them ignore SIGINT.
 PROCESS = """\
@@ -63,7 +63,7 @@ class CloudDiskTests(SynchronousTestCase):
         )
 
     def left(self) -> list[Path]:
-        """All but the disk and what a maker said."""
+        """Return all files but the disk and the maker's messages."""
         return [each for each in self.directory.iterdir() if each.name not in ("pod.raw", "waits")]
 
     def loop_devices(self, work: Path) -> list[str]:
@@ -77,7 +77,7 @@ class CloudDiskTests(SynchronousTestCase):
 
     @contextlib.contextmanager
     def process(self) -> Iterator[subprocess.Popen[str]]:
-        """Another process that makes the disk, and waits in the middle of it."""
+        """Start another process that makes the disk and stops in the middle."""
         command = [sys.executable, "-c", PROCESS, WAIT, str(self.target), str(self.images)]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
             try:
@@ -169,7 +169,7 @@ class CloudDiskTests(SynchronousTestCase):
 
 
 def processes_with(word: str) -> list[str]:
-    """The ids of processes that have it among their arguments."""
+    """Return the ids of processes that have this word among their arguments."""
     found = []
     for file in (each / "cmdline" for each in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written into a cloud's disk, as the agent and systemd have it."""
+"""The configuration that is written to a cloud's disk, as read by the agent and systemd."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from infranetes_common.errors import FailedPrecondition
 from vmserver import config as agent
 
 MTU = 1460  # of Compute Engine's networks
-# PersistLeases, which systemd 252 does not know: 257 waits for a disk to keep leases on.
+# PersistLeases is unknown to systemd 252; 257 waits for a disk on which to keep leases.
 SERVER = (
     "[Match]\nName=other\n[Network]\nAddress=10.77.0.1/24\nDHCPServer=yes\n"
     f"[DHCPServer]\nSendOption=26:uint16:{MTU}\nEmitNTP=yes\nNTP=10.77.0.1 10.77.0.2\n"
     "PersistLeases=no\n"
 )
-# One networkd, which sees no other files than its unit. Without udev it takes cards as they are.
+# A networkd that sees no files but its unit. Without udev it takes network cards as they are.
 NETWORKD = """\
 mount -t sysfs -o ro sysfs /sys
 mount -t tmpfs tmpfs /run
@@ -30,7 +30,7 @@ chown -R systemd-network:systemd-network /run/systemd/netif
 cp "$1" /etc/systemd/network/
 exec /lib/systemd/systemd-networkd
 """
-# A server and a client in networks of their own; prints the client's card once it has an address.
+# A server and a client in separate networks; prints the client's card once it has an address.
 CHILD = """\
 set -eu
 ip link add eth0 type veth peer name other
@@ -62,10 +62,10 @@ wait || true
 """
 
 
-# What chronyc says, up to the leap second.
+# chronyc's output up to the leap second.
 UNKNOWN = "00000000,,0,0.000000000,0.000000000,0.0,0.0,0.000,0.000,0.000,1.0,1.0,0.0,Not synchronised"
 TRACKING = "7F000001,127.0.0.1,2,1795681273.707115406,{:.9f},-0.1,0.1,0.000,-1.0,1.0,0.0005,1.7,0.0,{}"
-# The next line of what chronyc says is there after each pause; after the last one the script ends.
+# Each pause makes the next line chronyc's output; after the last one the script ends.
 CHRONYC = """\
 #!/bin/sh
 case $* in
@@ -82,7 +82,7 @@ sed -i 1d tracking
 
 
 class Clock:
-    """The script beside chrony, with stand-ins for chronyc and for the time that passes."""
+    """The script that runs beside chrony, with stand-ins for chronyc and for sleep."""
 
     def __init__(self, directory: Path, clock: str = "") -> None:
         self.directory = directory
@@ -249,7 +249,7 @@ class TimeTests(SynchronousTestCase):
 
 
 class DriverTests(SynchronousTestCase):
-    """Whether a kernel can be a cloud's."""
+    """Whether a kernel has the drivers that a cloud needs."""
 
     def setUp(self) -> None:
         self.modules = Path(self.mktemp())

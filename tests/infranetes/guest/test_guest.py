@@ -65,7 +65,7 @@ class RecipeTests(SynchronousTestCase):
 
 
 class ShimTests(SynchronousTestCase):
-    """The script that containerd finds in the place of a shim, with a directory and a shim of the test's."""
+    """The script that containerd runs as its shim, with a directory and a shim of the test's own."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).absolute()
@@ -106,7 +106,7 @@ class ShimTests(SynchronousTestCase):
 
 
 class SourcesTests(SynchronousTestCase):
-    """What is taken over from this machine's apt."""
+    """Which sources are taken from this machine's apt."""
 
     def test_debians_archives_of_this_release_and_no_others(self) -> None:
         found = sources.of_this_machine()
@@ -131,7 +131,7 @@ class SourcesTests(SynchronousTestCase):
 
 
 class BuildTests(SynchronousTestCase):
-    """From packages to an image in use."""
+    """From packages to an image that is in use."""
 
     def setUp(self) -> None:
         self.images = Path(self.mktemp())
@@ -257,5 +257,5 @@ class CommandTests(SynchronousTestCase):
 
 
 def attrs_resolved(made: image.GuestImage) -> image.GuestImage:
-    """The same, with the directory's path resolved."""
+    """Return the same image with the directory's path resolved."""
     return image.read(made.directory.resolve())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build of the guest image is made of where nobody says it, and what it reports."""
+"""The default packages of a guest image, and what a build reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infranetes.providers.qemu.host_checks import without_image
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
 ROOT = Path(__file__).resolve().parents[3]
-# A build that says one thing and waits.
+# A build that reports one thing and then waits.
 WAITS = """
 import sys, time
 from pathlib import Path
@@ -28,7 +28,7 @@ with reported(Path(sys.argv[1]), lambda words: print(words, flush=True)) as tell
 
 
 class OwnPackagesTests(SynchronousTestCase):
-    """The agent's packages, by this machine's own apt."""
+    """The agent's packages, from this machine's apt."""
 
     def test_a_version_that_apt_does_not_know_is_named_with_what_to_do(self) -> None:
         self.patch(own_packages, "_installed_version", lambda: "0.0.0~none")
@@ -45,7 +45,7 @@ class OwnPackagesTests(SynchronousTestCase):
 
 
 class ReportTests(SynchronousTestCase):
-    """What a build says to the daemon."""
+    """What a build reports to the daemon."""
 
     def setUp(self) -> None:
         self.directory = Path(self.mktemp()).absolute()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which host ports a pod asks for, and which can't be had."""
+"""Which host ports a pod requests, and which it can't have."""
 
 from __future__ import annotations
 

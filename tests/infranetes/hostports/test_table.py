@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host ports in this machine's kernel: a pod is a network namespace at the end of a cable."""
+"""Host ports in this machine's kernel: a pod is a network namespace with a veth to the node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.frames import TapHost
 reactor = installed()
 
 NODE, POD = "10.123.45.1", "10.123.45.2"
-# Answers each caller with the address that it sees, over TCP and UDP.
+# Replies to each client with the address that it sees, over TCP and UDP.
 _SERVER = """
 import socket, threading
 t = socket.create_server(("0.0.0.0", 80))
@@ -62,7 +62,7 @@ def ip(*words: str) -> None:
 
 
 def call(host: str, port: int, kind: int = socket.SOCK_STREAM) -> str:
-    """The address that the pod sees; "": nobody answered."""
+    """Return the client address that the pod sees, or "" without an answer."""
     with socket.socket(socket.AF_INET, kind) as client:
         client.settimeout(5.0 if kind == socket.SOCK_STREAM else 0.5)
         for _ in range(10):
@@ -83,7 +83,7 @@ def ruleset() -> str:
 
 
 def sandbox(state: SandboxState = SandboxState.READY, address: str = POD, **fields: Any) -> Sandbox:
-    """A sandbox with these port mappings."""
+    """Return a sandbox with these port mappings."""
     mappings = [cri.PortMapping(**one) for one in fields.pop("ports")]
     config = pod(port_mappings=mappings, **fields)
     id = secrets.token_hex(16)
@@ -231,11 +231,11 @@ class HostPortTests(TestCase):
 
 
 class Killed(BaseException):
-    """The daemon is killed here."""
+    """Raised where the daemon is killed."""
 
 
 class MortalTable(Table):
-    """A table whose daemon is killed before or after its nth change of the kernel."""
+    """A table whose daemon is killed before or after its nth change to the kernel."""
 
     def __init__(self, name: str, moment: int, after: bool) -> None:
         super().__init__(reactor, name)
@@ -259,7 +259,7 @@ class MortalTable(Table):
 
 
 class LoopbackTests(TestCase):
-    """What listens at the node's 127.0.0.1 is for the node alone: a pod is a tap that sends what it likes."""
+    """Services on the node's 127.0.0.1 are for the node alone: a pod is a tap that may send anything."""
 
     def setUp(self) -> None:
         need("nft")
@@ -315,7 +315,7 @@ class LoopbackTests(TestCase):
                 try:
                     await mortal.put(ports_of(self.one))
                     await mortal.remove(self.one.id)
-                    self.assertGreater(moment, 4)  # two tables, two settings
+                    self.assertGreater(moment, 4)  # for two tables and two sysctls
                     break
                 except Killed:
                     self.check_closed(f"killed at {moment}")

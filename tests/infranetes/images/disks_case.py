@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store of images whose making of disks is watched."""
+"""An image store whose making of disks is instrumented."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOP, BASE = small("1").diff_ids[1], small("1").diff_ids[0]
 
 
 class Maker:
-    """The store's own way of making a disk, watched, and held up while `gate` has not fired."""
+    """The store's own way to make a disk, instrumented, and held up until `gate` fires."""
 
     def __init__(self) -> None:
         self.store: ImageStore
@@ -65,14 +65,14 @@ class DisksCase(StoreCase):
         return self.directory / "disks" / "sha256"
 
     def on_disk(self) -> set[str]:
-        """The diff ids that have a file; each is recorded, and there is nothing else."""
+        """Return the diff ids that have a disk; check that each has a record, and nothing else is there."""
         names = {path.name for path in self.disks.iterdir()}
         found = {name for name in names if not name.endswith(".json")}
         self.assertEqual(names, found | {f"{name}.json" for name in found})
         return {f"sha256:{name.partition('.')[0]}" for name in found}
 
     def assert_right(self, found: Sequence[LayerDisk], diff_ids: Sequence[str]) -> None:
-        """They are these layers' disks, in this order, and what is said of each is true."""
+        """Check that these are the layers' disks, in this order, and that their metadata is right."""
         self.assertEqual([disk.diff_id for disk in found], list(diff_ids))
         for disk in found:
             content = disk.path.read_bytes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A registry that answers what a test tells it to: wrong, slowly, without end or not at all."""
+"""A registry whose answers a test sets: wrong, slow, endless or missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = Callable[[Any], Any]  # takes the twisted.web request
 
 
 class _NoTls(ProtocolWrapper):
-    """Hangs up on a TLS greeting at once; Twisted's HTTP would wait for the end of its first line."""
+    """Close the connection at a TLS greeting; Twisted's HTTP would wait for the end of its first line."""
 
     transport: Any
 
@@ -29,7 +29,7 @@ class _NoTls(ProtocolWrapper):
 
 
 class HostileRegistry(Resource):
-    """On a free loopback port. `answers` maps the end of a path to what happens there."""
+    """A registry on a free loopback port. `answers` maps the end of a path to an Answer."""
 
     isLeaf = True
 
@@ -50,7 +50,7 @@ class HostileRegistry(Resource):
             request.transport.abortConnection()
 
     def serve(self, name: str, image: BuiltImage) -> str:
-        """Offer `image` honestly, by tag 1; tests then spoil parts of it."""
+        """Serve `image` correctly, with tag 1; tests then spoil parts of it."""
         for blob in (*image.blobs, image.manifest):
             self.put(blob, name)
         self.answers[f"/{name}/manifests/1"] = send(image.manifest.data, image.manifest.media_type)
@@ -84,7 +84,7 @@ def send(data: bytes, media_type: str = "application/octet-stream", status: int 
 
 
 def hang(request: Any) -> Any:
-    """Take the request and say nothing."""
+    """Accept the request and never answer."""
     return NOT_DONE_YET
 
 
@@ -100,7 +100,7 @@ def begin_then_hang(data: bytes) -> Answer:
 
 
 def endless(reactor: Any, chunk: bytes) -> Answer:
-    """Send chunk after chunk for as long as somebody listens."""
+    """Send chunk after chunk until the client disconnects."""
 
     def answer(request: Any) -> Any:
         gone: list[bool] = []

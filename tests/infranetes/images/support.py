@@ -21,7 +21,7 @@ reactor = installed()
 
 
 def small(content: str = "1", **options: Any) -> oci.BuiltImage:
-    """An image of two tiny layers; another content, another image with the same lower layer."""
+    """Return an image of two tiny layers. The upper layer depends on the content; the lower one does not."""
     layers = [oci.layer({"base": b"base" * 1000}), oci.layer({"top": content.encode()})]
     return oci.image(layers, options.pop("config", {"Cmd": ["/top"]}), **options)
 
@@ -64,7 +64,7 @@ class StoreCase(TestCase):
         return Deferred.fromCoroutine(body)
 
     async def fails(self, kind: type[Exception], waiting: Any) -> str:
-        """The message with which `waiting` fails."""
+        """Return the message with which `waiting` fails."""
         error: Any = await self.assertFailure(ensureDeferred(waiting), kind)
         self.assertLess(len(str(error)), 1000)
         return str(error)
@@ -73,13 +73,13 @@ class StoreCase(TestCase):
         return {f"sha256:{name}" for name in os.listdir(self.directory / "blobs" / "sha256")}
 
     def assert_nothing_left(self) -> None:
-        """Neither parts nor blobs that belong to no image."""
+        """Check that there are no partial files, and no blobs that are in no image."""
         self.assertEqual(os.listdir(self.directory / "pulls"), [])
         self.assertEqual(os.listdir(self.directory / "disks" / "new"), [])
         self.assertLessEqual(set(os.listdir(self.directory)), {"blobs", "disks", "pulls", "images.json"})
 
     def recording_skopeo(self) -> tuple[str, Path]:
-        """A skopeo that writes its arguments down, one line per run: (its path, the record)."""
+        """Return the path of a skopeo that records its arguments, a line per run, and that of the record."""
         record, script = Path(self.mktemp()).absolute(), Path(self.mktemp()).absolute()
         record.touch()
         script.write_text(f'#!/bin/sh\necho "$@" >>{record}\nexec skopeo "$@"\n')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store hands out for `docker load`: read by skopeo and loaded by a real dockerd."""
+"""The archive for `docker load` that a store provides: read by skopeo and loaded by a real dockerd."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class ArchiveTests(StoreCase):
 
 
 class DockerTests(StoreCase):
-    """The archive's reader in the guest is Docker: an engine of this test alone."""
+    """Docker reads the archive in the guest; here, by an engine of this test alone."""
 
     timeout = 180
 

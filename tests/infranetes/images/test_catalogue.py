@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images out of catalogues: executables by URL, and what the node records of them."""
+"""Images from catalogues: executables by URL, and the node's records of them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ExecutableTests(SynchronousTestCase):
 
 @implementer(IImageCatalogue)
 class Shelf:
-    """A catalogue of this test's."""
+    """A catalogue for these tests."""
 
     name = "shelf"
     machine_images = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers as disks, with a real registry: made once, and kept as long as needed."""
+"""Layers as disks, with a real registry: each is made once, and kept as long as it is needed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class MakingTests(DisksCase):
             await until(lambda: len([*self.disks.glob("*.json")]) == 2, "both are made")
             await self.store.disks(image.id)
             self.assertEqual(sorted(self.maker.made), sorted(image.diff_ids))
-            self.store.prepare("sha256:" + "0" * 64)  # of no image: nothing happens
+            self.store.prepare("sha256:" + "0" * 64)  # is in no image: nothing happens
 
         return self.run_(body())
 
@@ -153,7 +153,7 @@ class MakingTests(DisksCase):
 
 
 class ChangedTests(DisksCase):
-    """A file that is not what was made is found before it is used."""
+    """A file that was changed after it was made is detected before it is used."""
 
     def test_whatever_is_done_to_it_it_is_made_again_as_it_was(self) -> Any:
         async def body() -> None:
@@ -196,7 +196,7 @@ class ChangedTests(DisksCase):
             image = await self.pulled("one", small("1"))
             (disk, _) = await self.store.disks(image.id)
             with open(disk.path, "rb") as old:
-                os.utime(disk.path)  # its time of change is another: it may be another disk
+                os.utime(disk.path)  # its change time differs: it may be another disk
                 await self.store.disks(image.id)
                 self.assertEqual(self.maker.made.count(BASE), 2)
                 self.assertNotEqual(os.fstat(old.fileno()).st_ino, disk.path.stat().st_ino)
@@ -206,7 +206,7 @@ class ChangedTests(DisksCase):
 
 
 class KeepTests(DisksCase):
-    """A disk stays as long as an image has its layer."""
+    """A disk is kept as long as its layer is in an image."""
 
     def test_removed_with_the_last_image_that_has_the_layer(self) -> Any:
         async def body() -> None:
@@ -293,7 +293,7 @@ class KeepTests(DisksCase):
             self.assertIn(small("1").layers[1].digest, self.blobs())  # it is being read
             self.maker.gate.callback(None)
             await self.fails(NotFound, call)
-            self.assertEqual(self.on_disk(), {BASE})  # which the other image has
+            self.assertEqual(self.on_disk(), {BASE})  # which is in the other image
             self.assertEqual(self.blobs(), {blob.digest for blob in small("2").blobs})
             self.assert_right(await self.store.disks(two.id), two.diff_ids)
 
@@ -315,7 +315,7 @@ class KeepTests(DisksCase):
 
 
 class WaitingTests(DisksCase):
-    """Those who go away, and what never ends."""
+    """Callers that give up, and work that never ends."""
 
     def test_what_has_begun_goes_on_without_those_who_waited(self) -> Any:
         async def body() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers as disks are found whole after a kill or a full disk, and hold what their layers have."""
+"""Layers' disks are consistent after a kill or on a full disk, and have their layers' content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FORMAT_AND_DIGEST = (1, "sha256:550423b8585590e62ae584575f110530992b50d323a8947366195859a324d258")
 
 
-# A daemon that dies at a step, or has all done: argv is the store's directory, an image id and the step.
+# A daemon that dies at a step, or after the last: argv is the store's directory, an image id and the step.
 _DAEMON = """
 import os, signal, sys
 from pathlib import Path
@@ -81,7 +81,7 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 
 
 class KilledTests(DisksCase):
-    """SIGKILL to a daemon that makes a disk, at each step."""
+    """The daemon gets SIGKILL at each step of making a disk."""
 
     timeout = 300  # each step is a daemon of its own
 
@@ -89,7 +89,7 @@ class KilledTests(DisksCase):
         async def body() -> None:
             image = await self.pulled("one", oci.image([oci.layer({"one": os.urandom(9000)})]))
             left = {
-                # step: what is in `new` and in `sha256`, and how many of the latter the next daemon keeps
+                # step: the files in `new` and in `sha256`, and how many of the latter the next daemon keeps
                 "temporary": (1, 0, 0),
                 "being written": (1, 0, 0),
                 "whole": (1, 0, 0),
@@ -121,7 +121,7 @@ class KilledTests(DisksCase):
         return self.run_(body())
 
     def writers(self) -> list[int]:
-        """Processes that write to a file of this store."""
+        """Return processes that write to a file of this store."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ class FullDiskTests(DisksCase):
         subprocess.run(["mount", "-o", f"remount,{options}", str(self.mount)], check=True)
 
     def image(self) -> BuiltImage:
-        """Little to pull, much to unpack."""
+        """Return an image that is small when pulled and large when unpacked."""
         return oci.image([oci.layer({"zeros": os.urandom(4096) * 700}), oci.layer({"little": b"x"})])
 
     def test_a_layer_that_does_not_fit_is_refused_beforehand_with_advice(self) -> Any:
@@ -179,7 +179,7 @@ class FullDiskTests(DisksCase):
         async def body() -> None:
             image = await self.pulled("one", oci.image([oci.layer({"one": b"one"})]))
             used = sum(1 for _ in self.mount.rglob("*")) + 1
-            self.remount(f"nr_inodes={used + 1}")  # for the disk, not for its record
+            self.remount(f"nr_inodes={used + 1}")  # enough for the disk, but not for its record
             message = await self.fails(ResourceExhausted, self.store.disks(image.id))
             self.assertIn("remove images", message)
             self.assertEqual(self.on_disk(), set())
@@ -205,7 +205,7 @@ class FullDiskTests(DisksCase):
 
 
 class RealTests(DisksCase):
-    """What is on the disks, and larger ones."""
+    """The content of disks, and larger disks."""
 
     def test_each_is_a_file_system_with_what_its_layer_has(self) -> Any:
         async def body() -> None:
@@ -227,7 +227,7 @@ class RealTests(DisksCase):
         return self.run_(body())
 
     def test_layers_with_the_same_content_have_disks_of_their_own(self) -> Any:
-        """An overlay takes no file system twice."""
+        """An overlay does not take the same file system twice."""
 
         async def body() -> None:
             image = await self.pulled("empty", oci.image([bytes(1024), bytes(10240)]))
@@ -257,7 +257,7 @@ class RealTests(DisksCase):
     def test_other_bytes_are_another_format(self) -> Any:
         """If this fails, raise FORMAT in `infranetes/images/disks.py` and write the new digest here.
 
-        VMs that were brought part of a disk, and nodes that keep disks, rely on it.
+        VMs that have part of a disk, and nodes that keep disks, rely on it.
         """
 
         async def body() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image store when things go wrong: hostile registries, full disks, killed daemons, impatient callers."""
+"""The image store's failures: hostile registries, full disks, killed daemons, impatient callers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class WordsTests(SynchronousTestCase):
-    """What skopeo says, as an error."""
+    """Errors made from skopeo's messages."""
 
     def test_a_registry_that_wants_credentials(self) -> None:
         for words in (
@@ -50,7 +50,7 @@ class WordsTests(SynchronousTestCase):
 
 
 def skopeos(directory: Path) -> list[int]:
-    """Processes of skopeo that work on that store."""
+    """Return the skopeo processes that work on that store."""
     found = []
     for entry in os.listdir("/proc"):
         try:
@@ -82,10 +82,10 @@ class HostileCase(StoreCase):
 
 
 class HostileTests(HostileCase):
-    """Whatever a registry answers, it is an error in words and nothing stays."""
+    """Whatever a registry answers, the error says what is wrong and nothing is left."""
 
     def test_an_honest_answer_first(self) -> Any:
-        """The helper itself works: what fails below fails for what was spoiled."""
+        """The helper works: the tests below fail only because of what they spoil."""
 
         async def body() -> None:
             got = await self.store.pull(self.hostile.serve("x", small()))
@@ -140,7 +140,7 @@ class HostileTests(HostileCase):
         return self.run_(body())
 
     def test_a_layer_that_does_not_unpack_to_what_the_configuration_says(self) -> Any:
-        """With it, another image's id could be given to other content."""
+        """Otherwise, an image's id could be given to other content."""
 
         async def body() -> None:
             image = small()
@@ -240,7 +240,7 @@ class HostileTests(HostileCase):
 
 
 class WaitingTests(HostileCase):
-    """Several who ask, and those who go away."""
+    """Several callers for one image, and callers that give up."""
 
     def slow(self, image: oci.BuiltImage) -> str:
         reference = self.hostile.serve("slow", image)
@@ -305,7 +305,7 @@ class WaitingTests(HostileCase):
         return self.run_(body())
 
     def test_images_go_and_come_while_a_pull_is_under_way(self) -> Any:
-        """A layer that a running pull found here is not swept away under it."""
+        """A layer that a running pull relies on is not removed in the meantime."""
 
         async def body() -> None:
             image, other = small("go"), small("come")
@@ -321,7 +321,7 @@ class WaitingTests(HostileCase):
             pull = self.run_(self.store.pull(reference))
             await until(lambda: gate, "the gate is reached")
             await self.store.remove(image.id)
-            self.assertIn(image.layers[0].digest, self.blobs())  # both have it
+            self.assertIn(image.layers[0].digest, self.blobs())  # is in both images
             gate[0].write(other.layers[1].data)
             gate[0].finish()
             self.assertEqual((await pull).id, other.id)
@@ -331,7 +331,7 @@ class WaitingTests(HostileCase):
 
 
 class KilledTests(HostileCase):
-    """SIGKILL to a daemon in the middle of a pull."""
+    """The daemon gets SIGKILL in the middle of a pull."""
 
     def test_skopeo_dies_with_it_and_the_next_start_cleans_up(self) -> Any:
         async def body() -> None:
@@ -371,7 +371,7 @@ class KilledTests(HostileCase):
         return self.run_(body())
 
     def test_between_the_blobs_and_the_index_nothing_counts(self) -> Any:
-        """Dead right before images.json is replaced: the blobs are there, the image is not."""
+        """If it is killed right before images.json is replaced, the blobs are there, and the image is not."""
 
         async def body() -> None:
             reference = self.hostile.serve("x", small())
@@ -421,7 +421,7 @@ class FullDiskTests(StoreCase):
         return self.run_(body())
 
     def test_a_disk_that_fills_up_under_skopeo(self) -> Any:
-        """Two pulls that fit one by one: the room is gone after it was looked at."""
+        """Two pulls, each of which fits by itself: the space is gone after it was checked."""
 
         async def body() -> None:
             self.patch(self.store._puller, "_check_room", lambda _: None)
@@ -452,7 +452,7 @@ class FullDiskTests(StoreCase):
 
 class NeverBlockedTests(StoreCase):
     def test_other_work_goes_on_while_a_large_layer_is_proven(self) -> Any:
-        """The reactor's turn comes many times during a pull that keeps a thread busy for long."""
+        """The reactor turns many times during a pull that keeps a thread busy for long."""
 
         async def body() -> None:
             reference = self.registry.push("large", "1", oci.image([os.urandom(1 << 20) * 60]))

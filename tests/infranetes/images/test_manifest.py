@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of registries' documents, well-meant and hostile ones."""
+"""How registries' documents are parsed, both correct and hostile ones."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ReadTests(SynchronousTestCase):
             wrong: Any
             for wrong in (None, True, -1, 1.5, "../../etc/passwd", "sha256:../../x", 1 << 60, {}, []):
                 if (path, wrong) == (("layers",), []):
-                    continue  # an image without layers is one
+                    continue  # an image need not have layers
                 document: Any = json.loads(built().manifest.data)
                 at = document
                 for key in path[:-1]:

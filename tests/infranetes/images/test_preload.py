@@ -18,7 +18,7 @@ reactor = installed()
 
 
 def contents(path: Path) -> dict[str, set[str]]:
-    """The names in each image's archive."""
+    """Return the names in each image's archive."""
     found: dict[str, set[str]] = {}
     with path.open("rb") as file:
         while section := image_bundle.parse(file.read(image_bundle.BLOCK)):

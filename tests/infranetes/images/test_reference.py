@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How image references are read."""
+"""How image references are parsed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of several kinds on one node: each name leads to one store, and an id to the one that has it."""
+"""Images of several kinds on one node: a name selects a store, and an id the store that has it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOOL = "systemd.infranetes.io/example.org/tool@sha256:" + "a" * 64
 
 @implementer(IImageCatalogue)
 class Machines:
-    """Has whatever it is asked for."""
+    """A catalogue that has every image."""
 
     machine_images = True
 
@@ -99,7 +99,7 @@ class SeveralStoresTests(TestCase):
         await self.several.remove(east)
         await self.several.remove(east)
         self.assertEqual([image.id for image in self.several.list()], [west])
-        await self.several.check(west)  # which its catalogue has no more
+        await self.several.check(west)  # which is not in its catalogue any more
         self.assertEqual(self.several.list(), [])
 
     async def test_they_come_back_with_the_next_daemon(self) -> None:

@@ -204,7 +204,7 @@ class PullTests(StoreCase):
         return self.run_(body())
 
     def mirror(self, conf: Path) -> oci.BuiltImage:
-        """Writes a registries.conf by which registry.invalid/team/app:1 is this image."""
+        """Write a registries.conf that maps registry.invalid/team/app:1 to this image."""
         image = small("mirror")
         self.registry.push("cache/team/app", "1", image)
         conf.parent.mkdir(parents=True)
@@ -254,7 +254,7 @@ class PullTests(StoreCase):
 
 
 class AuthTests(StoreCase):
-    """A registry that wants to know who asks."""
+    """A registry that requires authentication."""
 
     def make_registry(self) -> Registry:
         return Registry(user="reader", password="s3cret-pässword")
@@ -312,7 +312,7 @@ class AuthTests(StoreCase):
 
 
 class TlsTests(StoreCase):
-    """A registry with a certificate of a CA that the node does not know by itself."""
+    """A registry whose certificate is from a CA that the node does not trust by default."""
 
     def make_registry(self) -> Registry:
         return Registry(tls=True)
@@ -360,7 +360,7 @@ class DownTests(StoreCase):
 
 
 class KeepTests(StoreCase):
-    """What is on disk, over removals and restarts."""
+    """What is kept on disk across removals and restarts."""
 
     def test_a_new_store_finds_the_same_images(self) -> Any:
         async def body() -> None:

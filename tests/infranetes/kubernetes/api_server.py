@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated API server: lists, watches and streaming lists of any kind of objects, over HTTP.
+"""A simulated API server: lists, watches and streaming lists of objects of any kind, over HTTP.
 
 It is as strict as Kubernetes' about the parameters of a watch, forgets old versions, and can be made to fail.
 """
@@ -24,7 +24,7 @@ from twisted.web.resource import Resource
 from infranetes_common.reactors import IReactor
 
 Json = dict[str, Any]  # Any: JSON
-#: What objects of a path are, which Kubernetes' own clients want to be told.
+#: The kinds of the objects at each path, which Kubernetes' own clients require.
 KINDS = {
     "/api/v1/services": ("v1", "Service"),
     "/api/v1/nodes": ("v1", "Node"),
@@ -35,17 +35,17 @@ _POD = re.compile(r"/api/v1/namespaces/[^/]+/pods/[^/]+")
 
 
 class SimulatedApiServer(Resource):
-    """The server. `start` it, then use `url`.
+    """The server. Call `start`, then use `url`.
 
-    :ivar streaming: whether it has streaming lists. :ivar status: with which it refuses all; 0: it does not.
-    :ivar paging: whether it makes pages of what it has in memory, as newer servers do.
-    :ivar trickle: what watches are told comes so many bytes at a time; 0: at once.
+    :ivar streaming: whether it supports streaming lists. :ivar status: refuse all requests with it; 0: don't.
+    :ivar paging: whether it splits lists from its watch cache into pages, as newer servers do.
+    :ivar trickle: how many bytes of a watch are sent at a time; 0: all.
     :ivar absent: paths that it does not have.
-    :ivar refused: the paths that nobody may ask for.
-    :ivar pods: single ones, by their whole paths. :ivar silent: paths whose requests are never answered.
+    :ivar refused: paths that are forbidden to everyone.
+    :ivar pods: single pods, by their full paths. :ivar silent: paths whose requests are never answered.
     :ivar written: what was created and changed: the method, the path, and the document.
-    :ivar asked: the query of each request, the path as `path`. :ivar token: that every request has to bear.
-    :ivar clients: who asked, by the certificates that they have shown.
+    :ivar asked: the query of each request, with its path as `path`. :ivar token: required of every request.
+    :ivar clients: the names in the certificates of its clients.
     """
 
     isLeaf = True
@@ -60,7 +60,7 @@ class SimulatedApiServer(Resource):
         self._oldest = 0
         self.streaming = True
         self.paging = True
-        self._pages: dict[str, dict[tuple[str, str], Json]] = {}  # of the last list
+        self._pages: dict[str, dict[tuple[str, str], Json]] = {}  # the rest of the last list
         self.trickle = 0
         self._late: dict[Request, bytes] = {}
         self.status = 0
@@ -83,7 +83,7 @@ class SimulatedApiServer(Resource):
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{address.port}"
 
     def kubeconfig(self, path: Path) -> Path:
-        """Write a kubeconfig of somebody without credentials, and return where it is."""
+        """Write a kubeconfig without credentials, and return its path."""
         path.write_text(
             json.dumps({
                 "clusters": [{"name": "c", "cluster": {"server": self.url}}],
@@ -104,21 +104,21 @@ class SimulatedApiServer(Resource):
             self.port = ssl.listenSSL(port, site, tls, interface="127.0.0.1")
 
     def listen_on(self, listening: socket.socket) -> IListeningPort:
-        """Answer there too: a socket of another network namespace, say. The port is the caller's to stop."""
+        """Serve on this socket, too, perhaps in another network namespace. The caller must stop the port."""
         site: Any = server.Site(self)  # Any: as above
         sockets = cast(IReactorSocket, self._reactor)
         return sockets.adoptStreamPort(listening.fileno(), listening.family, site)
 
     def stop(self) -> Deferred[None]:
-        """Listen no more and close all connections."""
+        """Stop listening and close all connections."""
         self.close_watches(abort=True)
         assert self.port is not None
         return self.port.stopListening() or succeed(None)
 
-    # What somebody does with the objects
+    # What users do with objects
 
     def put(self, path: str, item: Json) -> None:
-        """Make or change an object."""
+        """Create or change an object."""
         objects = self._objects.setdefault(path, {})
         name = _name(item)
         self._tell(path, "MODIFIED" if name in objects else "ADDED", item)
@@ -140,21 +140,21 @@ class SimulatedApiServer(Resource):
                 self._write(request, event)
 
     def bookmark(self) -> None:
-        """Tell all who watch the version."""
+        """Send a bookmark with the current version to all watches."""
         for request, path in self._watchers.items():
             self._write(request, self._bookmark(path))
 
     def compact(self) -> None:
-        """Forget all versions but the last."""
+        """Forget all versions but the latest."""
         self._version += 1
         self._oldest = self._version
         self._history.clear()
 
     def forget(self, bumped: bool = False) -> None:
-        """Be another server, with other objects and lower versions, as after a restore from a backup.
+        """Turn into another server, with other objects and lower versions, as after a restore from a backup.
 
-        :param bumped: with higher ones, and none of the old, as `etcdutl snapshot restore --bump-revision
-            --mark-compacted` has it. Else nobody can tell a version of one history from the other's.
+        :param bumped: with higher versions, and without the old ones, as after `etcdutl snapshot restore
+            --bump-revision --mark-compacted`. Otherwise versions of the two histories can't be told apart.
         """
         self._objects.clear()
         self._history.clear()
@@ -162,14 +162,14 @@ class SimulatedApiServer(Resource):
         self.close_watches()
 
     def expire(self) -> None:
-        """Tell all who watch that their version is gone, within the answer."""
+        """Tell all watches, within the response, that their version is too old."""
         for request in list(self._watchers):
             status = {"kind": "Status", "code": 410, "reason": "Expired", "metadata": {}}
             self._write(request, {"type": "ERROR", "object": status})
         self.close_watches()
 
     def close_watches(self, abort: bool = False) -> None:
-        """End all answers to watches."""
+        """End all responses to watches."""
         for request in list(self._watchers):
             if abort:
                 request.transport.abortConnection()
@@ -297,7 +297,7 @@ class SimulatedApiServer(Resource):
 
 
 def _kind(path: str) -> dict[str, str]:
-    if path not in KINDS:  # nobody wants to know
+    if path not in KINDS:  # no client looks at the kind
         return {}
     version, kind = KINDS[path]
     return {"apiVersion": version, "kind": kind}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to an API server, by TLS with certificates of both."""
+"""Requests to an API server over TLS, with a certificate on each side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODES = "/api/v1/nodes"
 
 
 async def whole(api: ApiServer) -> bytes:
-    """The whole list of nodes."""
+    """Return the whole list of nodes."""
     pieces: list[bytes] = []
     await api.pieces(NODES, {}, pieces.append)
     return b"".join(pieces)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credentials of plug-ins, which are real programs here."""
+"""Credentials from plug-ins, which are real programs here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infranetes_common.reactors import installed
 reactor = installed()
 VERSION = "client.authentication.k8s.io/v1"
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
-#: It notes what it was asked, and prints what is in a file.
+#: It records its input, and prints the content of a file.
 PLUGIN = """\
 #!/bin/sh
 printf '%s\\n' "$KUBERNETES_EXEC_INFO" >> "$NOTES"
@@ -89,7 +89,7 @@ class PluginTests(PluginCase):
         self.print(token="one", expirationTimestamp="2030-01-01T12:00:05Z")
         self.assertEqual([await self.token(), await self.token()], ["one", "one"])
         self.assertEqual(len(self.asked()), 2)
-        self.patch(credentials, "FRESH_SECONDS", 0.0)  # the kubeconfig, which is the same, is read each time
+        self.patch(credentials, "FRESH_SECONDS", 0.0)  # the unchanged kubeconfig is read each time
         self.print(token="two", expirationTimestamp="2030-01-01T13:00:00+00:00")
         self.assertEqual([await self.token(), await self.token()], ["two", "two"])
         self.assertEqual(len(self.asked()), 3)
@@ -99,7 +99,7 @@ class PluginTests(PluginCase):
         self.print(token="one")
         self.assertEqual(await self.token(), "one")
         self.print(token="two")
-        self.credentials.unreachable()  # which tells nothing of a token
+        self.credentials.unreachable()  # does not mean that a token is bad
         self.assertEqual(await self.token(), "one")
         self.credentials.refused()
         self.assertEqual(await self.token(), "two")

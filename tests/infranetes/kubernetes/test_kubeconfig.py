@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kubeconfig says, whoever has written it."""
+"""How kubeconfigs are read, whichever program has written them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists that are read as they come: what json makes of them, wherever their pieces end."""
+"""Lists that are parsed as they arrive give the same as json, wherever their chunks end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LISTS = st.fixed_dictionaries(
 
 
 def read(text: bytes, cuts: set[int]) -> tuple[list[Any], dict[str, Any]]:  # Any: JSON
-    """The items and the rest of a list that comes in pieces."""
+    """Return the items and the rest of a list that arrives in chunks."""
     items: list[Any] = []
     reader = ListReader(items.append)
     places = [0, *sorted(each for each in cuts if each < len(text)), len(text)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to pods is told to Kubernetes, and nothing waits for that."""
+"""Events about pods are posted to Kubernetes, and nothing waits for that."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PodEventsTests(TestCase):
 
     @deferred
     async def test_an_interruption_is_an_event_and_a_condition(self) -> None:
-        for _ in range(2):  # the second event is the first
+        for _ in range(2):  # the second one is a repetition
             self.events.interrupted(POD, "EC2 interrupts it")
             await self.done()
         [event] = self.written(EVENTS)

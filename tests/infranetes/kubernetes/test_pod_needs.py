@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod needs: the scheduler's rule, and what becomes of answers that never come or can't be used."""
+"""What a pod requests: the scheduler's rule, and answers that are missing or can't be used."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PATH = "/api/v1/namespaces/shop/pods/web"
 
 
 def container(request: int = 0, limit: int = 0, sidecar: bool = False) -> Json:
-    """A container that says so many bytes; 0: nothing."""
+    """Return a container with this memory request and limit; 0: none."""
     said = {key: {"memory": str(value)} for key, value in (("requests", request), ("limits", limit)) if value}
     return {"resources": said, **({"restartPolicy": "Always"} if sidecar else {})}
 
 
 def pod(*containers: Json, before: tuple[Json, ...] = (), whole: Json | None = None) -> Json:
-    """A Pod. :param before: its init containers. :param whole: resources of the pod as a whole."""
+    """Return a Pod. :param before: its init containers. :param whole: the resources at pod level."""
     about = {"namespace": "shop", "name": "web", "uid": "u-1"}
     spec = {"containers": list(containers), "initContainers": list(before), "resources": whole or {}}
     return {"metadata": about, "spec": spec}
@@ -71,7 +71,7 @@ class RuleTests(SynchronousTestCase):
         cases: tuple[tuple[Json, int], ...] = (
             ({"requests": {"memory": "9"}}, 9),
             ({"requests": {"memory": "2"}}, 5),  # a container's limit may be above the pod's request
-            ({"limits": {"memory": "4"}}, 4),  # beyond which they have nothing together
+            ({"limits": {"memory": "4"}}, 4),  # all of them together may not exceed it
             ({"requests": {"memory": "2"}, "limits": {"memory": "7"}}, 7),
             ({"limits": {"cpu": "1"}}, 5),
         )
@@ -82,7 +82,7 @@ class RuleTests(SynchronousTestCase):
     def test_it_is_the_most_that_runs_at_any_time(
         self, containers: list[tuple[int, int]], inits: list[tuple[tuple[int, int], bool]]
     ) -> None:
-        """The pod's life, step by step."""
+        """Simulate the pod's life step by step."""
         running, most = 0, 0
         for its, sidecar in inits:
             most = max(most, running + max(its))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the API server, and what its answers mean."""
+"""The requests to the API server, and what its answers mean."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WatchTests(SynchronousTestCase):
         return list(self.watch.line(json.dumps({"type": kind, "object": given}).encode()))
 
     def asked(self) -> tuple[bool, str, bool]:
-        """Whether it watches, from which version, and whether all objects come first."""
+        """Return whether it watches, from which version, and whether all objects are to be sent first."""
         request = self.watch.request()
         self.assertEqual(request.query["labelSelector"], "!skipped")
         query = request.query
@@ -77,20 +77,20 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(self.tell("BOOKMARK", thing("", 5, **END)), [Replaced([])])
 
     def page(self, *items: Json, version: int = 7, following: str = "") -> list[Event]:
-        """An answer to a list."""
+        """Return the events from a page of a list."""
         about = {"resourceVersion": str(version), **({"continue": following} if following else {})}
         for byte in json.dumps({"metadata": about, "items": list(items)}).encode():
             self.watch.piece(bytes([byte]))
         return list(self.watch.page())
 
     def list_only(self) -> None:
-        """The server has no streaming lists."""
+        """Have a server without streaming lists."""
         self.asked()
         self.watch.refused(422)
         self.watch.ended()
 
     def listed_as(self) -> dict[str, str]:
-        """What of a list's query is about its pages."""
+        """Return the parameters of a list's query that concern its pages."""
         request = self.watch.request()
         self.assertFalse(request.watch)
         return {key: value for key, value in request.query.items() if key != "labelSelector"}

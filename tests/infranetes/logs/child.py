@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that writes one log until it is killed: python -m tests.infranetes.logs.child DIRECTORY LINES.
 
-The agent's side is a function of the cursor, so every process reads the same. The checkpoint is a file.
+The agent's records are a function of the cursor, so every process reads the same. The checkpoint is a file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def main(reactor: Any, directory: str, lines: str) -> None:
     log = ContainerLog(reactor, Path(directory) / "0.log", read, checkpoint, save)
 
     def rotated() -> None:
-        """The parent renamed the file and asks for a new one by removing the request."""
+        """The parent has renamed the file; it removes the request once there is a new one."""
         request = Path(directory) / "reopen"
         if request.exists():
             done = Deferred.fromCoroutine(log.reopen())

@@ -22,7 +22,7 @@ Ts = TypeVarTuple("Ts")
 
 
 def record(number: int, line: bytes, *, partial: bool = False, stream: int = 0, time: int = 0) -> Any:
-    """A LogRecord; its cursor is its number."""
+    """Return a LogRecord; its cursor is its number."""
     return vmserver.LogRecord(
         time_nanos=time or 1_700_000_000_000_000_000 + number, stream=cast(Any, stream), line=line,
         partial=partial, cursor=str(number),
@@ -30,7 +30,7 @@ def record(number: int, line: bytes, *, partial: bool = False, stream: int = 0, 
 
 
 def expected(records: list[Any]) -> bytes:
-    """The file's content, written down in another way than the code under test does."""
+    """Return the file's content, formatted independently of the code under test."""
     out = []
     for one in records:
         seconds, nanos = divmod(one.time_nanos, 10**9)
@@ -41,7 +41,7 @@ def expected(records: list[Any]) -> bytes:
 
 
 class Source:
-    """The agent's side: gives records after a cursor, as many as there are so far, and follows."""
+    """The agent's side: returns the records after a cursor that exist so far, and follows the log."""
 
     def __init__(self, records: list[Any]) -> None:
         self.records = records
@@ -72,7 +72,7 @@ class Source:
         self._wake(lambda d: d.callback(None))
 
     def lose(self) -> None:
-        """The connection breaks."""
+        """Lose the connection."""
         self._wake(lambda d: d.errback(Unavailable("connection lost")))
 
     def _wake(self, how: Callable[[Any], None]) -> None:
@@ -83,11 +83,11 @@ class Source:
 
 
 class Killed(BaseException):
-    """The process is no more."""
+    """Raised where the process is killed."""
 
 
 class Fuse:
-    """Kills in the middle of the `left`-th effect from now on, after that share of it is done."""
+    """Kill the process during the `left`-th effect from now on, after that share of the effect."""
 
     def __init__(self) -> None:
         self.left, self.share, self.dead = -1, 0.0, False
@@ -104,7 +104,7 @@ class Fuse:
 
 
 class MortalFiles(LogFiles):
-    """The real thing, in a process that may die. `full`: the disk has no room."""
+    """The real thing, in a process that may be killed. `full`: the disk is full."""
 
     def __init__(self, fuse: Fuse) -> None:
         self.fuse = fuse
@@ -128,22 +128,22 @@ class MortalFiles(LogFiles):
 
 
 class LogScenario:
-    """One container's log over any number of daemons."""
+    """One container's log, written by any number of daemons in turn."""
 
     def __init__(self, directory: Path, records: list[Any], lag: float = 0.0) -> None:
-        self.lag = lag  # seconds that work in a thread takes to begin, and to be known as done
+        self.lag = lag  # seconds for work to start in a thread, and for its result to be known
         self.path = directory / "pod" / "0.log"
         self.source = Source(records)
         self.clock = Clock()
         self.checkpoint: Checkpoint | None = None
         self.rotated: list[Path] = []
-        self.unreachable = False  # the agent
-        self.renamed = False  # by kubelet, which has not had its reopen yet
+        self.unreachable = False  # whether the agent is
+        self.renamed = False  # whether kubelet has renamed the file and not yet had it reopened
         self.begin()
 
     def begin(self) -> None:
-        """A daemon starts."""
-        self.fuse = fuse = Fuse()  # this daemon's
+        """Start a daemon."""
+        self.fuse = fuse = Fuse()  # belongs to this daemon
         self.files = MortalFiles(self.fuse)
 
         async def save(checkpoint: Checkpoint) -> None:
@@ -151,7 +151,7 @@ class LogScenario:
                 if share >= 0.5:
                     self.checkpoint = checkpoint
 
-            fuse.effect(keep, keep)  # of this daemon: one that was killed saves nothing more
+            fuse.effect(keep, keep)  # a daemon that was killed saves nothing more
 
         async def direct(reactor: object, work: Callable[[*Ts], T], *args: *Ts) -> T:
             async def take_time() -> None:
@@ -195,14 +195,14 @@ class LogScenario:
         self.begin()
 
     def rename(self) -> None:
-        """kubelet begins to rotate."""
+        """Begin a rotation, as kubelet does."""
         if not self.renamed and self.path.exists():
             self.rotated.append(self.path.with_name(f"0.log.{len(self.rotated):04d}"))
             self.path.rename(self.rotated[-1])
             self.renamed = True
 
     def reopen(self) -> None:
-        """kubelet goes on: ReopenContainerLog, and the old name back when that fails."""
+        """Continue it: call ReopenContainerLog, and restore the old name if that fails."""
         done: list[Any] = []
         failed: list[Any] = []
         Deferred.fromCoroutine(self.log.reopen()).addCallbacks(done.append, failed.append)
@@ -221,7 +221,7 @@ class LogScenario:
         return b"".join(file.read_bytes() for file in files)
 
     def complete(self) -> None:
-        """Everything is written by a daemon that nobody kills."""
+        """Have everything written by a daemon that is not killed."""
         self.unreachable = False
         self.restart()
         if self.renamed:

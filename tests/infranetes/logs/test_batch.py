@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many owners' pieces of blocking work, in few trips to a thread."""
+"""Pieces of blocking work from many owners are done in few trips to a thread."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container's log is in its files exactly once, whatever happens to whom."""
+"""A container's log is in its files exactly once, whatever is killed or lost."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class RotationTests(LogTestCase):
         self.kills_seen()
 
     def test_reopened_before_the_agent_is_reached_again(self) -> None:
-        """The old file may end within a line: its rest goes there, the next one into the new file."""
+        """The old file may end within a line: the rest of it goes there, the next line into the new file."""
         world = self.world([record(1, b"one"), record(2, b"two"), record(3, b"three")])
         world.source.emit(1)
         world.clock.advance(60)
@@ -188,7 +188,7 @@ class RotationTests(LogTestCase):
         self.kills_seen()
 
     def test_the_tail_is_met_while_a_reopen_is_under_way(self) -> None:
-        """What the old file has counts as written from that moment, also for the new file's checkpoint."""
+        """From then on, what is in the old file counts as written in the new file's checkpoint, too."""
         for torn in (False, True):
             world = LogScenario(Path(self.mktemp()), some(6), lag=0.03)
             self.addCleanup(world.kill)
@@ -281,7 +281,7 @@ class FullDiskTests(LogTestCase):
         self.assert_exact(world)
 
     def test_what_waits_for_room_is_bounded(self) -> None:
-        """Reading stops: the rest stays in the VM."""
+        """When it is full, reading stops and the rest stays in the VM."""
         world = self.world(some(2000, 1000))
         world.files.full = True
         world.source.emit(2000)
@@ -355,8 +355,8 @@ class KilledAnywhereTests(SynchronousTestCase):
     def test_rotated_and_current_files_together_are_the_output(
         self, texts: list[tuple[bytes, bool, bool]], todo: list[tuple[Any, ...]], every: int, lag: float
     ) -> None:
-        """Killed at any byte of a write, before or after any file is made or checkpoint saved, between
-        kubelet's rename and its reopen, any number of times, in any order with everything else."""
+        """Killed at any byte of a write, around the creation of any file or the saving of any checkpoint, and
+        between kubelet's rename and its reopen, any number of times, in any order with everything else."""
         directory = Path(tempfile.mkdtemp())
         before, module.CHECKPOINT_BYTES = module.CHECKPOINT_BYTES, every
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container that writes more than the daemon may hold, and a disk that stands still meanwhile."""
+"""A container that writes more than the daemon may hold in memory, while a disk is blocked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINE = bytes(16 * 1024)
 
 
 class Disk(LogFiles):
-    """Takes nothing until it is told to."""
+    """A disk that blocks until it is released."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -58,7 +58,7 @@ class MemoryTests(TestCase):
         log = ContainerLog(reactor, path, source, None, save, files=disk, in_thread=run_in_thread)
         log.start()
         await until(disk.asked.is_set, "something is written")
-        # What is being written, what waits to be, and the record at which reading stopped.
+        # What is being written, what is queued, and the record at which reading stopped.
         self.assertLessEqual(read * len(LINE), 2 * BATCH_BYTES + 2 * len(LINE))
         disk.goes_on.set()
         most = 0

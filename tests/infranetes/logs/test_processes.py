@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container logs in real processes, on real disks, and very many of them."""
+"""Container logs in real processes, on real disks, and in large numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KilledProcessTests(SynchronousTestCase):
             try:
                 before = path.stat().st_size if path.exists() else 0
                 until = time.monotonic() + 20
-                while child.poll() is None and time.monotonic() < until:  # until it has written something
+                while child.poll() is None and time.monotonic() < until:  # until there is some output
                     if path.exists() and path.stat().st_size != before:
                         break
                     time.sleep(0.002)
@@ -63,11 +63,11 @@ class KilledProcessTests(SynchronousTestCase):
         content = b"".join(file.read_bytes() for file in [*rotated, path] if file.exists())
         want = expected([line(number) for number in range(1, count + 1)])
         self.assertEqual(len(content), len(want))
-        self.assertTrue(content == want, "other bytes")  # a difference of megabytes can't be shown
+        self.assertTrue(content == want, "other bytes")  # the difference may be megabytes long
 
 
 async def nothing(_: Checkpoint) -> None:
-    """Save nowhere."""
+    """Save no checkpoint."""
 
 
 class FullDiskTests(TestCase):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files read as they grow and are rotated, and what is none of them."""
+"""Log files are read while they grow and are rotated; other files are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ReaderTests(SynchronousTestCase):
         reader.read()
         with self.file.open("ab") as old:
             self.file.rename(self.file.with_suffix(".old"))
-            self.assertFalse(reader.turn())  # kubelet has not had it made anew yet
+            self.assertFalse(reader.turn())  # kubelet has not had it reopened yet
             self.file.write_bytes(b"three\n")
             old.write(b"two\n")
             old.flush()

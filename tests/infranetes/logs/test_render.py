@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines as kubelet reads them."""
+"""Lines in the format that kubelet reads."""
 
 from __future__ import annotations
 

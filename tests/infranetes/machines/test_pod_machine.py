@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A VM is brought up and torn down, whoever it belongs to."""
+"""A VM is brought up and torn down, whether it belongs to a pod or to the pool."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ID, TOKEN = "1d" * 16, "70" * 16
 
 
 class Killed(BaseException):
-    """The daemon ends here."""
+    """Raised where the daemon is killed."""
 
 
 class Owner:
-    """Keeps facts in memory and on a disk of its own.
+    """An owner that keeps facts in memory and on a simulated disk.
 
-    :ivar written: every write, in order. :ivar last: the daemon is killed after so many.
+    :ivar written: every write, in order. :ivar last: the daemon is killed after this many.
     """
 
     def __init__(self, disk: VmFacts, last: int = 99) -> None:
@@ -232,7 +232,7 @@ class TearDownTests(MachineCase):
 
 
 class OwnerTests(MachineCase):
-    """It belongs to one, then to another."""
+    """The VM changes owners."""
 
     def test_handed_over_its_facts_are_the_new_owners(self) -> None:
         self.successResultOf(self.up())

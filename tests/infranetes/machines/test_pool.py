@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool: filled within bounds, claimed once, kept over restarts, ended when it is told."""
+"""The pool: filled within bounds, claimed once, kept across restarts, terminated on request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIB = 1 << 30
 
 
 def sized(name: str, cpu_millis: int = 0, memory: int = 0) -> Any:
-    """A pod that asks for so much."""
+    """Return a pod with these requests."""
     resources = cri.LinuxContainerResources(
         cpu_quota=cpu_millis * 100, cpu_period=100_000, memory_limit_in_bytes=memory
     )
@@ -45,7 +45,7 @@ class PoolTestCase(PodsTestCase):
         self.addCleanup(self.world.kill)
 
     def before(self) -> None:
-        """What is to be so when the provider becomes ready."""
+        """Prepare the world before the provider becomes ready."""
 
     @property
     def pool(self) -> Any:
@@ -59,7 +59,7 @@ class PoolTestCase(PodsTestCase):
         return {record.id: record.state for record in self.world.store.contents().pool}
 
     def assert_nothing_leaks(self) -> None:
-        """Each VM has exactly one record and each record one VM."""
+        """Check that each VM has exactly one record and each record one VM."""
         contents = self.world.store.contents()
         pooled = [record.token for record in contents.pool]
         pods = [one.token for one in contents.sandboxes if one.state is not SandboxState.STOPPED]
@@ -67,7 +67,7 @@ class PoolTestCase(PodsTestCase):
 
 
 class ClaimTests(PoolTestCase):
-    """RunPodSandbox with VMs that wait."""
+    """RunPodSandbox with VMs in the pool."""
 
     def test_a_pod_has_a_vm_of_the_pool_and_the_pool_fills_up(self) -> None:
         before = self.idle
@@ -181,7 +181,7 @@ class ClaimTests(PoolTestCase):
         self.assertIn(self.run_pod(), before)
 
     def test_a_record_that_is_gone_is_a_vm_that_nobody_gets(self) -> None:
-        """As though another had claimed it: it is not used twice."""
+        """As though another pod had claimed it: it is not used twice."""
         before = self.idle
         for id in before:
             self.world.store.delete_pool(id)
@@ -234,7 +234,7 @@ class ClaimTests(PoolTestCase):
 
 
 class ChosenTests(PoolTestCase):
-    """On a node that has Docker run its pods' containers, unless they say otherwise."""
+    """A node where Docker runs pods' containers unless the pods say otherwise."""
 
     def before(self) -> None:
         self.world.node.contprovider = "docker"
@@ -262,7 +262,7 @@ class ChosenTests(PoolTestCase):
 
 
 class SizeTests(PoolTestCase):
-    """Several sizes."""
+    """A pool with several sizes."""
 
     config = PoolConfig(
         sizes=(
@@ -303,7 +303,7 @@ class SizeTests(PoolTestCase):
 
 
 class FillTests(PoolTestCase):
-    """How fast, how many."""
+    """How fast the pool is filled, and with how many VMs."""
 
     config = PoolConfig(sizes=(PoolSize(count=7),), parallel=3, per_minute=5, retry=4.0)
 
@@ -361,7 +361,7 @@ class FillTests(PoolTestCase):
 
 
 class LifeTests(PoolTestCase):
-    """Restarts, passes, drains."""
+    """Restarts, reconciliation passes, drains."""
 
     def test_its_vms_survive_a_restart_and_are_claimed_by_the_next_daemon(self) -> None:
         before = self.idle
@@ -535,7 +535,7 @@ class LifeTests(PoolTestCase):
 
 
 class NoPoolTests(unittest.SynchronousTestCase):
-    """As it comes."""
+    """Without a pool, as by default."""
 
     def test_nothing_is_booted(self) -> None:
         world = FakeNode()

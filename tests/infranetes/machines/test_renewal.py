@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates are replaced long before they expire, by a clock that the test moves."""
+"""Certificates are replaced long before they expire, by a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RenewalTests(PodsTestCase):
         )
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
-        # A pod that says how its VM is to be made has none of the pool's.
+        # A pod that says how its VM is to be made does not get one from the pool.
         self.own = self.run_pod(pod("own", annotations={"infranetes.io/size": "x"}))
         self.world.wait(SOON_SECONDS)
 

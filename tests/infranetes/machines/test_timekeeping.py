@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs are told what time it is when their clocks are wrong, by a clock that the test moves."""
+"""VMs with wrong clocks are sent the time, by a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SECOND = 10**9
 
 
 class _Node(FakeNode):
-    """Its VMs' clocks are wrong from their beginning.
+    """A node whose VMs' clocks are wrong from the start.
 
-    :ivar ahead: by how much, in nanoseconds. :ivar has_steady: their agents can correct them.
+    :ivar ahead: by how many nanoseconds. :ivar has_steady: whether their agents can correct them.
     """
 
     ahead = 0
@@ -45,7 +45,7 @@ class TimekeepingTests(PodsTestCase):
         self.agent = self.world.agents[self.own]
 
     def run_own(self, name: str) -> str:
-        """Run a pod that has none of the pool's VMs."""
+        """Run a pod that does not get a VM from the pool."""
         return self.run_pod(pod(name, annotations={"infranetes.io/size": "x"}))
 
     def test_clocks_that_are_right_are_left_alone(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time in a VM from its boot on, in minutes and hours that the test makes pass on the node and in the VM.
+"""The time in a VM from its boot on, with minutes and hours that a test lets pass on the node and the VM.
 
-Both sides are as they are, but for what carries their messages: the node stamps the identity and asks; the
-VM takes the identity on and corrects its clock.
+Both sides run real code, except for the transport between them: the node stamps the identity and sends
+requests; the VM takes on the identity and corrects its clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RIGHT = SECOND // 20
 
 
 class _Machine(FakeAgent):
-    """A VM, whose agent corrects its clock. :ivar lowest: what the clock said last."""
+    """A VM whose agent corrects its clock. :ivar lowest: what the clock said last."""
 
     def __init__(self, sandbox_id: str, etc: Path, system: FakeClock) -> None:
         super().__init__(sandbox_id)
@@ -48,7 +48,7 @@ class _Machine(FakeAgent):
         self._timekeeping.begin()
 
     def take(self, identity: Identity) -> None:
-        """Take on the identity that waits in the cloud."""
+        """Take on the identity that is ready in the cloud."""
         applied = attrs.evolve(identity, hostname="", machine_id="", entropy="")  # to the clock alone
         IdentityApplier(self._etc, clock=MachineClock(self.system)).apply(applied)
 
@@ -65,7 +65,7 @@ class _Machine(FakeAgent):
 
 
 class _Node(FakeNode):
-    """:ivar rtc: how far the clocks of new VMs are ahead. :ivar drift: of theirs, as `FakeClock` has it."""
+    """:ivar rtc: how far new VMs' clocks are ahead. :ivar drift: that of their clocks, as in `FakeClock`."""
 
     rtc = 0
     drift = 0.0
@@ -95,7 +95,7 @@ class VmTimeTests(PodsTestCase):
         return world
 
     def booted(self, rtc: int = 0, drift: float = 0.0) -> _Machine:
-        """Run a pod whose VM takes its time to boot. :param rtc: how far its clock is ahead before."""
+        """Run a pod whose VM takes a while to boot. :param rtc: how far its clock is ahead before that."""
         self.world.rtc, self.world.drift = rtc, drift
         booting: Deferred[None] = Deferred()
         self.world.provider.booting = booting
@@ -145,7 +145,7 @@ class VmTimeTests(PodsTestCase):
 
     def test_a_vm_that_was_suspended_has_the_time_within_two_minutes(self) -> None:
         machine = self.booted()
-        self.world.clock.rightNow += 600  # not in the VM
+        self.world.clock.rightNow += 600  # on the node, not in the VM
         self.assertLess(self.ahead(machine), -599 * SECOND)
         self.world.wait(120)
         self.assertLess(abs(self.ahead(machine)), RIGHT)
@@ -165,7 +165,7 @@ class VmTimeTests(PodsTestCase):
         self.world.wait(70)
         self.assertNotEqual(machine.system.ticks(), TICKS, "it is on its way")
         self.world.restart()
-        machine.begin()  # the agent before was killed
+        machine.begin()  # after the previous agent was killed
         self.assertEqual(machine.system.ticks(), TICKS)
         self.world.wait(240)
         self.assertLess(abs(self.ahead(machine)), RIGHT)

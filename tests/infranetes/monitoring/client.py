@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers over HTTP, as a plain client gets them."""
+"""Responses over HTTP, as a simple client gets them."""
 
 from __future__ import annotations
 

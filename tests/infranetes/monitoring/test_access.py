@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token, and the files of it and of TLS."""
+"""The token, its file, and the files for TLS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET = b"0123456789abcdef"
 
 
 class TokenTests(SynchronousTestCase):
-    """What is taken for the token."""
+    """What is accepted as the token."""
 
     def test_as_bearer_or_as_a_password(self) -> None:
         token = Token(SECRET)
@@ -42,7 +42,7 @@ class TokenTests(SynchronousTestCase):
 
 
 class FileTests(SynchronousTestCase):
-    """What is wrong with a file is said, with its key and its path."""
+    """The error about a bad file names its key and its path."""
 
     def write(self, content: bytes, mode: int = 0o600) -> str:
         path = Path(self.mktemp())

@@ -10,7 +10,7 @@ from infranetes.monitoring.lag import PERIOD, ReactorLag
 
 
 class ReactorLagTests(SynchronousTestCase):
-    """Looks at a clock."""
+    """Lag is measured with a clock."""
 
     def setUp(self) -> None:
         self.clock, self.lags = Clock(), list[float]()

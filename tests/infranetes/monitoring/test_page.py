@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: what is on it, that nothing on it runs, and that many pods hold nobody up."""
+"""The page: its content, that nothing on it is executed, and that many pods do not block the reactor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EMPTY = Overview(4600.0, "east", "node-1", "1.0", "", [Provider("aws", "", 0, 0)
 
 
 class Elements(HTMLParser):
-    """Every element of a document with its attributes, and all text."""
+    """Collects every element of a document with its attributes, and all text."""
 
     def __init__(self, page: bytes) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Elements(HTMLParser):
 
 
 class PageTests(SynchronousTestCase):
-    """Pages of overviews."""
+    """The pages made from overviews."""
 
     def page(self, shown: Overview) -> Elements:
         return Elements(_thd_page(shown))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is served of a node's metrics and readiness, to whom, and how."""
+"""A node's metrics and readiness: what is served, to whom, and how."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0, text/plai
 
 
 class MonitoringCase(TestCase):
-    """Serves the metrics of a node of fakes."""
+    """A server of the metrics of a node made of fakes."""
 
     timeout = 60
     scheme = "http"
@@ -51,7 +51,7 @@ class MonitoringCase(TestCase):
         self.metrics = Metrics()
 
     async def serve(self, **table: object) -> str:
-        """Serve, and return the URL of all."""
+        """Start to serve. Return the base URL."""
         config = structure({"listen": "127.0.0.1:0", **table}, MetricsConfig, source="metrics")
         serving = Monitoring(reactor, config, self.world.node, self.metrics)
         self.addCleanup(lambda: maybeDeferred(serving.stopService))
@@ -134,7 +134,7 @@ class MetricsTests(MonitoringCase):
 
 
 class HealthTests(MonitoringCase):
-    """Whether the process lives, and whether pods can be run."""
+    """Whether the process is alive, and whether pods can be run."""
 
     @deferred
     async def test_ready_is_what_status_says(self) -> None:
@@ -148,7 +148,7 @@ class HealthTests(MonitoringCase):
 
 
 class AccessTests(MonitoringCase):
-    """Who is answered, and what is refused."""
+    """Which clients get an answer, and which requests are refused."""
 
     @deferred
     async def test_without_the_token_only_that_it_lives(self) -> None:
@@ -216,7 +216,7 @@ class AccessTests(MonitoringCase):
 
 
 class PageTests(MonitoringCase):
-    """The page, where it is asked for."""
+    """The page, where it is enabled."""
 
     @deferred
     async def test_it_shows_the_node_as_it_is(self) -> None:

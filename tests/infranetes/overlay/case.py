@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A case with tunnels between VMs and their node, with the code of both ends, in this machine's kernel.
 
-Node, VMs, another node and the VPC between them are network namespaces.
+The node, the VMs, another node and the VPC between them are network namespaces.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ CLUSTER = ("10.244.0.0/16", "10.96.0.0/12")
 NODE, OTHER_NODE, ROUTER = "192.0.2.1", "192.0.2.2", "192.0.2.254"
 HOSTS = ("192.0.2.11", "192.0.2.12")  # of the VMs
 PODS = ("10.244.3.2", "10.244.3.3")
-OTHER_POD = "10.244.9.9"  # of the other node
+OTHER_POD = "10.244.9.9"  # on the other node
 INTERNET = "198.51.100.9"
 PORT = 80
-SHORT = 1.0  # seconds for what is to fail
+SHORT = 1.0  # seconds for connections that have to fail
 
 
 class TunnelCase(TestCase):
-    """:ivar enforcing: whether the node's daemon enforces policies. :ivar remembered: its firewalls."""
+    """:ivar enforcing: whether the daemon enforces policies. :ivar remembered: the recorded firewalls."""
 
     timeout = 180
     enforcing = False
@@ -69,7 +69,7 @@ class TunnelCase(TestCase):
         self.config: dict[str, Any] = {"pod_cidr": SUBNET}
         self.cluster: tuple[str, ...] = CLUSTER
         self.node.said("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
-        self.proc_sys = Path(self.mktemp())  # that of this process is of its own namespace
+        self.proc_sys = Path(self.mktemp())  # this process's own shows another namespace
         (self.proc_sys / "net/ipv4").mkdir(parents=True)
         (self.proc_sys / "net/ipv4/ip_forward").write_text("0\n")
         self.remembered = Path(self.mktemp())
@@ -82,7 +82,7 @@ class TunnelCase(TestCase):
         return space
 
     async def daemon(self) -> Overlay:
-        """A daemon that knows what is recorded. The one before was killed."""
+        """Return the overlay of a new daemon, made from its records. The previous daemon was killed."""
         config = OverlayConfig(**self.config)
         networks = [IPv4Network(each) for each in self.cluster]
         inside = self.node.command()
@@ -101,7 +101,7 @@ class TunnelCase(TestCase):
         return overlay
 
     async def told(self, number: int, invitation: Invitation) -> int:
-        """What the agent of this VM answers to the node's call."""
+        """Return how the agent of this VM answers the node's call."""
         calls = PodNetworkCalls(PodTunnel(reactor, self.proc_sys, self.vms[number].name))
         request = vmserver.JoinPodNetworkRequest(**attrs.asdict(invitation))
         return (await calls.JoinPodNetwork(request, cast(Call, None))).mtu
@@ -119,6 +119,6 @@ class TunnelCase(TestCase):
         return mtus
 
     def assert_joined(self, number: int) -> None:
-        """A pod and another node's reach each other, with their own addresses."""
+        """Check that a pod and one of another node reach each other, by their own addresses."""
         self.assertEqual(self.vms[number].seen_as(OTHER_POD, PORT), PODS[number])
         self.assertEqual(self.other.seen_as(PODS[number], PORT, OTHER_POD), OTHER_POD)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Firewalls at the node's end of its tunnels keep the promises of those which providers enforce."""
+"""Firewalls at the node's end of its tunnels keep the same promises as those that providers enforce."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 
 class Place:
-    """A namespace, as a machine with that address. `end` closes its sockets."""
+    """A namespace that plays a machine with that address. `end` closes its sockets."""
 
     def __init__(self, space: Space, address: str) -> None:
         self.address = address
@@ -52,7 +52,7 @@ class Place:
 
 @implementer(IFirewallsPods)
 class AtTunnels:
-    """The overlay of a daemon, which knows sandboxes."""
+    """A daemon's overlay, addressed by sandbox."""
 
     def __init__(self, overlay: Overlay) -> None:
         self.overlay = overlay
@@ -73,7 +73,7 @@ class Talking:
 
 
 class OverlayFirewallsTests(ClosedPodsContract, TunnelCase):
-    """The contract, for VMs that have joined."""
+    """The contract, for VMs that have joined the pods' network."""
 
     enforcing = True
     stranger = OTHER_POD

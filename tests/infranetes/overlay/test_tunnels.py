@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tunnels between VMs and their node: who reaches whom, and what becomes of them."""
+"""Tunnels between VMs and their node: what can be reached through them, and how they end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ConnectionTests(TunnelCase):
         self.assertEqual(self.vpc.seen_as(PODS[0], PORT, INTERNET), INTERNET, "and so does its answer")
 
     async def test_what_a_service_leads_into_the_tunnel_has_the_pods_address(self) -> None:
-        """An external address, which the VM's rules translate after the sender was chosen."""
+        """An external address, which the VM's rules translate after the source address was chosen."""
         self.vms[0].said("nft", "add table ip services")
         chain = "{ type nat hook output priority -100; policy accept; }"
         self.vms[0].said("nft", f"add chain ip services output {chain}")
@@ -79,7 +79,7 @@ class ConnectionTests(TunnelCase):
             self.vms[0].ip(f"address delete {address}/32 dev pod0")
 
     async def test_a_tunnel_of_somebody_else_leads_nowhere(self) -> None:
-        """To the node, and to a VM."""
+        """Neither to the node nor to a VM."""
         for space, host, target, claimed, friend, source in (
             (self.node, NODE, GATEWAY, PODS[1], self.vms[0], PODS[0]),
             (self.vms[0], HOSTS[0], PODS[0], "10.244.3.77", self.node, GATEWAY),

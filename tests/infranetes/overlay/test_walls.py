@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies of pods that have their address by a tunnel: the node judges the tunnel, and the VM the VPC."""
+"""Policies of pods that are reached by a tunnel: the node filters the tunnel, and the VM filters the VPC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.spaces import Space
 from vmserver.firewall.firewall import Firewall
 
 TUNNEL = 2476
-SHORT = 0.4  # seconds for what is to fail
+SHORT = 0.4  # seconds for connections that have to fail
 TABLE = "infranetes_infvx0_firewalls"
 
 
@@ -34,7 +34,7 @@ def allowed(*networks: str, port: int = 0) -> tuple[Allowed, ...]:
 
 
 class WallCase(TunnelCase):
-    """Both VMs have joined; nothing was said of their firewalls."""
+    """Both VMs have joined; their firewalls have not been set."""
 
     enforcing = True
 
@@ -46,7 +46,7 @@ class WallCase(TunnelCase):
         self.overlay = await self.daemon()
 
     async def set(self, number: int, firewall: PodFirewall, inside: bool = True) -> None:
-        """As the node does. :param inside: whether the VM is told, too."""
+        """Set a firewall as the node does. :param inside: whether the VM is told, too."""
         for _ in range(2):
             await self.overlay.set_firewall(f"pod{number}", firewall)
             if inside:

@@ -18,7 +18,7 @@ from tests.infranetes.pods.fakes import FakeNode, FakeProvider
 class Enforcing(FakeProvider):
     """A provider that enforces firewalls.
 
-    :ivar said: what was put in force, by VM. :ivar idle: it is not to enforce any. :ivar broken: it can't.
+    :ivar said: the firewall in force, by VM. :ivar idle: it does not enforce any. :ivar broken: it fails.
     """
 
     def __init__(self, world: FakeNode) -> None:
@@ -38,7 +38,7 @@ class Enforcing(FakeProvider):
         return succeed(None)
 
     def lets_in(self, instance_id: str, address: str, port: int) -> bool:
-        """Whether that address, not the node's, may have a TCP connection to a port of the VM."""
+        """Return whether that address, not the node's, may open a TCP connection to a port of the VM."""
         firewall = self.said.get(instance_id, [CLOSED])[-1]
         if self.idle or firewall.ingress is None:
             return True

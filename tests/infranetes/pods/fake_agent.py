@@ -59,18 +59,18 @@ class FakeStream:
 class FakeAgent:
     """One VM's agent and the containers in it; stands in for AgentClient.
 
-    :ivar away: it can't be reached. :ivar silent: streams open and say nothing.
-    :ivar holding: a Deferred that each create and load waits for first.
-    :ivar clocks: what its machine's clocks say when it is asked: the time, and the steady one.
-    :ivar corrections: what it was told of them.
-    :ivar interruption: what it tells of its machine's end, once there is something; see `interrupt`.
-    :ivar old: of a release in which what runs containers can't be chosen: Docker does.
+    :ivar away: it can't be reached. :ivar silent: streams open and send nothing.
+    :ivar holding: a Deferred for which each create and load waits first.
+    :ivar clocks: what its machine's clocks show when it is asked: the time, and the steady clock.
+    :ivar corrections: the corrections of the clocks that it was sent.
+    :ivar interruption: the notice of its machine's end, once there is one; see `interrupt`.
+    :ivar old: it is of a release in which Docker runs all containers.
     """
 
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
         self.containers: dict[str, Any] = {}
-        self.created: list[cri.ContainerConfig] = []  # what was asked for
+        self.created: list[cri.ContainerConfig] = []  # what it was asked to create
         self.loaded: set[str] = set()
         self.loads: list[tuple[str, Any]] = []
         self.calls: list[tuple[str, str]] = []
@@ -96,7 +96,7 @@ class FakeAgent:
         self.create_error: Exception | None = None
         self.exec_error: Exception | None = None
         self.disks: set[str] = set()
-        self.nfs: dict[str, set[str]] = {}  # the containers that have what is mounted, by its id
+        self.nfs: dict[str, set[str]] = {}  # the containers that use each mount, by the mount's id
         self.mount_error: Exception | None = None
         self.unmount_error: Exception | None = None
         self.huge_page_sizes: list[int] = []
@@ -175,20 +175,20 @@ class FakeAgent:
         return stream
 
     def interrupt(self, reason: str) -> None:
-        """Its cloud will take its machine away."""
+        """Notify of the cloud's intent to take the machine away."""
         self.interruption = vmserver.Interruption(at_nanos=1, reason=reason)
         for stream in self.streams:
             stream.feed(vmserver.WatchEvent(interruption=self.interruption))
 
     def go_away(self) -> None:
-        """The connection is lost and can't be had again."""
+        """Lose the connection, so that it can't be made again."""
         self.away = True
         streams, self.streams = self.streams, []
         for stream in streams:
             stream.break_(GrpcError(Code.UNAVAILABLE, "connection lost"))
 
     def become(self, id: str, state: int, **fields: Any) -> Any:
-        """A container changes by itself."""
+        """Change a container's state by itself."""
         known = self.containers.setdefault(id, vmserver.ContainerState(id=id, created_at=5))
         known.state = state
         for name, value in fields.items():

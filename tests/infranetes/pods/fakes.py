@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collaborators of `pods`, faked in memory, and a node made of them."""
+"""In-memory fakes of `pods`' collaborators, and a node made of them."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class InlineStore(Store):
 
 
 class FakeProvider:
-    """VMs that run at once, unless told otherwise.
+    """VMs that run at once, unless a test says otherwise.
 
-    :ivar launching: a Deferred that `launch` waits for first. :ivar booting: the same for `wait_running`.
-    :ivar calls: what was asked for, in order.
+    :ivar launching: a Deferred for which `launch` waits first. :ivar booting: the same for `wait_running`.
+    :ivar calls: the calls, in order.
     """
 
     name = "fake"
@@ -150,19 +150,19 @@ class FakeProvider:
         return {"vms": str(len(self.instances))}
 
     def end(self, instance_id: str, detail: str) -> None:
-        """The VM ends by itself."""
+        """End a VM by itself."""
         ended = attrs.evolve(self.instances[instance_id], state=InstanceState.ENDED, detail=detail)
         self.instances[instance_id] = ended
         self.ended(ended)
 
 
 def image(url: str = "", machine: str = "") -> Image:
-    """An image of two layers, unless VMs fetch it or boot from it."""
+    """Return an image of two layers, or one that VMs fetch or boot from."""
     return Image(IMAGE, (), (), 1, ("sha256:a", "sha256:b"), "", False, url, machine)
 
 
 class FakeImages:
-    """One image, called busybox. :ivar finding: a Deferred that `find` waits for first."""
+    """One image, called busybox. :ivar finding: a Deferred for which `find` waits first."""
 
     image = image()
     machine_images = False
@@ -204,7 +204,7 @@ class FakeImages:
 
 
 class FakeLogs:
-    """Counts. `slow`: a drain that does not end."""
+    """Count calls. `slow`: draining does not end."""
 
     def __init__(self) -> None:
         self.ensured: list[str] = []
@@ -261,7 +261,7 @@ class NoTable:
 
 
 class FakeAuthority:
-    """Signs nothing; its certificates have numbers."""
+    """A CA that signs nothing; its certificates are numbers."""
 
     ca_pem = "CA"
 
@@ -294,7 +294,7 @@ class FakeNode:
         self.begin()
 
     def begin(self) -> None:
-        """A daemon starts over what there is."""
+        """Start a daemon with the fakes and the store as they are."""
         self.logs = self.make_logs()
         self.images = self.make_images()
         self.node = NodeContext(
@@ -329,30 +329,30 @@ class FakeNode:
         self.node.timekeeping.start()
 
     def make_provider(self) -> FakeProvider:
-        """Where the VMs are, for every daemon."""
+        """Return the provider, which all daemons share."""
         return FakeProvider(self)
 
     def make_agent(self, sandbox_id: str) -> FakeAgent:
-        """The agent of a new VM."""
+        """Return the agent of a new VM."""
         return FakeAgent(sandbox_id)
 
     def make_images(self) -> FakeImages:
-        """The images of the daemon that starts."""
+        """Return the images of the daemon that starts."""
         return FakeImages()
 
     def make_logs(self) -> FakeLogs:
-        """The logs of the daemon that starts."""
+        """Return the logs of the daemon that starts."""
         return FakeLogs()
 
     def made(self) -> None:
-        """The daemon that starts is there, and knows nothing yet."""
+        """Hook: called when a daemon has been made and has not yet read its records."""
 
     def _ended(self, instance: Instance) -> None:
         self.sandboxes.ended(self.side, instance)
         self.node.pool.ended(instance)
 
     def provider_ready(self) -> None:
-        """The provider has started."""
+        """Report that the provider has started."""
         self.provider.ended = self._ended
         self.side.trouble = ""
         self.side.ready.succeed(None)
@@ -360,7 +360,7 @@ class FakeNode:
         self.reconciler.provider_ready(self.side)
 
     def kill(self) -> None:
-        """The daemon is no more; nothing that it had under way goes on or is told."""
+        """Kill the daemon; nothing that it was doing goes on or is answered."""
         self.node.stopping = True
         self.node.store = DeadStore()
         self.reconciler.stop()
@@ -376,19 +376,19 @@ class FakeNode:
             agent.streams.clear()
 
     def restart(self) -> None:
-        """The next daemon, its provider started."""
+        """Kill the daemon, and start the next one and its provider."""
         self.kill()
         self.begin()
         self.provider_ready()
 
     def wait(self, seconds: float, step: float = 0.25) -> None:
-        """Time passes."""
+        """Let time pass."""
         for _ in range(int(seconds / step)):
             self.clock.advance(step)
 
 
 class DeadStore(Store):
-    """The store of a killed daemon: nothing is written, and no write is ever answered."""
+    """The store of a killed daemon: it writes nothing, and never answers."""
 
     def __init__(self) -> None:
         pass
@@ -402,17 +402,17 @@ async def _at_once() -> None:
 
 
 def lone_sandbox(record: SandboxRecord) -> Sandbox:
-    """A sandbox of no node, which is only looked at."""
+    """Return a sandbox outside of any node, which is only read."""
     return Sandbox(record, lambda _: cast(PodMachine, None))
 
 
 def pod(name: str = "web", uid: str = "u1", attempt: int = 0, **fields: Any) -> Any:
-    """A PodSandboxConfig."""
+    """Return a PodSandboxConfig."""
     metadata = cri.PodSandboxMetadata(name=name, uid=uid, namespace="default", attempt=attempt)
     return cri.PodSandboxConfig(metadata=metadata, **fields)
 
 
 def box(name: str = "main", attempt: int = 0, image: str = "busybox", **fields: Any) -> Any:
-    """A ContainerConfig."""
+    """Return a ContainerConfig."""
     metadata = cri.ContainerMetadata(name=name, attempt=attempt)
     return cri.ContainerConfig(metadata=metadata, image=cri.ImageSpec(image=image), **fields)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fake node whose agents take layers, and providers that show them disks or do not."""
+"""A fake node whose agents accept layers, and providers that do or don't attach them to VMs as disks."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeImages, FakeNode, FakeProvider
 
 LAYER_BYTES = 1000
-DIGEST = "sha256:" + "d" * 64  # of all of the layers' disks
+DIGEST = "sha256:" + "d" * 64  # of every layer's disk
 
 
 def layer(number: int) -> str:
-    """A diff id."""
+    """Return a diff id."""
     return f"sha256:{number:064x}"
 
 
 def image(name: str, *layers: int, pinned: bool = False) -> Image:
-    """An image of these layers, called `name`."""
+    """Return an image of these layers, called `name`."""
     return Image("sha256:" + name[0] * 64, (name,), (), 1, tuple(map(layer, layers)), "", pinned)
 
 
 class LayerImages(FakeImages):
-    """Three images. b and c share a layer with a. :ivar broken: what making disks fails with."""
+    """Three images. b and c share a layer with a. :ivar broken: the error of making disks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class LayerImages(FakeImages):
 
 @attrs.define
 class Put:
-    """A layer that is being sent to an agent; it ends as the test says."""
+    """A layer that is being sent to an agent; the test says how that ends."""
 
     diff_id: str
     offset: int
@@ -70,11 +70,11 @@ class Put:
 
 
 class LayerAgent(FakeAgent):
-    """An agent that takes layers.
+    """An agent that accepts layers.
 
     :ivar asked: the calls about layers, in order. :ivar puts: the layers that are being
-        sent. :ivar sent: those that were. :ivar earlier: whether it is of an earlier release, whose AddImage
-        knows no disks.
+        sent. :ivar sent: those that were sent. :ivar earlier: whether it is of an earlier release, whose
+        AddImage does not support disks.
     """
 
     def __init__(self, sandbox_id: str, provider: FakeProvider) -> None:
@@ -181,9 +181,9 @@ class LayerAgent(FakeAgent):
 
 @implementer(IShowsDisks)
 class DiskProvider(FakeProvider):
-    """Shows disks to its VMs, of which there is one here.
+    """Show disks to its VMs, of which there is one here.
 
-    :ivar shown: what the VM is shown. :ivar show_error: what `show_disks` fails with.
+    :ivar shown: the disks shown to the VM. :ivar show_error: the error of `show_disks`.
     """
 
     def __init__(self, world: FakeNode) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles of the node are found by name in its files."""
+"""The node's AppArmor profiles are found by name in its files."""
 
 from __future__ import annotations
 

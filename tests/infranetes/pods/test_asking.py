@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large a pod's VM is: by what its annotations, the API server and the CRI say."""
+"""How large a pod's VM is, according to its annotations, the API server and the CRI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU, MEMORY = "infranetes.io/cpu", "infranetes.io/memory"
 
 
 class FakeNeeds:
-    """A PodNeeds. :ivar known: what it answers; None: it does not know. :ivar asked: of which pods."""
+    """A PodNeeds. :ivar known: its answer; None: it has none. :ivar asked: the pods it was asked about."""
 
     def __init__(self) -> None:
         self.known: Needs | None = Needs()
@@ -53,7 +53,7 @@ class AskingCase(PodsTestCase):
         return pod(linux=linux, annotations={**OF_API, **(given or {})})
 
     def size(self, config: Any) -> Size:
-        """The size of the VM of a pod that is made, and ended."""
+        """Run a pod and remove it. Return the size of its VM."""
         id = self.run_pod(config)
         size: Size = self.world.provider.specs[-1].size
         record = self.record(id)
@@ -135,7 +135,7 @@ class SizeTests(AskingCase):
 
 
 class ResizeTests(AskingCase):
-    """What the pod requests by then is asked for again."""
+    """On a resize, the pod's current requests are looked up again."""
 
     def resize(self, memory: int) -> int:
         calls = SandboxCalls(self.world.node, self.world.sandboxes, ())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs a pod's containers: chosen by the pod, or by its node."""
+"""The pod, or else its node, chooses the container provider."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DOCKER = {"infranetes.io/containers": "docker"}
 
 class ContainerProviderTests(PodsTestCase):
     def chosen(self, sandbox: str) -> list[str]:
-        """As the agent was told."""
+        """Return the choices that were sent to the agent."""
         return self.world.agents[sandbox].chosen
 
     def change_agents(self, **attributes: Any) -> None:
-        """Give agents of new VMs these attributes."""
+        """Set these attributes on the agents of new VMs."""
         make = self.world.make_agent
 
         def changed(sandbox_id: str) -> Any:

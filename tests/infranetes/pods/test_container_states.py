@@ -58,7 +58,7 @@ class SlowStore(InlineStore):
 
 @attrs.define
 class Asked:
-    """A start that the agent was asked for. `result`: what it answers, once it has done it."""
+    """A start that was requested of the agent. `result`: its answer, once the agent has done it."""
 
     id: str
     answer: Deferred[Any]
@@ -66,9 +66,9 @@ class Asked:
 
 
 class SlowAgent(FakeAgent):
-    """Does what it is asked, answers, and sends events, each when the test says so.
+    """Do what it is asked, answer, and send events, each when the test says so.
 
-    Of each container it sends the latest state alone, as a Watch stream does.
+    Like a Watch stream, it sends only the latest state of each container.
 
     :ivar runs: how often each container was run.
     """
@@ -86,7 +86,7 @@ class SlowAgent(FakeAgent):
         return await asked.answer
 
     def perform(self, asked: Asked, how: str) -> None:
-        """Do in the VM what the start asks for."""
+        """Carry out, in the VM, the start that was requested."""
         state = self.containers[asked.id]
         if state.state == RUNNING:
             asked.result = self.copy(asked.id)
@@ -165,7 +165,7 @@ class Client:
     """What a client was answered about one container, and what it has seen of it.
 
     :ivar hidden: it was UNKNOWN for a while, as its agent could not be reached.
-    :ivar refused: its start failed, by the agent's own word. :ivar lost: its start's answer was lost.
+    :ivar refused: the agent refused to start it. :ivar lost: the answer to its start was lost.
     """
 
     started: bool = False
@@ -174,7 +174,7 @@ class Client:
     lost: bool = False
     seen: list[int] = attrs.field(factory=list)
     events: list[int] = attrs.field(factory=list)
-    told: set[int] = attrs.field(factory=set)  # by the present daemon
+    told: set[int] = attrs.field(factory=set)  # by the current daemon
 
 
 class SlowFakeNode(FakeNode):
@@ -200,7 +200,7 @@ class SlowFakeNode(FakeNode):
 
 
 class Story:
-    """One random story: `steps` lists what can happen next; `take` makes it happen, then looks."""
+    """One random story: `steps` lists what can happen next; `take` makes it happen, then checks."""
 
     def __init__(self, test: unittest.SynchronousTestCase) -> None:
         self.test = test
@@ -209,7 +209,7 @@ class Story:
         self.calls: list[Deferred[Any]] = []
         self.dead: list[
             Any
-        ] = []  # what dead daemons had under way; collected, it would go on in its `finally`
+        ] = []  # what dead daemons were doing; if it were collected, it would go on in its `finally`
         self.faults: list[str] = []
         self.world = SlowFakeNode(self._listen_to)
         self.complete, self.store = self.world.complete, self.world.store
@@ -291,7 +291,7 @@ class Story:
 
         def answered(result: Any) -> None:
             if node is not self.world.node:
-                return  # there is nobody to answer any more
+                return  # there is no one to answer any more
             if not isinstance(getattr(result, "value", None), Exception):
                 client.started = True
             elif result.check(InvalidArgument):
@@ -349,7 +349,7 @@ class Story:
 
     def _kill_daemon(self, _: None) -> None:
         for asked in self.agent.asked:
-            if asked.result is None:  # it was on its way, and is heard all the same
+            if asked.result is None:  # it was sent already, and arrives all the same
                 self.agent.perform(asked, "runs")
         self._forget_calls()
         for client in self.clients.values():

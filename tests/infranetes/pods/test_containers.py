@@ -107,7 +107,7 @@ class CreateTests(ContainersTestCase):
         self.failureResultOf(self.start_create(), Unavailable)
         self.assertEqual(self.world.store.contents().containers, ())
         self.agent.remove = real_remove  # type: ignore[method-assign]
-        self.agent.become("f" * 32, cri.CONTAINER_CREATED)  # it had done it all the same
+        self.agent.become("f" * 32, cri.CONTAINER_CREATED)  # it had been created all the same
         self.assertEqual(self.agent.containers, {})
 
     def test_an_image_that_is_not_on_the_node_is_said(self) -> None:
@@ -160,7 +160,7 @@ class CreateTests(ContainersTestCase):
         self.successResultOf(first)
 
     def find_later(self) -> Deferred[None]:
-        """Have the image be found once the Deferred fires."""
+        """Have the image found only once the returned Deferred fires."""
         found = self.world.images.finding = Deferred()
         return found
 
@@ -198,7 +198,7 @@ class CreateTests(ContainersTestCase):
 
 
 def variable(name: str) -> cri.KeyValue:
-    """One of the environment."""
+    """Return a variable of the environment."""
     return cri.KeyValue(key=name, value=b"x")
 
 
@@ -264,7 +264,7 @@ class LifeTests(ContainersTestCase):
         self.assertEqual(record.started_at, record.finished_at)
 
     async def stop_created(self, id: str, grace_seconds: int, within: float = 30.0) -> Any:
-        """Report an end as an agent does whose container never ran."""
+        """Report the end of a container that never ran, as an agent does."""
         return self.agent.containers[id]
 
     def test_one_whose_start_was_lost_is_unknown_until_its_agent_says_more(self) -> None:
@@ -422,7 +422,7 @@ class LifeTests(ContainersTestCase):
 
     def test_one_that_its_vm_lost_has_ended(self) -> None:
         made = self.run_container()
-        self.do(self.agent.remove(made))  # behind our back
+        self.do(self.agent.remove(made))  # without the daemon's knowledge
         record = self.kept(made)
         self.assertEqual((record.state, record.reason), (ContainerState.EXITED, "ContainerLost"))
 

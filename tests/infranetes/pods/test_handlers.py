@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What handlers mean: providers, kinds of pods, sizes, annotations and pools side by side on one node."""
+"""Runtime handlers: providers, kinds of pods, sizes, annotations and pools side by side on one node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SUBNET = {"infranetes.io/subnet": "tenants"}
 
 
 class East(FakeProvider):
-    """The other provider. :ivar hanging: its lists never come."""
+    """The other provider. :ivar hanging: its lists never arrive."""
 
     name = "east"
     hanging = False
@@ -39,7 +39,7 @@ class East(FakeProvider):
 
 
 class TwoKindsOfImages(FakeImages):
-    """busybox is of containers, and appliance is a machine."""
+    """busybox is a container image, and appliance is a machine image."""
 
     async def find(self, name_or_id: str) -> Any:
         if name_or_id == "appliance":
@@ -52,7 +52,7 @@ class TwoKindsOfImages(FakeImages):
 
 
 class MixedNode(FakeNode):
-    """A node with two providers, the other's handler being `east`.
+    """A node with two providers; the handler of the second one is `east`.
 
     :ivar pooled: how many VMs the pool of that handler has."""
 
@@ -85,7 +85,7 @@ class MixedNode(FakeNode):
 
     def make_agent(self, sandbox_id: str) -> FakeAgent:
         agent = super().make_agent(sandbox_id)
-        agent.loaded.add(MACHINE_IMAGE)  # if it is the machine
+        agent.loaded.add(MACHINE_IMAGE)  # in case it is the machine
         return agent
 
     def make_images(self) -> FakeImages:
@@ -122,7 +122,7 @@ class MixedCase(PodsTestCase):
 
 
 class ProviderTests(MixedCase):
-    """Each handler's pods are VMs of its provider."""
+    """The pods of a handler are VMs of its provider."""
 
     def vms(self) -> tuple[int, int]:
         return len(self.world.provider.instances), len(self.world.east.instances)
@@ -175,7 +175,7 @@ class ProviderTests(MixedCase):
 
 
 class SweepTests(MixedCase):
-    """Passes over the VMs of each provider."""
+    """Reconciliation passes over the VMs of each provider."""
 
     def orphan(self, provider: FakeProvider, token: str = "lost") -> None:  # noqa: S107 - no password
         provider.instances[f"vm-{token}"] = Instance(f"vm-{token}", token, "s", InstanceState.RUNNING)
@@ -222,7 +222,7 @@ class SweepTests(MixedCase):
 
 
 class SizeAndAnnotationTests(MixedCase):
-    """What the VM of a handler's pod is made like."""
+    """How the VM of a handler's pod is made."""
 
     def make_world(self) -> MixedNode:
         world = MixedNode()
@@ -260,7 +260,7 @@ class SizeAndAnnotationTests(MixedCase):
             for word in words:
                 self.assertIn(word, str(error.value))
         self.assertNothingLeft()
-        self.run_pod(pod(annotations={"infranetes.io/region": "eu"}))  # which other handlers allow
+        self.run_pod(pod(annotations={"infranetes.io/region": "eu"}))  # other handlers allow this
         self.east_pod(pod("same", "u3", annotations=SUBNET))
 
 
@@ -336,7 +336,7 @@ class KindTests(MixedCase):
 
 
 class PoolTests(MixedCase):
-    """A handler's pool is of its provider, and for its pods alone."""
+    """A handler's pool has VMs of the handler's provider, for the handler's pods alone."""
 
     def make_world(self) -> MixedNode:
         world = MixedNode()

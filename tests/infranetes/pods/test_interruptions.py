@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod whose VM the cloud will take away is not ready, and is moved while its containers still run."""
+"""A pod whose VM the cloud is about to reclaim is not ready, and is moved while its containers still run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REASON = "EC2 interrupts the spot instance at 2026-01-01T00:00:00Z (terminate)"
 
 
 class Told:
-    """Keeps what Kubernetes is told."""
+    """Record what Kubernetes is told."""
 
     def __init__(self) -> None:
         self.of: list[tuple[str, int, str]] = []

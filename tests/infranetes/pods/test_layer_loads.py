@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that are brought into VMs as layers: shown as disks, or sent."""
+"""Images that are loaded into VMs as layers: shown as disks, or sent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ A, B, C = image("a").id, image("b").id, image("c").id
 
 
 class LayersTestCase(ContainersTestCase):
-    """A sandbox whose agent takes layers."""
+    """A sandbox whose agent accepts layers."""
 
     shows = True
     agent: LayerAgent
@@ -244,7 +244,7 @@ class RetriedTests(LayersTestCase):
 
 
 class SentTests(LayersTestCase):
-    """The provider shows no disks."""
+    """The provider can't show disks."""
 
     shows = False
 
@@ -394,7 +394,7 @@ class SentTests(LayersTestCase):
 
 
 class UnusedTests(LayersTestCase):
-    """An image is taken from the VM when no container has been of it for a while."""
+    """An image is removed from the VM when no container has used it for a while."""
 
     def test_its_disks_are_hidden_but_those_that_another_image_needs(self) -> None:
         first = self.create(self.of("a"))
@@ -463,7 +463,7 @@ class UnusedTests(LayersTestCase):
 
     def test_what_has_arrived_of_a_load_that_failed_is_deleted(self) -> None:
         self.create(self.of("b"))
-        self.agent.arrived[layer(2)] = 600  # no image of the VM has it, so only the agent knows of it
+        self.agent.arrived[layer(2)] = 600  # in no image of the VM, so only the agent knows of it
         self.agent.add_error = ResourceExhausted("the VM's disk is full")
         self.fails(ResourceExhausted, self.start_create(self.of("a", "other")))
         self.world.wait(UNUSED)

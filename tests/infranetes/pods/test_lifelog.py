@@ -32,7 +32,7 @@ class LifeLogTests(PodsTestCase):
         self.addCleanup(globalLogPublisher.removeObserver, told)
 
     def told_at(self, level: str) -> Callable[[], list[dict[str, Any]]]:
-        """Collect the log's lines of this level; return a function that gives those about commands."""
+        """Collect the log's lines of this level. Return a function that returns those about commands."""
         stream = io.StringIO()
         told = logging.observer("json", level, stream)
         globalLogPublisher.addObserver(told)
@@ -67,7 +67,7 @@ class LifeLogTests(PodsTestCase):
         self.do(self.world.containers.start(container))
         self.line("container main of default/web runs", **ids)
         self.do(self.world.containers.exec_sync(container, ["cat", "--password=secret"], 0, None))
-        self.assertEqual(self.lines(), [])  # as probes do it, every few seconds
+        self.assertEqual(self.lines(), [])  # probes do this every few seconds
         told = self.told_at("debug")
         self.do(self.world.containers.exec_sync(container, ["cat", "--password=secret"], 0, None))
         (found,) = told()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods whose image is the VM: it boots when the container is created, and never outlives what it is for."""
+"""Pods whose image is the VM: it boots when the container is created, and does not outlive the container."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.infranetes.pods.fakes import FakeImages, FakeNode, box, image, pod
 
 
 class Machines(FakeImages):
-    """Its image is a machine."""
+    """The only image is a machine."""
 
     image = image(machine="machine-1")
     machine_images = True
@@ -47,7 +47,7 @@ class MachineImagesTestCase(PodsTestCase):
         return start(self.world.containers.create(sandbox, config or box()))
 
     def booted(self) -> tuple[str, str]:
-        """A pod and its container."""
+        """Return the ids of a pod and its container."""
         sandbox = self.run_pod()
         return sandbox, self.successResultOf(self.create(sandbox))
 
@@ -55,7 +55,7 @@ class MachineImagesTestCase(PodsTestCase):
         return str(self.failureResultOf(work, kind).value)
 
     def assertVacant(self, id: str) -> None:
-        """No VM, no container, and the sandbox is there."""
+        """Assert that the sandbox exists, with neither VM nor container."""
         self.assertEqual(self.provider.instances, {})
         record = self.record(id)
         self.assertEqual((record.state, record.image, record.instance_id), (SandboxState.VACANT, "", ""))
@@ -107,7 +107,7 @@ class BootTests(MachineImagesTestCase):
         self.assertEqual(self.record(id).state, SandboxState.STOPPED)
 
     def hold_records(self) -> Deferred[None]:
-        """Have records of sandboxes take until this fires."""
+        """Hold up writes of sandboxes' records until this fires."""
         on_disk: Deferred[None] = Deferred()
         real = self.world.store.put_sandbox
 
@@ -200,7 +200,7 @@ class BootTests(MachineImagesTestCase):
 
 
 class FailureTests(MachineImagesTestCase):
-    """Steps that fail end the VM."""
+    """If a step fails, the VM is terminated."""
 
     def test_a_launch_that_is_refused(self) -> None:
         id = self.run_pod()
@@ -274,7 +274,7 @@ class KilledTests(MachineImagesTestCase):
     """The daemon is killed; the next one leaves no VM without a container."""
 
     def killed(self, step: str) -> str:
-        """A pod whose container's creation was under way at that step when the daemon was killed."""
+        """Return a pod. The daemon was killed in this step of creating its container."""
         id = self.run_pod()
         held: Deferred[None] = Deferred()
         setattr(self.provider, step, held)
@@ -282,7 +282,7 @@ class KilledTests(MachineImagesTestCase):
         self.world.kill()
         setattr(self.provider, step, None)
         if not held.called:
-            held.callback(None)  # what was asked for is done all the same
+            held.callback(None)  # the request takes effect all the same
         self.world.begin()
         return id
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's containers are started once its NetworkPolicies are in force, and these are kept up to date."""
+"""A pod's containers start only when its NetworkPolicies are in force, and these are kept up to date."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOME = PodFirewall(ingress=(Allowed((ip_network("192.0.2.0/24"),)),))
 
 
 class Policies:
-    """The cluster's, for the pods that it is told of."""
+    """The cluster's policies for the pods that were added."""
 
     trouble = ""
 
@@ -59,7 +59,7 @@ class PoliciesCase(PodsTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.policies = Policies()
-        self.patch(self.world, "made", self.begin_daemon)  # for later ones
+        self.patch(self.world, "made", self.begin_daemon)  # for later daemons
         self.begin_daemon()
 
     def begin_daemon(self) -> None:
@@ -78,7 +78,7 @@ class PoliciesCase(PodsTestCase):
         return sandbox
 
     def begin(self, sandbox: str) -> tuple[str, Deferred[None]]:
-        """A container that is being started."""
+        """Begin to start a container. Return its id and the start's Deferred."""
         made = self.do(self.world.containers.create(sandbox, box()))
         return made, start(self.world.containers.start(made))
 
@@ -87,7 +87,7 @@ class PoliciesCase(PodsTestCase):
 
 
 class NetworkPolicyTests(PoliciesCase):
-    """With something that takes them down."""
+    """With an enforcer that records the firewalls."""
 
     def setUp(self) -> None:
         self.said: list[tuple[str, PodFirewall]] = []
@@ -198,7 +198,7 @@ class NetworkPolicyTests(PoliciesCase):
 
 
 class PlaceTests(PoliciesCase):
-    """Where they are enforced."""
+    """Which side enforces the policies."""
 
     def test_a_vm_that_nobody_guards_does_it_itself(self) -> None:
         sandbox = self.a_pod(firewall=CLOSED)
@@ -237,7 +237,7 @@ class PlaceTests(PoliciesCase):
 
 
 class EnforcingTests(ClosedPodsContract, TestCase):
-    """The provider that these tests have, as a provider."""
+    """The provider that enforces firewalls in these tests keeps the contract."""
 
     stranger = "192.0.2.1"
     PORT = 2475
@@ -252,7 +252,7 @@ class EnforcingTests(ClosedPodsContract, TestCase):
         return (await self.provider.launch(spec)).id
 
     async def next_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
-        return enforcer  # what it is told is not the daemon's
+        return enforcer  # its firewalls do not depend on the daemon
 
     async def idle_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
         self.provider.idle = True
@@ -276,7 +276,7 @@ class EnforcingTests(ClosedPodsContract, TestCase):
 
 
 class Judged:
-    """A connection that goes on as long as a new one could be made."""
+    """A connection that lasts as long as a new one would be allowed."""
 
     def __init__(self, allowed: Callable[[], bool]) -> None:
         self._allowed = allowed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent gets in place of names that mean something on the node only."""
+"""What the agent is sent instead of names that exist on the node only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def secured(**fields: Any) -> Any:
 
 
 class SameRequestTests(SynchronousTestCase):
-    """kubelet writes a container's configuration anew for each call."""
+    """kubelet builds a container's configuration anew for each call."""
 
     def asked(self, file: str, *variables: str, data: str = "/data") -> Any:
         config = cri.ContainerConfig()

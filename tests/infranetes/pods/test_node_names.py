@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's own DNS and host name, for pods that name none."""
+"""The node's own DNS and host name are used for pods without any."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an observer is told of launches, calls to the provider, and losses."""
+"""An observer is told of launches, calls to the provider, and losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.infranetes.pods.fakes import FakeNode, pod
 
 
 class Recorder(NullObserver):
-    """Keeps what it is told."""
+    """Record the calls."""
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
@@ -36,14 +36,14 @@ class Recorder(NullObserver):
 
 
 class ObservedNode(FakeNode):
-    """A node that is observed."""
+    """A node with an observer."""
 
     def made(self) -> None:
         self.observer = self.node.observer = Recorder()
 
 
 class LaunchTests(PodsTestCase):
-    """Each launch is told once, with the time of each step."""
+    """Each launch is reported once, with the time of each step."""
 
     world: ObservedNode
 
@@ -103,7 +103,7 @@ class LaunchTests(PodsTestCase):
 
 
 class PoolTests(PodsTestCase):
-    """Launches for the pool are told apart from those of pods, and so are pods that have a VM from it."""
+    """Launches for the pool are distinguished from those for pods, as are pods with a VM from the pool."""
 
     world: ObservedNode
 
@@ -120,7 +120,7 @@ class PoolTests(PodsTestCase):
         self.assertEqual(pool.steps[-1][0], LaunchStep.RECORD)
 
     def test_one_that_failed(self) -> None:
-        self.run_pod()  # takes the only one, for which another is launched
+        self.run_pod()  # claims the only VM, so another is launched
         self.world.observer.launches.clear()
         self.world.provider.launch_error = Unavailable("down")
         self.run_pod(pod("other"))
@@ -130,7 +130,7 @@ class PoolTests(PodsTestCase):
 
 
 class LossTests(ContainersTestCase):
-    """Agents that can't be reached, and VMs of no record."""
+    """Agents that can't be reached, and VMs without a record."""
 
     world: ObservedNode
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs that are processes of the node count in the control groups that kubelet has made for their pods."""
+"""VMs that are processes of the node are put into the control groups that kubelet made for their pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PlacementTests(PodsTestCase):
 
     def setUp(self) -> None:
         self.world = FakeNode(pool=PoolConfig(sizes=(PoolSize(count=1),), per_minute=100))
-        self.provider = cast(Any, self.world.provider)  # Any: it gets a method that it has not
+        self.provider = cast(Any, self.world.provider)  # Any: a method is added to it
         self.placed: list[tuple[str, str]] = []
         self.trouble: Exception | None = None
         self.provider.place = self.place

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sandboxes have addresses of the pods' network, and who is told of it when."""
+"""Which sandboxes have addresses in the pods' network, and which agents are told of it when."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ CLUSTER = [IPv4Network("10.244.0.0/16")]
 
 
 class FakeTunnels:
-    """The kernel: it outlives each daemon.
+    """The kernel, which outlives each daemon.
 
-    :ivar peers: those with tunnels, by address: where they are, and their MTU."""
+    :ivar peers: the VMs with tunnels, by their pods' address: where they are, and their MTU."""
 
     def __init__(self) -> None:
         self.peers: dict[str, tuple[str, int]] = {}
@@ -58,7 +58,7 @@ class FakeTunnels:
 
 
 class FakeWalls:
-    """The node's firewalls at the tunnels. :ivar put_there: what was said of each address."""
+    """The node's firewalls at the tunnels. :ivar put_there: the firewall set for each address."""
 
     def __init__(self) -> None:
         self.put_there: dict[str, list[PodFirewall]] = {}
@@ -83,7 +83,7 @@ class FakeWalls:
 
 
 class Agent(FakeAgent):
-    """An agent that knows the call. :ivar joined: what it was told."""
+    """An agent that supports the call. :ivar joined: its requests."""
 
     def __init__(self, sandbox_id: str, world: Node) -> None:
         super().__init__(sandbox_id)
@@ -103,10 +103,10 @@ class Agent(FakeAgent):
 
 
 class Node(FakeNode):
-    """A node of a cloud, with what UpdateRuntimeConfig has set.
+    """A node on a cloud, and the effects of UpdateRuntimeConfig.
 
     :ivar recorded: the addresses in the store when each agent was told. :ivar led: those with tunnels then.
-    :ivar joining: a Deferred that each agent waits for once it is told."""
+    :ivar joining: a Deferred for which each agent waits once it is told."""
 
     def __init__(self) -> None:
         self.tunnels = FakeTunnels()

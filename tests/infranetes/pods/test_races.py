@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two calls for one pod, the second one begun at every step of the first; and the daemon ending there.
+"""Two calls for one pod, the second of which begins at each step of the first; or the daemon is killed there.
 
-All that the daemon waits for (the provider, the agents, the store) is held at a gate before it is done
-and at another one before its answer comes; the test opens the gates one by one, in order or in another.
+All that the daemon waits for (the provider, the agents, the store) is held at one gate before it is done
+and at another before it is answered; the test opens the gates one by one, in order or in another order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STORE = ("put_sandbox", "delete_sandbox", "put_pool", "update_pool", "delete_poo
 
 
 class Gates:
-    """Gates at which steps of a daemon wait, in the order in which they came."""
+    """Gates at which the steps of a daemon wait, in the order of their arrival."""
 
     def __init__(self) -> None:
         self.closed: list[Deferred[None]] = []
@@ -52,10 +52,10 @@ class Gates:
 
 
 class RaceTests(unittest.SynchronousTestCase):
-    """Whatever happens in whatever order: each VM has one record, each call an answer, each pod an end."""
+    """In whatever order things happen, each VM has one record, each call an answer, and each pod an end."""
 
     def world(self, pooled: int) -> FakeNode:
-        """A world with its gates open, its pool filled."""
+        """Return a world with its gates open and its pool filled."""
         self.gates = Gates()
         self.gates.open = True
         world = FakeNode(
@@ -107,7 +107,7 @@ class RaceTests(unittest.SynchronousTestCase):
     # ---- playing
 
     def settle(self, world: FakeNode, calls: list[Deferred[Any]], choose: Callable[[int], int]) -> None:
-        """Open gates, and let time pass where there are none, until all calls have their answer."""
+        """Open gates, and let time pass when there are none, until all calls are answered."""
         for _ in range(MOST_STEPS):
             if self.gates.closed:
                 self.gates.step(choose)
@@ -146,7 +146,7 @@ class RaceTests(unittest.SynchronousTestCase):
         world.kill()
 
     def orders(self) -> list[Callable[[int], int]]:
-        """The first that came goes first; the last does; any."""
+        """Return ways to choose the next gate: the first, the last, and a random one."""
         return [lambda count: 0, lambda count: count - 1, random.Random(5).randrange]  # noqa: S311
 
     def race(
@@ -156,7 +156,7 @@ class RaceTests(unittest.SynchronousTestCase):
         ready: bool = False,
         killed: bool = False,
     ) -> None:
-        """`second` begun after each step of `first`, with and without a pool."""
+        """Run `second` after each step of `first`, with and without a pool."""
         steps_seen = 0
         for pooled in (0, 1):
             for choose in self.orders():
@@ -183,7 +183,7 @@ class RaceTests(unittest.SynchronousTestCase):
         return [self.call(world.sandboxes.run(pod(), ""))]
 
     def each(self, world: FakeNode, method: str) -> list[Deferred[Any]]:
-        """Stop or remove whatever there is of the pod."""
+        """Stop or remove everything that exists of the pod."""
         work = getattr(world.sandboxes, method)
         return [self.call(work(one.id)) for one in world.node.inventory]
 
@@ -226,7 +226,7 @@ class RaceTests(unittest.SynchronousTestCase):
         self.race(self.run_pod, lambda world: [self.call(world.node.pool.drain())])
 
     def test_the_daemon_ends_in_the_middle(self) -> None:
-        """SIGKILL: nothing that waits goes on, and the next daemon is asked for the same."""
+        """After SIGKILL nothing that waits goes on, and the next daemon gets the same call."""
         for begin in (
             self.run_pod,
             lambda world: self.each(world, "stop"),
@@ -236,7 +236,7 @@ class RaceTests(unittest.SynchronousTestCase):
 
     def killed(self, world: FakeNode) -> list[Deferred[Any]]:
         world.kill()
-        self.gates = Gates()  # what waits at the old ones waits for ever
+        self.gates = Gates()  # steps at the old ones wait forever
         world.begin()
         world.provider_ready()
         return self.run_pod(world)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next daemon, and the passes over the provider's VMs."""
+"""The next daemon after a kill, and the reconciliation with the provider's VMs."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class InterruptedLaunchTests(PodsTestCase):
     """A daemon that is killed while it launches."""
 
     def interrupt(self, **changes: Any) -> str:
-        """Begin a launch, record only so much of it, and start the next daemon."""
+        """Begin a launch, record it only this far, and start the next daemon."""
         self.world.provider.booting = Deferred()
         self.start()
         (sandbox,) = self.world.node.inventory
@@ -238,7 +238,7 @@ class InterruptedLaunchTests(PodsTestCase):
 
 
 class PassTests(PodsTestCase):
-    """VMs and records that do not agree."""
+    """VMs and records that disagree."""
 
     def stray(self) -> str:
         made = Instance("stray", "t" * 32, "s" * 32, InstanceState.RUNNING)
@@ -326,7 +326,7 @@ class ListTests(ContainersTestCase):
         self.assertTrue(self.watch(self.sandbox).unreachable)
 
     def test_an_agent_that_only_restarts_is_never_unknown(self) -> None:
-        """kubelet kills and restarts what is unknown."""
+        """kubelet kills and restarts containers that are UNKNOWN."""
         made = self.run_container()
         container = self.world.node.inventory.containers[made]
         self.agent.go_away()

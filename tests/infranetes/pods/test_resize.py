@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UpdatePodSandboxResources: what is told as done is in force, and what is not is refused."""
+"""UpdatePodSandboxResources: if it succeeds, the resources are in force; what can't be done is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RANGES = (MemoryRange(4 * GIB, GIB),)
 
 
 def resources(cpu_millis: int = 0, memory: int = 0, shares: int = 2) -> cri.LinuxContainerResources:
-    """As kubelet says them."""
+    """Return resources as kubelet sends them."""
     quota = cpu_millis * 100 if cpu_millis else -1
     return cri.LinuxContainerResources(
         cpu_quota=quota, cpu_period=100_000, cpu_shares=shares, memory_limit_in_bytes=memory
@@ -53,7 +53,7 @@ class ResizeCase(PodsTestCase):
         self.calls = SandboxCalls(self.world.node, self.world.sandboxes, ())
 
     def before(self) -> None:
-        """What is to be so before the pod runs."""
+        """Prepare the world before the pod runs."""
 
     async def info(self, within: float = 30.0) -> vmserver.InfoResponse:
         self.agent._reach()
@@ -86,19 +86,19 @@ class ResizeCase(PodsTestCase):
 
 
 class ResizeTests(ResizeCase):
-    """With a provider that can."""
+    """With a provider that can resize VMs."""
 
     def before(self) -> None:
-        self.provider = cast(Any, self.world.provider)  # Any: it gets a method that it has not
+        self.provider = cast(Any, self.world.provider)  # Any: a method is added to it
         alsoProvides(self.provider, IResizesVms)
         self.provider.resize = self.resize
         self.asked: list[Size] = []
         self.most = Size(4000, 8 * GIB)
         self.keeps_memory = False
-        self.follows = True  # the guest uses what it is given
+        self.follows = True  # whether the guest uses what it is given
         self.trouble: Exception | None = None
         self.waiting: Deferred[None] | None = None
-        self.meanwhile: list[tuple[int, int]] = []  # what was recorded while the provider was asked
+        self.meanwhile: list[tuple[int, int]] = []  # the records when the provider was called
 
     @deferred
     async def resize(self, instance_id: str, size: Size, guest: IGuest) -> Size:
@@ -129,7 +129,7 @@ class ResizeTests(ResizeCase):
     def test_what_is_not_said_stays_as_it_is(self) -> None:
         self.done(resources(0, 2 * GIB))
         self.assertEqual(self.asked[-1], Size(1000, 2 * GIB, GIB // 4))
-        self.done(resources(3000, (1 << 63) - 4096 - GIB // 4))  # as a group without a limit says it
+        self.done(resources(3000, (1 << 63) - 4096 - GIB // 4))  # the value of a cgroup without a limit
         self.assertEqual(self.asked[-1], Size(3000, 2 * GIB, GIB // 4))
         self.done(resources(shares=4096))
         self.assertEqual(self.asked[-1], Size(4000, 2 * GIB, GIB // 4))
@@ -173,7 +173,7 @@ class ResizeTests(ResizeCase):
         self.assertEqual([memory for _, memory in self.meanwhile], [GIB, 2 * GIB, 2 * GIB])
 
     def test_when_the_daemon_is_killed_meanwhile_the_next_one_goes_on(self) -> None:
-        for memory in (2 * GIB, 4 * GIB):  # tried again, or taken back
+        for memory in (2 * GIB, 4 * GIB):  # retried, or reverted
             self.done(resources(1000, 4 * GIB))
             self.waiting = Deferred()
             asked = self.ask(resources(1000, 2 * GIB))
@@ -181,7 +181,7 @@ class ResizeTests(ResizeCase):
             self.waiting = None
             self.restart()
             self.assertEqual(self.recorded(), (1000, 2 * GIB))
-            self.has = Size(1000, 2 * GIB)  # as far as it had come
+            self.has = Size(1000, 2 * GIB)  # where it had stopped
             self.done(resources(1000, memory))
             self.assertEqual((self.recorded(), self.has.memory_bytes), ((1000, memory), memory))
 
@@ -236,7 +236,7 @@ class ResizeTests(ResizeCase):
         self.has = Size(2000, GIB)
         self.world.wait(5.0)
         self.assertNoResult(asked)
-        self.has = Size(2000, 2 * GIB - GIB // 32)  # the kernel has a part of its own
+        self.has = Size(2000, 2 * GIB - GIB // 32)  # the kernel reserves the rest
         self.world.wait(5.0)
         self.successResultOf(asked)
         self.assertEqual(self.recorded(), (2000, 2 * GIB))
@@ -258,9 +258,9 @@ class ResizeTests(ResizeCase):
         self.done(resources(2000, GIB))
 
     def test_back_again_after_a_failure_is_done(self) -> None:
-        """As kubelet does when a control group can't be changed."""
+        """kubelet does this when a cgroup can't be changed."""
         self.keeps_memory = True
-        self.has = Size(1000, 2 * GIB)  # more than it was made for, which an attempt has left
+        self.has = Size(1000, 2 * GIB)  # more than it was made with, left over from an attempt
         self.done(resources(1000, GIB))
 
     def test_calls_are_served_one_after_the_other(self) -> None:
@@ -304,7 +304,7 @@ class ResizeTests(ResizeCase):
 
 
 class CloudTests(ResizeCase):
-    """With a provider whose VMs have the size that they were made with."""
+    """With a provider whose VMs keep the size that they were made with."""
 
     def test_what_the_vm_has_anyway_is_done(self) -> None:
         self.has = Size(2000, 4 * GIB)
@@ -321,19 +321,19 @@ class CloudTests(ResizeCase):
 
 
 def pages(number: int) -> cri.LinuxContainerResources:
-    """Limits of so many huge pages."""
+    """Return limits of so many huge pages."""
     limit = cri.HugepageLimit(page_size="2MB", limit=number * PAGE)
     return cri.LinuxContainerResources(hugepage_limits=[limit])
 
 
 class HugePageTests(ResizeCase):
-    """A VM has room for the huge pages of its containers, beside what its pod asks for."""
+    """A VM has room for its containers' huge pages, beside what its pod requests."""
 
     def before(self) -> None:
-        self.provider = cast(Any, self.world.provider)  # Any: it gets a method that it has not
+        self.provider = cast(Any, self.world.provider)  # Any: a method is added to it
         alsoProvides(self.provider, IResizesVms)
         self.provider.resize = self.resize
-        self.asked: list[tuple[Size, bool]] = []  # and whether the guest may be asked for memory
+        self.asked: list[tuple[Size, bool]] = []  # with whether memory may be asked of the guest
         self.most = 8 * GIB
 
     @deferred
@@ -351,7 +351,7 @@ class HugePageTests(ResizeCase):
         return self.successResultOf(self.creating(name, number))
 
     def grown_to(self) -> list[int]:
-        """The pages that the VM was to have room for, each time."""
+        """Return the pages for which the VM was to have room, each time."""
         self.assertEqual({(size.cpu_millis, size.memory_bytes) for size, _ in self.asked}, {(0, GIB)})
         self.assertFalse(any(guest for _, guest in self.asked), "no memory is taken out for a container")
         return [size.huge_bytes // PAGE for size, _ in self.asked]
@@ -401,7 +401,7 @@ class HugePageTests(ResizeCase):
 
 
 class HugePagesWithoutRoomTests(ResizeCase):
-    """With a provider that can't change the size of VMs, whose agents say whether there is room."""
+    """With a provider that can't resize VMs, whose agents report whether there is room."""
 
     def test_a_container_is_made_as_far_as_its_agent_goes_along(self) -> None:
         config = box()

@@ -74,7 +74,7 @@ class RunTests(PodsTestCase):
         self.assertEqual(len(self.world.provider.specs), 1)
 
     def test_a_caller_that_goes_away_leaves_the_launch_to_the_next(self) -> None:
-        """kubelet gives up after 4 minutes and asks again for the same attempt."""
+        """kubelet gives up after 4 minutes and retries the same attempt."""
         self.world.provider.booting = Deferred()
         first = self.start()
         first.cancel()
@@ -173,7 +173,7 @@ class RunTests(PodsTestCase):
 
 
 class FailureTests(PodsTestCase):
-    """A launch that fails leaves nothing, whichever step it was."""
+    """A launch leaves nothing behind, whichever step fails."""
 
     def test_the_provider_refuses(self) -> None:
         self.world.provider.launch_error = ResourceExhausted("no address left")
@@ -267,7 +267,7 @@ class FailureTests(PodsTestCase):
         self.assertEqual(len(self.world.store.contents().sandboxes), 1)
 
     def test_a_launch_is_stopped_while_the_provider_is_still_at_it(self) -> None:
-        """The provider's answer is waited for: it names what is to be destroyed."""
+        """The provider's answer is waited for, since it has the id of the VM to destroy."""
         self.world.provider.launching = Deferred()
         launch = self.start()
         (sandbox,) = self.world.node.inventory

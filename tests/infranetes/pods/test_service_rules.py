@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's containers are started once its VM has the rules of Services."""
+"""A pod's containers start only when its VM has the rules of Services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.infranetes.pods.fakes import FakeNode, box, pod
 
 
 class Sender:
-    """What tells one VM."""
+    """Sends rules to one VM."""
 
     trouble = "nobody answers"
 
@@ -41,7 +41,7 @@ class Sender:
 
 
 class Services:
-    """The cluster's Services. :ivar senders: one for each VM that is told of them."""
+    """The cluster's Services. :ivar senders: one for each VM that gets the rules."""
 
     def __init__(self) -> None:
         self.senders: list[Sender] = []
@@ -55,7 +55,7 @@ class Services:
 
 
 class PooledTests(PodsTestCase):
-    """VMs that wait for pods have the rules by then."""
+    """VMs in the pool have the rules before they are claimed."""
 
     def setUp(self) -> None:
         self.world = FakeNode(pool=PoolConfig(sizes=(PoolSize(count=1),)), launch=100.0)
@@ -88,7 +88,7 @@ class ServiceRulesTests(PodsTestCase):
         return self.run_pod(config)
 
     def begin(self, sandbox: str) -> tuple[str, Deferred[None]]:
-        """A container that is being started."""
+        """Begin to start a container. Return its id and the start's Deferred."""
         made = self.do(self.world.containers.create(sandbox, box()))
         return made, start(self.world.containers.start(made))
 

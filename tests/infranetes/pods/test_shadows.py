@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod in the CNI's network has a shadow at the delegate for as long as its VM, whatever is killed when."""
+"""A pod in the CNI's network has a shadow at the delegate as long as it has a VM, whatever is killed when."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class FakeShadow:
     owner: str
     ready: bool = True
     ours: bool = True
-    name: str = ""  # that no other may have
+    name: str = ""  # unique among the shadows
 
 
 class FakeRuntime:
-    """The delegate. It outlives the daemons.
+    """The delegate, which outlives the daemons.
 
-    :ivar calls: what was done, in order, with what the provider did. :ivar holding: a Deferred that `run`
-        waits for once it has made the shadow. :ivar away: it can't be asked.
+    :ivar calls: what was done, in order, including calls to the provider. :ivar holding: a Deferred for which
+        `run` waits once it has made the shadow. :ivar away: it can't be reached.
     """
 
     def __init__(self, calls: list[tuple[str, str]]) -> None:
@@ -121,7 +121,7 @@ class ShadowsTestCase(PodsTestCase):
             self.do(shadows.sweep())
 
     def names(self) -> list[str]:
-        """What was done, in order."""
+        """Return what was done, in order."""
         return [name for name, _ in self.world.provider.calls]
 
     def assertNothingLeft(self) -> None:
@@ -189,7 +189,7 @@ class LifeTests(ShadowsTestCase):
         self.assertNothingLeft()
 
     def test_what_a_failed_launch_has_left_is_ended_before_the_pods_next_one(self) -> None:
-        """Its name would be taken until the next pass."""
+        """Otherwise its name would be taken until the next pass."""
         self.world.provider.launch_error = Unavailable("no room")
         self.runtime.end_error = Unavailable("cni plugin not initialized")
         self.failureResultOf(self.start(), Unavailable)
@@ -283,7 +283,7 @@ class KilledTests(ShadowsTestCase):
         self.runtime.end_error = Unavailable("killed")
         self.failureResultOf(start(self.world.sandboxes.stop(id)), Unavailable)
         self.runtime.end_error = None
-        self.world.restart()  # which finishes it
+        self.world.restart()  # the next daemon finishes it
         self.assertEqual(self.record(id).state, SandboxState.STOPPED)
         self.assertEqual(self.runtime.shadows, {})
 
@@ -296,7 +296,7 @@ class KilledTests(ShadowsTestCase):
 
 
 class SweepTests(ShadowsTestCase):
-    """Both ways, in two passes."""
+    """Sweeps find shadows without sandboxes and sandboxes without shadows, in two passes."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -310,7 +310,7 @@ class SweepTests(ShadowsTestCase):
         self.assertEqual(list(self.runtime.shadows), ["shadow-1"])
 
     def test_another_daemons_is_left(self) -> None:
-        """It knows its sandbox. A second one of a pod of ours is ended by whose pod it is."""
+        """That daemon knows its sandbox. Whose the pod is decides which daemon ends a second shadow of it."""
         self.runtime.shadows["other"] = FakeShadow("other", "f" * 32, ours=False)
         self.runtime.shadows["second"] = FakeShadow("second", self.pod, ours=False)
         self.sweep(3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store: a write that was answered is on the disk, and one that failed is not."""
+"""The store: a write that was acknowledged is on the disk, and one that failed is not."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class StoreTests(unittest.TestCase):
         return contents
 
     def write_and_die(self, writes: int) -> int:
-        """Kill a process after so many writes; return the signal that ended it."""
+        """Kill a process after so many writes. Return the signal that ended it."""
         child = os.fork()
         if not child:
             try:
@@ -276,7 +276,7 @@ class StoreTests(unittest.TestCase):
         self.assertEqual((found.id, found.agent_port, found.certificate_until), ("a", 7, 0))
 
     async def test_a_file_of_the_third_schema_is_brought_along_with_its_vms(self) -> None:
-        """Each record is as it was, and can be written and claimed."""
+        """Each record is unchanged, and can be written and claimed."""
         columns = {
             "sandboxes": "id, token, state, name, config, runtime_handler, created_at, claimed, "
             "stopped_at, instance_id, address, agent_host, agent_port, message, certificate_until, "
@@ -324,7 +324,7 @@ class StoreTests(unittest.TestCase):
         self.assertEqual((await self.reopened()).attachments, ())
 
     async def test_a_killed_writer_leaves_whole_records(self) -> None:
-        """Writes that were answered survive SIGKILL; others are there as a whole or not at all."""
+        """Writes that were acknowledged survive SIGKILL; others are complete or absent."""
         self.assertEqual(self.write_and_die(50), 9)
         contents = await self.store.open()
         self.assertEqual(len(contents.sandboxes), 50)

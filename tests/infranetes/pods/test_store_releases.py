@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores as releases wrote them: `stores/RELEASE.json` is a dump of one that the release's own daemon had."""
+"""Stores written by releases: `stores/RELEASE.json` is a dump of a store of that release's own daemon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 
 
 def schema(connection: sqlite3.Connection) -> set[tuple[str, str]]:
-    """What its tables and indexes are."""
+    """Return the tables and indexes."""
     made = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
     return {(name, " ".join(sql.split())) for name, sql in made}
 
@@ -32,7 +32,7 @@ class ReleasedStoreTests(SynchronousTestCase):
         self.path.parent.mkdir(parents=True)
 
     def recorded(self, release: str) -> int:
-        """Write that release's store to `path`; return its schema's number."""
+        """Write that release's store to `path`. Return the number of its schema."""
         content = json.loads((STORES / f"{release}.json").read_text())
         with contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             connection.executescript("\n".join(content["statements"]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether NetworkPolicies allow a packet, as Kubernetes says it, by its objects' JSON.
+"""Whether NetworkPolicies allow a packet: Kubernetes' rules applied directly to the objects' JSON.
 
-It is as simple as can be. This is what the model is compared with. It knows nothing of it.
+It is as simple as can be. The model is compared with this reference, which does not know the model.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Packet:
 
 @attrs.frozen
 class Cluster:
-    """All objects that there are."""
+    """All objects of the cluster."""
 
     pods: Sequence[Json]
     namespaces: Sequence[Json]
     policies: Sequence[Json]
 
     def allows(self, pod: Json, direction: str, packet: Packet) -> bool:
-        """Whether a pod may receive ("Ingress") or send ("Egress") a packet."""
+        """Return whether a pod may receive ("Ingress") or send ("Egress") a packet."""
         isolated = False
         for policy in self.policies:
             spec = policy["spec"]
@@ -52,7 +52,7 @@ class Cluster:
         return not isolated
 
     def _rule(self, rule: Json, policy: Json, pod: Json, direction: str, packet: Packet) -> bool:
-        """Whether a rule allows a packet; the other side is a pod that has its address, or no pod."""
+        """Return whether a rule allows a packet; the other side is the pod with that address, or no pod."""
         peers = rule.get("from" if direction == "Ingress" else "to")
         ports = rule.get("ports")
         others: Sequence[Json | None] = [each for each in self.pods if has(each, packet.other)] or [None]
@@ -87,19 +87,19 @@ class Cluster:
 
 
 def has(pod: Json, address: str) -> bool:
-    """Whether it is the pod that has an address: not its node, and not one whose address it was."""
+    """Return whether a pod itself has this address now, rather than its node, or the pod in the past."""
     if pod["spec"].get("hostNetwork") or pod["status"]["phase"] in ("Succeeded", "Failed"):
         return False
     return any(ip_address(each["ip"]) == ip_address(address) for each in pod["status"]["podIPs"])
 
 
 def within(address: str, cidr: str) -> bool:
-    """Whether an address is in a network; one of the other family is not."""
+    """Return whether an address is in a network, which may be of the other family."""
     return ip_address(address) in ip_network(cidr, strict=False)
 
 
 def port_matches(port: Json, destination: Json | None, packet: Packet) -> bool:
-    """Whether a packet goes to a port of a rule. :param destination: the pod that is connected to, if any."""
+    """Return whether a packet goes to a port of a rule. :param destination: the pod it goes to, if any."""
     if packet.port is None or (port.get("protocol") or "TCP") != packet.protocol:
         return False
     wanted = port.get("port")
@@ -116,7 +116,7 @@ def port_matches(port: Json, destination: Json | None, packet: Packet) -> bool:
 
 
 def ports_of(pod: Json) -> Iterable[Json]:
-    """The ports of containers that run while the pod does."""
+    """Return the ports of the containers that run as long as the pod does."""
     for container in pod["spec"]["containers"]:
         yield from container.get("ports") or []
     for container in pod["spec"].get("initContainers") or []:
@@ -125,7 +125,7 @@ def ports_of(pod: Json) -> Iterable[Json]:
 
 
 def selects(selector: Json, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector selects these labels."""
+    """Return whether a label selector selects these labels."""
     for key, value in (selector.get("matchLabels") or {}).items():
         if labels.get(key) != value:
             return False
@@ -144,7 +144,7 @@ def selects(selector: Json, labels: Mapping[str, str]) -> bool:
 
 
 def passes(direction: Sequence[Allowed] | None, packet: Packet) -> bool:
-    """Whether one direction of a PodFirewall lets a packet through."""
+    """Return whether one direction of a PodFirewall lets a packet through."""
     if direction is None:
         return True
     other = ip_address(packet.other)

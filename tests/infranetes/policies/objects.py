@@ -17,7 +17,7 @@ def pod(
     ports: Sequence[Json] = (),
     **fields: Any,  # Any: JSON
 ) -> Json:
-    """A running pod with one container that has `ports`; `phase`, `uid` and fields of its specification."""
+    """Return a running pod with one container that has `ports`; `fields` are those of the specification."""
     about = {
         "namespace": namespace,
         "name": name,
@@ -30,12 +30,12 @@ def pod(
 
 
 def port(name: str, number: int, protocol: str = "TCP") -> Json:
-    """A port of a container."""
+    """Return a port of a container."""
     return {"name": name, "containerPort": number, "protocol": protocol}
 
 
 def namespace(name: str, **labels: str) -> Json:
-    """A namespace with the label that all have, and others."""
+    """Return a namespace with these labels and the one that all namespaces have."""
     return {"metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name, **labels}}}
 
 
@@ -45,7 +45,7 @@ def policy(
     namespace: str = "ns",
     **spec: Any,  # Any: JSON
 ) -> Json:
-    """A NetworkPolicy for all pods of the namespace, unless `selector` says otherwise; `spec` is the rest."""
+    """Return a NetworkPolicy for the pods that `selector` selects, by default all; `spec` is the rest."""
     return {
         "metadata": {"namespace": namespace, "name": name},
         "spec": {"podSelector": selector or {}, **spec},
@@ -53,20 +53,20 @@ def policy(
 
 
 def labelled(**labels: str) -> Json:
-    """A selector of labels."""
+    """Return a selector of these labels."""
     return {"matchLabels": labels}
 
 
 def expression(key: str, operator: str, *values: str) -> Json:
-    """A selector of one expression."""
+    """Return a selector with one expression."""
     return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
 
 
 def block(cidr: str, *excepted: str) -> Json:
-    """A peer."""
+    """Return a peer that is a network."""
     return {"ipBlock": {"cidr": cidr, "except": list(excepted)}}
 
 
 def pods(**labels: str) -> Json:
-    """A peer: pods of the policy's namespace."""
+    """Return a peer: pods of the policy's namespace."""
     return {"podSelector": labelled(**labels)}

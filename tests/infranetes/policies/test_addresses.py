@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of addresses: what Python's own `ipaddress` says of them."""
+"""Ranges of addresses, compared with Python's `ipaddress`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The firewalls of local pods, while the cluster changes and the API server does whatever servers do."""
+"""The firewalls of local pods, while the cluster changes and the API server fails in all usual ways."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ClusterTests(TestCase):
         self.addCleanup(self.policies.stopService)
 
     def received(self) -> list[int]:
-        """The last numbers of the addresses that may connect to the local pod."""
+        """Return the last bytes of the addresses that may connect to the local pod."""
         found = self.policies.firewall(WEB.id)
         if found is None:
             return []
@@ -183,7 +183,7 @@ class ClusterTests(TestCase):
 
 
 class RestTests(SynchronousTestCase):
-    """In a large cluster of which something changes all the time."""
+    """The reactor gets its turns in a large cluster that changes all the time."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -198,7 +198,7 @@ class RestTests(SynchronousTestCase):
         self.addCleanup(self.policies.stopService)
 
     def settle(self, changed: set[str]) -> Iterator[None]:
-        """Take half a second."""
+        """Let half a second pass."""
         self.settled.append(self.clock.seconds())
         self.policies._model._marked.clear()
         yield

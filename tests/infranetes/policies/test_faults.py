@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever fails on the way to a pod's kernel: it comes to have its policies, and is never open meanwhile."""
+"""Whatever fails on the way to a pod's kernel, the pod finally has its policies and is never open before."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from vmserver.firewall.firewall import TABLE, Firewall
 reactor = installed()
 T = TypeVar("T")
 EXAMPLES = int(os.environ.get("INFRANETES_TEST_FAULTS", "15"))
-HEAL_SECONDS = 60.0  # in which the pod has to have its policies, once nothing fails any more
+HEAL_SECONDS = 60.0  # within which the pod must have its policies once nothing fails any more
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 NAMESPACES = "/api/v1/namespaces"
 PODS = "/api/v1/pods"
@@ -51,8 +51,8 @@ clusters: [{name: it, cluster: {server: "%s"}}]
 users: [{name: me, user: {}}]
 """
 NODE, POD, PORT = "198.18.234.1", "198.18.234.2", 8000
-ALLOWED_GATEWAY, ALLOWED = "198.18.235.1", "198.18.235.2"  # by a policy that is always there
-OTHERS_GATEWAY, OTHERS = "198.18.236.1", "198.18.236.2"  # by none
+ALLOWED_GATEWAY, ALLOWED = "198.18.235.1", "198.18.235.2"  # by a policy that always exists
+OTHERS_GATEWAY, OTHERS = "198.18.236.1", "198.18.236.2"  # not allowed by any policy
 
 ALWAYS = policy("always", ingress=[{"from": [block(f"{ALLOWED}/32")]}])
 VARIANTS: list[Json] = [
@@ -86,14 +86,14 @@ STEPS = st.lists(
 
 
 def thd_awaited(work: Callable[[], Deferred[T]]) -> T:
-    """What becomes of work that is done in the reactor's thread."""
+    """Return the result of work that is done in the reactor's thread."""
     found: T = blockingCallFromThread(reactor, work)  # type: ignore[arg-type]  # as if it returned no Deferred
     return found
 
 
 class FaultyFirewall(Firewall):
-    """A pod's firewall. :ivar refused: of the next changes so many fail. :ivar cut_off: so many are done, and
-    told as failed."""
+    """A pod's firewall. :ivar refused: how many of the next changes fail. :ivar cut_off: how many are
+    made but reported as failed."""
 
     refused = cut_off = 0
 
@@ -109,7 +109,7 @@ class FaultyFirewall(Firewall):
 
 @attrs.define
 class Described:
-    """As much of a Sandbox as is looked at."""
+    """The part of a Sandbox that is used."""
 
     id: str
     config: cri.PodSandboxConfig
@@ -123,7 +123,7 @@ WEB = Described(
 
 
 class Bed:
-    """The API server, a daemon, and the pod's own firewall."""
+    """A test bed: the API server, a daemon, and the pod's own firewall."""
 
     def __init__(self, directory: Path) -> None:
         self.kubeconfig = directory / "kubeconfig"
@@ -153,7 +153,7 @@ class Bed:
     # The daemon
 
     def start(self) -> None:
-        """Start it."""
+        """Start the daemon."""
         self.policies = ClusterPolicies(reactor, ApiServer(reactor, self.kubeconfig))
         ready: Event[None] = Event()
         ready.succeed(None)
@@ -162,7 +162,7 @@ class Bed:
         self.firewalls.keep(cast(Sandbox, WEB))
 
     def stop(self) -> None:
-        """Stop it, as if it were killed."""
+        """Stop the daemon as if it were killed."""
         self.firewalls.stop()
         self.policies.stopService()
 
@@ -171,11 +171,11 @@ class Bed:
         await self.firewall.put(firewall, NODE)
 
     def restart_agent(self) -> None:
-        """Have an agent that knows nothing, on the same kernel."""
+        """Replace the agent by one without any state, on the same kernel."""
         self.firewall = FaultyFirewall(reactor, self.pod.name)
         self.firewalls.renew(cast(Sandbox, WEB))
 
-    # What people do in the cluster
+    # What users do in the cluster
 
     def put(self, path: str, item: Json) -> None:
         self.objects[path, item["metadata"]["name"]] = item
@@ -187,15 +187,15 @@ class Bed:
             self.server.remove(path, item)
 
     def restore(self) -> None:
-        """Have another history with the same objects, as after a restore from a backup."""
+        """Give the cluster another history with the same objects, as after a restore from a backup."""
         self.server.forget(bumped=True)
         for (path, _), item in self.objects.items():
             self.server.put(path, item)
 
-    # What there should be
+    # What the result should be
 
     def thd_listed(self, namespace: str) -> str:
-        """The tables in a namespace."""
+        """Return the nft tables of a namespace."""
         listed = ""
         for family in ("ip", "ip6"):
             command = ["ip", "netns", "exec", namespace, "nft", "--stateless", "list", "table", family, TABLE]
@@ -204,7 +204,7 @@ class Bed:
 
     @deferred
     async def expected(self) -> PodFirewall:
-        """The firewall by a daemon that has seen nothing of what happened."""
+        """Return the firewall according to a daemon that starts only now."""
         fresh = ClusterPolicies(reactor, ApiServer(reactor, self.kubeconfig))
         known: Event[None] = Event()
         fresh.subscribe(lambda ids: known.succeed(None))
@@ -331,14 +331,14 @@ class FaultTests(TestCase):
             found[name]()
 
     def heal(self) -> None:
-        """Have nothing fail any more."""
+        """Let nothing fail any more."""
         bed = self.bed
         self.simple("back")
         bed.server.status = bed.server.trickle = 0
         bed.firewall.refused = bed.firewall.cut_off = 0
 
     def thd_wait_until_equal(self) -> None:
-        """:raise AssertionError: the pod's kernel does not come to have what there is."""
+        """:raise AssertionError: the pod's kernel does not reach the expected state in time."""
         until = time.monotonic() + HEAL_SECONDS
         bed = self.bed
         expected = thd_awaited(bed.expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NetworkPolicies come to for pods: Kubernetes' rules, one by one."""
+"""The firewalls that follow from NetworkPolicies: Kubernetes' rules, one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIENT, OTHER, ALIEN, OUTSIDE = "10.0.0.2", "10.0.0.3", "10.0.1.2", "192.0.2.7"
 
 
 class WorldCase(SynchronousTestCase):
-    """The local pod `web`, a client and another one in its namespace, a client in another namespace."""
+    """The local pod `web`, two clients in its namespace, and a client in another namespace."""
 
     def setUp(self) -> None:
         self.world = World()
@@ -40,24 +40,24 @@ class WorldCase(SynchronousTestCase):
         self.world.add_local(self.web)
 
     def have(self, *policies: dict[str, Any]) -> None:  # Any: JSON
-        """Have these policies and no others."""
+        """Set the policies."""
         self.world.replace(self.world.policies, *policies)
 
     def ingress(self, *rules: dict[str, Any], **spec: Any) -> None:  # Any: JSON
-        """Have one policy with these rules for what comes in."""
+        """Set one policy with these ingress rules."""
         self.have(policy(ingress=list(rules), **spec))
 
     def egress(self, *rules: dict[str, Any]) -> None:  # Any: JSON
-        """Have one policy with these rules for what goes out."""
+        """Set one policy with these egress rules."""
         self.have(policy(egress=list(rules), policyTypes=["Egress"]))
 
     def received(self, port: int | None = 80, protocol: str = "TCP") -> set[str]:
-        """Who may connect to `web`."""
+        """Return which clients may connect to `web`."""
         everyone = (CLIENT, OTHER, ALIEN, OUTSIDE)
         return {each for each in everyone if self.world.receives("web", each, port, protocol)}
 
     def sent(self, port: int | None = 80, protocol: str = "TCP") -> set[str]:
-        """To whom `web` may connect."""
+        """Return to which clients `web` may connect."""
         everyone = (CLIENT, OTHER, ALIEN, OUTSIDE)
         return {each for each in everyone if self.world.sends("web", each, port, protocol)}
 

@@ -147,7 +147,7 @@ class HostileTests(SynchronousTestCase):
 
     @given(OBJECT)
     def test_what_is_read_of_any_policy_never_allows_all_by_mistake(self, spec: Json) -> None:
-        """Only a rule that says so allows all peers and all ports."""
+        """Only an explicit rule allows all peers and all ports."""
         found = policy({"metadata": {"name": "a"}, "spec": spec})
         for direction, other_side in ((found.ingress, "ingress"), (found.egress, "egress")):
             if any(rule == Rule(None, None) for rule in direction or ()):

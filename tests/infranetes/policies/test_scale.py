@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NetworkPolicies of a large cluster: no step of the work keeps the reactor for long.
+"""NetworkPolicies of a large cluster: no step of the work blocks the reactor for long.
 
-What counts is the processor time of one step, which other work on the machine does not change. Between two
-steps the reactor may turn.
+Measured is the processor time of each step, which does not depend on other work on the machine. The reactor
+can turn between two steps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.infranetes.policies.world import World
 Json = dict[str, Any]  # Any: JSON
 
 PODS, NAMESPACES, POLICIES, BROAD, LOCAL = 10_000, 100, 1_000, 100, 100
-MOST = 40.0  # milliseconds of a step: a turn of the reactor ends with the step in which 10 ms are over
+MOST = 40.0  # ms for one step: a turn of the reactor ends with the step during which 10 ms are exceeded
 
 
 class Steps:
-    """Does steps. :ivar longest: the processor time of the longest one, in milliseconds; and what it did."""
+    """Take steps. :ivar longest: the longest processor time of one, in milliseconds, and what it did."""
 
     def __init__(self) -> None:
         self.longest = (0.0, "")
@@ -82,7 +82,7 @@ class ScaleTests(SynchronousTestCase):
         return len(changed)
 
     def everyone(self, number: int) -> Json:
-        """A peer that means all pods, and is no other one's equal."""
+        """Return a peer that selects all pods and differs from every other peer."""
         return {"namespaceSelector": {}, "podSelector": expression(f"none-{number}", "DoesNotExist")}
 
     def narrow(self, number: int) -> Json:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens in a cluster, firewalls let through what the naive reference does."""
+"""Whatever happens in a cluster, firewalls let through the same packets as the naive reference."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PACKETS = [
 
 
 class Making:
-    """Makes objects by chance, such that they often have to do with each other."""
+    """Make random objects that often refer to each other."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -59,7 +59,7 @@ class Making:
 
     def pod(self, namespace: str, name: str) -> Json:
         its: Json = {"labels": self._labels(), "ports": self._some(2, self._container_port)}
-        if (namespace, name) not in LOCAL:  # local pods are those with a network of their own
+        if (namespace, name) not in LOCAL:  # local pods never use the host's network
             its["phase"] = self._random.choice(("Running", "Running", "Pending", "Succeeded", "Failed"))
             its["hostNetwork"] = self._random.random() < 0.2
         restart = self._random.choice((None, "Always"))

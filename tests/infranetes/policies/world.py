@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster's objects, put into a model, and asked what comes of them."""
+"""A cluster's objects, put into a model, and questions about the result."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 def finish(steps: Iterable[None]) -> int:
-    """Do all steps at once. Returns how many there were."""
+    """Take all steps at once. Return how many there were."""
     counted = deque(enumerate(steps, 1), maxlen=1)
     return counted[0][0] if counted else 0
 
 
 def result(steps: Steps[T]) -> T:
-    """Do all steps at once. Returns what they come to."""
+    """Take all steps at once. Return their result."""
     while True:
         try:
             next(steps)
@@ -56,11 +56,11 @@ class World:
             finish(kind.take(Removed(kind.trimmed(item))))
 
     def replace(self, kind: Kind, *items: Json) -> None:
-        """Have these objects of a kind, as after a list."""
+        """Replace all objects of a kind, as after a list."""
         finish(kind.take(Replaced([kind.trimmed(item) for item in items])))
 
     def add_local(self, pod: Json) -> None:
-        """Have a pod of this node, as kubelet says it. Its id is its name, in the namespace `ns`."""
+        """Add a pod of this node, as kubelet describes it. Its id is its name; its namespace is `ns`."""
         about = pod["metadata"]
         namespace, name = about["namespace"], about["name"]
         labels = {**about["labels"], "io.kubernetes.pod.name": name}
@@ -68,28 +68,28 @@ class World:
         self.model.add(LocalPod(id, namespace, name, about["uid"], labels))
 
     def settle(self) -> set[str]:
-        """Compute what has changed."""
+        """Compute all pending changes. Return the ids of the pods whose firewalls changed."""
         self.changed = set()
         finish(self.model.settle(self.changed))
         return self.changed
 
     def firewall(self, id: str) -> PodFirewall:
-        """A local pod's, up to date."""
+        """Return a local pod's current firewall."""
         self.settle()
         found = self.model.firewall(id)
         assert found is not None
         return found
 
     def receives(self, id: str, other: str, port: int | None = 80, protocol: str = "TCP") -> bool:
-        """Whether a pod of this node accepts connections from `other`."""
+        """Return whether a pod of this node accepts connections from `other`."""
         return passes(self.firewall(id).ingress, Packet(other, protocol, port))
 
     def sends(self, id: str, other: str, port: int | None = 80, protocol: str = "TCP") -> bool:
-        """Whether a pod of this node may connect to `other`."""
+        """Return whether a pod of this node may connect to `other`."""
         return passes(self.firewall(id).egress, Packet(other, protocol, port))
 
 
 def addresses(allowed: Iterable[Allowed] | None) -> list[list[str]]:
-    """The networks of each, as text."""
+    """Return the networks of each, as text."""
     assert allowed is not None
     return [[str(each) for each in one.networks] for one in allowed]

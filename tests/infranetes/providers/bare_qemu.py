@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QEMUs without a guest, for tests of what their monitors are asked."""
+"""QEMUs without a guest, for tests of the commands that their monitors get."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ else:
 
 
 class BareQemuCase(_Base):
-    """Makes QEMUs. :ivar processes: by the instance."""
+    """Make QEMUs. :ivar processes: their processes, by the instance."""
 
     def setUp(self) -> None:
         self.sockets = Path(tempfile.mkdtemp(prefix="infranetes-"))
@@ -41,7 +41,7 @@ class BareQemuCase(_Base):
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def bare_vm(self) -> Vm:
-        """A VM that runs, of a QEMU of its own."""
+        """Return a running VM, on a QEMU of its own."""
         token = secrets.token_hex(16)
         directory = self.sockets / token
         directory.mkdir()
@@ -68,25 +68,25 @@ class BareQemuCase(_Base):
         return vm
 
     def watch_process(self, vm: Vm) -> None:
-        """Have a daemon see when the VM's process ends."""
+        """Have a daemon notice when the VM's process ends."""
         vm.process = WatchedProcess(reactor, self.processes[vm.record.id].pid, vm.changes.notify)
         self.addCleanup(vm.detach)
 
     def found_again(self, vm: Vm) -> Vm:
-        """The VM as the next daemon knows it."""
+        """Return the VM as the next daemon finds it."""
         vm.detach()
         found = Vm(vm.record, vm.paths)
         self.watch_process(found)
         return found
 
     async def killed(self, vm: Vm) -> None:
-        """Kill the VM's QEMU, and wait until that is noticed."""
+        """Kill the VM's QEMU, and wait until the daemon has noticed."""
         changed = vm.changes.wait()
         self.processes[vm.record.id].kill()
         await changed
 
     def open_files(self, machine: str) -> list[str]:
-        """The paths of the files that a VM's QEMU has open, each as often as it has."""
+        """Return the paths of the files that a VM's QEMU has open, one for each descriptor."""
         process = self.processes[machine]
         if process.poll() is not None:
             return []

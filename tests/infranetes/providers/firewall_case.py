@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A case with pods on the bridge, which are network namespaces, and their firewalls."""
+"""A case with pods on the bridge, which are network namespaces, and with their firewalls."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class FirewallCase(TestCase):
         return made
 
     async def reaches(self, client: Host, server: Host, port: int = 8000, to: str = "") -> None:
-        """Assert that one can connect, and that both can talk."""
+        """Assert that `client` can connect to `server`, and that data passes in both directions."""
         made = await self.connection(client, server, port, to)
         for back in (False, True):
             self.assertTrue(await blocking(made.carries, True, back))

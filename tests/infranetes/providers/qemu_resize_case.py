@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scripted QEMU, and a VM of it that is resized while it runs. The guest can refuse."""
+"""A scripted QEMU with a running VM that is resized. The guest may refuse."""
 
 from __future__ import annotations
 
@@ -35,22 +35,23 @@ from infranetes_common.reactors import installed
 reactor = installed()
 GIB = 1 << 30
 TEMPLATE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 2048, 8192, 4)
-# Long enough for a busy machine; those that wait for a guest in vain have a shorter one.
+# Long enough for a busy machine; tests that wait for a guest in vain have a shorter timeout.
 SETTINGS = QemuSettings(resize_timeout=60.0)
 
 
 class Qemu:
-    """A QEMU of 1 GiB and one processor of four.
+    """A QEMU with 1 GiB and one processor out of four.
 
-    :ivar refuses: devices that QEMU refuses. :ivar denies: that the guest does. :ivar ignores: of which
-        it says nothing. :ivar keeps: that it does not give back. :ivar broken: commands that QEMU refuses.
+    :ivar refuses: devices that QEMU refuses. :ivar denies: devices that the guest refuses. :ivar ignores:
+        devices for which the guest does not answer. :ivar keeps: devices that the guest does not release.
+        :ivar broken: commands that QEMU refuses.
     """
 
     def __init__(self) -> None:
         self.cpus: dict[int, str] = {0: "/machine/unattached/device[0]"}
         self.objects: dict[str, int] = {}
         self.pieces: dict[str, int] = {}
-        self.memory: dict[str, str] = {}  # the object of each
+        self.memory: dict[str, str] = {}  # each device's memory object
         self.refuses: set[str] = set()
         self.denies: set[str] = set()
         self.ignores: set[str] = set()
@@ -58,9 +59,9 @@ class Qemu:
         self.broken: set[str] = set()
         self.refused_sizes: set[int] = set()
         self.asked_back: list[str] = []
-        self.unused: set[int] = set()  # where the pieces begin that the guest has out of use
+        self.unused: set[int] = set()  # the addresses of pieces that the guest has taken offline
         self.kvm = True
-        self.slow = False  # the guest takes its time
+        self.slow = False  # whether the guest takes its time
         self.calls: list[str] = []
         self.named: list[str] = []
         self.answers: Callable[[str], Any] | None = None  # Any: JSON
@@ -107,7 +108,7 @@ class Qemu:
         ]
 
     def address(self, device: str) -> int:
-        """Where the guest has a piece: here each has a place of its own."""
+        """Return a piece's address in the guest; here each has a fixed one."""
         return (4 + 64 * int(device.removeprefix("dimm"))) * GIB
 
     def qom_list(self, path: str) -> Any:
@@ -170,7 +171,7 @@ class Qemu:
 
 
 class Monitor(LineOnlyReceiver):
-    """One connection to it."""
+    """One connection to the monitor."""
 
     delimiter = b"\n"
 
@@ -234,5 +235,5 @@ class ResizeCase(TestCase):
         raise AssertionError(f"no {kind.__name__}")
 
     def impatient(self) -> None:
-        """The guest is not waited for."""
+        """Do not wait for the guest."""
         self.resizer = Resizer(reactor, attrs.evolve(SETTINGS, resize_timeout=0.1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What separates QEMU's VMs from each other: users of their own, and memory that nobody can write to."""
+"""QEMU's VMs are isolated from each other: users of their own, and memory that no other VM can write to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.waiting import until
 
 reactor = installed()
 RANGE = UidRange(1_900_020_000, 1_900_020_031)  # not what a daemon here uses
-NOT_ONES_OWN = UidRange(0, 15)  # accounts of every node
+NOT_ONES_OWN = UidRange(0, 15)  # system accounts that exist on every node
 MIB = 1 << 20
 
 
@@ -39,7 +39,7 @@ class UserTests(TestCase):
     """Users for VMs."""
 
     async def sleeping(self, uid: int) -> subprocess.Popen[bytes]:
-        """A process of that user."""
+        """Start a process of that user."""
         command = unprivileged(["sleep", "600"], QemuUser(uid, uid), dies_with_parent=True)
         process = subprocess.Popen(command[1:])  # without setsid: setpriv becomes the command
 
@@ -160,7 +160,7 @@ class RamTests(TestCase):
 
     def test_nobody_writes_to_it_by_whatever_way(self) -> None:
         memory = self.memory()
-        again = os.open(f"/proc/self/fd/{memory}", os.O_RDWR)  # as QEMU opens it
+        again = os.open(f"/proc/self/fd/{memory}", os.O_RDWR)  # QEMU opens it like this
         self.addCleanup(os.close, again)
         for descriptor in (memory, again):
             self.assertRaises(PermissionError, os.pwrite, descriptor, b"y", 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that a QEMU gives its VM: a real QEMU, without a guest, and what can go wrong with one."""
+"""Volumes that a QEMU attaches to its VM: a real QEMU without a guest, and what can go wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIZE = 1 << 20
 
 
 class BareQemus:
-    """Attaches volumes to the VMs that it is given, as the provider does."""
+    """Attach volumes to the VMs that it is given, as the provider does."""
 
     def __init__(self, directory: Path, vms: dict[str, Vm]) -> None:
         self.directory = directory
@@ -91,12 +91,12 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
     # ---- How it is attached, and what can go wrong
 
     async def one(self) -> tuple[BareQemus, str, str]:
-        """What attaches, a machine and a volume."""
+        """Return an attacher, a machine and a volume."""
         attacher = await self.attacher()
         return attacher, await self.machine(attacher), await self.volume(attacher, "one")
 
     async def monitor(self, attacher: BareQemus, machine: str) -> QmpConnection:
-        """The connection that the daemon uses, which has answered before."""
+        """Return the connection that the daemon uses; it has answered before."""
         await attacher.attached(machine)
         connected = attacher.vms[machine].connections
         assert connected is not None
@@ -109,7 +109,7 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         self.assertEqual(await qmp.execute("query-fdsets"), [])
 
     async def test_its_file_is_open_as_qemu_is_to_use_it(self) -> None:
-        """QEMU 9.1 and later refuse another one."""
+        """QEMU 9.1 and later refuse files that are opened in another mode."""
         attacher = await self.attacher()
         volume = await self.volume(attacher, "one")
         for read_only in (False, True):
@@ -173,7 +173,7 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         await attacher.attach(machine, "three", False)
 
     async def test_when_the_monitor_is_lost_anywhere_the_next_call_makes_it_whole(self) -> None:
-        """After each command of the way, whichever it is: and nobody else gets the volume meanwhile."""
+        """After each of the commands; and no other VM gets the volume in the meantime."""
         for lost_at in range(1, 8):  # three questions, and four commands
             attacher, machine = await self.attacher(), ""
             machine = await self.machine(attacher)
@@ -250,7 +250,7 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         self.patch(attached, "_UNPLUG_SECONDS", 0.2)
         self.patch(VmConnections, "_on_event", lambda connection, event: None)
         attacher = await self.next_daemon(attacher)
-        await attacher.detach(machine, volume)  # it is gone, as QEMU says when it is asked
+        await attacher.detach(machine, volume)  # it is gone already, which QEMU reports when it is asked
         await self.assert_nothing_is_left(attacher, machine)
 
     async def test_one_that_is_attached_is_not_deleted_until_it_is_detached(self) -> None:

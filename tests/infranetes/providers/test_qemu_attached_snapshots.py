@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of volumes of this node that a VM has, and writes to meanwhile."""
+"""Snapshots of this node's volumes while a VM writes to them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MIB = 1 << 20
 
 
 class AttachedCase(FailureAssertions, BareQemuCase, TestCase):
-    """With a VM that has the volume."""
+    """Tests with a VM that has the volume."""
 
     timeout = 60
 
     def place(self) -> Path:
-        return mounted(self, "tmpfs", 64 * MIB)  # on which no blocks can be shared
+        return mounted(self, "tmpfs", 64 * MIB)  # on which blocks can't be shared
 
     def setUp(self) -> None:
         super().setUp()
@@ -40,14 +40,14 @@ class AttachedCase(FailureAssertions, BareQemuCase, TestCase):
         self.directory = self.place()
 
     async def let_go(self) -> None:
-        """Have daemons that were killed be gone indeed, once there are no VMs any more."""
+        """Let killed daemons be collected, once there are no VMs any more."""
         for each in self.kept:
             if not each.called:
                 each.errback(Unavailable("its daemon was killed"))
         await settled([flight.join() for flight in self.killed_calls])
 
     async def with_volume(self, size: int = 8 * MIB) -> tuple[BareQemus, str]:
-        """What attaches, and a machine that has the volume `data`."""
+        """Return an attacher, and a machine that has the volume `data`."""
         attacher = BareQemus(self.directory, {})
         vm = self.bare_vm()
         attacher.vms[vm.record.id] = vm
@@ -59,14 +59,14 @@ class AttachedCase(FailureAssertions, BareQemuCase, TestCase):
         return (await attacher.vms[machine].monitor(reactor)).qmp
 
     async def write(self, attacher: BareQemus, machine: str, at: int, value: int) -> None:
-        """Write a sector as the VM does, to its device."""
+        """Write a sector on the device, as the VM does."""
         qmp = await self.monitor(attacher, machine)
         device = f"volume-0-{serial_of('data')}"
         command = f'qemu-io -d {device} "write -q -f -P {value} {at * 512} 512"'
         self.assertEqual(await qmp.execute("human-monitor-command", command_line=command), "")
 
     def sectors(self, path: Path) -> bytes:
-        """The first byte of each sector."""
+        """Return the first byte of each sector."""
         return path.read_bytes()[::512]
 
     def snapshot(self, name: str) -> Path:
@@ -81,7 +81,7 @@ class AttachedCase(FailureAssertions, BareQemuCase, TestCase):
         self.assertEqual([each["fds"] for each in file_sets if each["fds"] or len(file_sets) > 1], [])
 
     async def check_written_meanwhile(self) -> None:
-        """Take one while the VM writes: it has all that was written before, and of the rest a beginning."""
+        """Take a snapshot while the VM writes: it has all earlier writes, and a prefix of the later ones."""
         attacher, machine = await self.with_volume()
         for number in range(20):
             await self.write(attacher, machine, number, 1 + number % 255)
@@ -104,7 +104,7 @@ class AttachedCase(FailureAssertions, BareQemuCase, TestCase):
 
 
 class AttachedTests(AttachedCase):
-    """QEMU copies it."""
+    """QEMU copies the volume."""
 
     async def test_it_has_all_that_was_written_before_and_of_the_rest_a_beginning(self) -> None:
         await self.check_written_meanwhile()
@@ -129,10 +129,10 @@ class AttachedTests(AttachedCase):
         await self.nothing_is_left(attacher, machine)
 
     def endless(self) -> Deferred[None]:
-        """Have copies be complete and go on: return what fires when one is."""
+        """Make copies complete without ending: return a Deferred that fires when one is complete."""
         ready: Deferred[None] = Deferred()
         hung: Deferred[None] = Deferred()
-        self.kept.append(hung)  # else whoever awaits it would be ended with it
+        self.kept.append(hung)  # otherwise what awaits it would be ended with it
 
         async def never(reactor: IReactor, qmp: QmpConnection, name: str) -> float:
             while (await qmp.execute("query-jobs"))[0]["status"] != "ready":
@@ -210,7 +210,7 @@ class AttachedTests(AttachedCase):
         await self.fails(ResourceExhausted, attacher.files.snapshots.create("one", "data"))
 
     async def test_a_copy_that_fails_does_the_vm_no_harm(self) -> None:
-        """The disk of the node is full, by others."""
+        """Others have filled the node's disk."""
         attacher, machine = await self.with_volume(40 * MIB)
         qmp = await self.monitor(attacher, machine)
         command = f'qemu-io -d volume-0-{serial_of("data")} "write -q -P 1 0 30M"'
@@ -226,7 +226,7 @@ class AttachedTests(AttachedCase):
 
 
 class AttachedSharingTests(AttachedCase):
-    """Its blocks are shared while the VM writes."""
+    """Blocks are shared while the VM writes."""
 
     def place(self) -> Path:
         return mounted(self, "xfs", 320 * MIB)

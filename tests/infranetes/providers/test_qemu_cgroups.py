@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes are put into the control groups of pods: by files, and by a real systemd."""
+"""Processes are put into the control groups of pods: through cgroupfs, and by a real systemd."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ reactor = installed()
 
 
 async def refused(kind: type[InfranetesError], work: Coroutine[Any, Any, None]) -> str:  # Any: of no interest
-    """What the error of `work` says."""
+    """Return the message of the error with which `work` fails."""
     try:
         await work
     except kind as error:
@@ -48,7 +48,7 @@ async def refused(kind: type[InfranetesError], work: Coroutine[Any, Any, None]) 
 
 
 class ParentTests(SynchronousTestCase):
-    """What kubelet names as the parent."""
+    """The parent that kubelet names."""
 
     def test_it_is_below_each_mount(self) -> None:
         self.assertEqual(str(relative("/kubepods/burstable/pod1")), "kubepods/burstable/pod1")
@@ -68,7 +68,7 @@ class ParentTests(SynchronousTestCase):
 
 
 class HierarchyTests(SynchronousTestCase):
-    """What is mounted, as the kernel tells it."""
+    """Which hierarchies are mounted, according to the kernel."""
 
     def found(self, *lines: str) -> list[tuple[str, str]]:
         path = Path(self.mktemp())
@@ -106,7 +106,7 @@ class HierarchyTests(SynchronousTestCase):
 
 
 class Processes(TestCase):
-    """Has processes that sleep."""
+    """Tests with sleeping processes."""
 
     def sleeping(self, *before: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([*before, "sleep", "600"], stdin=subprocess.DEVNULL)
@@ -120,7 +120,7 @@ class Processes(TestCase):
 
 
 class CgroupCase(Processes):
-    """This machine's groups, with a pod's."""
+    """This machine's groups, with one for a pod."""
 
     def setUp(self) -> None:
         self.parent = f"infranetes-tests-qemu-{os.getpid()}/pod-{secrets.token_hex(4)}"
@@ -134,11 +134,11 @@ class CgroupCase(Processes):
 
     @staticmethod
     def is_kubelets(hierarchy: cgroupfs.Hierarchy) -> bool:
-        """Whether kubelet would make a pod's group there."""
+        """Return whether kubelet would make a pod's group there."""
         return hierarchy.has("memory") or hierarchy.name not in (cgroupfs.UNIFIED, "name=systemd")
 
     def hand_down(self, hierarchy: cgroupfs.Hierarchy) -> None:
-        """As kubelet does, so that groups have what the machine has."""
+        """Enable the controllers for children, as kubelet does, so that groups have all of the machine's."""
         top = hierarchy.mount
         for directory in (top, top / Path(self.parent).parent):
             if hierarchy.name == cgroupfs.UNIFIED:
@@ -156,7 +156,7 @@ class CgroupCase(Processes):
                     (hierarchy.mount / below).rmdir()
 
     def where(self, pid: int) -> set[str]:
-        """Where the process is in those hierarchies that have the parent."""
+        """Return the groups of the process, in the hierarchies that have the parent."""
         found = memberships(pid)
         return {found[each.name] for each in hierarchies() if self.is_kubelets(each)}
 
@@ -164,7 +164,7 @@ class CgroupCase(Processes):
         return [path for _, path in self.groups.directories(self.parent, self.name) if path.exists()]
 
     def limit_pod(self, size: int) -> Path:
-        """Limit the pod's memory; return where its VM's is counted."""
+        """Limit the pod's memory. Return the group in which that of its VM is counted."""
         directory = cgroupfs.memory_directory(relative(self.parent), self.name)
         assert directory is not None
         file = "memory.max" if (directory.parent / "memory.max").exists() else "memory.limit_in_bytes"
@@ -174,7 +174,7 @@ class CgroupCase(Processes):
         return directory
 
     def hungry(self) -> subprocess.Popen[bytes]:
-        """A process that takes 256 MiB once it is told."""
+        """Start a process that allocates 256 MiB when it is told to."""
         script = "import sys; sys.stdin.read(1); kept = bytearray(256 << 20); sys.stdin.read(1)"
         process = subprocess.Popen([sys.executable, "-ISc", script], stdin=subprocess.PIPE)
         self.addCleanup(self._end, process)
@@ -183,7 +183,7 @@ class CgroupCase(Processes):
         return process
 
     async def feed(self, process: subprocess.Popen[bytes]) -> int:
-        """Tell it; return how it ended."""
+        """Have it allocate. Return how it ended."""
         assert process.stdin is not None
         process.stdin.write(b"!")
         process.stdin.flush()
@@ -238,7 +238,7 @@ class CgroupFileTests(CgroupCase):
         return [path for _, path in self.groups.directories(self.parent, name)]
 
     async def test_memory_that_it_wants_in_vain_is_told(self) -> None:
-        """The kernel kills it alone, which is counted in its group."""
+        """The kernel kills only this process, and counts that in its group."""
         process = self.hungry()
         await self.groups.place(process.pid, self.parent, self.name)
         directory = self.limit_pod(64 << 20)
@@ -253,7 +253,7 @@ class CgroupFileTests(CgroupCase):
 
 
 class UnifiedTests(TestCase):
-    """Version 2, with files in the place of the kernel's."""
+    """Version 2, with ordinary files instead of the kernel's."""
 
     def setUp(self) -> None:
         self.top = Path(self.mktemp()).absolute()
@@ -283,13 +283,13 @@ class UnifiedTests(TestCase):
 
     async def test_where_the_daemon_may_not_write_it_says_what_to_set(self) -> None:
         (self.pod / "vm").mkdir()
-        (self.pod / "vm/cgroup.procs").symlink_to("/sys/kernel/uevent_seqnum")  # which nobody may write to
+        (self.pod / "vm/cgroup.procs").symlink_to("/sys/kernel/uevent_seqnum")  # which can't be written to
         error = await refused(FailedPrecondition, self.groups.place(42, "/kubepods/pod1", "vm"))
         self.assertIn("ProtectControlGroups=no", error)
 
 
 class ScopeCase(Processes):
-    """With a real systemd, which sees processes of its own namespace alone."""
+    """A real systemd, which sees only processes of its own namespace."""
 
     def setUp(self) -> None:
         self.manager: Systemd = shared()
@@ -302,7 +302,7 @@ class ScopeCase(Processes):
         return memberships(self.outside[pid])
 
     def inside(self) -> int:
-        """A process that systemd sees, by the number that it has there."""
+        """Start a process that systemd sees. Return its pid in systemd's namespace."""
         entering = self.sleeping("nsenter", f"--target={self.manager.pid}", "--pid")
         children = Path(f"/proc/{entering.pid}/task/{entering.pid}/children")
         while not (found := children.read_text().split()):
@@ -386,7 +386,7 @@ class ScopeTests(ScopeCase):
 
 
 def kill(pid: int) -> None:
-    """End a process and wait for that."""
+    """Kill a process and wait until it has ended."""
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
         try:
@@ -397,7 +397,7 @@ def kill(pid: int) -> None:
 
 
 class PodCgroupTests(CgroupCase):
-    """Where VMs are put, by what kubelet says."""
+    """In which group a VM is put, according to what kubelet says."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -442,7 +442,7 @@ class PodCgroupTests(CgroupCase):
         self.assertEqual(self.placement.why_ended(vm), "")
 
     async def test_where_systemd_does_not_run_a_slice_is_nobodys(self) -> None:
-        """As for a client that names one because the node's configuration says `systemd`."""
+        """As when a client names a slice because the node's configuration says `systemd`."""
         process = self.sleeping()
         before = memberships(process.pid)
         vm = self.vm("/test.slice")
@@ -483,7 +483,7 @@ class PodCgroupTests(CgroupCase):
 
 
 class PodRoomTests(SynchronousTestCase):
-    """A pod's limit that has no room for its VM."""
+    """A pod's limit that is too low for its VM."""
 
     def setUp(self) -> None:
         self.room = PodRoom(384 << 20)
@@ -513,7 +513,7 @@ class PodRoomTests(SynchronousTestCase):
 
 
 class OwnSliceTests(ScopeCase):
-    """VMs that have no pod's group, with a real systemd."""
+    """VMs without a pod's group, with a real systemd."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -549,7 +549,7 @@ class OwnSliceTests(ScopeCase):
         await self.gone(self.own.rpartition("/")[2])
 
     async def gone(self, unit: str) -> None:
-        """Wait until systemd has forgotten it."""
+        """Wait until systemd has forgotten the unit."""
         bus = await self.bus()
         while True:
             try:

@@ -25,7 +25,7 @@ def record(number: int, sandbox: str = "") -> VmRecord:
 
 
 class ArchiveTests(SynchronousTestCase):
-    """The consoles of the VMs destroyed last."""
+    """The consoles of the VMs that were destroyed last."""
 
     def setUp(self) -> None:
         self.vm = Path(self.mktemp())
@@ -77,7 +77,7 @@ class ArchiveTests(SynchronousTestCase):
 
 
 class FoundTests(SynchronousTestCase):
-    """A VM that a daemon finds without a process."""
+    """A VM whose process has ended before a daemon starts."""
 
     def found(self, **fields: Any) -> Instance:
         paths = ProviderPaths(Path(self.mktemp()), Path(self.mktemp()))

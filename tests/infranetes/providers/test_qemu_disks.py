@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that a QEMU shows its VM: a real QEMU, without a guest, and what can go wrong with one."""
+"""Disks that a QEMU shows to its VM: a real QEMU without a guest, and what can go wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
 
 @implementer(IShowsDisks)
 class BareQemus:
-    """Shows disks to the VMs that it is given, as the provider does."""
+    """Show disks to the VMs that it is given, as the provider does."""
 
     def __init__(self, vms: dict[str, Vm]) -> None:
         self.vms = vms
@@ -82,14 +82,14 @@ class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
     # ---- What can go wrong
 
     async def monitor(self, shower: BareQemus, machine: str) -> QmpConnection:
-        """The connection that the daemon uses, which has answered before."""
+        """Return the connection that the daemon uses; it has answered before."""
         await shower.shown_disks(machine)
         connected = shower.vms[machine].connections
         assert connected is not None
         return connected.qmp
 
     async def assert_nothing_is_left(self, shower: BareQemus, machine: str) -> None:
-        """Neither disks nor halves of them."""
+        """Check that there are neither disks nor parts of them."""
         self.assertEqual(list(await shower.shown_disks(machine)), [])
         qmp = await self.monitor(shower, machine)
         self.assertEqual(await qmp.execute("query-named-block-nodes"), [])
@@ -109,7 +109,7 @@ class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
         self.assertEqual([self.open_files(machine).count(str(each.path)) for each in layers], [1, 1, 1])
 
     async def test_a_disk_has_the_beginnings_of_its_name_that_every_qemu_takes(self) -> None:
-        """From 9.1 on QEMU refuses a serial of more than 20 characters that is to be the device's id, too."""
+        """From 9.1 on, QEMU refuses a serial number of more than 20 characters as the device's id."""
         shower = await self.shower()
         machine = await self.machine(shower)
         qmp = await self.monitor(shower, machine)
@@ -120,7 +120,7 @@ class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
             self.assertEqual(value, shown.name[:characters])
 
     async def test_the_monitor_serves_on_while_disks_are_shown(self) -> None:
-        """Commands between those that pass files neither lose nor mix them."""
+        """Commands between those that pass files neither lose nor confuse the files."""
         shower = await self.shower()
         machine = await self.machine(shower)
         qmp = await self.monitor(shower, machine)
@@ -164,7 +164,7 @@ class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
         self.fail("QEMU still refuses")
 
     async def test_when_the_monitor_is_lost_anywhere_none_is_shown(self) -> None:
-        """After each command of the way, whichever it is."""
+        """After each of the commands."""
         for lost_at in range(1, 16):  # three questions, and four commands for each disk
             shower = await self.shower()
             machine = await self.machine(shower)
@@ -215,7 +215,7 @@ class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
         await self.assert_nothing_is_left(shower, machine)
 
     async def test_a_file_that_qemu_does_not_let_go_of(self) -> None:
-        """Told each time, its place given to nobody, and gone once QEMU lets go."""
+        """It is reported each time, its slot is not reused, and it is gone once QEMU lets go."""
         shower = await self.shower()
         machine = await self.machine(shower)
         layers = self.disks(2)

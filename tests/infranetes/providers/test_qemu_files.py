@@ -93,7 +93,7 @@ class RecordTests(SynchronousTestCase):
 
 
 class TemplateTests(SynchronousTestCase):
-    """Whether a template on disk may be used."""
+    """Whether a template on disk can be used."""
 
     def setUp(self) -> None:
         root = Path(self.mktemp())
@@ -145,7 +145,7 @@ class TemplateTests(SynchronousTestCase):
 
 
 class HostTests(SynchronousTestCase):
-    """What the provider needs of its host."""
+    """What the provider requires of its host."""
 
     def test_a_user_that_is_not_there_is_named_with_the_way_to_make_it(self) -> None:
         with self.assertRaises(FailedPrecondition) as caught:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods' firewalls on the node that change, and outlive the daemon: real packets between namespaces."""
+"""Pods' firewalls on the node change, and outlive the daemon: real packets between namespaces."""
 
 from __future__ import annotations
 
@@ -128,12 +128,12 @@ class ChangeTests(FirewallCase):
             self.firewalls.watch.begin()
             await blocking(subprocess.run, ["nft", *words], check=True)
             await self.until(lambda: run_in_thread(reactor, self.tables), before)
-            self.firewalls.watch.end()  # the next one is not the second in a row
-            await self.firewalls.restore()  # once that is done
+            self.firewalls.watch.end()  # so that the next event is not the second in a row
+            await self.firewalls.restore()  # returns once that is done
         await self.cannot_reach(self.b, self.a)
 
     async def until(self, look: Callable[[], Awaitable[str]], expected: str) -> None:
-        """Wait until one sees the tables as they were, in whatever order."""
+        """Wait until the tables are as they were, in any order."""
         while sorted((await look()).split()) != sorted(expected.split()):
             await sleep(reactor, 0.02)
 
@@ -185,7 +185,7 @@ class PodNetworkTests(FailureAssertions, FirewallCase):
         await self.pods.set_firewall(pod.port, self.directories[pod.port], firewall)
 
     async def test_a_firewall_outlives_the_daemon_and_the_tables(self) -> None:
-        """The daemon is killed, and somebody takes the tables away before the next one is there."""
+        """The daemon is killed, and the tables are deleted before the next one starts."""
         for _ in range(2):
             await self.put(self.a, PodFirewall(egress=(allowed("10.221.0.6/32"),)))
             await self.put(
@@ -196,7 +196,7 @@ class PodNetworkTests(FailureAssertions, FirewallCase):
         await self.pods.set_up(self.directories)
         await self.reaches(self.a, self.b, 85)
         await self.cannot_reach(self.a, self.b, 91)
-        await self.cannot_reach(self.a, self.c)  # whose firewall was never said
+        await self.cannot_reach(self.a, self.c)  # whose firewall was never set
 
     async def test_a_vm_is_closed_though_the_daemon_was_killed_before_its_firewall_was_said(self) -> None:
         await self.put(self.a, OPEN)

@@ -149,7 +149,7 @@ class FirewallTests(FirewallCase):
         await self.cannot_reach(self.b, self.a)
 
     def tables(self) -> set[str]:
-        """The tables of this bridge; tests of others run at the same time."""
+        """Return the tables of this bridge; other tests with tables run at the same time."""
         listed = subprocess.check_output(["nft", "list", "tables"], text=True)
         return {line for line in listed.splitlines() if self.bridge in line}
 
@@ -211,7 +211,7 @@ class TranslatedTests(FirewallCase):
         await self.reaches(self.outside, self.a, to=OUTSIDE_OF_NODE)
 
     async def translate(self, address: str, to: str, masquerade: bool = False) -> None:
-        """Have the node lead port 8000 of `address` elsewhere."""
+        """Have the node redirect port 8000 of `address`."""
         table = f"inftest{secrets.token_hex(4)}"
         hide = f"ip daddr {to} tcp dport 8000 masquerade" if masquerade else ""
         script = f"""table ip {table} {{

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a VM gives back while it runs: memory in whole pieces, which its guest has out of use; processors."""
+"""What a VM gives back while it runs: whole pieces of memory that its guest has taken offline; processors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.infranetes.providers.qemu_resize_case import GIB, Qemu, ResizeCase, r
 
 @implementer(IGuest)
 class Guest:
-    """Takes what it is told out of use. :ivar refuses: it does not."""
+    """Take memory offline on request. :ivar refuses: it does not."""
 
     def __init__(self, qemu: Qemu) -> None:
         self.qemu = qemu
         self.refuses: Exception | None = None
         self.waiting: Deferred[None] | None = None
-        self.processors: list[int] = []  # that it was to use
+        self.processors: list[int] = []  # the numbers of processors that it was told to use
 
     async def release(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
         if self.waiting is not None:
@@ -176,7 +176,7 @@ class RestTests(ResizeCase):
 
 
 class ChoiceTests(SynchronousTestCase):
-    """Which pieces are taken out."""
+    """Which pieces of memory are taken out."""
 
     def test_the_vm_has_as_much_less_as_is_asked(self) -> None:
         for total in range(1, 40):

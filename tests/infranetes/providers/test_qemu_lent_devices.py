@@ -26,7 +26,7 @@ _SIZE = 16 << 20
 
 
 class DeviceCase(SynchronousTestCase):
-    """With two loop devices."""
+    """Tests with two loop devices."""
 
     def setUp(self) -> None:
         self.top = Path(self.mktemp()).absolute()
@@ -35,7 +35,7 @@ class DeviceCase(SynchronousTestCase):
 
 
 def loop(case: SynchronousTestCase, file: Path) -> str:
-    """A loop device of a new file."""
+    """Return a loop device of a new file."""
     with file.open("wb") as content:
         content.truncate(_SIZE)
     return loop_device(case, file)
@@ -75,7 +75,7 @@ class SettingTests(SynchronousTestCase):
 
 
 class AttachedTests(BareQemuCase, TestCase):
-    """To QEMUs without guests."""
+    """Devices attached to QEMUs without guests."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose address a QEMU pod's packets have, seen from other nodes' pods and from elsewhere.
+"""Which source address a QEMU pod's packets have for other nodes' pods and for the rest of the world.
 
-The node is a network namespace, and so are a pod, which is a port of the bridge, and the world around."""
+The node is a network namespace; so are a pod, which is a port of the bridge, and the world outside."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.spaces import Space
 
 SUBNET, GATEWAY, POD = "10.217.0.0/24", "10.217.0.1", "10.217.0.5"
 NODE, ROUTER = "192.0.2.1", "192.0.2.2"
-OTHER_POD = "10.218.5.7"  # of another node
+OTHER_POD = "10.218.5.7"  # on another node
 OTHER_NODE = "10.96.0.10"
 INTERNET = "198.51.100.9"
 PORT = 80
-# Sets up the bridge `inftest1` of this subnet with the pod's port, for which the others are the cluster.
+# Sets up the bridge `inftest1` with a subnet and the pod's port; the other arguments are the cluster's.
 _BRIDGE = """
 import sys
 from ipaddress import ip_network
@@ -52,7 +52,7 @@ class MasqueradeTests(SynchronousTestCase):
         self.world.ip(
             f"address add {ROUTER}/24 dev eth0",
             *(f"address add {each}/32 dev lo" for each in (OTHER_POD, OTHER_NODE, INTERNET)),
-            f"route add {SUBNET} via {NODE}",  # as the cluster's network has it on every node
+            f"route add {SUBNET} via {NODE}",  # as a cluster's network does on every node
         )
         self.world.tell_callers(PORT)
 

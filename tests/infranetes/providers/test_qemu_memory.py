@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the memory of a QEMU process is told apart, which tests and benches of clones rely on."""
+"""How the kinds of memory of a QEMU process are distinguished, on which tests and benches of clones rely."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A VM's tap takes the place of a link in a network namespace, on this machine's kernel."""
+"""A VM's tap replaces a link in a network namespace, on this machine's kernel."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PLAIN = bytes(10)  # a frame's header without offloads
 
 
 async def failed(work: Awaitable[object]) -> InfranetesError:
-    """The error that it ends with."""
+    """Return the error with which it fails."""
     try:
         await work
     except InfranetesError as error:
@@ -51,7 +51,7 @@ async def failed(work: Awaitable[object]) -> InfranetesError:
 
 
 class NamespaceCase(TestCase):
-    """A pod's namespace with a link eth0, whose other end, host0, is in the node's."""
+    """A pod's namespace with a link eth0, whose other end, host0, is in the node's namespace."""
 
     def setUp(self) -> None:
         self.namespaces = Namespaces(reactor)
@@ -72,7 +72,7 @@ class NamespaceCase(TestCase):
         return name, descriptor
 
     def packets(self) -> socket.socket:
-        """All that comes out of host0."""
+        """Return a socket that receives everything that leaves host0."""
 
         def opened() -> socket.socket:
             found = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
@@ -91,7 +91,7 @@ def _close(descriptor: int) -> None:
 
 
 def arrivals(descriptor: int, frame: bytes, count: int = 1) -> int:
-    """Read until a frame has come so often, and then what else is there. Blocks."""
+    """Read until a frame has arrived so often, then whatever else is there. Blocks."""
     seen, deadline = 0, time.monotonic() + _SECONDS
     while (left := deadline - time.monotonic()) > 0:
         if not select.select([descriptor], [], [], left if seen < count else 0.2)[0]:
@@ -102,7 +102,7 @@ def arrivals(descriptor: int, frame: bytes, count: int = 1) -> int:
 
 
 class FrameTests(NamespaceCase):
-    """Frames, both ways."""
+    """Frames in both directions."""
 
     async def joined(self) -> int:
         name, tap = self.tap()
@@ -110,7 +110,7 @@ class FrameTests(NamespaceCase):
         return tap
 
     async def passes(self, tap: int, frame: bytes) -> None:
-        """Once each way."""
+        """Check that a frame passes once in each direction."""
         host = self.packets()
         os.write(tap, _PLAIN + frame)
         self.assertEqual(await run_in_thread(reactor, arrivals, host.fileno(), frame), 1)
@@ -145,7 +145,7 @@ class FrameTests(NamespaceCase):
                            bytes([10, 4, 0, 7]), bytes([10, 4, 0, 1]))  # fmt: skip
         segment = struct.pack("!HHIIBBHHH", 1000, 2000, 1, 1, 5 << 4, 0x10, 1000, 0, 0)
         frame = ethernet(MAC, GUEST, IPV4, head + segment + payload)
-        # Needs a sum from byte 34 on, at 16 of these; TCP over IPv4 in segments of 1460.
+        # A virtio header: checksum from byte 34 on, at offset 16 of that; TCP over IPv4, segments of 1460.
         offload = struct.pack("=BBHHHH", 1, 1, 54, 1460, 34, 16)
         os.write(tap, offload + frame)
         self.assertEqual(await run_in_thread(reactor, arrivals, host.fileno(), frame), 1)
@@ -198,7 +198,7 @@ class FrameTests(NamespaceCase):
 
 
 class ReadTests(NamespaceCase):
-    """What the guest is told."""
+    """The network configuration that the guest gets."""
 
     async def test_what_the_link_has(self) -> None:
         self.pod.ip(

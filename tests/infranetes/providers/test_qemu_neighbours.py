@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a machine on the pods' bridge can't do to its neighbours and to the node, on this machine's kernel.
 
-The machines are taps, as QEMU holds them, on the provider's own bridge with its own rules.
+The machines are taps, held as QEMU holds them, on the provider's own bridge with its own rules.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NeighbourTests(TestCase):
             await self.join(each)
 
     def tap(self, letter: str) -> str:
-        """A name as the provider's taps have."""
+        """Return a name like those of the provider's taps."""
         return f"{self.bridge}000{letter}"
 
     def machine(self, name: str, address: str) -> TapHost:
@@ -62,7 +62,7 @@ class NeighbourTests(TestCase):
         return ethernet(to.mac, sender.mac, IPV4, frames.udp(sender.address, to.address, payload))
 
     def reached(self, frame: bytes, mark: bytes = _MARK) -> bool:
-        """Whether the hostile machine's frame comes to the other one."""
+        """Return whether the hostile machine's frame reaches the other machine."""
         self.hostile.send(frame)
         self.hostile.send(self.honest(self.hostile, self.victim, b"honest"))
         found = self.victim.received()
@@ -70,12 +70,12 @@ class NeighbourTests(TestCase):
         return any(mark in each for each in found)
 
     def learned(self, address: str) -> list[str]:
-        """The ports behind which the bridge takes this Ethernet address to be."""
+        """Return the ports at which the bridge locates this Ethernet address."""
         entries = json.loads(subprocess.check_output(["bridge", "-j", "fdb", "show", "br", self.bridge]))
         return [each["ifname"] for each in entries if each["mac"] == address]
 
     def lies(self) -> Iterator[tuple[str, bytes]]:
-        """What a machine might send that is not its own."""
+        """Yield frames with addresses that are not the machine's own."""
         me, him = self.hostile, self.victim
         mine, his = frames.udp(me.address, him.address, _MARK), frames.udp(him.address, me.address, _MARK)
         for whose, source in {"the neighbour's": him.mac, "the node's": NODE_MAC, "everybody's": BROADCAST,
@@ -172,7 +172,7 @@ class NeighbourTests(TestCase):
         self.assertEqual((stolen, arrived), (0, 40))
 
     async def test_packets_for_one_are_not_shown_to_the_others(self) -> None:
-        """Not even while the bridge has not heard of the one that they are for."""
+        """Not even while the bridge does not know the port of their destination."""
         third = self.machine(self.tap("c"), "10.219.0.7")
         await self.join(third)
         third.send(self.honest(third, self.victim, b"for one"))
@@ -186,7 +186,7 @@ class NeighbourTests(TestCase):
         self.assertFalse(any(b"for no one" in each for each in self.hostile.received()))
 
     async def test_the_node_hears_nobody_by_a_way_around_the_bridge(self) -> None:
-        """Frames to a bridge's own groups would come in by the tap, and not by the bridge."""
+        """Frames to a bridge's link-local groups would come in through the tap rather than the bridge."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as node:
             node.bind((NODE, 0))
             node.setblocking(False)
@@ -211,7 +211,7 @@ class NeighbourTests(TestCase):
             await self.network.forbid(unknown.port)
 
     async def test_there_is_no_instant_without_the_rules_while_a_daemon_starts_again(self) -> None:
-        """Frames that lie are sent all the time that the next daemon puts the rules there."""
+        """Frames with false addresses are sent the whole time while the next daemon installs the rules."""
         done: list[Any] = []
         ports = [self.hostile.port, self.victim.port]
         again = Bridge(reactor, self.bridge, 1500)
@@ -246,7 +246,7 @@ class NeighbourTests(TestCase):
             self.assertFalse(self.reached(lie))
 
     async def test_machines_of_an_earlier_daemon_are_held_too(self) -> None:
-        """One that let the bridge learn, and did not come to hold the ports."""
+        """An earlier daemon that let the bridge learn, and was killed before it locked the ports."""
         unknown = self.machine(self.tap("d"), "10.219.0.8")
         for each in (self.hostile, self.victim, unknown):
             change = ["ip", "link", "set", "dev", each.port.tap]

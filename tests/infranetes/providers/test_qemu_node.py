@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the QEMU provider does to the node: processes, bridge, taps, nftables, and the proof of KVM."""
+"""The QEMU provider's effects on the node: processes, bridge, taps, nftables, and the test of KVM."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class BridgeTests(TestCase):
 
 
 class AcceleratorTests(TestCase):
-    """KVM has to prove itself."""
+    """KVM has to prove that it works."""
 
     def script(self, body: str) -> str:
         path = Path(self.mktemp()).absolute()
@@ -212,7 +212,7 @@ class AcceleratorTests(TestCase):
         return str(path)
 
     async def test_the_guest_proves_what_works(self) -> None:
-        """Emulation always works, so there the proof has to come out well."""
+        """Emulation always works, so there the guest's proof must succeed."""
         self.assertEqual(await accelerator.probe(reactor, QEMU, "tcg", ME, 60.0), "")
 
     async def test_a_guest_that_hangs_proves_nothing_and_is_killed(self) -> None:
@@ -229,7 +229,7 @@ class AcceleratorTests(TestCase):
         self.assertTrue(await accelerator.probe(reactor, self.script("exit 0"), "kvm", ME, 10.0))
 
     async def test_the_kernel_of_the_image_has_to_boot_too(self) -> None:
-        """KVM in a virtual machine may run 512 bytes, and no kernel."""
+        """KVM in a virtual machine may run 512 bytes of code, but not a kernel."""
         kernel = self.kernel()
         says = self.script(f"echo 'VFS: {accelerator.KERNEL_SAYS.decode()} on unknown-block(0,0)'")
         self.assertEqual(await accelerator.probe_kernel(reactor, says, "kvm", ME, kernel, 10.0), "")
@@ -284,7 +284,7 @@ class AcceleratorTests(TestCase):
 
 
 class DependencyTests(SynchronousTestCase):
-    """Tests here need root and Debian's tools; they fail without."""
+    """Tests here need root and Debian's tools, and fail without them."""
 
     def test_this_runs_as_root_with_the_tools(self) -> None:
         self.assertEqual(os.geteuid(), 0, "bridges and taps are made by root")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The QEMU provider's parts that need no VM and no files: addresses, QMP, identity port, command line."""
+"""The QEMU provider's parts that need neither VMs nor files: addresses, QMP, identity port, command line."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ class CommandLineTests(SynchronousTestCase):
             self.assertEqual(hotplug_for(COMMAND_LINE, size, SETTINGS), expected)
 
     def test_the_overhead_of_a_pod_is_counted_once(self) -> None:
-        """It is for the guest's own need and for QEMU's; what is more than that is the guest's."""
+        """The overhead covers the guest's own needs and QEMU's; the guest gets what exceeds that."""
         self.assertEqual(needed_overhead(COMMAND_LINE, SETTINGS), (256 + 64 + 64) * MIB)
         kvm = attrs.evolve(COMMAND_LINE, accelerator="kvm")
         self.assertEqual(needed_overhead(kvm, SETTINGS), (256 + 64) * MIB)

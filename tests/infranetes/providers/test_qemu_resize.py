@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and processors that a QEMU is given while its VM runs: a scripted one, which a guest can refuse."""
+"""Memory and processors are added to a VM while it runs: a scripted QEMU, whose guest may refuse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ResizerTests(ResizeCase):
     """One VM."""
 
     async def test_a_vm_has_what_one_made_anew_would_have(self) -> None:
-        """The size of its own template counts, not that of those made now."""
+        """The size of the VM's own template counts, not that of current ones."""
         for _ in range(2):
             self.assertEqual(await self.resize(1500, GIB), Size(1500, GIB))
             self.assertEqual(sorted(self.qemu.cpus), [0, 1])
@@ -41,7 +41,7 @@ class ResizerTests(ResizeCase):
         self.assertNotIn(self.qemu.named[-1], gone, "QEMU may still know the names")
 
     async def test_an_emulated_vm_keeps_its_processors(self) -> None:
-        """QEMU would end at the second time that one is plugged in where another was."""
+        """QEMU would crash the second time that one is plugged into a used slot."""
         self.qemu.kvm = False
         await self.resize(3000)
         self.assertEqual(await self.resize(1000), Size(3000))
@@ -106,7 +106,7 @@ class ResizerTests(ResizeCase):
         self.assertIn("ended", await asked)
 
     async def test_an_attempt_that_was_cut_short_is_finished(self) -> None:
-        """A daemon was killed between QEMU's memory and the device that has it."""
+        """A daemon was killed between adding QEMU's memory object and the device that uses it."""
         self.qemu.objects["more"] = 128 * MIB
         self.assertEqual(await self.resize(0, 2 * GIB), Size(0, 2 * GIB))
         self.assertEqual(self.qemu.objects, {"more": GIB + 256 * MIB})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of volumes of this node that no VM has: copies, and shared blocks."""
+"""Snapshots of this node's volumes that no VM has: copies, and shared blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class FileCase(TestCase):
-    """Volumes that no VM has."""
+    """Tests with volumes that no VM has."""
 
     timeout = 60
 
@@ -60,10 +60,10 @@ class CopiedTests(FileCase, SnapshotsContract):
     """The contract, where data is copied; and what else can happen."""
 
     def place(self) -> Path:
-        return mounted(self, "tmpfs", 64 * MIB)  # on which no blocks can be shared
+        return mounted(self, "tmpfs", 64 * MIB)  # on which blocks can't be shared
 
     async def free_is(self, mib: int) -> None:
-        """Check what is free, but for what names take."""
+        """Check how much space is free, ignoring what directory entries take."""
         self.assertApproximates(await self.volumes.free(), mib * MIB, MIB)
 
     async def test_holes_take_no_room_in_a_copy(self) -> None:
@@ -124,7 +124,7 @@ class CopiedTests(FileCase, SnapshotsContract):
         (partial / "about.json").write_text('{"volume": "data", "created": 1.0}')
         for name in ("new.raw.new", "gone.source", "new.source.new"):
             (self.directory / name).write_text('{"volume": "data"}')
-        (self.directory / "notes.new").touch()  # a person's
+        (self.directory / "notes.new").touch()  # a user's file
         after = self.daemon()
         self.assertEqual([each.id for each in await after.snapshots.list()], ["kept"])
         self.assertEqual([each.id for each in await after.list()], ["data", "restored"])
@@ -140,7 +140,7 @@ class CopiedTests(FileCase, SnapshotsContract):
         await self.volumes.create("data", MIB)
         await self.volumes.snapshots.create("one", "data")
         directory = self.directory / "snapshots"
-        (directory / "one.snapshot").rename(directory / "one.snapshot.partial")  # and killed there
+        (directory / "one.snapshot").rename(directory / "one.snapshot.partial")  # as if killed there
         after = self.daemon()
         await self.fails(NotFound, after.snapshots.get("one"))
         await after.snapshots.delete("one")
@@ -202,7 +202,7 @@ class SharedBlocksTests(FileCase, SnapshotsContract):
         self.patch(copies, "_thd_copy", copied)
 
     async def test_what_is_shared_is_promised_to_the_volume(self) -> None:
-        """All volumes can be filled, whatever they share with snapshots and with each other."""
+        """Every volume can be filled, whatever it shares with snapshots and other volumes."""
         await self.volumes.create("data", 40 * MIB)
         self.file("data").write_bytes(os.urandom(30 * MIB) + bytes(10 * MIB))
         free = await self.volumes.free()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A VM is connected to what its record says: the bridge, or a link in somebody else's namespace."""
+"""A VM is connected to the uplink in its record: the bridge, or a link in somebody else's namespace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class UplinkTests(NamespaceCase):
             "route add 10.4.0.1 dev eth0",
             "link set eth0 mtu 1450",
         )
-        # Apart from other runs of these tests, whose taps are in the node's own namespace for a moment.
+        # Random, as taps of other runs of these tests are in the node's namespace for a moment.
         token = os.urandom(16).hex()
         record = VmRecord(
             token, "s", "c", "n", "", 0.0, namespace=f"/run/netns/{self.pod.name}", interface="eth0"
@@ -123,7 +123,7 @@ class RecordTests(SynchronousTestCase):
 
 
 class ValidateTests(SynchronousTestCase):
-    """What is refused before anything is made."""
+    """What is refused before anything is created."""
 
     def test_a_guest_image_whose_agent_knows_no_routes(self) -> None:
         parts = make_parts(

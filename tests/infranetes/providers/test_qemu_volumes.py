@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of VMs of this node, as files."""
+"""Volumes of this node's VMs, which are files."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class FileTests(SynchronousTestCase):
     def test_what_is_promised_is_not_promised_again(self) -> None:
         self.directory.mkdir(parents=True)
         options = ("-t", "tmpfs", "-o", f"size={64 * MIB}", "none", self.directory)
-        subprocess.run(["mount", *options], check=True)  # nobody else's
+        subprocess.run(["mount", *options], check=True)  # used by this test alone
         self.addCleanup(lambda: subprocess.run(["umount", "-l", self.directory], check=True))
         self.files.create("data", 40 * MIB)
         self.assertEqual(self.files.free(), 24 * MIB)
         with self.assertRaisesRegex(ResourceExhausted, "24 MiB"):
             self.files.create("other", 25 * MIB)
-        (self.directory / "data.raw").write_bytes(bytes(40 * MIB))  # what is written was promised before
+        (self.directory / "data.raw").write_bytes(bytes(40 * MIB))  # space that was promised already
         self.assertEqual(self.files.free(), 24 * MIB)
         with self.assertRaises(ResourceExhausted):
             self.files.expand("data", 65 * MIB)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Providers are found by name: built in first, then plug-ins, each imported only when asked for."""
+"""Providers are found by name: built-in ones first, then plug-ins, each imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTEXT = ProviderContext(Path("/nonexistent/state"), Path("/nonexistent/run"), 
 
 @implementer(IPodProvider)
 class Whole:
-    """Has every method; does nothing."""
+    """A provider with every method, which does nothing."""
 
     name = "whole"
 
@@ -76,7 +76,7 @@ def partial(reactor: Any, table: Any, context: Any) -> Any:
 
 class RegistryTests(SynchronousTestCase):
     def setUp(self) -> None:
-        """Plug-ins come from the path of modules: here one directory with a distribution in it."""
+        """Plug-ins are found on the module path: here, a directory with one distribution."""
         site = Path(self.mktemp())
         meta = site / "a_cloud-1.0.dist-info"
         meta.mkdir(parents=True)

@@ -11,7 +11,7 @@ BOOT_RECORD = bytes(510) + b"\x55\xaa"
 
 
 def make(path: Path, blocks: dict[int, bytes], size: int = 1 << 30) -> Path:
-    """Make a disk of mostly holes, with a boot record and what `blocks` has, by their numbers."""
+    """Make a sparse disk with a boot record, and with the content of `blocks` at these block numbers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.truncate(size)

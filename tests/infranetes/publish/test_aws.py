@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images are published to a simulated AWS that allows what the manual's policy for publishers does."""
+"""Images are published to a simulated AWS that enforces the manual's IAM policy for publishers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ STEPS = ("start_snapshot", "put_snapshot_block", "complete_snapshot", "register_
 
 @lru_cache
 def _session() -> Session:
-    """The one of all tests: it reads AWS' models, which takes long, only once."""
+    """Return the session of all tests: it reads AWS' models, which takes long, only once."""
     return Session()
 
 
 class Killed(Exception):
-    """The command was killed at this instant."""
+    """Raised where the command is killed."""
 
 
 class Publishing(TestCase):
@@ -47,7 +47,7 @@ class Publishing(TestCase):
     world: SimulatedAws
 
     def begin(self) -> None:
-        """Begin to serve publishers."""
+        """Serve publishers, and make a disk."""
         self.world.policy = aws_policy.PUBLISHER
         self.ebs = SimulatedEbs(reactor, self.world)
         self.ebs.start()
@@ -66,7 +66,7 @@ class Publishing(TestCase):
         return AwsPublisher(ec2, ebs, protected, sleep=self.pause)
 
     def pause(self, seconds: float) -> None:
-        """Wait for what takes the cloud minutes; a test that has ended waits no more."""
+        """Wait for what takes the cloud minutes, or until the test has ended."""
         if self.ended:
             raise Killed
         time.sleep(min(seconds, 0.05))
@@ -74,12 +74,12 @@ class Publishing(TestCase):
     def publish(
         self, publication: Publication | None = None, publisher: AwsPublisher | None = None
     ) -> Deferred[Published]:
-        """Publish as the command does, which blocks."""
+        """Publish as the command does. Blocks."""
         publish = (publisher or self.publisher()).publish
         return deferToThread(publish, publication or self.publication, self.reported.append)
 
     async def killed(self, call: str, *, before: bool = False) -> None:
-        """Publish, and be killed when one of botocore's calls has had its effect, or before it has."""
+        """Publish, and be killed when one of botocore's calls has taken effect, or before it does."""
         publisher = self.publisher()
         client = publisher._ec2 if hasattr(publisher._ec2, call) else publisher._ebs
         original = getattr(client, call)
@@ -93,19 +93,19 @@ class Publishing(TestCase):
         await self.assertFailure(self.publish(publisher=publisher), Killed)
 
     def images(self) -> list[str]:
-        """The publication's images."""
+        """Return the images that the publication made."""
         found = self.world.ec2.describe_images(
             Owners=["self"], Filters=[{"Name": "tag-key", "Values": [KEY]}]
         )
         return [each["ImageId"] for each in found["Images"] if self.publication.key == tags_of(each)[KEY]]
 
     def sent(self) -> int:
-        """How many blocks were sent."""
+        """Return how many blocks were sent."""
         return self.ebs.requests.count("PutSnapshotBlock")
 
 
 class PublishCase(Publishing):
-    """An account, and nobody but publishers in it."""
+    """An account that only publishers use."""
 
     timeout = 30.0
 
@@ -121,7 +121,7 @@ class PublishCase(Publishing):
 
 
 class PublishTests(PublishCase):
-    """What a publication makes."""
+    """The effects of a publication."""
 
     async def test_the_image_has_the_disk_and_only_blocks_with_data_are_sent(self) -> None:
         made = await self.publish()
@@ -149,7 +149,7 @@ class PublishTests(PublishCase):
         [last] = [line for line in self.reported if "100 %" in line]
         self.assertRegex(last, r"^upload to snap-[0-9a-f]+: 2\.0 MiB of 2\.0 MiB, 100 %, \d+ s")
         before = len(self.ebs.requests)
-        self.assertEqual(await self.publish(), made)  # which makes nothing
+        self.assertEqual(await self.publish(), made)  # a repetition makes nothing
         self.assertEqual(len(self.ebs.requests), before)
 
 
@@ -237,7 +237,7 @@ class RefusedTests(PublishCase):
     """What an account refuses."""
 
     async def test_a_missing_permission_is_named(self) -> None:
-        self.world.policy = aws_policy.POLICY  # the node's
+        self.world.policy = aws_policy.POLICY  # the policy of nodes
         error = await self.assertFailure(self.publish(), PermissionDenied)
         self.assertIn("RegisterImage", str(error))
         self.assertIn("docs/publish-aws-policy.json", str(error))
@@ -284,7 +284,7 @@ class OldImagesTests(PublishCase):
 
 
 class ProviderTests(AwsCase, Publishing):
-    """What a node's provider makes of published images, with the node's own policy."""
+    """A node's provider uses published images, with the node's own policy."""
 
     def setUp(self) -> object:
         result = super().setUp()

@@ -34,7 +34,7 @@ class CommandTests(PublishCase):
     def setUp(self) -> None:
         super().setUp()
         table = self.world.table()
-        del table["image"]  # there is none yet
+        del table["image"]  # since it does not exist yet
         lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
         self.config = self.disk.with_name("infranetes.toml")
         self.config.write_text("[providers.aws]\n" + "\n".join(lines) + "\n")
@@ -81,7 +81,7 @@ class CommandTests(PublishCase):
 
 
 class ArgumentTests(SynchronousTestCase):
-    """What can be told without a cloud."""
+    """Mistakes that can be detected without a cloud."""
 
     def fails(self, *arguments: str) -> str:
         said = io.StringIO()
@@ -113,7 +113,7 @@ class ArgumentTests(SynchronousTestCase):
 
 
 class OwnDiskTests(SynchronousTestCase):
-    """A disk that the command itself makes of the guest image."""
+    """A disk that the command itself makes from the guest image."""
 
     def setUp(self) -> None:
         self.directory = Path(self.mktemp()).absolute()

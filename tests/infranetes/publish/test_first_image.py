@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first guest image: which nodes get one."""
+"""The first guest image: on which nodes it is built."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images are published to a simulated Compute Engine that allows what the role for publishers does."""
+"""Images are published to a simulated Compute Engine that enforces the manual's role for publishers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STEPS = (
 
 
 class Killed(Exception):
-    """The command was killed at this instant."""
+    """Raised where the command is killed."""
 
 
 class Publishing(TestCase):
@@ -58,7 +58,7 @@ class Publishing(TestCase):
     world: SimulatedGce
 
     def begin(self) -> None:
-        """Begin to serve publishers."""
+        """Serve publishers, and make a disk."""
         self.world.role = gce_permissions.PUBLISHER
         self.world.operation_seconds = 0.02
         self.storage = SimulatedStorage(reactor, self.world)
@@ -73,13 +73,13 @@ class Publishing(TestCase):
         self.addCleanup(setattr, self, "ended", True)
 
     async def end(self) -> None:
-        """Stop to serve."""
+        """Stop serving."""
         for publisher in self.opened:
             publisher.close()
         await self.storage.stop()
 
     def pause(self, seconds: float) -> None:
-        """Wait for what takes the cloud minutes; a test that has ended waits no more."""
+        """Wait for what takes the cloud minutes, or until the test has ended."""
         if self.ended:
             raise Killed
         time.sleep(min(seconds, 0.02))
@@ -96,14 +96,14 @@ class Publishing(TestCase):
     def publish(
         self, publication: Publication | None = None, publisher: GcpPublisher | None = None
     ) -> Deferred[Published]:
-        """Publish as the command does, which blocks."""
+        """Publish as the command does. Blocks."""
         publish = (publisher or self.publisher()).publish
         return deferToThread(publish, publication or self.publication, self.reported.append)
 
     async def killed(self, what: str, method: str, *, before: bool, passes: int = 0) -> None:
-        """Publish, and be killed when a call has had its effect, or before it has.
+        """Publish, and be killed when a call has taken effect, or before it does.
 
-        :param passes: how many such calls pass before."""
+        :param passes: how many such calls succeed before that."""
         publisher = self.publisher()
         owner = getattr(publisher, f"_{what}")
         original = getattr(owner, method)
@@ -121,14 +121,14 @@ class Publishing(TestCase):
         await self.assertFailure(self.publish(publisher=publisher), Killed)
 
     def images(self) -> list[str]:
-        """The images that were published."""
+        """Return the images that were published."""
         return [
             name for name, one in self.world.api.images.items() if "infranetes-publication" in one["labels"]
         ]
 
 
 class PublishCase(Publishing):
-    """A project, and nobody but publishers in it."""
+    """A project that only publishers use."""
 
     timeout = 60.0
 
@@ -144,7 +144,7 @@ class PublishCase(Publishing):
 
 
 class PublishTests(PublishCase):
-    """What a publication makes."""
+    """The effects of a publication."""
 
     async def test_the_image_has_the_disk_and_nothing_else_is_left(self) -> None:
         made = await self.publish()
@@ -183,7 +183,7 @@ class PublishTests(PublishCase):
         await self.assertFailure(self.publish(odd), InvalidArgument)
 
     async def test_a_missing_permission_is_named(self) -> None:
-        self.world.role = gce_permissions.ROLE  # the node's
+        self.world.role = gce_permissions.ROLE  # the role of nodes
         error = await self.assertFailure(self.publish(), PermissionDenied)
         self.assertIn("compute.images.create", str(error))
 
@@ -191,7 +191,7 @@ class PublishTests(PublishCase):
         self.world.key_file.unlink()
         error = await self.assertFailure(self.publish(), Unauthenticated)
         self.assertIn(f"no credentials: key_file {self.world.key_file} can't be read", str(error))
-        self.assertNotIn("role", str(error))  # none is missing
+        self.assertNotIn("role", str(error))  # no permission is missing
 
 
 class InterruptedTests(PublishCase):
@@ -224,7 +224,7 @@ class InterruptedTests(PublishCase):
     async def test_lost_answers_make_nothing_twice(self) -> None:
         for action in ("begin", "part", "insert image", "delete object"):
             self.world.faults.add(FaultKind.LOST, action, times=1)
-        await self.assertFailure(self.publish(), Unavailable)  # the import: asked for again by the next run
+        await self.assertFailure(self.publish(), Unavailable)  # the import, which the next run repeats
         made = await self.publish()
         self.assertEqual(self.images(), [made.title])
         self.assertEqual(self.storage.objects, {})
@@ -292,7 +292,7 @@ class OldImagesTests(PublishCase):
 
     async def test_by_the_command(self) -> None:
         table = self.world.table()
-        del table["image"]  # there is none yet
+        del table["image"]  # since it does not exist yet
         lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
         path = self.disk.with_name("infranetes.toml")
         path.write_text("[providers.gcp]\n" + "\n".join(lines) + "\n")
@@ -334,7 +334,7 @@ class OldImagesTests(PublishCase):
 
 
 class ProviderTests(GcpCase, Publishing):
-    """What a node's provider makes of published images, with the node's own role."""
+    """A node's provider uses published images, with the node's own role."""
 
     def setUp(self) -> object:
         result = super().setUp()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks of a disk are sent, and what has been sent before."""
+"""Which blocks of a disk are sent, and which have been sent already."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LabelTests(SynchronousTestCase):
 
 
 class JournalTests(SynchronousTestCase):
-    """What an upload leaves for the next run."""
+    """The journal that an upload leaves for the next run."""
 
     def setUp(self) -> None:
         self.disk = Path(self.mktemp())
@@ -114,7 +114,7 @@ class JournalTests(SynchronousTestCase):
 
 
 class ProgressTests(SynchronousTestCase):
-    """Lines for people."""
+    """Progress lines."""
 
     def test_a_line_every_five_seconds_and_at_the_end(self) -> None:
         now, said = [100.0], list[str]()

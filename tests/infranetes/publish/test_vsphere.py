@@ -30,11 +30,11 @@ STEPS = ("create", "_endpoint", "_put", "fill")
 
 
 class Killed(Exception):
-    """The command was killed at this instant."""
+    """Raised where the command is killed."""
 
 
 class PublishTests(LibraryCase, TestCase):
-    """What a publication makes, and what interrupted ones leave."""
+    """What a publication makes, and what interrupted publications leave."""
 
     def setUp(self) -> Any:
         result = super().setUp()
@@ -49,7 +49,7 @@ class PublishTests(LibraryCase, TestCase):
     async def clean_up(self) -> None:
         if self.providers:
             return await super().clean_up()
-        await self.finish()  # no VM was made
+        await self.finish()  # no VM was created
         shutil.rmtree(self.run_dir)
 
     async def finish(self) -> None:
@@ -79,7 +79,7 @@ class PublishTests(LibraryCase, TestCase):
         self.world.rest.on_file = kept.append
         made = await self.publish()
         asked = self.asked(DEPLOY)
-        self.assertEqual(await self.publish(), made)  # which makes nothing
+        self.assertEqual(await self.publish(), made)  # a repetition makes nothing
         self.assertEqual((self.asked(DEPLOY), len(self.library.items())), (asked, 1))
         envelope, vmdk = kept
         self.assertIn(b"streamOptimized", envelope)

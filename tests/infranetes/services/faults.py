@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that lies between the API server and a VM's kernel, each part of which fails when it is told to."""
+"""Everything between the API server and a VM's kernel; each part of it can be made to fail."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Arriving: TypeAlias = "DeferredQueue[messages.ServiceRulesUpdate | InfranetesErr
 
 
 def thd_awaited(reactor: IReactor, work: Callable[[], Deferred[T]]) -> T:
-    """What becomes of work that is done in the reactor's thread."""
+    """Return the result of work that is done in the reactor's thread."""
     found: T = blockingCallFromThread(reactor, work)  # type: ignore[arg-type]  # as if it returned no Deferred
     return found
 
@@ -53,8 +53,8 @@ def thd_awaited(reactor: IReactor, work: Callable[[], Deferred[T]]) -> T:
 class FaultyKernel(Kernel):
     """A namespace's tables.
 
-    :ivar refused: of the next changes so many fail. :ivar cut_off: so many are done, and told as failed.
-    :ivar unread: so many of the next listings fail.
+    :ivar refused: how many of the next changes fail. :ivar cut_off: how many are made but reported as failed.
+    :ivar unread: how many of the next listings fail.
     """
 
     refused = cut_off = unread = 0
@@ -78,7 +78,7 @@ class FaultyKernel(Kernel):
 
 
 class FaultyAgent:
-    """An agent, called in this process. :ivar deaf: so many of its next answers are lost, with the call."""
+    """An agent, called in this process. :ivar deaf: how many of its next answers are lost, with the call."""
 
     def __init__(self, proxy: ServiceProxy) -> None:
         self.use(proxy)
@@ -86,7 +86,7 @@ class FaultyAgent:
         self.deaf = 0
 
     def use(self, proxy: ServiceProxy) -> None:
-        """Have another proxy from the next call on."""
+        """Use another proxy from the next call on."""
         self.proxy = proxy
         self._calls = ServiceCalls(proxy)
 
@@ -100,7 +100,7 @@ class FaultyAgent:
         self._arriving = DeferredQueue()
         reading = start(self._read(updates, self._arriving))
         reading.addErrback(lambda _: None)
-        call = cast(Call, object())  # it is only told from others
+        call = cast(Call, object())  # only its identity is used
         try:
             async for state in self._calls.ServiceRules(self._given(self._arriving), call):
                 if self.deaf:
@@ -123,9 +123,9 @@ class FaultyAgent:
 
 
 class Bed:
-    """The API server, a daemon, an agent and a namespace. Methods that block are called `thd_`.
+    """A test bed: the API server, a daemon, an agent and a namespace. Methods that block are called `thd_`.
 
-    :ivar services: what there are, by name. :ivar slices: likewise.
+    :ivar services: the Services, by name. :ivar slices: their slices, by name.
     """
 
     def __init__(self, reactor: IReactor, directory: Path) -> None:
@@ -159,7 +159,7 @@ class Bed:
         self.sender.start()
 
     def stop(self) -> None:
-        """Stop the daemon, as if it were killed."""
+        """Stop the daemon as if it were killed."""
         self.sender.stop()
         self.cluster.stopService()
 
@@ -168,14 +168,14 @@ class Bed:
         self._start_daemon()
 
     def restart_agent(self) -> None:
-        """Have an agent that knows nothing, on the same kernel."""
+        """Replace the agent by one without any state, on the same kernel."""
         self.agent.break_off()
         self.agent.use(ServiceProxy(self.kernel))
 
-    # What people do in the cluster
+    # What users do in the cluster
 
     def put(self, name: str, number: int, endpoints: tuple[int, ...], **spec: object) -> None:
-        """Make or change the Service 10.96.0.NUMBER with endpoints 10.1.0.EACH."""
+        """Create or change the Service 10.96.0.NUMBER, with the endpoints 10.1.0.EACH."""
         self.services[name] = written.service(name, (f"10.96.0.{number}",), **spec)
         given = [written.endpoint(f"10.1.0.{each}") for each in endpoints]
         self.slices[name] = written.endpoint_slice(*given, service=name)
@@ -188,7 +188,7 @@ class Bed:
             self.server.remove(SLICES, self.slices.pop(name))
 
     def restore(self, lost: frozenset[str]) -> None:
-        """Have another history, as after a restore from a backup, in which these Services are not."""
+        """Give the cluster another history without these Services, as after a restore from a backup."""
         self.server.forget(bumped=True)
         for name in lost & self.services.keys():
             del self.services[name], self.slices[name]
@@ -197,10 +197,10 @@ class Bed:
             self.server.put(SERVICES, item)
             self.server.put(SLICES, self.slices[name])
 
-    # What there should be
+    # What the result should be
 
     def expected(self) -> dict[str, set[str]]:
-        """By address and port, the endpoints."""
+        """Return the endpoints by address and port."""
         table = Table(OwnNode("here"))
         services = [found for each in self.services.values() if (found := service(each))]
         slices = [its for each in self.slices.values() if (its := endpoint_slice(each))]
@@ -208,10 +208,10 @@ class Bed:
         return {f"{key.address}:{key.port}": _endpoints(rule) for key, rule in table.rules.items()}
 
     async def in_kernel(self) -> dict[str, set[str]]:
-        """The same, as the kernel has it."""
+        """Return the endpoints that are in the kernel."""
         try:
             found = await Kernel(self._reactor, self.space.name).read(4)
-        except Unavailable:  # it has just been made
+        except Unavailable:  # the table has only just been made
             found = None
         if found is None:
             return {}
@@ -221,7 +221,7 @@ class Bed:
         }
 
     def told(self) -> bool:
-        """Whether the VM has said that it has all."""
+        """Return whether the VM has confirmed that it has everything."""
         return self.cluster.table.complete and self.sender.number == self.cluster.table.number
 
 
@@ -230,7 +230,7 @@ def _endpoints(rule: Rule) -> set[str]:
 
 
 class Lasting:
-    """A connection through a Service that has to last. Its methods block."""
+    """A connection through a Service that must not be cut. Its methods block."""
 
     def __init__(self, space: Namespace, address: str, endpoint: str) -> None:
         listening = space.inside(lambda: socket.create_server((endpoint, 8080)))
@@ -240,7 +240,7 @@ class Lasting:
         self._server.settimeout(20)
 
     def thd_check(self) -> None:
-        """:raise OSError: it does not work any more."""
+        """:raise OSError: the connection does not work any more."""
         for one, other in ((self._client, self._server), (self._server, self._client)):
             one.sendall(b"?")
             if other.recv(1) != b"?":

@@ -11,7 +11,7 @@ from infranetes.services.table import Table
 
 
 def large_table(services: int, endpoints: int = 5) -> Table:
-    """A table of so many Services, with so many endpoints each."""
+    """Return a table of so many Services, with so many endpoints each."""
     table = Table(OwnNode("here"))
     for number in range(services):
         put_service(table, number, endpoints)
@@ -19,7 +19,7 @@ def large_table(services: int, endpoints: int = 5) -> Table:
 
 
 def put_service(table: Table, number: int, endpoints: int = 5, shift: int = 0) -> None:
-    """Put a Service. :param shift: other numbers give it other endpoints."""
+    """Put a Service into the table. :param shift: a different number gives it different endpoints."""
     name = Name("ns", f"s{number}")
     first = IPv4Address("10.2.0.0") + number * 16 + shift
     its = tuple(Endpoint(first + each) for each in range(endpoints))

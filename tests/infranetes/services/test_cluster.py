@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the cluster's Services, while the API server does whatever servers do."""
+"""The table of the cluster's Services, while the API server fails in all usual ways."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class ClusterCase(TestCase):
         self.addCleanup(self.cluster.stopService)
 
     def served(self) -> dict[str, list[str]]:
-        """The addresses of Services, and their endpoints."""
+        """Return the addresses of Services, with their endpoints."""
         return {
             str(key.address): [str(target) for target, _ in rule.endpoints]
             for key, rule in self.cluster.table.rules.items()
         }
 
     async def see(self, **expected: list[str]) -> None:
-        """Wait until these Services have these endpoints: `_10=` is 10.96.0.10's."""
+        """Wait until these Services have these endpoints. `_10=` means 10.96.0.10."""
         wanted = {f"10.96.0{name.replace('_', '.')}": its for name, its in expected.items()}
         await until(lambda: self.served() == wanted, f"{wanted} is served")
 
@@ -117,7 +117,7 @@ class ClusterTests(ClusterCase):
         await self.begin()
         ranges = (ip_network("10.96.0.0/12"), ip_network("fd00::/108"))
         await until(lambda: self.cluster.table.ranges == ranges, "they are known")
-        self.server.put(RANGES, {**cidr, "spec": {"cidrs": ["10.96.0.0/33"]}})  # as if there was none
+        self.server.put(RANGES, {**cidr, "spec": {"cidrs": ["10.96.0.0/33"]}})  # invalid, and thus ignored
         await until(lambda: self.cluster.table.ranges == (), "they are known no more")
         self.server.put(RANGES, cidr)
         await until(lambda: self.cluster.table.ranges == ranges, "they are known")

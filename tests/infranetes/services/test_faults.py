@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever fails on the way to a VM's kernel: it comes to have what there is, and no connection is cut."""
+"""Whatever fails on the way to a VM's kernel, the VM finally has all rules, and no connection is cut."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.infranetes.services.faults import Bed, Lasting, thd_awaited
 
 reactor = installed()
 EXAMPLES = int(os.environ.get("INFRANETES_TEST_FAULTS", "40"))
-HEAL_SECONDS = 60.0  # in which the VM has to have all, once nothing fails any more
+HEAL_SECONDS = 60.0  # within which the VM must have everything once nothing fails any more
 STEADY, STEADY_ENDPOINT = "10.96.0.200", "10.1.0.4"
 
 Step = tuple[object, ...]
@@ -157,14 +157,14 @@ class FaultTests(TestCase):
             found[name]()
 
     def heal(self) -> None:
-        """Have nothing fail any more."""
+        """Let nothing fail any more."""
         bed = self.bed
         self.simple("back")
         bed.server.status = bed.server.trickle = 0
         bed.kernel.refused = bed.kernel.cut_off = bed.kernel.unread = bed.agent.deaf = 0
 
     def thd_wait_until_equal(self) -> None:
-        """:raise AssertionError: the VM does not come to have what there is."""
+        """:raise AssertionError: the VM does not reach the expected state in time."""
         until = time.monotonic() + HEAL_SECONDS
         expected = self.bed.expected()
         while True:

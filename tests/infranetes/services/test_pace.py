@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has something to send waits for others, and all for everybody else."""
+"""Senders wait for each other, and all of them yield to everything else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.services.pace import Pace
 
-WORK = 0.004  # seconds of each
+WORK = 0.004  # seconds that each takes
 
 
 class PaceTests(SynchronousTestCase):

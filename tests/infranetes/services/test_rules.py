@@ -23,7 +23,7 @@ class RuleCase(SynchronousTestCase):
         return rules(read, [found for each in slices if (found := endpoint_slice(each))], HERE)
 
     def reached(self, item: Json, *slices: Json, address: str = "10.96.0.10") -> list[str]:
-        """The endpoints that connections to port 80 of an address go to."""
+        """Return the endpoints to which connections to port 80 of an address go."""
         rule = self.rules(item, *slices)[Key(ip_address(address), "TCP", 80)]
         return [f"{target}:{port}" for target, port in rule.endpoints]
 

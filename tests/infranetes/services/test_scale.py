@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""10,000 Services and 1,000 VMs: what has to be done for all of them never keeps the reactor for long.
+"""10,000 Services and 1,000 VMs: work for all of them never blocks the reactor for long.
 
-The tests' harness fails a test in which a callback takes a processor for over 50 ms.
+The tests' harness fails a test in which a callback takes more than 50 ms of processor time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERVICES, VMS, CHANGES = 10_000, 1000, 10
 
 
 class VM:
-    """An agent that has everything in force at once. :ivar messages: that came."""
+    """An agent that has everything in force at once. :ivar messages: those that it received."""
 
     def __init__(self) -> None:
         self.messages: list[vmserver.ServiceRulesUpdate] = []

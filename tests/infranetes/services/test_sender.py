@@ -35,10 +35,10 @@ def a_service(number: int) -> Service:
 
 
 class VM:
-    """An agent that takes what it is sent, and whose connection breaks when it is told to.
+    """An agent that accepts what it is sent, and whose connection breaks on request.
 
-    :ivar rules: by key. :ivar messages: that came. :ivar deaf: it takes updates and never says so.
-    :ivar refusing: an update ends the call, at once.
+    :ivar rules: by key. :ivar messages: those that it received. :ivar deaf: it never confirms updates.
+    :ivar refusing: it ends the call at each update.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class VM:
         self._arriving: Arriving = DeferredQueue()
 
     def break_off(self, error: InfranetesError | None = None) -> None:
-        """Lose the connection, or fail otherwise."""
+        """Lose the connection, or fail with `error`."""
         self._arriving.put(error or Unavailable("the connection is lost"))
 
     def say(self, table: str, number: int) -> None:
-        """Answer what nobody has asked."""
+        """Send an answer to a question that was not asked."""
         self._arriving.put(vmserver.ServiceRulesState(table=table, number=number))
 
     async def service_rules(
@@ -148,7 +148,7 @@ class SenderTests(SynchronousTestCase):
         self.begin()
 
     def begin(self) -> None:
-        """Have a daemon that has just begun: with another table."""
+        """Start a new daemon, whose table is another."""
         self.table = Table(OwnNode("here"))
         self.table.complete = True
         self.sender = RuleSender(
@@ -163,13 +163,13 @@ class SenderTests(SynchronousTestCase):
         self.changed.notify()
 
     def assert_equal(self) -> None:
-        """The VM has exactly the table's rules, and has said so."""
+        """Check that the VM has exactly the table's rules, and has confirmed that."""
         self.assertEqual(len(self.vm.rules), len(self.table.rules))
         self.assertEqual(self.sender.number, self.table.number)
         self.assertEqual(self.vm.version, (self.table.id, self.table.number))
 
     def test_it_is_sent_all_and_then_changes(self) -> None:
-        self.assert_equal()  # nothing yet, and the VM knows that
+        self.assert_equal()  # the table is empty, and the VM knows that
         self.put(1, 2)
         self.assert_equal()
         self.put(3)

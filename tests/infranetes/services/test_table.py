@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of all rules: what changes, and what a VM is sent of it."""
+"""The table of all rules: its changes, and what a VM is sent of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def a_slice(service: str, *addresses: str, name: str = "") -> EndpointSlice:
 
 
 class VM:
-    """What a VM does with what it is sent."""
+    """Does with updates what a VM does."""
 
     def __init__(self) -> None:
         self.rules: dict[Key, Rule] = {}
@@ -44,7 +44,7 @@ class VM:
         self.snapshots = 0
 
     def follow(self, source: Table) -> int:
-        """Take what changed. Returns how many rules that were."""
+        """Apply the changes. Return how many rules they had."""
         changes = source.since(self.number)
         if changes is None or source.ranges_number > self.number:
             self.ranges = source.ranges
@@ -70,7 +70,7 @@ class TableTests(SynchronousTestCase):
         self.vm = VM()
 
     def endpoints(self) -> dict[str, list[str]]:
-        """By address, what the VM has."""
+        """Return the VM's endpoints by address."""
         self.vm.follow(self.table)
         self.assertEqual(self.vm.rules, self.table.rules)
         return {
@@ -173,7 +173,7 @@ ADDRESSES = st.integers(0, 3)
 
 
 class AnyOrderTests(SynchronousTestCase):
-    """Whatever happens in whatever order, VMs that look now and then have what a new table would have."""
+    """Whatever changes in any order, VMs that poll now and then have what a new table would have."""
 
     @given(
         st.lists(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When changes were heard of, and how long they took."""
+"""When changes were received, and how long they took."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TimesTests(SynchronousTestCase):
         for seconds in range(100, 0, -1):
             times.add(float(seconds))
         self.assertEqual((times.last, times.quantile(0.99), times.quantile(0.5)), (1.0, 99.0, 50.0))
-        times.add(-1.0)  # the clock was set
+        times.add(-1.0)  # the clock was set back
         self.assertEqual(times.last, 0.0)
 
     def test_only_the_last_ones_count(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of many VMs: none is waited for longer than the others, and none is asked twice at once."""
+"""Stats of many VMs are gathered concurrently, with one call per VM at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.infranetes.pods.fakes import pod
 
 
 class GatherTests(PodsTestCase):
-    """On a clock of its own."""
+    """Gathering with a virtual clock."""
 
     def setUp(self) -> None:
         super().setUp()

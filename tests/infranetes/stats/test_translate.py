@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's figures as the CRI's messages and as cAdvisor's metrics."""
+"""An agent's stats are translated to the CRI's messages and to cAdvisor's metrics."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class StatsTests(SynchronousTestCase):
 
 
 class MetricsTests(SynchronousTestCase):
-    """What becomes of /metrics/cadvisor."""
+    """The metrics that replace /metrics/cadvisor."""
 
     def setUp(self) -> None:
         self.keys = {one.name: list(one.label_keys) for one in metrics.descriptors()}
@@ -139,7 +139,7 @@ class MetricsTests(SynchronousTestCase):
         return dict(zip(self.keys[metric.name], metric.label_values, strict=True))
 
     def values(self, found: Any, name: str) -> dict[tuple[str, ...], int]:
-        """The values by the metric's own labels."""
+        """Return the values by the metric's own labels."""
         return {
             tuple(one.label_values[len(metrics.LABELS) :]): one.value.value
             for one in found

@@ -17,7 +17,7 @@ from infranetes.streaming.spdy import DataReceived, Spdy, StreamFinished, Stream
 
 
 class Raw(Protocol):
-    """Keeps what comes in, and lets a test wait until it is what it waits for."""
+    """Collect what is received, and let a test wait for a condition."""
 
     transport: Any
 
@@ -34,7 +34,7 @@ class Raw(Protocol):
         self.lost.callback(None)
 
     def until(self, condition: Any) -> Deferred[None]:
-        """Fires once `condition()` is true."""
+        """Return a Deferred that fires once `condition()` is true."""
         done: Deferred[None] = Deferred()
         self._waiting.append((condition, done))
         self.check()
@@ -47,7 +47,7 @@ class Raw(Protocol):
 
 
 class SpdyClient(Raw):
-    """Speaks SPDY after a 101."""
+    """Speak SPDY after a 101 response."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SpdyClient(Raw):
 
 
 class TunnelClient(SpdyClient):
-    """Speaks SPDY inside WebSocket messages after a 101."""
+    """Speak SPDY inside WebSocket messages after a 101 response."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class TunnelClient(SpdyClient):
 
 
 class WebSocketClient(Raw):
-    """Speaks WebSocket after a 101."""
+    """Speak WebSocket after a 101 response."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class WebSocketClient(Raw):
 
 
 def take(wire: Any, data: bytes) -> None:
-    """Have the wire handle all of it."""
+    """Let the wire handle all of it."""
     wire.receive(data)
     for _ in wire.work():
         pass
@@ -172,13 +172,13 @@ async def connect(reactor: Any, url: str, client: Raw, head: str) -> Any:
 
 
 def spdy_head(*protocols: str) -> str:
-    """A request that asks for SPDY with these sub-protocols."""
+    """Return a request for SPDY with these sub-protocols."""
     lines = ["POST {path} HTTP/1.1", "Host: node", "Connection: Upgrade", "Upgrade: SPDY/3.1"]
     return "\n".join([*lines, *(f"X-Stream-Protocol-Version: {name}" for name in protocols), ""])
 
 
 def websocket_head(*protocols: str) -> str:
-    """A request that asks for a WebSocket with these sub-protocols."""
+    """Return a request for a WebSocket with these sub-protocols."""
     lines = ["GET {path} HTTP/1.1", "Host: node", "Connection: Upgrade", "Upgrade: websocket"]
     lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="]
     if protocols:
@@ -187,5 +187,5 @@ def websocket_head(*protocols: str) -> str:
 
 
 def oversized_data_frame(stream: int) -> bytes:
-    """The head of a data frame that promises 16 MiB."""
+    """Return the head of a data frame that announces 16 MiB."""
     return struct.pack(">II", stream, 0xFFFFFF)

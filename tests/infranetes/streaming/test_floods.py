@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that send what has to be answered and read no answer: what is buffered for them stays small."""
+"""Clients that send what requires answers and do not read them: what is buffered for them is bounded."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from tests.infranetes.streaming.client import (
 from tests.infranetes.streaming.test_server import StreamingCase, ended, output
 
 KIB = 1024
-#: Bytes that a client sends, unless it is held back before.
+#: Bytes that a client sends unless it is stopped before.
 SENT = 512 * KIB
-#: Bytes that may wait for a client that does not read: the transport's own bound, and the answers to what
-#: had been read by then.
+#: Bytes that may be buffered for a client that does not read: the transport's limit, and the answers to what
+#: has been read by then.
 BOUND = 256 * KIB
 _COMMAND = "v4.channel.k8s.io"
 
 
 def control(kind: int, payload: bytes, flags: int = 0) -> bytes:
-    """A control frame of SPDY."""
+    """Return a control frame of SPDY."""
     return struct.pack(">HHI", 0x8003, kind, flags << 24 | len(payload)) + payload
 
 
 def refused_streams(writer: HeaderWriter, count: int) -> bytes:
-    """Requests for streams that no session has."""
+    """Return requests for streams that no session has."""
     heads = [struct.pack(">IIH", 101 + 2 * number, 0, 0) for number in range(count)]
     return b"".join(control(1, head + writer.write({"streamtype": "nonsense"})) for head in heads)
 
 
 def taken_streams(count: int) -> bytes:
-    """Requests for streams of a port-forward, each of which is then given up."""
+    """Return requests for streams of a port-forward, each of which is then closed."""
     writer = HeaderWriter()
     frames = []
     for stream in range(1, 2 * count, 2):
@@ -60,13 +60,13 @@ def taken_streams(count: int) -> bytes:
 
 class FloodTests(StreamingCase):
     async def flood(self, client: Raw, frames: bytes, most_sent: int = SENT) -> int:
-        """Send `frames` again and again, and read nothing; the most that waited for the client."""
+        """Send `frames` repeatedly without reading. Return the most bytes buffered for the client."""
         connection: Any = next(iter(self.server._connections))
-        # The kernel's buffers would take much of it.
+        # The kernel's buffers would hold much of it.
         connection.transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * KIB)
         client.transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * KIB)
         client.transport.pauseProducing()
-        client.transport.bufferSize = 4 * KIB  # the test's own turns are to be short as well
+        client.transport.bufferSize = 4 * KIB  # so that the test's own turns are short as well
         most = sent = 0
         times = max(1, 64 * KIB // len(frames))
         while sent < most_sent and connection.flow.reading and not connection.flow.lost:
@@ -164,7 +164,7 @@ class FloodTests(StreamingCase):
         self.assertLess(len(wire._text), 10)
 
     async def test_small_pieces_of_input_count_for_more_than_their_bytes(self) -> None:
-        """An agent that takes no input, and a client that sends it two bytes at a time."""
+        """An agent that does not take input, and a client that sends it two bytes at a time."""
         client, streams = await self.spdy()
         call = self.agents.calls[-1]
         await self.flood(client, struct.pack(">II", streams["stdin"], 2) + b"ab")
@@ -174,7 +174,7 @@ class FloodTests(StreamingCase):
         self.assertFalse(call.cancelled)
 
     async def test_input_goes_on_while_output_is_not_read(self) -> None:
-        """Only answers are held back with what they answer: a command may read on while nobody reads it."""
+        """Only requests with answers are held back: a command may keep reading while its output waits."""
         client, streams = await self.spdy()
         call = self.agents.calls[-1]
         connection: Any = next(iter(self.server._connections))
@@ -188,13 +188,13 @@ class FloodTests(StreamingCase):
 
 
 def handled(client: Any, connection: Any) -> bool:
-    """Whether all that the client has sent has been handled."""
+    """Return whether everything that the client has sent has been handled."""
     unread = struct.unpack("i", fcntl.ioctl(connection.transport.getHandle(), termios.FIONREAD, bytes(4)))[0]
     return not buffered(client) and not unread and connection._turn is None
 
 
 def buffered(end: Any) -> int:
-    """Bytes that wait in this process for the other end to take them."""
+    """Return how many bytes are buffered in this process for the other end."""
     transport = end.transport
     waiting: int = len(transport.dataBuffer) - transport.offset + transport._tempDataLen
     return waiting

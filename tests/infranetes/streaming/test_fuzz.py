@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations that are valid but for some bytes, for as long as `FUZZ_SECONDS` says, 3 s for each wire.
+"""Conversations that are valid except for a few bytes, for `FUZZ_SECONDS`, by default 3 s, for each wire.
 
-Whatever comes, it is understood or refused in words; nothing else gets out of a wire. A failure names its
-seed: `FUZZ_SEED` makes that one alone again."""
+Any input is either understood or refused with a message; a wire raises nothing else. A failure names its
+seed: with `FUZZ_SEED`, only that conversation is repeated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEED = os.environ.get("FUZZ_SEED", "")
 
 
 def spdy_conversation(chance: random.Random) -> bytes:
-    """What a client of exec says, streams and bytes by chance."""
+    """Return what a client of exec might send: random streams and bytes."""
     client = Spdy(client=True)
     streams = [client.open_stream({"streamtype": name}) for name in ("error", "stdin", "stdout", "resize")]
     for _ in range(chance.randrange(6)):
@@ -43,7 +43,7 @@ def spdy_conversation(chance: random.Random) -> bytes:
 
 
 def websocket_conversation(chance: random.Random) -> bytes:
-    """Messages of every kind."""
+    """Return messages of every kind."""
     client = Connection(ConnectionType.CLIENT)
     said = b""
     for _ in range(chance.randrange(1, 8)):
@@ -59,14 +59,14 @@ def websocket_conversation(chance: random.Random) -> bytes:
 
 
 def tunnel_conversation(chance: random.Random) -> bytes:
-    """SPDY in WebSocket's messages."""
+    """Return SPDY in WebSocket messages."""
     client = Connection(ConnectionType.CLIENT)
     inner = mutated(spdy_conversation(chance), chance)
     return b"".join(client.send(BytesMessage(data=piece)) for piece in pieces(inner, chance))
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """With a few bytes changed, lost, doubled or put in."""
+    """Return `data` with a few bytes changed, deleted, doubled or inserted."""
     found = bytearray(data)
     for _ in range(chance.randrange(6)):
         at, size = chance.randrange(len(found) + 1), chance.randrange(1, 12)
@@ -85,7 +85,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 def pieces(data: bytes, chance: random.Random) -> list[bytes]:
-    """As they might come off a socket."""
+    """Split `data` as a socket might."""
     found, at = [], 0
     while at < len(data):
         size = chance.choice([1, 7, 64, 4096])
@@ -113,7 +113,7 @@ class FuzzTests(SynchronousTestCase):
             self.assertGreater(tried, refused, "all that was said was wrong")
 
     def survives(self, make: Callable[[Any], Any], said: list[bytes]) -> bool:
-        """Whether all of it was understood."""
+        """Return whether all of it was understood."""
         transport = StringTransport()
         wire = make(transport)
         try:
@@ -156,5 +156,5 @@ class FuzzTests(SynchronousTestCase):
 
 
 def taken(channel: Channel) -> bool:
-    """Of every second stream."""
+    """Accept every second stream."""
     return channel.key % 4 == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a client of a stream may take: for its request, its streams, between bytes, and to close."""
+"""Timeouts of a stream's client: for its request, its streams, between bytes, and for closing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HOUR = 3600.0
 
 
 class Transport(StringTransport):
-    """A server's end; `over`: how it ended."""
+    """A server's transport; `over`: how it ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.protocol: Any = None
         self.over = ""
-        self.stuck = False  # the other side reads nothing, so that what is written stays
+        self.stuck = False  # whether the other side does not read, so that written data stays
 
     def loseConnection(self) -> None:
         assert self.producer is None, "a transport waits for its producer to be unregistered"
@@ -47,7 +47,7 @@ class Transport(StringTransport):
 
 
 class LimitTests(SynchronousTestCase):
-    """Time is the test's."""
+    """Timeouts with a virtual clock."""
 
     def setUp(self) -> None:
         self.reactor = cast(Any, MemoryReactorClock())
@@ -61,7 +61,7 @@ class LimitTests(SynchronousTestCase):
         self.assertEqual(self.server._connections, set())
 
     def tokens(self, call: Any) -> bool:
-        """Whether it is the end of a token that is good for a minute."""
+        """Return whether the call is the expiry of a token, which is valid for a minute."""
         return "Tokens" in repr(call.func)
 
     def connected(self) -> Any:
@@ -162,7 +162,7 @@ class LimitTests(SynchronousTestCase):
         self.assertEqual(connection.transport.over, "closed")
 
     def test_to_read_what_was_written_before_the_end(self) -> None:
-        """A person may page through it for hours."""
+        """A user may page through the output for hours."""
         connection = self.exec("error", "stdin", "stdout")
         connection.transport.stuck = True
         self.agents.calls[0].answer(ended(0))

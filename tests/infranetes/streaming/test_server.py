@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The streaming server over real sockets; the agent's side of each session is the test's."""
+"""The streaming server over real sockets; the test plays the agent's side of each session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ reactor: Any = the_reactor
 
 
 class Call:
-    """The agent's side: what the node sends is in `sent`; `answer` sends, an exception or None ends."""
+    """The agent's side: `sent` has what the node sends; `answer` sends data, an exception or None ends."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -87,7 +87,7 @@ class Call:
 
 
 class Agents:
-    """Every container and sandbox is known but `unknown`."""
+    """Agents of all containers and sandboxes except `unknown`."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -111,7 +111,7 @@ def ended(code: int) -> Any:
 
 
 class StreamingCase(TestCase):
-    """A server, and what every test of it needs."""
+    """A server, and helpers for tests of it."""
 
     timeout = 30
 
@@ -130,7 +130,7 @@ class StreamingCase(TestCase):
         await self.settle(lambda: not self.server._connections)
 
     async def settle(self, condition: Callable[[], bool]) -> None:
-        """Wait until it is so; the test's own deadline bounds it."""
+        """Wait until the condition holds, or until the test's own timeout."""
         while not condition():
             await deferLater(reactor, 0.01)
 
@@ -143,7 +143,7 @@ class StreamingCase(TestCase):
         return self.server.url("exec", cri.ExecRequest(**request))
 
     async def call(self) -> Call:
-        """The agent's side of the newest session, once it has begun."""
+        """Return the agent's side of the latest session, once the session has begun."""
         await self.settle(lambda: bool(self.agents.calls) and bool(self.agents.calls[-1].sent))
         return self.agents.calls[-1]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SPDY/3.1 without I/O: what two ends say to each other, and what nonsense does."""
+"""SPDY/3.1 without I/O: a conversation between two ends, and the effects of garbage."""
 
 from __future__ import annotations
 

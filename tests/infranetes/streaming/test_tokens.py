@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A token stands for one request, once, for a minute."""
+"""A token stands for one request, can be used once, and is valid for a minute."""
 
 from __future__ import annotations
 

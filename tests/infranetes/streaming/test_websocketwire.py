@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes' channels over WebSocket without I/O: what comes through, and what nonsense does."""
+"""Kubernetes' channels over WebSocket without I/O: what is transmitted, and the effects of garbage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("stdin", "stdout", "stderr", "error", "resize")
 
 
 class Ends:
-    """The server's wire, and a client of wsproto's."""
+    """The server's wire, and a client by wsproto."""
 
     def __init__(self, *, base64_form: bool = False, close_signal: bool = False) -> None:
         self.transport = cast(Any, StringTransport())
@@ -45,7 +45,7 @@ class Ends:
             take(self.wire, self.client.send(event))
 
     def heard(self) -> list[Event]:
-        """What the client understands of our answers."""
+        """Return how the client understands our answers."""
         data = self.transport.value()
         self.transport.clear()
         self.client.receive_data(data)

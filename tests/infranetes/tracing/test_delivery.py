@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans on their way: in batches, bounded, counted, and in nobody's way."""
+"""Spans are delivered in batches, bounded, counted, and without delaying anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ reactor = installed()
 
 
 class Sink:
-    """Takes batches when it is let, or refuses them."""
+    """Accept batches when the test lets it, or refuse them."""
 
     def __init__(self) -> None:
         self.batches: list[Sequence[int]] = []
@@ -37,7 +37,7 @@ class Sink:
 
 
 class DeliveryTests(TestCase):
-    """What becomes of spans, which here are numbers."""
+    """What happens to spans, which are numbers here."""
 
     timeout = 60
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table `[tracing]`: what is refused, and with which words."""
+"""The table `[tracing]`: which values are refused, and with which messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConfigTests(SynchronousTestCase):
     """Its keys."""
 
     def library_is_missing(self) -> None:
-        """Imports of what needs it fail, also when another test has imported it before."""
+        """Make imports of the library fail, even if another test has imported it before."""
         missing = mock.patch.dict(sys.modules, {"infranetes.tracing.exported": None})
         missing.start()
         self.addCleanup(missing.stop)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which span is current: over coroutines, Deferreds, timers, and the ends of spans."""
+"""Which span is current: across coroutines, Deferreds, timers, and the ends of spans."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALLER = TraceContext("1" * 32, "2" * 16, sampled=True)
 
 @attrs.define(eq=False)
 class Recorded:
-    """A span that remembers."""
+    """A span that keeps its data."""
 
     name: str
     kind: Kind = Kind.SERVER
@@ -57,7 +57,7 @@ class Recorded:
         self.ended = code
 
     def tree(self) -> object:
-        """Its name, and its children's trees."""
+        """Return its name, and the trees of its children."""
         return (self.name, *(each.tree() for each in self.children)) if self.children else self.name
 
 
@@ -99,7 +99,7 @@ class CurrentTests(SynchronousTestCase):
         self.assertEqual((self.call.ended, self.call.children[0].ended), (Code.NOT_FOUND, Code.NOT_FOUND))
 
     def test_calls_that_wait_side_by_side_do_not_mix(self) -> None:
-        """Whoever fires what they wait for."""
+        """Whoever fires the Deferreds for which they wait."""
         gates: list[Deferred[None]] = [Deferred(), Deferred()]
         calls = [Recorded("a"), Recorded("b")]
 
@@ -123,7 +123,7 @@ class CurrentTests(SynchronousTestCase):
         )
 
     def test_what_is_started_within_a_span_belongs_to_it(self) -> None:
-        """Also where one coroutine has another fire what a third waits for."""
+        """Even if one coroutine makes another fire the Deferred for which a third one waits."""
         gate: Deferred[None] = Deferred()
 
         async def work() -> None:
@@ -146,7 +146,7 @@ class CurrentTests(SynchronousTestCase):
         self.assertEqual((self.call.tree(), other.tree()), (("call", ("launch", "work")), "other"))
 
     def test_work_that_outlives_its_step_belongs_to_the_next_span_around(self) -> None:
-        """And once none of them goes on, to none."""
+        """And once all of these have ended, to none."""
         clock = Clock()
 
         async def loop() -> None:
@@ -187,7 +187,7 @@ class CurrentTests(SynchronousTestCase):
 
 
 class AgentCallTests(SynchronousTestCase):
-    """What agents are told."""
+    """The trace context that agents are sent."""
 
     def setUp(self) -> None:
         methods = vmserver.Agent.methods_by_name

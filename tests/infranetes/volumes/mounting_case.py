@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The test case of pods whose containers mount what their VM mounts by itself, over fakes."""
+"""The test case for pods whose containers mount what their VM mounts by itself, with fakes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tests.infranetes.pods.fakes import box, pod
 
 
 def mounting(*paths: str, name: str = "main") -> cri.ContainerConfig:
-    """A container with these paths of the node mounted."""
+    """Return a container with these paths of the node mounted."""
     mounts = [cri.Mount(container_path=f"/m{number}", host_path=path) for number, path in enumerate(paths)]
     config: cri.ContainerConfig = box(name, mounts=mounts)
     return config
 
 
 class MountingCase(PodsTestCase):
-    """A sandbox that runs."""
+    """A running sandbox."""
 
     def setUp(self) -> None:
         super().setUp()
         self.begin()
 
     def begin(self, name: str = "web", uid: str = "u1") -> None:
-        """Run the pod that everything is about from now on."""
+        """Run the pod that later calls are about."""
         self.sandbox = self.run_pod(pod(name, uid=uid))
         self.agent = self.world.agents[self.sandbox]
 
     @property
     def created(self) -> list[cri.ContainerConfig]:
-        """What the sandbox's agent was asked to create."""
+        """Return what the sandbox's agent was asked to create."""
         return self.agent.created
 
     def create(self, config: cri.ContainerConfig, sandbox: str = "") -> str:
@@ -47,7 +47,7 @@ class MountingCase(PodsTestCase):
         self.do(self.world.sandboxes.stop(sandbox or self.sandbox))
 
     def hang(self, holder: object, name: str, *, after: bool) -> MonkeyPatcher:
-        """Have a step begin and never be told to have ended, with its effect or without."""
+        """Make a step hang, before or after it takes effect."""
         step = getattr(holder, name)
 
         async def hanging(*asked: object, **more: object) -> None:

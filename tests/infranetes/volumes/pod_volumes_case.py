@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test cases of a node with volumes, over fakes."""
+"""Test cases for a node with volumes, with fakes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NODE_DEVICES = ("/dev/sdb", "/dev/sdc")
 
 @implementer(ILendsDevices)
 class FakeVolumes:
-    """Volumes that one VM has at a time, as their provider knows it.
+    """Volumes, each attached to one VM at a time, as their provider knows them.
 
     :ivar at: the VM that has a volume. :ivar calls: in order. :ivar lends: see `ILendsDevices`.
     """
@@ -47,7 +47,7 @@ class FakeVolumes:
         self.at: dict[str, str] = {}
         self.lends = True
         self.calls: list[tuple[str, str, str]] = []
-        self.zones: dict[str, str] = {}  # of those that are not everywhere
+        self.zones: dict[str, str] = {}  # of volumes that are limited to a zone
         self.get_error: Exception | None = None
         self.attach_error: Exception | None = None
         self.detach_error: Exception | None = None
@@ -95,7 +95,7 @@ class ProviderWithVolumes(FakeProvider):
 
 
 class VolumesNode(FakeNode):
-    """:ivar of_pods: what is published for pods, by their UIDs, when their VMs are launched."""
+    """:ivar of_pods: the volumes published for pods, by their UIDs, when their VMs are launched."""
 
     provider: FakeProvider
 
@@ -126,7 +126,7 @@ class NodeWithoutVolumes(VolumesNode):
 
 
 def with_devices(*paths: str, name: str = "main", permissions: str = "mrw") -> cri.ContainerConfig:
-    """A container with these devices of the node, as kubelet names them."""
+    """Return a container with these devices of the node, in kubelet's notation."""
     devices = [
         cri.Device(container_path=f"/dev/x{number}", host_path=path, permissions=permissions)
         for number, path in enumerate(paths)
@@ -136,7 +136,7 @@ def with_devices(*paths: str, name: str = "main", permissions: str = "mrw") -> c
 
 
 class PodVolumesCase(MountingCase):
-    """On a node with volumes."""
+    """Tests on a node with volumes."""
 
     world: VolumesNode
 
@@ -157,11 +157,11 @@ class PodVolumesCase(MountingCase):
         return str(self.record(sandbox).instance_id)
 
     def kept(self) -> list[tuple[str, str]]:
-        """The recorded volumes, with their VMs."""
+        """Return the recorded volumes, with their VMs."""
         return [(one.id, one.instance_id) for one in self.world.store.contents().attachments]
 
     def silence_agents(self) -> MonkeyPatcher:
-        """Have the agents of VMs that are launched from now on not answer."""
+        """Keep the agents of VMs that are launched from now on from answering."""
         make = self.world.make_agent
 
         def silent(sandbox: str) -> FakeAgent:
@@ -177,7 +177,7 @@ class PodVolumesCase(MountingCase):
 
 
 class KilledCase(PodVolumesCase):
-    """Kills the daemon before or after each step."""
+    """Kill the daemon before or after each step."""
 
     def steps(self, *names: str) -> Iterator[tuple[object, str, bool]]:
         holders = {
@@ -204,7 +204,7 @@ VOLUMES = [PublishedVolume("vol-data"), PublishedVolume("vol-logs", read_only=Tr
 
 
 class AtLaunchCase(PodVolumesCase):
-    """A pod, `new`, that has volumes published and no VM yet."""
+    """A pod, `new`, that has volumes published and does not have a VM yet."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's volumes before it has a container: what its VM has been given by then."""
+"""A pod's volumes before it has a container: which of them its VM has been given by then."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class MountTests(AtLaunchCase):
         self.assertEqual(len(self.volumes.calls), 2, "each is asked for once")
 
     def hold(self, until: Deferred[None]) -> MonkeyPatcher:
-        """Have agents take until then to mount a volume."""
+        """Hold up agents' mounting of volumes until this fires."""
         mount = FakeAgent.mount_disk
 
         async def holding(

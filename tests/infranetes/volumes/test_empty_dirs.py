@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kubelet's emptyDirs are recognized: the pod's own, whole or in part, and nothing else."""
+"""kubelet's emptyDirs are recognized: the pod's own, as a whole or in part, and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EmptyDirTests(SynchronousTestCase):
         self.addCleanup(subprocess.run, ["umount", "-l", words[-1]], check=True)
 
     def bind(self, source: Path, index: int = 0, name: str = "cache") -> Path:
-        """As kubelet does for a subPath."""
+        """Make a bind mount as kubelet does for a subPath."""
         at = self.pod / "volume-subpaths" / name / "main" / str(index)
         at.parent.mkdir(parents=True, exist_ok=True)
         at.mkdir() if source.is_dir() else at.write_text("")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The locations that make up a directory, by the kernel's mount table."""
+"""The locations of a directory's content, according to the kernel's mount table."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TableTests(SynchronousTestCase):
         self.assertEqual(layout(hiding, b"/v"), {b"": Location("253:0", b"/v"), b"a": Location("8:2", b"/")})
 
     def test_a_directory_that_is_mounted_onto_itself_is_where_it_was(self) -> None:
-        """As systemd does for a unit with ReadOnlyPaths."""
+        """systemd does this for a unit with ReadOnlyPaths."""
         plain = layout([DISK], b"/v")
         self.assertEqual(layout([DISK, mount(2, 98, b"/v/a", "253:0", b"/v/a")], b"/v"), plain)
         self.assertEqual(layout([DISK, mount(2, 98, b"/v", "253:0", b"/v")], b"/v"), plain)

@@ -101,7 +101,7 @@ class FindTests(MountCase):
             )
 
     def test_a_sub_path_of_a_configmap_too(self) -> None:
-        """kubelet mounts it at a path that does not tell that it is a configmap's."""
+        """kubelet mounts it at a path that does not show that it is a ConfigMap's."""
         key = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~configmap" / "name" / "key"
         at = self.top / "pods" / "uid" / "volume-subpaths" / "name" / "main" / "0"
         for path in (key, at):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a pod's mounts are of NFS, by mount tables as kernels write them."""
+"""Which of a pod's mounts are NFS, according to mount tables as kernels write them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _V3 = (
 
 
 class NfsTests(SynchronousTestCase):
-    """No kernel is asked, and so no server is needed: the table is a file."""
+    """The mount table is a file, so neither a kernel nor a server is needed."""
 
     def setUp(self) -> None:
         top = Path(os.path.realpath(self.mktemp()))
@@ -41,7 +41,7 @@ class NfsTests(SynchronousTestCase):
         self, at: str, source: str, options: str = _V4, *, device: str = "0:40", own: str = "rw,relatime",
         kind: str = "nfs4",
     ) -> str:  # fmt: skip
-        """Have the table show a mount in the pod's directory; return where."""
+        """Add a mount in the pod's directory to the table. Return its path."""
         point = f"{self.pod}/{at}"
         number = 20 + len(self.lines)
         self.lines.append(f"{number} 20 {device} / {point} {own} shared:9 - {kind} {source} {options}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NFS volumes are mounted in their pod's VM before a container is created, and written out before it ends."""
+"""NFS volumes are mounted in their pod's VM before a container is created, and flushed before the VM ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When an emptyDir is brought into a VM, and when it is carried as other files are."""
+"""When an emptyDir lives in the VM alone, and when it is copied like other files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ UID = "5f0c"
 
 @attrs.define
 class Machine:
-    """A VM whose agent keeps volumes, or is of an earlier release.
+    """A VM whose agent can keep volumes, or is of an earlier release.
 
-    :ivar huge: the sizes of huge pages that it can have."""
+    :ivar huge: the sizes of huge pages that it supports."""
 
     keeps: bool = True
     huge: Sequence[int] = (2 << 20,)
@@ -65,7 +65,7 @@ class Sandbox:
 
 
 class Sync:
-    """Brings volumes, unless the agent is away."""
+    """Copies volumes into the VM, unless the agent can't be reached."""
 
     def __init__(self) -> None:
         self.brought: list[str] = []
@@ -83,7 +83,7 @@ class Sync:
 
 
 class Space:
-    """Notes whose space is shown, and whose no longer is."""
+    """Record for which volumes usage is shown, and for which it no longer is."""
 
     def __init__(self) -> None:
         self.shown: Any = dict
@@ -113,7 +113,7 @@ class OwnVolumeTests(TestCase):
         self.volumes = self.made()
 
     def made(self) -> OwnVolumes:
-        """As a daemon makes it."""
+        """Return the volumes as a new daemon has them."""
         return OwnVolumes(
             reactor,
             self.records,
@@ -203,7 +203,7 @@ class OwnVolumeTests(TestCase):
         self.assertEqual(len(self.sync.brought), 2, "by the next daemon too")
 
     async def test_what_is_brought_again_and_not_recorded_is_brought_once_more(self) -> None:
-        """By the next daemon: nothing of what the pod has written meanwhile is removed by that."""
+        """By the next daemon, without removing anything that the pod has written in the meantime."""
         source = attrs.evolve(self.source, in_memory=True)
         self.patch_find(source)
         await self.prepare(source)
@@ -263,5 +263,5 @@ class OwnVolumeTests(TestCase):
         self.assertIn("/dev/hugepages is of the node's huge pages", str(error))
 
     def patch_find(self, source: Source) -> None:
-        """Have the emptyDir be on a tmpfs, without mounting one."""
+        """Make the emptyDir appear to be on a tmpfs, without mounting one."""
         self.patch(own, "find_empty_dir", lambda *_: EmptyDir(source, ""))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes are attached to their pod's VM, to one at a time, and free again once it is stopped."""
+"""Volumes are attached to their pod's VM, to one VM at a time, and are free again once the pod is stopped."""
 
 from __future__ import annotations
 
@@ -150,12 +150,12 @@ class PodVolumesTests(PodVolumesCase):
         self.assertEqual((self.kept(), self.volumes.at), ([], {}))
 
     def target(self) -> str:
-        """Where kubelet has the pod's volume."""
+        """Return where kubelet has the pod's volume."""
         uid = self.world.node.inventory.sandboxes[self.sandbox].config.metadata.uid
         return f"/pods/{uid}/volumes/kubernetes.io~csi/data/mount"
 
     def flush(self, target: str) -> list[str]:
-        """Have a volume that is being taken away from there written; the disks of which the agent is told."""
+        """Flush the volume published there before it is unpublished. Return the disks that are flushed."""
         self.successResultOf(start(self.world.node.pod_volumes.flush("vol-data", target)))
         return [call[1] for call in self.agent.calls if call[0] == "sync"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands among the node's mounts for a volume that kubelet has had published."""
+"""The placeholder among the node's mounts for a volume that kubelet has had published."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PublishedCase(SynchronousTestCase):
         self.top = Path(os.path.realpath(self.mktemp()))
         self.top.mkdir(parents=True)
         self.target = str(self.top / "pods" / "mount")
-        # Of this test alone: others beside it have volumes published on the same machine.
+        # Those of this test alone: tests that run beside it publish volumes on the same machine.
         name = f"data-{secrets.token_hex(4)}"
         self.volume = PublishedVolume(name, "xfs", ("noatime", "discard"), read_only=True, group=2000)
         self.table = MountTable()
@@ -220,7 +220,7 @@ class TmpfsTests(PublishedCase):
 
 
 class OfPodTests(PublishedCase):
-    """Which volumes a pod has is told by kubelet's paths, before there is a container."""
+    """kubelet's paths tell which volumes a pod has, before it has a container."""
 
     def publish_at(self, path: str, volume: PublishedVolume) -> str:
         target = str(self.top / "kubelet" / "pods" / path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands among the node's block devices for a raw volume that kubelet has had published."""
+"""The placeholder among the node's block devices for a raw volume that kubelet has had published."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DeviceCase(SynchronousTestCase):
         self.top = Path(os.path.realpath(self.mktemp()))
         self.top.mkdir(parents=True)
         self.target = self.top / "publish" / "pv" / "pod"
-        # Of this test alone: others beside it have volumes published on the same machine.
+        # Those of this test alone: tests that run beside it publish volumes on the same machine.
         self.volume = PublishedVolume(f"raw-{secrets.token_hex(4)}", "", read_only=True)
         self.table = MountTable()
         self.addCleanup(self.table.close)
@@ -46,10 +46,10 @@ class DeviceCase(SynchronousTestCase):
             end_loop_device(path)
 
     def devices(self) -> list[str]:
-        """The loop devices that tell of this test's volume."""
+        """Return the loop devices that stand for this test's volume."""
         found = []
         for path in loop_devices_of(BACKING_FILE):
-            # Others beside this test have devices that end at any time.
+            # Devices of other tests running beside this one may disappear at any time.
             with contextlib.suppress(FileNotFoundError), open_loop_device(path) as device:
                 if self.volume.volume.encode() in device.read(4096):
                     found.append(path)
@@ -74,7 +74,7 @@ class DeviceCase(SynchronousTestCase):
         self.assertEqual(self.read(self.target), self.volume)
         self.assertEqual(self.targets(), [str(self.target)])
         self.assertEqual(self.mounts_at(self.target), 1)
-        self.assertEqual(left_of(lambda: self.devices()[1:]), [])  # one before it may take a moment to end
+        self.assertEqual(left_of(lambda: self.devices()[1:]), [])  # an earlier one may take a moment to go
         self.assertEqual(len(self.devices()), 1)
 
     def assert_nothing_is_left(self) -> None:
@@ -172,7 +172,7 @@ class PublishTests(DeviceCase):
 
 
 class KubeletTests(DeviceCase):
-    """What kubelet 1.36 does with it: MapBlockVolume and UnmapBlockVolume."""
+    """What kubelet 1.36 does with the device: MapBlockVolume and UnmapBlockVolume."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -180,7 +180,7 @@ class KubeletTests(DeviceCase):
         self.link = self.top / "volumeDevices" / "pv"
 
     def map(self) -> str:
-        """Return kubelet's lock."""
+        """Map the device as kubelet does. Return the loop device with which kubelet locks it."""
         for directory in (self.bound.parent, self.link.parent):
             directory.mkdir()
         self.bound.touch()
@@ -201,7 +201,7 @@ class KubeletTests(DeviceCase):
         for path in (self.link, self.bound, self.target):
             self.assertEqual(self.read(path), self.volume)
         self.assertIsNone(self.read(Path(lock)), "what kubelet holds is no volume")
-        self.publish()  # kubelet asks again whenever it likes
+        self.publish()  # kubelet may repeat the call at any time
         self.assert_published()
         self.unmap(lock)
         self.unpublish()
@@ -257,7 +257,7 @@ class InterruptedTests(DeviceCase):
     UNPUBLISHING = ((LoopDevice, "end"), (published_devices, "unmount"), (os, "unlink"))
 
     def killed(self, work: Callable[[], None], holder: object, name: str) -> None:
-        """Do work in a process that is killed once it has made one call."""
+        """Do work in a process that is killed after it has made one call."""
         if not (child := os.fork()):
             step = getattr(holder, name)
 
@@ -266,7 +266,7 @@ class InterruptedTests(DeviceCase):
                 os.kill(os.getpid(), signal.SIGKILL)
 
             setattr(holder, name, last)
-            self.table = MountTable()  # the other one's file is the parent's too, and tells of a change once
+            self.table = MountTable()  # the inherited file, shared with the parent, reports a change once
             try:
                 work()
             finally:
@@ -283,7 +283,7 @@ class InterruptedTests(DeviceCase):
         patched.restore()
 
     def interrupted(self, work: Callable[[], None], steps: tuple[tuple[object, str], ...]) -> Iterator[None]:
-        """Interrupt some work after, and at, each of its steps."""
+        """Interrupt work after each of its steps, and fail it at each; yield each time."""
         for holder, name in steps:
             self.killed(work, holder, name)
             yield
@@ -328,9 +328,9 @@ class InterruptedTests(DeviceCase):
         self.assert_nothing_is_left()
 
     def left_to_another_file(self) -> str:
-        """Return the device of a publishing that was interrupted; it is now that of `file`."""
+        """Return the device of an interrupted publishing; by now, `file` has that device."""
         (self.top / "file").write_bytes(bytes(4096))
-        for _ in range(20):  # a test beside this one may take the device first
+        for _ in range(20):  # another test may take the device first
             self.unpublish()
             self.killed(self.publish, published_devices, "bind")
             device = f"/dev/loop{os.minor(os.stat(self.target).st_rdev)}"

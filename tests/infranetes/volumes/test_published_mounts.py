@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is at paths of the node that containers name."""
+"""What is at the node's paths that containers mount."""
 
 from __future__ import annotations
 

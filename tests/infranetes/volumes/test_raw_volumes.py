@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw volumes are containers' block devices: the VM's own, of a disk that is attached like any volume's."""
+"""Raw volumes are containers' block devices: the VM's own, for a disk that is attached like any volume's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.infranetes.volumes.pod_volumes_case import (
 
 
 class RawVolumeTests(PodVolumesCase):
-    """Volumes that containers have as block devices."""
+    """Volumes as block devices of containers."""
 
     def test_the_container_gets_the_vms_device_with_the_permissions_asked(self) -> None:
         self.create(with_devices(DISK, "/dev/fuse", RO_DISK))
@@ -137,7 +137,7 @@ class WithoutVolumesTests(PodsTestCase):
 
 
 class KilledAnywhereTests(KilledCase):
-    """As of volumes that are mounted: none leaks, none is lost, none attached twice."""
+    """As for volumes that are mounted: none leaks, none is lost, none is attached twice."""
 
     def test_while_a_container_gets_a_device(self) -> None:
         for number, (holder, name, after) in enumerate(self.steps("put_attachment", "attach", "find_disk")):

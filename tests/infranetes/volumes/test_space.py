@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kubelet finds in an emptyDir's directory is as much as its VM has of it."""
+"""In an emptyDir's directory, kubelet sees the usage that its VM has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class Disk(NamedTuple):
-    """What fstatvfs says."""
+    """The answer of fstatvfs."""
 
     f_blocks: int
     f_bavail: int
@@ -41,7 +41,7 @@ class SpaceTests(SynchronousTestCase):
         return thd_show(str(self.top), size, 0.2)
 
     def shown(self) -> int:
-        """As kubelet adds it up."""
+        """Return the usage as kubelet computes it."""
         return sum(os.lstat(self.top / name).st_blocks * 512 for name in os.listdir(self.top))
 
     def test_it_grows_and_shrinks_by_whole_steps(self) -> None:
@@ -85,7 +85,7 @@ class SpaceTests(SynchronousTestCase):
 
 
 class Agent:
-    """A VM's agent that tells sizes, or does not answer."""
+    """A VM's agent that reports sizes, or does not answer."""
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
@@ -99,7 +99,7 @@ class Agent:
 
 
 class Sandbox:
-    """A sandbox whose VM is there."""
+    """A sandbox that has its VM."""
 
     class watch:
         live = True

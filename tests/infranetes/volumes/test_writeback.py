@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a container's or command's end is held back until what it wrote is on the node."""
+"""How long the end of a container or command is held back until what it wrote is on the node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from infranetes_common.filesync.manifest import FILE, Entry
 
 @attrs.frozen
 class Named:
-    """A sandbox, or a container of one."""
+    """A sandbox, or one of its containers."""
 
     id: str
     sandbox: Any = None

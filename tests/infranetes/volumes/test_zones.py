@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a pod's VM is launched: in its volumes' zone."""
+"""A pod's VM is launched in the zone of its volumes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ZoneTests(AtLaunchCase):
 
 
 class ZonedProvider(ProviderWithVolumes):
-    """VMs are in zones in turn."""
+    """A provider that places VMs in the zones in turn."""
 
     async def _launch(self, spec: InstanceSpec) -> Instance:
         zone = "ab"[len(self.instances) % 2]
@@ -106,7 +106,7 @@ class ZonedNode(VolumesNode):
 
 
 class PooledTests(PodsTestCase):
-    """VMs of the pool are in one zone or the other."""
+    """The VMs of the pool are in either zone."""
 
     world: ZonedNode
 

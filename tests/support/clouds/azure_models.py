@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Azure's own models of its API, by which requests and answers are judged.
+"""Azure's own models of its API, with which requests and answers are checked.
 
 They are in the releases of Azure's libraries for Python, which are generated from Azure's published
 specifications. Both are fetched with pip, pinned, into build/, and read as text: nothing of them is imported.
@@ -28,7 +28,7 @@ PINNED = {
 }
 _COMPUTE_GROUPS = ("virtual_machines", "disks", "gallery_images", "gallery_image_versions", "resource_skus")
 _NETWORK_GROUPS = ("network_interfaces_", "public_ip_addresses_", "subnets_")
-# The model of what is at a path, and of the list that it is in.
+# The models of the resource at a path, and of the list that it is in.
 _RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "virtualMachines": (COMPUTE, "VirtualMachine", "VirtualMachineListResult"),
     "disks": (COMPUTE, "Disk", "DiskList"),
@@ -86,7 +86,7 @@ class _Library:
         self._read: dict[str, Model] = {}
 
     def model(self, name: str) -> Model | None:
-        """Return a model; None: this is no model's name."""
+        """Return a model; None: there is no model of that name."""
         if name not in self._read:
             begin = re.search(rf"^class {name}\(([\w.]+)", self._models, re.MULTILINE)
             if begin is None:
@@ -165,7 +165,7 @@ class Api:
         return [f"{method} {path}: {words}" for words in found]
 
     def wrong_answer(self, method: str, path: str, answer: Json) -> list[str]:
-        """Describe what is wrong with an answer that is no error."""
+        """Describe what is wrong with an answer that is not an error."""
         library, item, listed = _RESOURCES[_kind(path)]
         name = item if item and _is_item(path) else listed
         found = self._object(library, name, "the answer", answer, True)
@@ -245,7 +245,7 @@ def _query(operation: Operation, query: Mapping[str, str]) -> Iterator[str]:
 
 
 def _kind(path: str) -> str:
-    """The kind of what is at a path, as in _RESOURCES."""
+    """Return the kind of the resource at a path, as in _RESOURCES."""
     return next(part for part in reversed(path.split("/")) if part in _RESOURCES)
 
 

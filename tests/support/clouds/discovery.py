@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's own descriptions of its APIs, by which requests and answers are judged.
+"""Google's own descriptions of its APIs, with which requests and answers are checked.
 
 They are the discovery documents that google-api-python-client's release has, which is fetched with pip,
 pinned, into build/. Nothing else of that library is used.
@@ -90,7 +90,7 @@ def _path(method: Json) -> str:
 
 
 def _pattern(method: Json) -> str:
-    """What a method's paths match."""
+    """Return the pattern of a method's paths."""
     parts = re.split(r"\{(\w+)\}", _path(method))
     return "".join(
         f"(?:{method['parameters'].get(part, {}).get('pattern', '[^/]+')})" if number % 2 else re.escape(part)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated Cloud Billing Catalog API. Google's own description of it judges requests and answers; prices
-are those that Google published when libcloud was released, unless a test sets others."""
+"""A simulated Cloud Billing Catalog API. Google's own description checks requests and answers; prices are
+those that Google published when libcloud was released, unless a test sets others."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class GoogleIdentity:
     # ---- Files
 
     def key(self) -> Json:
-        """A service account's key, as Google gives it."""
+        """Return a service account's key in Google's format."""
         private = _key().private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -144,7 +144,7 @@ class GoogleIdentity:
         }
 
     def sign_in(self, refresh_token: str = SIGN_IN) -> Json:
-        """What `gcloud auth application-default login` leaves."""
+        """Return what `gcloud auth application-default login` leaves."""
         return {
             "type": "authorized_user",
             "client_id": "id",
@@ -154,7 +154,7 @@ class GoogleIdentity:
         }
 
     def external(self, source: Json, account: str = "", **more: Any) -> Json:
-        """What `gcloud iam workload-identity-pools create-cred-config` writes.
+        """Return what `gcloud iam workload-identity-pools create-cred-config` writes.
 
         :param account: to impersonate."""
         aws = "environment_id" in source
@@ -175,7 +175,7 @@ class GoogleIdentity:
         )
 
     def aws_source(self) -> Json:
-        """The same command's `credential_source` for AWS."""
+        """Return the same command's `credential_source` for AWS."""
         metadata = "http://169.254.169.254/latest"
         return {
             "environment_id": "aws1",
@@ -352,7 +352,7 @@ def _camel(name: str) -> str:
 
 
 def _claims(form: Json) -> Json | None:
-    """Return the claims signed by our service account's key (source: RFC 7523); None: it is no such grant."""
+    """Return the claims signed with our service account's key (RFC 7523); None: it is not such a grant."""
     if form["grant_type"] != "urn:ietf:params:oauth:grant-type:jwt-bearer":
         return None
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neutron's own tables of what its resources have, by which requests and the simulator's answers are judged.
+"""Neutron's own tables of its resources' attributes, with which requests and simulated answers are checked.
 
 They are in neutron-lib's release, which is fetched with pip, pinned, into build/. Its modules import most of
-OpenStack's libraries, so the tables are read from their source, as far as they are literals.
+OpenStack's libraries, so the tables are read from the source code, as far as they are literals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MODULES = {
     "networks": ("network", "COLLECTION_NAME"),
     "ports": ("port", "COLLECTION_NAME"),
 }
-# What all resources have besides (source: Networking API, "Standard attributes", "Filtering").
+# What all resources also have (source: Networking API, "Standard attributes", "Filtering").
 _SET = {"description"}
 _SHOWN = {*_SET, "created_at", "updated_at", "revision_number", "tags", "project_id"}
 _QUERY = {"fields", "limit", "marker", "sort_key", "sort_dir"}
@@ -43,7 +43,7 @@ class Attributes:
 
 @lru_cache
 def attributes(kind: str) -> Attributes:
-    """Return those of `floatingips`, `networks` or `ports`."""
+    """Return the attributes of `floatingips`, `networks` or `ports`."""
     module, key = _MODULES[kind]
     with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive:
         tree = ast.parse(archive.read(f"{_DEFINITIONS}{module}.py"))
@@ -82,7 +82,7 @@ def _attributes(table: ast.Dict) -> Iterable[tuple[str, Mapping[str, bool]]]:
 
 
 def wrong(method: str, kind: str, query: Mapping[str, str], body: Mapping[str, object]) -> list[str]:
-    """Say what is wrong with a request for resources of a kind."""
+    """Describe what is wrong with a request for resources of a kind."""
     known = attributes(kind)
     allowed = known.post if method == "POST" else known.put
     sent = body.get(kind.removesuffix("s"), {})
@@ -97,7 +97,7 @@ def wrong(method: str, kind: str, query: Mapping[str, str], body: Mapping[str, o
 
 
 def wrong_answer(kind: str, answer: Mapping[str, Any] | None) -> list[str]:
-    """Say what resources of a kind have in an answer, and not at Neutron."""
+    """Describe what the resources in an answer have that Neutron's do not have."""
     shown = [] if answer is None else answer[kind] if kind in answer else [answer[kind.removesuffix("s")]]
     names = {name for one in shown for name in one} - attributes(kind).visible
     return [f"{kind} have no {name}" for name in sorted(names)]

@@ -64,7 +64,7 @@ def flavors() -> list[Json]:
 
 
 def server(id: str, asked: Json, flavor: Json) -> Json:
-    """Return a server that was just asked for."""
+    """Return a newly requested server."""
     image = asked.get("imageRef", "")
     return {
         "id": id,
@@ -110,7 +110,7 @@ def server(id: str, asked: Json, flavor: Json) -> Json:
 
 
 def launched(one: Json, network: str, address: str) -> None:
-    """Have a server run."""
+    """Make a server run."""
     fixed = {
         "addr": address,
         "version": 4,
@@ -123,13 +123,13 @@ def launched(one: Json, network: str, address: str) -> None:
 
 
 def failed(one: Json, message: str, code: int = 500) -> None:
-    """Have a server be in ERROR."""
+    """Make a server be in ERROR."""
     one.update({"status": "ERROR", "fault": {"code": code, "created": now(), "message": message}})
     one["OS-EXT-STS:task_state"], one["OS-EXT-STS:vm_state"] = None, "error"
 
 
 def stopped(one: Json) -> None:
-    """Have a server be switched off."""
+    """Power a server off."""
     one["status"], one["OS-EXT-STS:power_state"], one["OS-EXT-STS:vm_state"] = "SHUTOFF", 4, "stopped"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's own JSON schemas, by which requests and the simulator's answers are judged.
+"""Nova's own JSON schemas, with which requests and the simulator's answers are checked.
 
-They are Python modules of Nova's release, which is fetched with pip, pinned, into build/. They are run
-without the rest of Nova, of which they use three constants.
+They are Python modules of Nova's release, which is fetched with pip, pinned, into build/. They are executed
+without the rest of Nova, from which they need three constants.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _is_base64(text: object) -> bool:
 
 
 def _is_time(text: object) -> bool:
-    """Whether it is a time as Nova takes it, which may be of no zone."""
+    """Return whether it is a time that Nova accepts, which may lack a time zone."""
     return not isinstance(text, str) or bool(datetime.fromisoformat(text))
 
 
@@ -56,7 +56,7 @@ _FORMATS.checks("date-time", raises=ValueError)(_is_time)
 
 
 def _stubs() -> dict[str, ModuleType]:
-    """What the schemas import of the rest of Nova."""
+    """Return what the schemas import from the rest of Nova."""
     names = ["nova", "nova.i18n", "nova.objects", "nova.objects.instance", "nova.objects.tag", "nova.api"]
     stubs = {name: ModuleType(name) for name in (*names, "nova.api.validation")}
     stubs["nova.i18n"]._ = str  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def _stubs() -> dict[str, ModuleType]:
 
 @contextmanager
 def imported(modules: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Have these modules in place of those of their names."""
+    """Replace modules with these names by these ones."""
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:
@@ -94,7 +94,7 @@ def run(archive: zipfile.ZipFile, name: str) -> ModuleType:
 
 @lru_cache
 def schemas() -> Schemas:
-    """Return the schemas of the version of the API that we ask for. The first call takes long."""
+    """Return the schemas of the API version that we request. The first call takes long."""
     stubs = _stubs()
     with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive, imported(stubs):
         for name in ("parameter_types", "response_types"):
@@ -104,7 +104,7 @@ def schemas() -> Schemas:
 
 
 def _current(found: Mapping[str, Any]) -> Mapping[str, Draft4Validator]:
-    """The schemas of a module by their names without versions, each as of MICROVERSION."""
+    """Return a module's schemas as of MICROVERSION, by their names without versions."""
     minor = int(MICROVERSION.partition(".")[2])
     latest: dict[str, tuple[int, Any]] = {}
     for name, schema in found.items():
@@ -124,24 +124,24 @@ class Schemas:
     modules: Mapping[str, Mapping[str, Draft4Validator]]
 
     def wrong(self, module: str, name: str, value: object) -> list[str]:
-        """Say what is wrong with a body, query or answer."""
+        """Describe what is wrong with a body, query or answer."""
         errors = self.modules[module][name].iter_errors(value)
         return [f"{module}.{name}: {'.'.join(map(str, each.path))}: {each.message[:200]}" for each in errors]
 
     def wrong_request(self, method: str, path: str, query: Mapping[str, str], body: object) -> list[str]:
-        """Say what is wrong with a request."""
+        """Describe what is wrong with a request."""
         value = body if method == "POST" else {key: [each] for key, each in query.items()}
         known = _judge(method, path)
         return self.wrong(known[0], known[1], value) if known else []
 
     def wrong_answer(self, method: str, path: str, answer: object) -> list[str]:
-        """Say what is wrong with an answer."""
+        """Describe what is wrong with an answer."""
         known = _judge(method, path)
         return self.wrong(known[0], known[2], answer) if known else []
 
 
 def _judge(method: str, path: str) -> tuple[str, str, str] | None:
-    """The schemas of a request; None: of what has no body, neither way."""
+    """Return the schemas of a request; None: neither it nor its answer has a body."""
     return _JUDGES.get((method, re.sub(r"^/servers/[0-9a-f-]{36}", "/servers/ID", path)))
 
 

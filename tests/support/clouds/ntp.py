@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A time server, as clouds' hosts are. Source: RFC 5905, 7.3 and 9."""
+"""A time server like those of clouds. Source: RFC 5905, 7.3 and 9."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from twisted.internet.protocol import DatagramProtocol
 PORT = 123
 _SINCE_1900 = 2_208_988_800
 _CLIENT, _SERVER = 3, 4
-# Leap, version and mode; stratum, poll, precision; delay and dispersion of the root; its name.
+# Leap, version and mode; stratum, poll, precision; root delay and root dispersion; reference id.
 _HEAD = struct.Struct(">BBbbII4s")
 _BYTES = _HEAD.size + 4 * 8
-_SENT = slice(40, 48)  # of a request: when it was sent
+_SENT = slice(40, 48)  # the transmit timestamp of a request
 
 
 class NtpServer(DatagramProtocol):
     """A server of stratum 1, whose clock is `now`: seconds since 1970.
 
-    :ivar asked: how often it was.
+    :ivar asked: how many requests there were.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:

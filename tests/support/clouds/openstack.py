@@ -80,7 +80,7 @@ class SimulatedOpenStack:
         self.token_seconds = TOKEN_SECONDS
         self.fault_message = _NO_HOST
         self.vm_images = VMImageInstances(reactor, self._switched_off)
-        self._fault: Fault | None = None  # of the current call
+        self._fault: Fault | None = None  # the current call's
         self.malformed: list[str] = []
         self.requests: list[dict[str, str]] = []
         self.bodies: list[Json] = []
@@ -108,7 +108,7 @@ class SimulatedOpenStack:
         self.write_clouds(application_credential_id=APPLICATION, application_credential_secret=SECRET)
 
     def write_clouds(self, **auth: str) -> None:
-        """Write clouds.yaml, of which JSON is a part."""
+        """Write clouds.yaml, as JSON, which is also YAML."""
         entry = {
             "auth_type": "v3applicationcredential" if "application_credential_secret" in auth else "password",
             "auth": {"auth_url": f"{self.endpoint}/identity/v3", **auth},
@@ -278,7 +278,7 @@ class SimulatedOpenStack:
         return 202 if parameters["Action"] == "launch" else 200, json.dumps(answer).encode()
 
     def _issue(self, path: str, body: Json) -> Answer:
-        """Give a token, as Keystone does (source: Identity API v3, "Authentication and token management")."""
+        """Issue a token as Keystone does (source: Identity API v3, "Authentication and token management")."""
         self.malformed += keystone_rules.wrong(body)
         if path != "v3/auth/tokens" or not _is_known(body):
             return _error(401, "The request you have made requires authentication.")
@@ -377,7 +377,7 @@ class SimulatedOpenStack:
 
 
 def _is_known(body: Json) -> bool:
-    """Whether Keystone knows who asks."""
+    """Return whether Keystone can authenticate the caller."""
     identity = body["auth"]["identity"]
     match identity["methods"]:
         case ["application_credential"]:
@@ -407,7 +407,7 @@ def _refusal(fault: Fault) -> Answer | None:
 
 
 def _error(status: int, message: str, neutron: bool = False) -> Answer:
-    """Return an error: Neutron has a form of its own."""
+    """Return an error; Neutron's have a form of their own."""
     names = {
         400: "badRequest",
         401: "error",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated OpenStack has and answers: Nova, Neutron and Glance, without HTTP."""
+"""A simulated OpenStack's resources and answers: Nova, Neutron and Glance, without HTTP."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Refusal(Exception):
 class OpenStackApi:
     """One project.
 
-    :param launched: is called with each server that was asked for, and with the request.
-    :param deleted: is called with the id of each server whose end was asked for.
-    :ivar page: how many servers or flavors a list has at most.
+    :param launched: called with each requested server and with the request.
+    :param deleted: called with the id of each server whose deletion is requested.
+    :ivar page: the most servers or flavors that a list has.
     :ivar newest: the minor version of its Compute API.
     :ivar hidden: ids of servers in a cell whose database does not answer.
     """
@@ -120,7 +120,7 @@ class OpenStackApi:
         return {kind: page, f"{kind}_links": [link]}
 
     def _matching(self, query: dict[str, str]) -> list[Json]:
-        """Return servers, the newest first. What users may not filter by is ignored, as Nova does."""
+        """Return servers, the latest first. Filters that users may not use are ignored, as Nova does."""
         tags = {each for each in query.get("tags", "").split(",") if each}
         name = query.get("name", "")
         return [
@@ -173,7 +173,7 @@ class OpenStackApi:
                     address["port_id"] = None
 
     def run(self, one: Json, network: str, address: str) -> None:
-        """Have a server run, with a port."""
+        """Make a server run, with a port."""
         id = resources.new_id()
         self.ports[id] = {"id": id, "device_id": one["id"], "network_id": network}
         resources.launched(one, self.networks[network]["name"], address)
@@ -216,7 +216,7 @@ class OpenStackApi:
         raise Refusal(404, "The resource could not be found.")
 
     def _give(self, address: Json, port: str | None) -> None:
-        """Give an address to a port, or to none, and have Nova show it."""
+        """Assign an address to a port, or to none, and make Nova show it."""
         text = address["floating_ip_address"]
         for one in self.servers.values():
             for each in one["addresses"].values():

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clones that vCenter could not power on: the VM is there and off.
+"""Clones that vCenter could not power on: the VM exists and is off.
 
-The reference does not say whether the clone's task fails then. Here it does, or has succeeded, as tests want.
+The reference does not say whether the clone's task fails then. Here it either fails or succeeds, as a test
+chooses.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ class PowerOns:
         self._faults: dict[str, str] = {}  # by the clone's task
 
     def refused(self, task: str, fault: str) -> None:
-        """Note what was refused. :param fault: the name of vCenter's."""
+        """Record a refused power-on. :param fault: the name of vCenter's fault."""
         if self.fail_clones:
             self._faults[task] = fault
 
     def told(self, answer: bytes) -> bytes:
-        """Return an answer in which these clones have failed."""
+        """Return an answer in which the tasks of these clones have failed."""
         for task, fault in self._faults.items():
             start = f'<objects><obj type="Task">{task}</obj>'.encode()
             if start in answer:

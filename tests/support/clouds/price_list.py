@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated Price List Query API of AWS. botocore's model judges the requests and its own answers; prices
+"""A simulated Price List Query API of AWS. botocore's model checks the requests and its own answers; prices
 are those that AWS published when libcloud was released, unless a test sets others."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _operation() -> Any:
 
 
 def wrong(shape: Any, value: object) -> list[str]:
-    """Say what botocore's model does not have of a request or an answer."""
+    """Describe what in a request or an answer does not conform to botocore's model."""
     report: str = ParamValidator().validate(value, shape).generate_report()
     unknown = set(value) - set(shape.members) if isinstance(value, dict) else ()
     return [*report.splitlines(), *(f"unknown: {name}" for name in unknown)]
@@ -64,9 +64,9 @@ def product(name: str, region: str, price: float, currency: str = "USD", **attri
 
 
 class SimulatedPriceList:
-    """:ivar prices: what types cost; None: as libcloud has it, of few types. :ivar page: products in one.
-    :ivar answers: instead of its own, one for each request; None: the connection breaks.
-    :ivar requests: bodies. :ivar headers: of them. :ivar malformed: what the model does not have."""
+    """:ivar prices: of the types; None: libcloud's, of a few types. :ivar page: the products in a page.
+    :ivar answers: used instead of its own, one for each request; None: the connection breaks.
+    :ivar requests: the bodies. :ivar headers: the requests'. :ivar malformed: what does not conform."""
 
     def __init__(self) -> None:
         self.prices: dict[str, float] | None = None

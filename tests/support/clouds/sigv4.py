@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWS' signatures as its own library makes them, for requests that libcloud has signed."""
+"""AWS signatures by AWS' own library, for requests that libcloud has signed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from botocore.credentials import Credentials
 
 @attrs.frozen
 class Signature:
-    """:ivar sent: by libcloud. :ivar expected: by botocore. :ivar headers: that are signed."""
+    """:ivar sent: libcloud's. :ivar expected: botocore's. :ivar headers: those that are signed."""
 
     sent: str
     expected: str
@@ -22,7 +22,7 @@ class Signature:
 
 
 def of(request: dict[str, Any], service: str, region: str) -> Signature:
-    """Return the signature of a POST to `/` by AKID, SECRET and TOKEN."""
+    """Return the signature of a POST to `/` with AKID, SECRET and TOKEN."""
     headers = {name.lower(): str(value) for name, value in request["headers"].items()}
     body = request["body"]
     signed = headers["authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")

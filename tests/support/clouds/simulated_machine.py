@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine whose agent is a process among others: identities are applied to files and a clock of its own.
+"""A machine whose agent is a process among others: identities are applied to files and to a clock of its own.
 
-Its clock is right when it boots, as a cloud's is. Names and the clock are the kernel's where instances are
-machines (`instance_machines`), and entropy is only there.
+Like a cloud's, its clock is right when it boots. Where instances are machines of their own
+(`instance_machines`), names and clock are the kernel's; only there is entropy added.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from vmserver.identity.apply import IdentityApplier, write_if_changed
 from vmserver.machine_clock import MachineClock
 from vmserver.system_clock import TICKS
 
-SETTINGS = "clock-settings"  # has a line for each time that the clock was set: by how many nanoseconds
+SETTINGS = "clock-settings"  # has a line for each time that the clock was set, with the nanoseconds
 
 
 class _Clock:
-    """A `SystemClock` that is this process'."""
+    """A `SystemClock` of this process."""
 
     def __init__(self, settings: Path) -> None:
         self._settings = settings
@@ -46,7 +46,7 @@ class _Clock:
 
 
 class SimulatedMachine(IdentityApplier):
-    """Applies identities. :param etc: the machine's own, instead of /etc."""
+    """Applies identities. :param etc: the directory used instead of /etc."""
 
     def __init__(self, etc: Path) -> None:
         super().__init__(etc, clock=MachineClock(_Clock(etc / SETTINGS)))
@@ -55,4 +55,4 @@ class SimulatedMachine(IdentityApplier):
         write_if_changed(self._etc / "hostname", f"{hostname}\n", 0o644)
 
     def _add_entropy(self, entropy: bytes) -> None:
-        """Add none: the kernel is everybody's."""
+        """Add none: the kernel is shared."""

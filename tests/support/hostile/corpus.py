@@ -25,7 +25,7 @@ _UNKNOWN = b"\xfa\x7f\x03xxx"  # an unknown field
 
 
 def responses(method: str) -> st.SearchStrategy[bytes]:
-    """Responses of one of the agent's methods, as bytes on the wire, some of which are no valid message."""
+    """Responses of one of the agent's methods, as bytes on the wire, some of which are not valid messages."""
     whole = messages(vmserver.Agent.methods_by_name[method].output_type)
     serialized = whole.map(lambda one: bytes(one.SerializeToString()))
     mangled = st.tuples(serialized, st.binary(max_size=20), st.integers(0, 200)).map(

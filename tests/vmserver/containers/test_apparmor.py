@@ -12,7 +12,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.reactors import installed
 from vmserver.containers.apparmor import MAX_POLICY_BYTES, ProfileLoader
 
-# Like the parser, it adds the names of profiles to the kernel's list.
+# Like apparmor_parser, it adds the names of profiles to the kernel's list.
 PARSER = r"""#!/bin/sh
 echo "$@" >>{directory}/asked
 policy=$(cat)
@@ -59,7 +59,7 @@ class ProfilesTests(TestCase):
         self.assertIn("no profile web", said)
 
     async def test_the_parsers_message_is_in_the_error(self) -> None:
-        for _ in range(2):  # and is not remembered as loaded
+        for _ in range(2):  # the failure is not remembered as a load
             said = await self.refused("web\nprofile web { broken }\n", InvalidArgument)
             self.assertIn("syntax error", said)
 

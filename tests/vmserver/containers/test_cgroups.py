@@ -26,7 +26,7 @@ def limits(**fields: Any) -> Any:
 
 
 class CgroupTests(SynchronousTestCase):
-    """With a tree of plain files in place of the kernel's."""
+    """With a tree of plain files instead of the kernel's."""
 
     def setUp(self) -> None:
         top = Path(self.mktemp())

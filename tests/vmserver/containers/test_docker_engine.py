@@ -116,7 +116,7 @@ class IsolationTests(DockerCase, TestCase):
         engine = Engine(reactor, self._engine.socket)
         self.addCleanup(engine.close)
         found = await engine.call("GET", f"/containers/{NAME_PREFIX}{id}/json")
-        found["State"]["OOMKilled"] = False  # as Docker has it where it hears of the end first
+        found["State"]["OOMKilled"] = False  # Docker has this if it learns of the end first
         kernel = KernelLog(reactor)
         self.addCleanup(kernel.close)
         self.assertTrue((await kernel.corrected(found))["State"]["OOMKilled"])
@@ -170,7 +170,7 @@ class DownTests(DockerCase, TestCase):
         return Dockerd().start()
 
     async def tearDown(self) -> None:
-        # trial runs cleanups first
+        # trial runs cleanups before tearDown
         try:
             await super().tearDown()
         finally:

@@ -41,4 +41,4 @@ class ImageVolumeTests(DockerCase, ImageVolumeContract, TestCase):
 class MountTests(DockerCase, MountContract, TestCase):
     """Mount propagation between the containers of a pod, and what mounts do not allow."""
 
-    modes = (False,)  # Docker's API has no word for the rest, and crun forgets it when it makes one read-only
+    modes = (False,)  # Docker's API lacks the others, and crun drops them when it makes a mount read-only

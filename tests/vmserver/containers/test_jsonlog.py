@@ -121,7 +121,7 @@ class JsonLogTests(SynchronousTestCase):
         self.write(entry("old\n"))
         cursor = self.read()[0].cursor
         content = entry("new\n") + entry("newer\n")
-        self.path.write_bytes(content)  # the same inode with another first line
+        self.path.write_bytes(content)  # the same inode with a different first line
         self.assertEqual([(r.line, r.gap) for r in self.read(cursor)], [(b"new", True), (b"newer", False)])
 
     def test_a_cursor_beyond_the_end_is_of_another_file(self) -> None:
@@ -131,7 +131,7 @@ class JsonLogTests(SynchronousTestCase):
         self.assertEqual([(r.line, r.gap) for r in self.read(cursor)], [(b"same", True)])
 
     def test_longer_lines_of_docker_are_split_into_bounded_parts(self) -> None:
-        text = "\ufffd" * MAX_PART_BYTES  # bytes that were no UTF-8, three bytes each
+        text = "\ufffd" * MAX_PART_BYTES  # bytes that were not UTF-8, three bytes each
         self.write(entry(text + "\n"), entry("next\n"))
         found = self.read()
         self.assertTrue(all(len(record.line) <= MAX_PART_BYTES for record in found))

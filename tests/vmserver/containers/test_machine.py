@@ -34,7 +34,7 @@ IMAGE = "sha256:" + "e" * 64
 
 
 class MachineCase(ContainerProviderCase):
-    """Keeps the state in the test's directory, where its stop command leaves a mark too."""
+    """Keeps the state in the test's directory, where its stop command also leaves a marker."""
 
     systemd: Systemd | None = None
 
@@ -64,7 +64,7 @@ class MachineCase(ContainerProviderCase):
             shutil.rmtree(self.directory)
 
     async def run_container(self, *command: str, **fields: Any) -> str:
-        """Run the container without the command, which is the machine's own affair."""
+        """Run the container without the command, which is ignored for a machine."""
         return await super().run_container(**fields)
 
 
@@ -203,7 +203,7 @@ class MachineTests(MachineCase, TestCase):
 
 
 class MachineLimitTests(MachineCase, TestCase):
-    """Limits that have no effect are told as they were set last."""
+    """Limits that have no effect are reported as they were last set."""
 
     async def test_each_size_of_huge_pages_has_one_limit(self) -> None:
         id = await self.run_container()
@@ -260,7 +260,7 @@ class MachineLogTests(MachineCase, TestCase):
         for number, record in enumerate(records, 1):
             if number % 5 == 0 or number > len(records) - 7:
                 rest = await self.lines(id, record.cursor)
-                # systemd itself may have written more meanwhile, as of a mount that went away
+                # systemd itself may have written more in the meantime, for example about an unmount
                 self.assertEqual(rest[: len(records) - number], records[number:])
         with self.assertRaises(InvalidArgument):
             await self.lines(id, "1.x")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of sessions: what is small comes joined, and pipes carry much at once."""
+"""The bytes of sessions: small pieces are joined, and pipes transfer large amounts at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PUTS = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.integers(1, 
 
 
 class OutputTests(SynchronousTestCase):
-    """Of a session's process."""
+    """The output of a session's process."""
 
     def read(self, output: Output) -> list[tuple[str, bytes]]:
         async def all_of_it() -> list[tuple[str, bytes]]:
@@ -77,7 +77,7 @@ class _Child(ProcessProtocol):
 
 
 class PipeTests(TestCase):
-    """Of a real command."""
+    """The pipes of a real command."""
 
     timeout = 60
 
@@ -87,5 +87,5 @@ class PipeTests(TestCase):
         command = ["dd", "if=/dev/zero", "bs=4096", f"count={size // 4096}", "status=none"]
         reactor = installed()
         reactor.spawnProcess(child, command[0], command, env={"PATH": "/usr/bin:/bin"})
-        await child.ended  # it ends although nothing is read before
+        await child.ended  # it ends although its output has not been read
         self.assertEqual(child.pieces, [pipes.READ_BYTES] * (size // pipes.READ_BYTES))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk of the pod in containers that are units of a real systemd: nothing holds it once they have ended."""
+"""A pod's disk in containers that are units of a real systemd: nothing uses it once they have ended."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class SystemdDiskTests(SystemdCase, TestCase):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def inside(self, *command: str) -> str:
-        """Run a command where systemd runs, which has mounts of its own."""
+        """Run a command where systemd runs, which has a mount namespace of its own."""
         return self.call("nsenter", f"--target={self.systemd.pid}", "--mount", *command)
 
     def holders(self) -> set[str]:
-        """The processes that have the disk among their mounts."""
+        """Return the processes whose mounts include the disk."""
         number = os.stat(self.device).st_rdev
         words = f" {os.major(number)}:{os.minor(number)} "
         found = set()
@@ -51,7 +51,7 @@ class SystemdDiskTests(SystemdCase, TestCase):
         mounts = [cri.Mount(container_path=str(self.place), host_path=str(self.disk))]
         write = f"echo kept >{self.place}/file; exec sleep 1000"
         id = await self.run_container("sh", "-c", write, mounts=mounts)
-        await self.run_container("sleep", "1000")  # has mounts of its own, from when the disk was there
+        await self.run_container("sleep", "1000")  # has a mount namespace from a time when the disk was there
 
         async def there() -> bool:
             return self.inside("ls", str(self.disk)).split() == ["file", "lost+found"]

@@ -39,7 +39,7 @@ PROGRAM = b"#!/bin/sh\necho fetched\n" + b"# \n" * 100_000
 
 
 class Server(Resource):
-    """Answers as the path says."""
+    """A server whose answers depend on the path."""
 
     isLeaf = True
 

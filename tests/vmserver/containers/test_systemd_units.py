@@ -167,7 +167,7 @@ class UnitTests(SystemdCase, TestCase):
         running = self.provider.exec_sync(id, ["sleep", marker], 0.0, 1000)
         running.addErrback(lambda failure: None)
 
-        def itself() -> list[int]:  # not what starts it
+        def itself() -> list[int]:  # without the processes that start it
             whole = f"sleep\0{marker}\0"
             return [
                 one for one in living("sleep", marker) if Path(f"/proc/{one}/cmdline").read_text() == whole

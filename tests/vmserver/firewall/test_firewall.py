@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pod's firewall in its VM, in a kernel: real packets between namespaces."""
+"""The pod's firewall in its VM, in a real kernel: real packets between namespaces."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def allowed(*networks: str, ports: tuple[Ports, ...] | None = None) -> Allowed:
 
 
 class FirewallTests(TestCase):
-    """A pod, the node that it is reached from, and another machine behind that."""
+    """A pod, the node from which it is reached, and another machine behind the node."""
 
     timeout = 300.0
 
@@ -185,7 +185,7 @@ class FirewallTests(TestCase):
                 self.assertTrue(await blocking(made.carries, True, back))
 
     async def test_the_nodes_connection_that_was_there_before_goes_on_as_the_pod_answers_it(self) -> None:
-        """The agent's answer is the first packet that is judged."""
+        """The agent's answer is the first packet that the firewall sees."""
         for _ in range(2):
             await self.firewall.prepare()
         await self.reaches(self.other, self.pod)
@@ -197,7 +197,7 @@ class FirewallTests(TestCase):
         await self.cannot_reach(self.other, self.pod)
 
     async def test_what_somebody_changes_is_mended(self) -> None:
-        await self.firewall.mend()  # nothing was said yet
+        await self.firewall.mend()  # before any firewall was set
         await self.put([], [])
         inside = ["ip", "netns", "exec", self.pod.name, "nft"]
         for change in (f"delete table ip {TABLE}", f"flush chain ip {TABLE} ingress", "flush ruleset"):
@@ -227,7 +227,7 @@ class FirewallTests(TestCase):
         await self.cannot_reach(self.other, self.pod)
 
     async def test_the_agent_asks_the_metadata_service_whatever_is_said(self) -> None:
-        """Here it is the other machine: nobody's test may take the service's own address."""
+        """Here it is the other machine, since tests can't use the service's own address."""
         always = {4: tuple(each.replace(METADATA, OTHER) for each in _ALWAYS[4]), 6: _ALWAYS[6]}
         self.patch(firewall_module, "_ALWAYS", always)
         await self.put([], [])
@@ -303,7 +303,7 @@ class FirewallTests(TestCase):
 
 
 class MessageTests(SynchronousTestCase):
-    """What the node may say."""
+    """Which messages the node may send."""
 
     def rule(self, **fields: object) -> messages.SetFirewallRequest:
         return messages.SetFirewallRequest(

@@ -24,7 +24,7 @@ IDENTITY = Identity(
 )
 NETWORK = Network(mac="02:00:00:00:00:07", address="10.88.0.7/16", gateway="10.88.0.1", mtu=1400)
 
-# Runs as root in a network and a host name of its own, with a card called eth0.
+# Runs as root in network and UTS namespaces of its own, with a network card called eth0.
 CHILD = """
 import json, socket, subprocess, sys, time
 from pathlib import Path
@@ -65,7 +65,7 @@ print(json.dumps({"seen": seen, "clock": clock.settings}))
 
 
 def become(directory: Path, *identities: Identity) -> Any:
-    """Apply each identity, and return what the machine looks like then."""
+    """Apply each identity. Return what the machine looks like then."""
     documents = json.dumps([attrs.asdict(identity) for identity in identities])
     done = subprocess.run(
         ["unshare", "--net", "--uts", sys.executable, "-c", CHILD, documents, str(directory.absolute())],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock of a machine that takes on an identity which the node wrote before the machine booted."""
+"""The clock of a machine that takes on an identity that the node wrote before the machine booted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Listener:
     port = 2475
 
     async def open(self, identity: Identity, context: SSL.Context) -> None:
-        """Listen nowhere."""
+        """Don't listen."""
 
 
 class _Attribute(Resource):
@@ -58,7 +58,7 @@ class MachineTestCase(TestCase):
         self.document = encode(attrs.evolve(Authority().identity(SANDBOX), now_nanos=LAUNCH))
 
     def machine(self, nanos: int) -> tuple[CurrentIdentity, FakeClock]:
-        """Return what takes on identities in a machine that has just booted, and the machine's clock."""
+        """Return a just booted machine's `CurrentIdentity`, and the machine's clock."""
         directory: Path = run_directory(self)
         clock, listener = FakeClock(nanos), _Listener()
         applier = IdentityApplier(directory, clock=MachineClock(clock))
@@ -70,7 +70,7 @@ class KeptIdentityTests(MachineTestCase):
     """The identity waits in the cloud while the machine boots."""
 
     async def booted(self, source: str, nanos: int) -> FakeClock:
-        """Boot a machine whose own clock says `nanos` then; return its clock once it has its identity."""
+        """Boot a machine whose own clock shows `nanos` then. Return its clock once it has its identity."""
         current, clock = self.machine(nanos)
         endpoint = ""
         if source != "vsphere":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An identity is taken on as a whole: whoever can connect is answered with it."""
+"""An identity is taken on as a whole: whoever can connect sees all of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vmserver.identity.metadata import MetadataGate
 
 
 class _Listener:
-    """Notes what a node that connects at once would be told."""
+    """Record what a node that connects at once would see."""
 
     port = 2475
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every way to an identity has in common: how a document is answered, and how it is kept."""
+"""What all ways to deliver an identity have in common: the answers to a document, and how it is kept."""
 
 from __future__ import annotations
 

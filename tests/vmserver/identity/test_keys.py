@@ -27,7 +27,7 @@ reactor = installed()
 
 
 class _Look(Protocol):
-    """Notes the other side's certificate once it has sent something."""
+    """Record the peer's certificate once the peer has sent something."""
 
     transport: Any
 
@@ -159,7 +159,7 @@ class RekeyTests(TestCase):
         self.assertEqual(error.code, Code.UNAVAILABLE)
 
     async def test_the_identity_that_it_came_with_does_not_undo_that(self) -> None:
-        """An agent that is started again reads its file, or the cloud's metadata, again."""
+        """An agent that is restarted reads its file, or the cloud's metadata, again."""
         first = self.agent.authority.identity(SANDBOX)
         await self.rekey(self.sign(await self.new_key(), later=True))
         now = await self.shown()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identity comes from the cloud, and the metadata service is closed afterwards."""
+"""The identity comes from the cloud, after which access to the metadata service is closed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class CloudIdentityTests(TestCase):
         return 2475
 
     async def served(self, resource: Resource, source: str) -> None:
-        """Wait until the identity that `resource` has is taken on."""
+        """Wait until the identity that `resource` serves is taken on."""
         port = reactor.listenTCP(0, Site(resource, timeout=None), interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         await self.taken(source, f"http://127.0.0.1:{port.getHost().port}")
@@ -154,7 +154,7 @@ class CloudIdentityTests(TestCase):
         agent.config = attrs.evolve(
             agent.config, identity=IdentityConfig(source="aws", endpoint="http://127.0.0.1:1", apply=False)
         )
-        self.patch(agent.authority, "identity", None)  # it is not given another one
+        self.patch(agent.authority, "identity", None)  # it does not get another one
         await agent.start()
         info = await agent.stub().Info(vmserver.InfoRequest(), timeout=10.0)
         self.assertEqual(info.sandbox_id, SANDBOX)
@@ -302,7 +302,7 @@ class GateTests(TestCase):
     timeout = 120
 
     def test_it_is_closed_and_opened_and_the_resolver_stays(self) -> None:
-        """In a network namespace of its own, with the service on a loopback interface."""
+        """In a network namespace of its own, with the service on the loopback interface."""
         done = subprocess.run(
             ["unshare", "--net", sys.executable, "-c", _PROBE],
             env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A VM has exactly the addresses and routes that a CNI gave its pod, in a network made for the test."""
+"""A VM has exactly the addresses and routes that a CNI plugin gave its pod, in a network for the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEM = "-----BEGIN %s-----\nAAAA\n-----END %s-----\n"
 CERTIFICATE, KEY = PEM % ("CERTIFICATE", "CERTIFICATE"), PEM % ("PRIVATE KEY", "PRIVATE KEY")
 MAC = "0a:58:0a:04:00:07"
 
-# Runs as root in a network of its own, with a card called eth0.
+# Runs as root in a network namespace of its own, with a network card called eth0.
 CHILD = """
 import json, subprocess, sys
 from infranetes_common.errors import FailedPrecondition
@@ -60,7 +60,7 @@ print(json.dumps({
 
 
 def become(network: Network) -> Any:  # Any: JSON
-    """Apply a network twice, as it comes out of its document, and return what the machine looks like then."""
+    """Apply a parsed network twice. Return what the machine looks like then."""
     whole = Identity("5a" * 16, CERTIFICATE, KEY, CERTIFICATE, network=network)
     done = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", CHILD, identity.encode(whole).decode()],
@@ -89,7 +89,7 @@ class RoutedTests(SynchronousTestCase):
         self.assertEqual(seen["card"]["mtu"], 9001)
 
     def test_ptps_own_subnet_is_reached_by_its_router(self) -> None:
-        # As on GKE: the address's subnet is not on the link, and the kernel must not think so.
+        # As on GKE, the address's subnet is not on the link, which must not get a route to it.
         routes = (
             Route("0.0.0.0/0", "10.4.0.1"),
             Route("10.4.0.0/24", "10.4.0.1", "10.4.0.7"),

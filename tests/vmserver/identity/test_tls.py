@@ -29,7 +29,7 @@ HANDSHAKE_SECONDS = 0.5
 
 
 class _Plain(Protocol):
-    """A peer that speaks no TLS."""
+    """A peer that does not speak TLS."""
 
     def __init__(self, says: bytes = b"") -> None:
         self._says = says
@@ -48,7 +48,7 @@ class _Plain(Protocol):
 
 
 class DoorTests(TestCase):
-    """The agent's listener serves the node and nobody else."""
+    """The agent's listener serves only the node."""
 
     timeout = 30
 
@@ -187,7 +187,7 @@ class DoorTests(TestCase):
 
 
 class ContextTests(SynchronousTestCase):
-    """An identity that can't be served with is refused when it comes, not when someone connects."""
+    """An identity that can't be used for TLS is refused when it arrives, not at the first connection."""
 
     def setUp(self) -> None:
         self.identity = Authority().identity(SANDBOX)

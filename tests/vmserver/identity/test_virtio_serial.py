@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An identity reaches the agent over a channel that comes and goes."""
+"""An identity reaches the agent over a channel that connects and disconnects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LineBufferTests(SynchronousTestCase):
 
 
 class VirtioSerialTests(TestCase):
-    """A pty stands for the device: like it, it hangs up when its other side is closed."""
+    """A pty stands in for the device: both hang up when the other side is closed."""
 
     timeout = 20
 
@@ -75,13 +75,13 @@ class VirtioSerialTests(TestCase):
         return 4711
 
     def connect(self) -> None:
-        """Put a device there, with the node on its other side."""
+        """Create a device, with the node on its other side."""
         self.host, guest = os.openpty()
         tty.setraw(guest)
         os.set_blocking(self.host, False)
         self.device.unlink(missing_ok=True)
         self.device.symlink_to(os.ttyname(guest))
-        self.guest = guest  # a pty hangs up without one
+        self.guest = guest  # without it, the pty would hang up
 
     def disconnect(self) -> None:
         if self.host >= 0:
@@ -90,7 +90,7 @@ class VirtioSerialTests(TestCase):
             self.host = -1
 
     async def said(self, expected: bytes, seconds: float = 5.0) -> bytes:
-        """What the agent wrote, once `expected` is in it."""
+        """Return what the agent has written, once `expected` is in it."""
         found = b""
         deadline = reactor.seconds() + seconds
         while expected not in found:
@@ -154,13 +154,13 @@ class VirtioSerialTests(TestCase):
 
 
 class HangUpTests(TestCase):
-    """The device while nobody is on the host's side: reads give nothing, poll says readable for ever."""
+    """The device while the host's side is closed: reads return nothing, and poll always says readable."""
 
     timeout = 20
 
     async def test_a_channel_without_a_node_costs_next_to_nothing_and_is_picked_up_again(self) -> None:
         path = Path(self.mktemp())
-        os.mkfifo(path)  # read with no writer: nothing, and readable for ever; as the device is
+        os.mkfifo(path)  # without a writer, reads return nothing and it is always readable, like the device
         reads: list[int] = []
 
         class Counting(VirtioSerial):
@@ -181,7 +181,7 @@ class HangUpTests(TestCase):
         self.addCleanup(channel.stop)
         await deferLater(reactor, 0.5, lambda: None)
         self.assertLess(len(reads), 5)
-        for _ in range(2):  # a node comes and goes, as with each clone
+        for _ in range(2):  # a node connects and disconnects, as for each clone
             writer = original(path, os.O_WRONLY | os.O_NONBLOCK)
             await deferLater(reactor, 0.1, lambda: None)
             os.write(writer, b"half")
@@ -197,5 +197,5 @@ class HangUpTests(TestCase):
 
 
 def _readable(opened: Any, fifo: Path, flags: int) -> int:
-    # A FIFO that is opened for both would be its own other side.
+    # A FIFO that is opened for both reading and writing would be its own other side.
     return (flags & ~os.O_RDWR) | os.O_RDONLY if str(opened) == str(fifo) else flags

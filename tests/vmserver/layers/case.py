@@ -34,12 +34,12 @@ async def pieces(content: bytes, size: int = PIECE) -> AsyncIterator[bytes]:
 
 
 def header(layer: Layer, offset: int = 0) -> BroughtLayer:
-    """What PutLayer says of a layer."""
+    """Return the header of a PutLayer call."""
     return BroughtLayer(layer.diff_id, len(layer.content), layer.digest, offset)
 
 
 class Shown:
-    """Disks on a virtio-scsi host: loop devices, and files like sysfs'."""
+    """Disks on a virtio-scsi host: loop devices, and files like those of sysfs."""
 
     def __init__(self, base: Path, case: TestCase) -> None:
         self.sys = base / "sys"
@@ -52,7 +52,7 @@ class Shown:
             (host / "proc_name").write_text(f"{driver}\n")
             (host / "scan").write_text("")
 
-        for number in range(LOOPS):  # loop devices stay when nothing is attached to them
+        for number in range(LOOPS):  # loop devices stay when they are detached
             (self.sys / f"dev/block/{LOOP_MAJOR}:{number}").mkdir(parents=True)
 
     @property
@@ -60,7 +60,7 @@ class Shown:
         return (self.sys / f"class/scsi_host/host{HOST}/scan").read_text()
 
     def show(self, layer: Layer, target: int, lun: int) -> Path:
-        """Make a layer's disk; return the directory that stands for its device."""
+        """Make a layer's disk. Return the directory that stands in for its device."""
         file = self._files / f"{target}-{lun}"
         file.write_bytes(layer.content)
         held = loop_device(file)
@@ -80,7 +80,7 @@ class Shown:
         return scsi
 
     def hide(self, scsi: Path) -> None:
-        """Take a disk away, whether it is mounted or not."""
+        """Remove a disk, whether it is mounted or not."""
         for entry in (self.sys / "dev/block").iterdir():
             if (entry / "device").resolve() == scsi.resolve():
                 shutil.rmtree(entry)
@@ -91,7 +91,7 @@ class Shown:
 
 
 class LayersTestCase(TestCase):
-    """Has directories, unmounts what the test leaves, and makes stores."""
+    """Directories, stores, and unmounting of what the test leaves."""
 
     timeout = 60
 
@@ -103,17 +103,17 @@ class LayersTestCase(TestCase):
         self.store = self.make_store()
 
     def make_store(self, clock: Any = reactor, **options: Any) -> LayerStore:
-        """A store like one of an agent that has just been started."""
+        """Return a store as a new agent has it."""
         return LayerStore(clock, self.files, self.points, disks=self.shown.disks(), **options)
 
     def boot(self) -> LayerStore:
-        """Do to the store's directories what a boot does, and return a new store."""
+        """Treat the store's directories as a boot does, and return a new store."""
         self._unmount()
         shutil.rmtree(self.points, ignore_errors=True)
         return self.make_store()
 
     async def put(self, layer: Layer, store: LayerStore | None = None) -> Path:
-        """Bring a layer as the node does; return where it is mounted."""
+        """Send a layer as the node does. Return where it is mounted."""
         store = store or self.store
         await store.put(header(layer), pieces(layer.content))
         directory = store.directory(layer.diff_id)
@@ -121,7 +121,7 @@ class LayersTestCase(TestCase):
         return directory
 
     async def failure(self, kind: type[Exception], work: Work[Any]) -> Exception:
-        """Return the error of this kind that `work` ends with."""
+        """Return the error of this kind with which `work` fails."""
         try:
             await work
         except kind as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent that is killed at each step of a layer's life; what it leaves, the next agent takes up.
+"""An agent that is killed at each step of a layer's life; the next agent takes over what it leaves.
 
-``python -m tests.vmserver.layers.killed DIRECTORY restart|boot`` prints the number of steps. Each step is a
-process of its own with a reactor of its own.
+``python -m tests.vmserver.layers.killed DIRECTORY restart|boot`` prints the number of steps. Each step runs
+in a process of its own with a reactor of its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Life = Callable[[LayerStore, LayerImages], Coroutine[Any, Any, None]]
 
 
 class Killer:
-    """Kills this process at its Nth step: before or after something that outlives it."""
+    """Kill this process at its Nth step: before or after an effect that outlives it."""
 
     def __init__(self, step: int, base: Path) -> None:
         self._left = step
@@ -86,12 +86,12 @@ async def pieces(content: bytes) -> AsyncIterator[bytes]:
 
 
 def header(one: Layer, offset: int) -> BroughtLayer:
-    """What PutLayer says of a layer."""
+    """Return the header of a PutLayer call."""
     return BroughtLayer(one.diff_id, len(one.content), one.digest, offset)
 
 
 async def live(store: LayerStore, images: LayerImages) -> None:
-    """Bring a layer in two calls, make an image, and remove both."""
+    """Send a layer in two calls, make an image, and remove both."""
     half = len(LAYER.content) // 2
     try:
         await store.put(header(LAYER, 0), pieces(LAYER.content[:half]))
@@ -104,7 +104,7 @@ async def live(store: LayerStore, images: LayerImages) -> None:
 
 
 async def take_up(store: LayerStore, images: LayerImages) -> None:
-    """Go on from whatever is there as a node does; nothing is left in the end."""
+    """Continue from whatever exists, as a node does; nothing is left in the end."""
     for image_id in await images.ids():
         assert image_id == IMAGE
         [directory] = await images.directories(await images.get(image_id))
@@ -121,7 +121,7 @@ async def take_up(store: LayerStore, images: LayerImages) -> None:
 
 
 def in_child(base: Path, life: Life, step: int = 0) -> int:
-    """Run a life in a process of its own; return how that ended, as `os.waitstatus_to_exitcode` does."""
+    """Run a life in a separate process. Return how it ended, like `os.waitstatus_to_exitcode`."""
     pid = os.fork()
     if not pid:
         try:
@@ -159,7 +159,7 @@ def boot(base: Path) -> None:
 
 
 def left(base: Path) -> list[str]:
-    """What is there that should not be: mounts, files, loop devices; some end a moment after a process."""
+    """Return what should be gone: mounts, files, loop devices; some end a moment after their process."""
     found = [one.point for one in mounts.mounts_below(base)]
     found += [str(path) for path in base.rglob("*") if path.is_file() or path.is_symlink()]
     loops = subprocess.run(["losetup", "--list"], check=True, capture_output=True, text=True).stdout

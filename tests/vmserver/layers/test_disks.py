@@ -17,7 +17,7 @@ ONE, OTHER = serial_of("one"), serial_of("other")
 
 
 class SerialTests(SynchronousTestCase):
-    """Over files like sysfs', of which a scan shows what the hypervisor has, and nothing goes by itself."""
+    """Files like those of sysfs: a scan shows the hypervisor's disks; none disappears by itself."""
 
     def setUp(self) -> None:
         self.sys, self.dev = Path(self.mktemp()).absolute(), Path(self.mktemp()).absolute()
@@ -27,7 +27,7 @@ class SerialTests(SynchronousTestCase):
         self.devices = self.sys / "bus/scsi/devices"
         self.devices.mkdir(parents=True)
         self.dev.mkdir()
-        self.attached: dict[int, str] = {}  # what the hypervisor has at each LUN
+        self.attached: dict[int, str] = {}  # the hypervisor's disks by LUN
         self.scans = 0
         self.patch(disks, "_write", self.write)
         self.scsi = ScsiDisks(self.sys, self.dev)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images are made of layers, outlive the agent, and keep their layers."""
+"""Images are made of layers, outlive the agent, and keep their layers in use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIGH = layer({"name": b"high"})
 
 
 def image(*diff_ids: str, **fields: Any) -> tuple[str, bytes]:
-    """Make a configuration, and the id that it gives its image."""
+    """Return an image's id and the configuration from which it is computed."""
     return encoded({"rootfs": {"type": "layers", "diff_ids": diff_ids}, **fields})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent may be killed at any step: the next one goes on, and nothing is left behind."""
+"""An agent may be killed at any step: the next one continues, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers are laid over each other by the kernel's overlayfs."""
+"""Layers are stacked by the kernel's overlayfs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OverlayCase(LayersTestCase):
         mount_rootfs(layers, self.upper, self.work, self.at)
 
     def many(self, count: int) -> list[Path]:
-        """Directories that are lower ones, named as a store's mount points are."""
+        """Return lower directories, named like a store's mount points."""
         made = [self.base / "l" / str(number) for number in range(count)]
         for number, directory in enumerate(made):
             directory.mkdir(parents=True)

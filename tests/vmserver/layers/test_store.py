@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers are mounted from disks and from files that the node brings, and outlive the agent."""
+"""Layers are mounted from disks and from files that the node sends, and outlive the agent."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NO_LAYER = Layer("sha256:" + "e" * 64, b"this is no file system" * 1000)
 
 
 class _ThreadedClock(Clock):
-    """A clock whose threads are the reactor's."""
+    """A virtual clock, with the reactor's threads."""
 
     def __getattr__(self, name: str) -> Any:  # Any: what a clock has not, the reactor has
         return getattr(reactor, name)
 
     async def run(self, seconds: float, work: Deferred[Any]) -> None:
-        """Let time pass, in the steps in which `work` waits for it; wait for it when it is in a thread."""
+        """Let time pass in the steps for which `work` waits; wait for real while it is in a thread."""
         end = self.seconds() + seconds
         while True:
             await until(lambda: work.called or self.getDelayedCalls(), "the work waits, or is done")
@@ -363,8 +363,8 @@ class BroughtTests(LayersTestCase):
         await self.put(layer({"no": b"image"}))
         self.shown.show(SHOWN, 0, 3)
         await self.store.mount_disks([LayerOnDisk(SHOWN.diff_id, 0, 3)])
-        await self.fails(InvalidArgument, 0, OTHER.content[:10], OTHER)  # a load that broke off
-        self.store = self.make_store()  # nobody remembers
+        await self.fails(InvalidArgument, 0, OTHER.content[:10], OTHER)  # an upload that broke off
+        self.store = self.make_store()  # it does not know of the upload
         self.store.needed = lambda: [HELLO.diff_id]
         for _ in range(2):
             await self.store.remove([], unneeded=True)
@@ -480,7 +480,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _left(directory: Path) -> list[Path]:
-    """What is in a directory, but for the two that a store's mount points are in."""
+    """Return a directory's content, except for the two directories of a store's mount points."""
     return [path for path in directory.rglob("*") if path.name not in ("l", "of")]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first call is made over mutual TLS, and answered."""
+"""The first call is made over mutual TLS, and gets an answer."""
 
 from __future__ import annotations
 

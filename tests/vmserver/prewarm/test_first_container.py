@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first container runs on a real Docker engine, or by conmon and crun, and leaves nothing there."""
+"""The first container runs on a real Docker engine, or with conmon and crun, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FirstContainerTests(TestCase):
 
 
 class FirstOciContainerTests(OciCase, TestCase):
-    """Without a layer: nobody has brought one before a template is frozen."""
+    """Without a layer, as none has been sent before a template is frozen."""
 
     async def test_a_container_has_run_and_nothing_of_it_is_left(self) -> None:
         await run_first_container(reactors.installed(), self.provider)

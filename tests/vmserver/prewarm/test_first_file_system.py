@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first file system is made in a file, and nothing of it stays."""
+"""The first file system is made in a file, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a collection of garbage writes to, in a process that shares its memory as a clone does."""
+"""Which memory a garbage collection writes to, in a process that shares its memory as a clone does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ else:
 
 class HeapTests(TestCase):
     async def written(self, how: str) -> tuple[int, int]:
-        """KiB that a collection has written to, and the objects that the next one has freed."""
+        """Return the KiB that a collection has written to, and how many objects the next one has freed."""
         command = [sys.executable, "-c", SCRIPT, how]
         done = await deferToThread(subprocess.run, command, stdout=subprocess.PIPE, check=True, text=True)
         kib, freed = done.stdout.split()
@@ -45,6 +45,6 @@ class HeapTests(TestCase):
     async def test_a_collection_writes_to_next_to_nothing_of_what_was_there(self) -> None:
         plain, _ = await self.written("plain")
         kept, freed = await self.written("kept")
-        self.assertGreater(plain, 4_000)  # else this shows nothing: each list's head was written to
+        self.assertGreater(plain, 4_000)  # otherwise this shows nothing: each list's header was written to
         self.assertLess(kept, plain / 8)
-        self.assertEqual(freed, 1)  # what comes later is collected as ever
+        self.assertEqual(freed, 1)  # objects made later are collected as usual

@@ -18,7 +18,7 @@ ONE, TWO = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
 
 class _Provider:
-    """Loads images; of one that it has it leaves the archive unread."""
+    """Load images; leave the archive of an image that it has unread."""
 
     def __init__(self, full: bool = False, has: str = "") -> None:
         self.loaded: dict[str, bytes] = {}

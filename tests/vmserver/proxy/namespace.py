@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network namespace for the service proxy, in which connections are really made."""
+"""A network namespace for the service proxy, in which real connections are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import sctp
 
 T = TypeVar("T")
 
-#: A pod's network: the addresses 10.1.0.1 to .9 and fd01::1 to ::9, and a way out on which nobody answers.
+#: A pod's network: the addresses 10.1.0.1 to .9 and fd01::1 to ::9, and an uplink on which nothing answers.
 POD = (
     "link add pod0 type veth peer name pod1",
     "link set pod0 up",
@@ -33,7 +33,7 @@ POD = (
 class Namespace:
     """A network namespace. `end` removes it.
 
-    :param commands: of `ip`, which make its network.
+    :param commands: arguments of `ip` that set up its network.
     """
 
     def __init__(self, commands: Iterable[str] = POD) -> None:
@@ -59,7 +59,7 @@ class Namespace:
         subprocess.run(["ip", "netns", "del", self.name], check=True, capture_output=True)
 
     def inside(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns in a thread that is in this namespace."""
+        """Run `work` in a thread inside this namespace. Return its result."""
         return thd_in_namespace(self.name, work)
 
     def serve(self, address: str, port: int, kind: int = socket.SOCK_STREAM) -> None:
@@ -96,7 +96,7 @@ class Namespace:
         thread.start()
 
     def reached(self, address: str, port: int, times: int = 1, seconds: float = 0.3) -> Counter[str]:
-        """Who answers that many connections; `refused` and `dropped` if nobody does within `seconds`."""
+        """Count the answers to that many connections; those without one are `refused` or `dropped`."""
 
         def connect() -> str:
             try:
@@ -111,7 +111,7 @@ class Namespace:
         return self.inside(lambda: Counter(connect() for _ in range(times)))
 
     def reached_by_sctp(self, address: str, port: int, times: int = 1) -> Counter[str]:
-        """Where as many beginnings of associations arrive in this namespace; `dropped` if they don't."""
+        """Count where the INITs of that many associations arrive in this namespace; `dropped` if nowhere."""
 
         def send() -> str:
             packet, tag = sctp.init(port)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service proxy in a network namespace of its own, with the kernel's tables and real connections."""
+"""The service proxy in its own network namespace, with the kernel's tables and real connections."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ POD = "10.1.0.9"
 
 
 def key(number: int, port: int = 80, protocol: str = "tcp", version: int = 4) -> Key:
-    """A Service's address: 10.96.0.NUMBER or fd00::NUMBER."""
+    """Return a Service's key: 10.96.0.NUMBER or fd00::NUMBER."""
     return Key(version, f"10.96.0.{number}" if version == 4 else f"fd00::{number}", protocol, port)
 
 
 def targets(*numbers: int, version: int = 4) -> tuple[Target, ...]:
-    """Endpoints at 10.1.0.NUMBER or fd01::NUMBER, port 8080."""
+    """Return endpoints at 10.1.0.NUMBER or fd01::NUMBER, port 8080."""
     return tuple(Target(f"10.1.0.{each}" if version == 4 else f"fd01::{each}", 8080) for each in numbers)
 
 
@@ -46,7 +46,7 @@ class ProxyCase(TestCase):
         self.number = 0
 
     def new_proxy(self) -> ServiceProxy:
-        """A proxy of an agent that has just started."""
+        """Return the proxy of a new agent."""
         name = self.space.name
         return ServiceProxy(Kernel(reactor, name, lambda: thd_in_namespace(name, open_socket)))
 
@@ -66,7 +66,7 @@ class ProxyCase(TestCase):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def assert_served(self, number: int, *endpoints: int, times: int = 40) -> None:
-        """Connections to a Service reach exactly these endpoints."""
+        """Check that connections to a Service reach exactly these endpoints."""
         found = self.space.reached(f"10.96.0.{number}", 80, times)
         self.assertEqual(set(found), {f"10.1.0.{each}:8080" for each in endpoints})
 
@@ -82,14 +82,14 @@ class ConnectionTests(ProxyCase):
         await self.put({key(1): Rule(targets(1, 2, 3))})
         found = self.space.reached("10.96.0.1", 80, 90)
         self.assertEqual(set(found), {"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"})
-        self.assertGreater(min(found.values()), 10)  # of 30; less than once in a million runs
+        self.assertGreater(min(found.values()), 10)  # out of 30; fails less than once in a million runs
 
     @deferred
     async def test_associations_of_sctp_are_too(self) -> None:
         await self.put({key(1, protocol="sctp"): Rule(targets(1, 2)), key(2): Rule(targets(1))})
         found = self.space.reached_by_sctp("10.96.0.1", 80, 40)
         self.assertEqual(set(found), {"10.1.0.1:8080", "10.1.0.2:8080"})
-        self.assertEqual(set(self.space.reached("10.96.0.1", 80)), {"dropped"})  # that is TCP
+        self.assertEqual(set(self.space.reached("10.96.0.1", 80)), {"dropped"})  # reached() uses TCP
         self.assertEqual(set(self.space.reached_by_sctp("10.96.0.2", 80)), {"dropped"})
 
     @deferred
@@ -112,7 +112,7 @@ class ConnectionTests(ProxyCase):
     async def test_other_ports_of_a_cluster_ip_are_refused(self) -> None:
         await self.put({key(1): Rule(targets(1), cluster_ip=True), key(2): Rule(targets(1))})
         self.assertEqual(set(self.space.reached("10.96.0.1", 81)), {"refused"})
-        self.assertEqual(set(self.space.reached("10.96.0.2", 81)), {"dropped"})  # nobody's: it leaves the VM
+        self.assertEqual(set(self.space.reached("10.96.0.2", 81)), {"dropped"})  # no Service: leaves the VM
         await self.put({}, key(1))
         self.assertEqual(set(self.space.reached("10.96.0.1", 81)), {"dropped"})
 
@@ -210,7 +210,7 @@ class ConnectionTests(ProxyCase):
         await self.put({key(1): Rule(targets(1, 2, 3), affinity_seconds=100)})
         self.space.reached("10.96.0.1", 80)
         self.assertIn("10.96.0.1", self.nft("list", "map", "ip", script.NAME, "affinity"))
-        self.nft("flush", "map", "ip", script.NAME, "affinity")  # as its timeout does
+        self.nft("flush", "map", "ip", script.NAME, "affinity")  # as its timeout would do
         self.assertEqual(len(self.space.reached("10.96.0.1", 80, 5)), 1)
 
     @deferred
@@ -253,7 +253,7 @@ class ConnectionTests(ProxyCase):
 
 
 class TableTests(ProxyCase):
-    """What is in the kernel, by what the next agent reads there."""
+    """The kernel's tables, according to what the next agent reads there."""
 
     MANY = {key(number): Rule(targets(1, 2), cluster_ip=number % 2 == 0) for number in range(1, 30)}  # noqa: RUF012
 
@@ -359,7 +359,7 @@ class TableTests(ProxyCase):
         await run_in_thread(reactor, self.nft, "flush", "ruleset")
         while script.NAME not in await run_in_thread(reactor, self.nft, "list", "tables", "ip6"):
             await sleep(reactor, 0.02)
-        await self.put({})  # once that is done
+        await self.put({})  # returns once that is done
         await self.assert_in_kernel(self.MANY)
 
     @deferred
@@ -419,7 +419,7 @@ class TableTests(ProxyCase):
 
 class LimitTests(TestCase):
     def raised(self, memory_bytes: int, before: int) -> int:
-        """The number of connections that the kernel follows then."""
+        """Return the kernel's limit of tracked connections then."""
         file = Path(self.mktemp())
         file.write_text(f"{before}\n")
         self.patch(kernel, "MAX_FLOWS_FILE", file)

@@ -35,7 +35,7 @@ ID = "c0" * 16
 
 @implementer_only(IContainerProvider)
 class Plain(FakeProvider):
-    """A provider that has nothing beside what each has."""
+    """A provider without any optional features."""
 
 
 def children() -> set[Any]:
@@ -58,7 +58,7 @@ class AgentCase(TestCase):
         await self.begin(Agent(reactor, run_directory(self), limits=LimitsConfig(execs=2)))
 
     async def begin(self, agent: Agent) -> None:
-        """Starts the test's agent, and ends it with everything that it began."""
+        """Start the test's agent; stop it, with everything that it began, after the test."""
         self.agent = agent
         self._others = children()
         self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
@@ -234,7 +234,7 @@ class AgentTests(AgentCase):
 
 
 class HostileTests(AgentCase):
-    """Requests that no honest node sends."""
+    """Requests that an honest node does not send."""
 
     async def test_ids_that_are_no_ids(self) -> None:
         for id in ("", "../../etc/passwd", "A", "x" * 65, "a\0b", "a/b", "ä"):
@@ -309,7 +309,7 @@ class HostileTests(AgentCase):
 
 
 class WatcherTests(SynchronousTestCase):
-    """A client that does not read costs no more than one event per container."""
+    """A client that does not read costs at most one event per container."""
 
     def test_of_each_container_the_latest_is_kept_in_the_order_of_first_changes(self) -> None:
         watcher = Watcher()
@@ -342,7 +342,7 @@ class StatsTests(AgentCase):
         stats = await self.stats()
         self.assertEqual(list(stats.containers), [])
         self.assertGreater(stats.machine.time_nanos, 0)
-        self.assertEqual(stats.machine.cpu.total_nanos, 0)  # a machine that is not the pod's alone
+        self.assertEqual(stats.machine.cpu.total_nanos, 0)  # the machine is not the pod's alone
         self.assertEqual(list(stats.cards), [])
 
     async def test_containers_have_figures_and_rates_from_the_first(self) -> None:

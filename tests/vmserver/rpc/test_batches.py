@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a log that are there at once are sent at once, and none waits for the next."""
+"""Log records that are available together are sent together, and none waits for the next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Broken(Exception):
 
 
 class BatchTests(SynchronousTestCase):
-    """Of a log whose records come when this says so."""
+    """Batches of a log whose records a test provides."""
 
     def setUp(self) -> None:
         self.clock = Clock()

@@ -18,7 +18,7 @@ RICH = PodFirewall(ingress=(Allowed(NETWORKS), Allowed(NETWORKS[:1], PORTS)), eg
 
 
 class Noted:
-    """Takes firewalls down. :ivar trouble: why it can't."""
+    """Record firewalls. :ivar trouble: the error of each call."""
 
     trouble = ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Firewalls that agents enforce keep the promises of those which providers do, once they are said."""
+"""Firewalls that agents enforce keep the same promises as those that providers enforce, once they are set."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 @attrs.frozen
 class Vm:
-    """A namespace, and the agent that is responsible for it."""
+    """A namespace, and the agent that manages its firewall."""
 
     machine: Machine
     agent: Agent
@@ -48,10 +48,10 @@ class Vm:
 
 @implementer(IFirewallsPods)
 class Agents:
-    """A node's connections to its VMs' agents. :param vms: those that there are, by id."""
+    """A node's connections to its VMs' agents. :param vms: the VMs, by id."""
 
     def __init__(self, vms: dict[str, Vm]) -> None:
-        # From the node's own address, as packets have it in the VM.
+        # From the node's own address, which packets have in the VM.
         self._clients = {id: AgentClient(SANDBOX, vm.agent.channel(host=NODE)) for id, vm in vms.items()}
         self._vms = vms
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Huge pages are reserved by the agent's calls about containers."""
+"""Huge pages are reserved by the agent's RPCs about containers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vmserver.containers.interface import IContainerProvider
 
 
 class Noted:
-    """Reserves nothing, and notes what there was. :ivar trouble: why nothing can be had."""
+    """Reserve nothing, and record the containers. :ivar trouble: why there are no pages."""
 
     def __init__(self, provider: IContainerProvider) -> None:
         self._provider = provider
@@ -81,7 +81,7 @@ class HugePageTests(AgentCase):
         )
 
     async def test_a_container_that_can_not_be_made_has_none_left(self) -> None:
-        await self.refused(Code.FAILED_PRECONDITION, self.creating(4 << 20))  # its image is not there
+        await self.refused(Code.FAILED_PRECONDITION, self.creating(4 << 20))  # the image is missing
         self.assertEqual(self.pages.noted, [("before", ID, [4 << 20], []), ("after", [])])
 
     async def test_what_can_not_be_had_changes_nothing(self) -> None:

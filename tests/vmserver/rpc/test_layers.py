@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's calls about layers, over mutual TLS; its provider has a store and mounts what is brought."""
+"""The agent's RPCs about layers, over mutual TLS; its provider has a store and mounts what it is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYER = layer({"hello": b"hello", "big": b"0123456789abcdef" * 40_000})
 
 @implementer(ITakesLayers)
 class LayeredProvider(FakeProvider):
-    """Runs the fake's containers, and takes layers."""
+    """Run the fake's containers, and accept layers."""
 
     def __init__(self, directory: Path, store: LayerStore) -> None:
         super().__init__(reactor, directory)

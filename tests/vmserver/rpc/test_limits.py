@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's limits refuse nothing that an honest agent may send."""
+"""The node's limits allow everything that an honest agent may send."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReleaseMemory, RestoreMemory and UseProcessors: what the node may say."""
+"""ReleaseMemory, RestoreMemory and UseProcessors: which requests are allowed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIB = 1 << 30
 
 
 class Memory:
-    """Notes what it is told."""
+    """Record the calls."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -35,7 +35,7 @@ class Memory:
 
 
 class MemoryCallTests(SynchronousTestCase):
-    """Of a machine that is a pod's alone, and of one that is not."""
+    """On a machine that is a pod's alone, and on one that is not."""
 
     def setUp(self) -> None:
         self.memory = Memory()
@@ -78,7 +78,7 @@ class MemoryCallTests(SynchronousTestCase):
 
 
 class ProcessorCallTests(SynchronousTestCase):
-    """Likewise."""
+    """On such machines, too."""
 
     def test_the_number_is_handed_on(self) -> None:
         told: list[int] = []

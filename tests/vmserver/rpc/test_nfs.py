@@ -21,7 +21,7 @@ WANTED = checked("files:/my data", ("vers=4.2", "addr=192.0.2.7", "noexec"))
 
 
 class Noted:
-    """Mounts nothing. :ivar trouble: why it can't."""
+    """Mount nothing. :ivar trouble: the error of each call."""
 
     def __init__(self) -> None:
         self.mounted: dict[str, set[NfsMount]] = {}

@@ -36,7 +36,7 @@ class ServiceRulesCase(AgentCase):
         self.begin_daemon()
 
     def use_a_new_proxy(self) -> None:
-        """Have the agent work on the namespace, and know nothing, as one that has just started."""
+        """Restart the agent's work on the namespace with a new proxy, which has no state."""
         assert self.agent.service is not None
         self.agent.service._agent.services._proxy = ServiceProxy(Kernel(reactor, self.space.name))
 
@@ -52,7 +52,7 @@ class ServiceRulesCase(AgentCase):
         self.addCleanup(self.sender.stop)
 
     async def put(self, number: int, endpoint: str = "10.1.0.1") -> None:
-        """Make the Service 10.96.0.NUMBER, and wait until the VM has it."""
+        """Put the Service 10.96.0.NUMBER, and wait until the VM has it."""
         name = f"s{number}"
         read = service(written.service(name, (f"10.96.0.{number}",)))
         slices = endpoint_slice(written.endpoint_slice(written.endpoint(endpoint), service=name))
@@ -79,7 +79,7 @@ class ServiceRulesTests(ServiceRulesCase):
         self.sender.stop()
         self.begin_daemon()
         await self.put(2)
-        self.assertEqual(self.reached(1), {"dropped"})  # of which the new one does not know
+        self.assertEqual(self.reached(1), {"dropped"})  # the new proxy does not know this Service
         self.assertEqual(self.reached(2), {"10.1.0.1:8080"})
 
     async def test_another_agent_is_told_all(self) -> None:

@@ -153,7 +153,7 @@ class AttachTests(SessionCase):
 
 
 class Peer(Protocol):
-    """A server in the pod: echoes everything once the client has finished writing."""
+    """A server in the pod that echoes everything once the client has finished writing."""
 
     transport: Any
 
@@ -203,7 +203,7 @@ class PortForwardTests(SessionCase):
                 self.transport.loseConnection()
 
             def writeConnectionLost(self) -> None:
-                """Its end."""
+                """Do nothing when the writing side is closed."""
 
         call = await self.port_forward(await self.listening(Sum))
         for _ in range(64):

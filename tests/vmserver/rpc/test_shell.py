@@ -27,22 +27,22 @@ ALL = {"stdin": True, "stdout": True, "stderr": True}
 
 
 def marker(base: int) -> str:
-    """A number of seconds that no other test sleeps."""
+    """Return a number of seconds that no other test sleeps for."""
     return str(base + os.getpid() % 100000)
 
 
 async def runs(seconds: str) -> None:
-    """Wait until a sleep for these runs."""
+    """Wait until a sleep for that many seconds runs."""
     await until(lambda: living("sleep", seconds), f"sleep {seconds} runs")
 
 
 async def is_killed(seconds: str) -> None:
-    """Wait until it does no more."""
+    """Wait until it does not run any more."""
     await until(lambda: not living("sleep", seconds), f"sleep {seconds} is killed")
 
 
 class ShellTests(SessionCase):
-    """There is no container in any of these."""
+    """Tests without any containers."""
 
     async def shell(self, *command: str, **fields: Any) -> Any:
         start = messages.SessionStart(command=command, **(ALL | fields))
@@ -172,7 +172,7 @@ class ShellTests(SessionCase):
 
 
 class AccountTests(SynchronousTestCase):
-    """Which shell it is."""
+    """Which shell is run."""
 
     def account(self, home: str, program: str) -> shell.Account:
         entry = pwd.struct_passwd(("me", "x", 0, 0, "", home, program))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the pod's disks share: loop devices, with the kernel's mounts and the real programs."""
+"""What the tests of the pod's disks share: loop devices, the kernel's mounts and the real programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ XFS_SIZE = 512 << 20  # of which little is written
 class Loops:
     """Loop devices as disks with serial numbers; stands in for ScsiDisks.
 
-    :ivar used: the disks that were not to be forgotten when one was last looked for."""
+    :ivar used: the disks that had to be kept when one was last looked for."""
 
     def __init__(self) -> None:
         self.devices: dict[str, str] = {}
@@ -55,7 +55,7 @@ class Loops:
 
 
 class PodDiskCase(FailureAssertions, TestCase):
-    """With a disk, blank and of 24 MiB, on a loop device."""
+    """A blank disk of 24 MiB, on a loop device."""
 
     def setUp(self) -> None:
         self.top = Path(tempfile.mkdtemp(prefix="infranetes-"))

@@ -167,7 +167,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual(memory.stat().st_mode & 0o777, 0o700)
 
     def mounting(self) -> tuple[VolumeStore, Path]:
-        """A store that mounts what it needs, and where its memory is."""
+        """Return a store that mounts what it needs, and the directory of its memory."""
         top = Path(self.mktemp()).absolute()
         top.mkdir()
         memory = top / "memory"
@@ -199,7 +199,7 @@ class MemoryTests(SynchronousTestCase):
             raise FailedPrecondition(f"no memory for {at}")
 
         make()
-        made.remove("v1")  # so that only the volume's own is refused
+        made.remove("v1")  # then only the volume's own mount is refused
         patched = self.patch(store, "mount", refused)
         self.assertRaises(FailedPrecondition, make)
         patched.restore()

@@ -27,7 +27,7 @@ _SYS_RESOURCE = 24  # linux/capability.h
 
 
 def may_grow_ext4() -> bool:
-    """Whether this process may grow a file system of that kind; others need no more than mounting does."""
+    """Return whether this process may grow an ext4; others need no more privileges than mounting does."""
     line = next(one for one in Path("/proc/self/status").read_text().splitlines() if "CapEff" in one)
     return bool(int(line.split()[1], 16) >> _SYS_RESOURCE & 1)
 
@@ -51,7 +51,7 @@ class PodDiskTests(PodDiskCase):
     async def test_who_stops_waiting_leaves_no_half_made_file_system(self) -> None:
         mounting = start(self.mounted())
         mounting.addErrback(lambda failure: None)
-        await deferLater(reactor, 0.05, lambda: None)  # its programs have begun, or not
+        await deferLater(reactor, 0.05, lambda: None)  # whether or not its programs have started
         mounting.cancel()
         await self.disks.unmount(SERIAL)
         self.assertEqual(mounts_below(self.top), [])
@@ -97,7 +97,7 @@ class PodDiskTests(PodDiskCase):
         await self.mounted()
         await self.disks.unmount(SERIAL)
         with self.file.open("r+b") as file:
-            file.seek(1024 + 0x60)  # features that no kernel knows
+            file.seek(1024 + 0x60)  # feature flags unknown to any kernel
             file.write(b"\xff" * 4)
         before = self.file.read_bytes()
         await self.refused()
@@ -113,7 +113,7 @@ class PodDiskTests(PodDiskCase):
         self.assertNotEqual(point.stat().st_gid, 4711)
 
     async def test_a_disk_and_its_copy_are_mounted_side_by_side(self) -> None:
-        """As a volume and what was made from a snapshot of it: both file systems have the same UUID."""
+        """Such as a volume and one that was made from its snapshot: their file systems have the same UUID."""
         for filesystem, size in (("ext4", SIZE), ("xfs", XFS_SIZE)):
             self.file.write_bytes(b"")
             os.truncate(self.file, size)
@@ -181,7 +181,7 @@ class PodDiskTests(PodDiskCase):
         point = await self.mounted()
         seen: list[Path] = []
         self.patch(disks_module, "sync", seen.append)
-        with (point / "file").open("w"):  # used, as a container would
+        with (point / "file").open("w"):  # in use, as by a container
             for _ in range(2):
                 await self.disks.sync(SERIAL)
         self.assertEqual(seen, [point] * 2)

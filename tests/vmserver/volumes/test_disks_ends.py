@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of the pod whose VM is killed while a file system is made, or reboots."""
+"""The pod's disks, when their VM is killed while a file system is made, or reboots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vmserver.volumes.disks import PodDisks
 
 class DiskEndTests(PodDiskCase):
     async def test_what_ends_while_a_file_system_is_made_is_made_again(self) -> None:
-        """Whatever a killed VM's mkfs has written of it, and however far it got."""
+        """Whatever a killed VM's mkfs has written, and however far it got."""
         for filesystem, size in (("ext4", SIZE), ("xfs", XFS_SIZE)):
             whole = self.top / f"whole-{filesystem}"
             self.blank(size)
@@ -45,7 +45,7 @@ class DiskEndTests(PodDiskCase):
             whole.unlink()
 
     def blank(self, size: int) -> None:
-        """Have a disk of that size, of zeros."""
+        """Make a disk of that size blank."""
         self.file.unlink(missing_ok=True)
         with self.file.open("wb") as file:
             file.truncate(size)
@@ -60,7 +60,7 @@ class DiskEndTests(PodDiskCase):
             os.fsync(device.fileno())
 
     def parts(self, whole: Path, filesystem: str) -> Iterator[dict[int, bytes]]:
-        """What can be on a disk of which a file system is being made, by places."""
+        """Yield what may be on a disk while a file system is made on it, by offset."""
         blocks: dict[int, bytes] = {}
         with whole.open("rb") as file:
             at = 0
@@ -68,7 +68,7 @@ class DiskEndTests(PodDiskCase):
                 if any(data):
                     blocks[at] = data
                 at += 4096
-        if filesystem == "xfs":  # says at its beginning that it is in the making
+        if filesystem == "xfs":  # it marks itself as in progress at its beginning
             blocks[0] = blocks[0][:126] + b"\1" + blocks[0][127:]
         self.assertGreater(len(blocks), 4)
         yield {}
@@ -79,7 +79,7 @@ class DiskEndTests(PodDiskCase):
             yield dict(list(blocks.items())[begin::2])
 
     async def test_a_mark_in_somebodys_data_changes_nothing(self) -> None:
-        """Whoever may write files could have written it."""
+        """Any user who may write files could have written it."""
         (await self.mounted() / "file").write_text("here")
         await self.disks.unmount(SERIAL)
         making.mark(self.loops.devices[SERIAL], SERIAL)
@@ -117,7 +117,7 @@ class DiskEndTests(PodDiskCase):
         self.assertFalse(self.point.exists())
 
     def reboot(self) -> None:
-        """Have another agent, and nothing mounted."""
+        """Start another agent, with nothing mounted."""
         self.unmount_all()
         self.disks = PodDisks(reactor, self.top / "disks", cast(ScsiDisks, self.loops))
         self.addCleanup(self.disks.stop)
@@ -147,7 +147,7 @@ class DiskEndTests(PodDiskCase):
         self.assertEqual(mounts_below(self.top), [])
 
     async def test_what_the_vm_itself_writes_after_a_reboot_is_on_the_disk(self) -> None:
-        """The container is the VM: a mount of its own has what is mounted for it, or nothing."""
+        """The container is the VM: its own mount has what is mounted for it, or nothing."""
         self.patch(disks_module, "RESTORE_SECONDS", 0.0)
         at = self.top / "data"
         mounts = [cri.Mount(container_path=str(at), host_path=str(await self.mounted() / "part"))]

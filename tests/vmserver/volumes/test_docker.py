@@ -50,7 +50,7 @@ class DockerVolumeTests(AgentCase):
         return str((ran.stdout + ran.stderr).decode())
 
     def version(self, name: bytes, old: bytes = b"") -> list[Change]:
-        """Send what kubelet wrote, as the node does."""
+        """Send what kubelet has written, as the node does."""
         return [
             Entry(b".." + name, DIRECTORY, 0o755, 0, 0),
             Entry(b".." + name + b"/key", FILE, 0o644, 0, 0, len(name), time.time_ns()),

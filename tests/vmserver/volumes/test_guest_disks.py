@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod's disk is found by what it says of itself, as each IaaS has it, and no other disk is touched."""
+"""A pod's disk is found by its identification on each IaaS, and no other disk is touched."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NAME = "pvc-0f3a"
 
 
 def page(number: int, content: bytes) -> bytes:
-    """A page of vital product data."""
+    """Return a page of vital product data."""
     return struct.pack(">BBH", 0, number, len(content)) + content
 
 
 def designator(kind: int, value: bytes, code_set: int = 2, of: int = 0) -> bytes:
-    """One name in a device identification page. :param of: 0: the logical unit."""
+    """Return a designator of a device identification page. :param of: 0: the logical unit."""
     return bytes((code_set, of << 4 | kind, 0, len(value))) + value
 
 
@@ -35,7 +35,7 @@ def google(name: str, product: str = "PersistentDisk") -> bytes:
 
 
 class GuestDiskTests(SynchronousTestCase):
-    """Over a tree like sysfs'."""
+    """With a tree like that of sysfs."""
 
     def setUp(self) -> None:
         self.sys, self.dev = Path(self.mktemp()).absolute(), Path(self.mktemp()).absolute()
@@ -109,7 +109,7 @@ class GuestDiskTests(SynchronousTestCase):
         self.assertEqual(self.identified, [])
 
     def test_a_vmdk_by_its_uuid(self) -> None:
-        """In either page: which of them there is depends on the controller and its release."""
+        """In either page: which of them exists depends on the controller and its release."""
         self.disk("sda", vendor="VMware  ")
         self.disk("sdb", vpd_pg80=page(0x80, UUID.encode()))
         self.assertEqual(self.found(UUID), "sdb")
@@ -141,7 +141,7 @@ class GuestDiskTests(SynchronousTestCase):
         self.assertIsNone(self.found(VOLUME))
 
     def test_the_kernel_is_not_made_to_forget_what_is_not_qemus(self) -> None:
-        """Also where a disk is on a virtio-scsi host at the target that QEMU's have."""
+        """Even where a disk is on a virtio-scsi host, at a target like those of QEMU's disks."""
         host = self.sys / "class/scsi_host/host0"
         host.mkdir(parents=True)
         (host / "proc_name").write_text("virtio_scsi\n")
@@ -160,7 +160,7 @@ class GuestDiskTests(SynchronousTestCase):
 
 
 class IdentifyTests(SynchronousTestCase):
-    """The one command that is sent to a disk."""
+    """The only command that is sent to a disk."""
 
     def test_the_command_is_as_linux_has_it(self) -> None:
         asked: list[tuple[int, bytes]] = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NFS mounts of the agent. Other file systems stand in for servers, one that hangs among them;
-tests/e2e/test_nfs.py has a real one."""
+"""The agent's NFS mounts. Other file systems stand in for servers, including one that hangs;
+tests/e2e/test_nfs.py has a real server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WANTED = checked("files:/data", _OPTIONS)
 
 
 class NfsCase(FailureAssertions, TestCase):
-    """:ivar asked: what has been mounted. :ivar error: what the next mounts fail with."""
+    """:ivar asked: what has been mounted. :ivar error: the error of the next mounts."""
 
     timeout = 60
 
@@ -49,12 +49,12 @@ class NfsCase(FailureAssertions, TestCase):
         self.addCleanup(self.unmount_all)
 
     def make_export(self) -> None:
-        """Have something to mount, which is a file system of its own."""
+        """Make a file system that can be mounted."""
         self.export.mkdir()
         mount("tmpfs", str(self.export), "tmpfs")
 
     def made(self) -> NfsMounts:
-        """As an agent makes it, over what there is."""
+        """Return the mounts as a new agent has them."""
         made = NfsMounts(reactor, self.top / "disks", lambda: "", self.mount_export)
         self.addCleanup(made.stop)
         return made
@@ -73,7 +73,7 @@ class NfsCase(FailureAssertions, TestCase):
         return self.top / "disks" / wanted.id / "directory"
 
     def left(self) -> list[str]:
-        """What is mounted here besides the servers' own."""
+        """Return what is mounted here, without the servers' own mounts."""
         own = {str(self.export), str(self.top / "export")}
         return [one.point for one in mounts_below(self.top) if one.point not in own]
 
@@ -222,7 +222,7 @@ class ServerGoneTests(NfsCase):
         words = await self.fails(DeadlineExceeded, self.nfs.place(path, lambda: looks.append(path)))
         self.assertIn("files:/data", words)
         self.assertEqual(looks, [])
-        await self.nfs.release("a")  # which is logged
+        await self.nfs.release("a")  # the error is logged
         self.assertIn("files:/data", await self.fails(DeadlineExceeded, self.nfs.unmount_all(1)))
         self.assertEqual(await self.nfs.place("/x", lambda: "/x"), "/x")
         other = checked("files:/other", _OPTIONS)

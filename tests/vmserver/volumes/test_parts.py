@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What containers mount of a volume: bound to a place of its own, never led out of the volume by a link."""
+"""What containers mount from a volume: bound to a place of its own, never led outside by a link."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PartTests(SynchronousTestCase):
         self.assertEqual((self.volume / "a").stat().st_mode & 0o7777, 0o2777)
         (self.volume / "config").write_text("second")
         self.assertEqual(file.read_text(), "second")
-        self.assertEqual(self.place("/a/b"), part)  # asked for again
+        self.assertEqual(self.place("/a/b"), part)  # the same when repeated
         self.assertEqual(len(mounts_below(self.top)), 2)
 
     def test_a_place_is_gone_with_its_container_and_the_files_are_not(self) -> None:

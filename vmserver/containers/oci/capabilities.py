@@ -55,7 +55,7 @@ def container_capabilities(context: cri.LinuxContainerSecurityContext, known: fr
     """Return the capabilities of a container's processes.
 
     :param known: the capabilities that this machine can grant.
-    :raise InvalidArgument: a name is no capability, or the machine can't grant it.
+    :raise InvalidArgument: a name is not a capability, or the machine can't grant it.
     """
     wanted = context.capabilities
     add, drop = security.capabilities(wanted)

@@ -55,7 +55,7 @@ def resolved(root: Path, path: str) -> tuple[str, bool]:
         try:
             target = os.readlink(root.joinpath(*at))
         except OSError as error:
-            absent = error.errno != errno.EINVAL  # readlink's error for a file that is no link
+            absent = error.errno != errno.EINVAL  # readlink's error for a file that is not a link
             continue
         links += 1
         if links > _MAX_LINKS:
@@ -66,7 +66,7 @@ def resolved(root: Path, path: str) -> tuple[str, bool]:
 
 
 def _opened(root: Path, path: str) -> int | None:
-    """Return a descriptor for reading, or None if it is no regular file."""
+    """Return a descriptor for reading, or None if it is not a regular file."""
     directories = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]  # from the root downwards
     try:
         parts, links, steps = _parts(path), 0, 0

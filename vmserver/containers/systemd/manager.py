@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""systemd's manager as the provider uses it: it reconnects, and a missing unit is no error."""
+"""systemd's manager as the provider uses it: it reconnects, and a missing unit is not an error."""
 
 from __future__ import annotations
 

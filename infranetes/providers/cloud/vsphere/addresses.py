@@ -192,7 +192,7 @@ class Leases:
         leases[address] = lease
 
     def _thd_note(self, leases: dict[IPv4Address, _Lease], address: IPv4Address, lease: _Lease) -> None:
-        """Record what a list has told. A full disk is no error, as the next daemon gets a list as well."""
+        """Record what a list has told. A full disk is ignored, as the next daemon gets a list as well."""
         leases[address] = lease
         try:
             self._thd_write(leases, address, lease)

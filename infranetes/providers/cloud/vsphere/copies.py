@@ -2,7 +2,7 @@
 """First class disks that are made from snapshots.
 
 vCenter copies for minutes, and a request has no idempotency key before vSphere 9.1: the new disk's name can
-be chosen, and does not have to be the only one. So a copy has a name that is no volume's until it is whole:
+be chosen, and does not have to be the only one. Until a copy is complete, its name is not a volume's:
 
 copies of that name        what `_thd_make` does
 none                       asks for one, whose task is followed; a daemon that is killed forgets the task

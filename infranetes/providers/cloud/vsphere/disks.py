@@ -2,7 +2,7 @@
 """Volumes as first class disks: vCenter's own disks that belong to no VM, of 6.7 and newer.
 
 Plain files would do, but vCenter deletes all files of a VM together with it, whoever deletes the VM. It keeps
-the file of a first class disk, if it is told to. The names of first class disks are no idempotency keys, and
+the file of a first class disk, if it is told to. The names of first class disks are not idempotency keys, and
 requests have none before vSphere 9.1. A file's path is one: vCenter creates no second file there, and makes
 no second disk of it. So a volume is made in steps, each of which may be made twice:
 
@@ -304,7 +304,7 @@ class VsphereDisks:
 
 
 def _thd_check_no_snapshots(driver: Driver, place: Place, disk: CloudDisk) -> None:
-    """Check that a disk has no snapshots: they would end with it, and vCenter enlarges none that has any.
+    """Check that a disk has no snapshots: they would end with it, and vCenter does not enlarge such a disk.
 
     :raise CloudError: it has some."""
     if found := driver.storage.snapshots(place, disk.id):

@@ -10,7 +10,7 @@
   the template's; it picks a datastore cluster by its name. Here the clone's task is returned.
 - `start_node` holds its thread likewise, and fails when nothing is left to do; so do `stop_node` and
   `destroy_node`, in place of which `ends` asks for the VM's end.
-- `find_by_uuid` takes text that is no VM's for a VM's id. `list_images` asks for each property of each
+- `find_by_uuid` takes the text of something else for a VM's id. `list_images` asks for each property of each
   template of the whole inventory in a call of its own.
 - `_get_item_by_moid` calls what newer releases of pyVmomi no longer have.
 - Tasks, networks by path, whether a VM ever ran, disks that belong to no VM: libcloud has no call.

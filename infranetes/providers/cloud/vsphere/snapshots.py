@@ -4,9 +4,9 @@
 vCenter takes them at once, of disks that VMs have too, and keeps them in the disk's chain of files: they end
 with their disk, and slow it down the more there are.
 
-A snapshot's name is in its description. It is no idempotency key: a request whose answer was lost may have
-begun a snapshot that is not shown yet, and the next request then begins a second one. Of several with one
-name only the first is listed, and all of them are deleted together.
+A snapshot's name is in its description. It is not an idempotency key: a request whose answer was lost may
+have begun a snapshot that is not listed yet, and the next request then begins a second one. Of several with
+one name only the first is listed, and all of them are deleted together.
 """
 
 from __future__ import annotations

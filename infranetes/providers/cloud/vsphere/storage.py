@@ -88,7 +88,7 @@ class Storage:
         return self._content
 
     def make_folder(self, place: Place) -> None:
-        """Make the folder of volumes. It is no error if it is there."""
+        """Make the folder of volumes, unless it exists."""
         try:
             self._managers.fileManager.MakeDirectory(place.path(), place.datacenter, True)
         except vim.fault.FileAlreadyExists:

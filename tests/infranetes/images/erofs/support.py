@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of layers' images share: tars, and images of them made in this process and mounted."""
+"""What the tests of EROFS images share: tars, and their images, made in this process and mounted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Member = tuple[tarfile.TarInfo, bytes]
 
 
 def member(path: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", **fields: object) -> Member:
-    """One entry. `xattrs` is a mapping of names; other fields are TarInfo's."""
+    """Return one entry of a tar. `xattrs` is a mapping of names; other fields are TarInfo's."""
     info = tarfile.TarInfo(path)
     info.type, info.size = kind, len(content)
     info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
@@ -36,7 +36,7 @@ def member(path: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", **fie
 
 
 def tar(members: Iterable[Member], form: int = tarfile.PAX_FORMAT) -> bytes:
-    """A tar of these, in this order."""
+    """Return a tar of these entries, in this order."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=form, errors="surrogateescape") as archive:
         for info, content in members:
@@ -45,12 +45,12 @@ def tar(members: Iterable[Member], form: int = tarfile.PAX_FORMAT) -> bytes:
 
 
 def digest(data: bytes) -> str:
-    """`sha256:` and 64 hex digits."""
+    """Return `sha256:` and 64 hex digits."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def converted(data: bytes, target: Path, limits: Limits | None = None) -> bytes:
-    """Make the image of a tar here, without the child. Returns its bytes."""
+    """Make the image of a tar in this process, without the child. Return its bytes."""
     with tempfile.TemporaryFile() as layer, open(target, "wb") as image:
         layer.write(data)
         layer.seek(0)
@@ -59,7 +59,7 @@ def converted(data: bytes, target: Path, limits: Limits | None = None) -> bytes:
 
 
 def check(image: Path) -> None:
-    """Have fsck.erofs look at an image."""
+    """Check an image with fsck.erofs."""
     done = subprocess.run(["fsck.erofs", "--extract", str(image)], capture_output=True, text=True)
     if done.returncode or "error" in (done.stdout + done.stderr).lower():
         raise AssertionError(f"fsck.erofs: {done.returncode} {done.stdout}{done.stderr}")
@@ -67,7 +67,7 @@ def check(image: Path) -> None:
 
 @contextlib.contextmanager
 def mounted(image: Path) -> Iterator[Path]:
-    """Mount an image, with a loop device that goes with the mount."""
+    """Mount an image, on a loop device that disappears with the mount."""
     with tempfile.TemporaryDirectory(prefix="erofs-") as at:
         subprocess.run(["mount", "-t", "erofs", "-o", "loop,ro", str(image), at], check=True)
         try:
@@ -78,7 +78,7 @@ def mounted(image: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def overlaid(images: Iterable[Path]) -> Iterator[Path]:
-    """Mount images over each other, the lowest first, with something to write to on top."""
+    """Mount images as an overlay, the lowest first, with a writable layer on top."""
     with contextlib.ExitStack() as stack:
         lower = [str(stack.enter_context(mounted(image))) for image in images]
         top = stack.enter_context(tempfile.TemporaryDirectory(prefix="overlay-"))
@@ -93,7 +93,7 @@ def overlaid(images: Iterable[Path]) -> Iterator[Path]:
 
 
 def shown(path: Path) -> dict[str, object]:
-    """What can be seen of a file, but for its inode's number."""
+    """Return what can be seen of a file, except its inode's number."""
     status = path.lstat()
     found: dict[str, object] = {
         "mode": oct(status.st_mode),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making an image in the child: what it may do, and what is left when it fails."""
+"""Making an image in the child: what the child may do, and what is left when it fails."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class BuildCase(TestCase):
         return start(self.builder.build(layer, compression, self.target, diff_id, limits or Limits()))
 
     async def failure(self, kind: type[Exception], work: Deferred[Built]) -> str:
-        """The message with which `work` fails."""
+        """Return the message with which `work` fails."""
         failed: Deferred[Any] = work  # Any: assertFailure makes it one of the error
         error: Exception = await self.assertFailure(failed, kind)
         return str(error)
 
     async def refused(self, kind: type[Exception], work: Deferred[Built]) -> str:
-        """The message with which `work` fails. It has left nothing."""
+        """Return the message with which `work` fails. Check that it has left nothing."""
         said = await self.failure(kind, work)
         self.assertEqual(os.listdir(self.directory), [])
         return said
@@ -134,7 +134,7 @@ class BuildTests(BuildCase):
 
 
 class WorkingCase(BuildCase):
-    """Has layers that come to no end, so that a child works until it is ended."""
+    """Layers without an end, so that a child works until it is killed."""
 
     def endless(self) -> Path:
         layer = Path(self.mktemp()).absolute()
@@ -147,7 +147,7 @@ class WorkingCase(BuildCase):
         return start(work)
 
     def children(self, layer: Path) -> list[int]:
-        """The processes that read this layer, and nothing else."""
+        """Return the processes that read this layer and nothing else."""
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ class WorkingCase(BuildCase):
         return found
 
     async def child(self, layer: Path) -> int:
-        """The process that makes this layer's image, as soon as it has given up its rights."""
+        """Return the process that makes this layer's image, once it has dropped its privileges."""
         found: list[int] = []
 
         def confined() -> bool:
@@ -197,7 +197,7 @@ class ChildTests(WorkingCase):
             self.assertEqual(files.pop("2")[:5], "pipe:")
             self.assertEqual(files, {"0": str(layer), "1": str(self.directory / f"{number}.part")})
             limits = Path(f"/proc/{pid}/limits").read_text()
-            self.assertIn(str(3 * int(Limits().seconds) + 1), limits)  # of its own, from its beginning
+            self.assertIn(str(3 * int(Limits().seconds) + 1), limits)  # its own rlimit, set at the start
             users.update(re.findall(r"^Uid:\t([0-9]+)", Path(f"/proc/{pid}/status").read_text(), re.M))
         self.assertEqual(len(users - {"0"}), 2)
         for work in works:

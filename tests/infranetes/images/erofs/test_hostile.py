@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that no builder makes: each is refused for a reason that people understand, or becomes an image."""
+"""Layers that no builder makes: each is refused with a clear reason, or becomes an image."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LINK, SYM, DIR = tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
 
 
 def header(**fields: bytes) -> bytes:
-    """A header with these fields as they are, and the right checksum. `at_N` is what is at byte N."""
+    """Return a header with these raw fields and the right checksum. `at_N` is put at byte N."""
     block = bytearray(tar([member("name", content=b"")], tarfile.USTAR_FORMAT)[:512])
     for name, value in fields.items():
         at = int(name.removeprefix("at_"))
@@ -46,14 +46,14 @@ def header(**fields: bytes) -> bytes:
 
 
 def pax(records: bytes) -> bytes:
-    """A PAX header, as it is, and an entry after it."""
+    """Return a raw PAX header, and an entry after it."""
     size = b"%011o\0" % len(records)
     return header(at_124=size, at_156=b"x") + records + bytes(-len(records) % 512) + header()
 
 
 class HostileCase(SynchronousTestCase):
     def refusal(self, data: bytes, limits: Limits = SMALL) -> str:
-        """Why it is refused."""
+        """Return why it is refused."""
         try:
             converted(data, Path(self.mktemp()), limits)
         except BadLayer as e:
@@ -120,7 +120,7 @@ class EntryTests(HostileCase):
         self.refused("over 255 bytes", member("n" * 256 + "/x"))
         self.refused("over 4095 bytes", member("/".join(["n" * 200] * 30)), limits=Limits())
         self.refused("directories deep", member("/".join("n" * 11)))
-        for root in ("", "./", "/", "d/"):  # nobody removes a directory's own names, or the root
+        for root in ("", "./", "/", "d/"):  # no whiteout of a directory's own names, or of the root
             for name in (".wh.", ".wh..", ".wh..."):
                 self.refused("removes a file whose name", member(root + name))
         self.refused("the root is a directory", member("."))
@@ -205,7 +205,7 @@ class BoundTests(HostileCase):
 
 class SparseTests(HostileCase):
     def with_map(self, numbers: bytes, stored: int = 512) -> str:
-        """Why a sparse file with this map is refused."""
+        """Return why a sparse file with this map is refused."""
         records = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n28 GNU.sparse.realsize=4096\n"
         whole = pax(records)[:-512] + header(at_124=b"%011o\0" % (512 + stored))
         return self.refusal(whole + numbers.ljust(512, b"\0") + bytes(stored))
@@ -273,7 +273,7 @@ class FuzzTests(HostileCase):
     )
 
     def ends_well(self, data: bytes) -> None:
-        """It is refused in words, or the image is whole."""
+        """Check that it is refused with a message, or that the image is consistent."""
         image = Path(self.mktemp()).absolute()
         try:
             converted(data, image, SMALL)
@@ -296,20 +296,20 @@ class FuzzTests(HostileCase):
                 block = chance.randrange(len(data) // 512) * 512
                 at = block + chance.randrange(512)
                 data[at] = chance.choice((0, 0x20, 0x2F, 0x30, 0x37, 0x80, 0xFF, chance.randrange(256)))
-                if chance.random() < 0.9:  # so that the change is seen
+                if chance.random() < 0.9:  # then not the checksum alone is wrong
                     data[block + 148 : block + 156] = b" " * 8
                     data[block + 148 : block + 156] = b"%06o\0 " % sum(data[block : block + 512])
             self.ends_well(bytes(data))
 
     def test_any_number_of_inodes(self) -> None:
-        """Wherever in a block the last one ends."""
+        """With the last inode ending anywhere in a block."""
         for count in range(1, 130):
             self.ends_well(tar([member(f"{n}", content=b"") for n in range(count)]))
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def test_any_tree(self, data: st.DataObject) -> None:
-        """What tarfile would make of the tar is what is in the image."""
+        """The image has what tarfile finds in the tar."""
         names = st.text("ab.\udc80-", min_size=1, max_size=3).filter(lambda n: n not in (".", ".."))
         paths = st.lists(names, min_size=1, max_size=3).map("/".join)
         expected: dict[str, bytes | None] = {}
@@ -337,7 +337,7 @@ class FuzzTests(HostileCase):
 
 
 class BombTests(BuildCase):
-    """In the child, with its own bounds."""
+    """In the child, within the limits of its own."""
 
     async def outcome(self, data: bytes, diff_id: str, limits: Limits) -> str:
         return await self.refused(FailedPrecondition, self.build(data, "gzip", diff_id, limits))

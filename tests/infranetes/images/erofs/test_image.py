@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as Linux shows them: everything that a tar has is there."""
+"""Images as Linux mounts them have everything that is in the tar."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACL = bytes.fromhex(
 
 class ImageCase(SynchronousTestCase):
     def image(self, *members: Member, form: int = tarfile.PAX_FORMAT) -> Path:
-        """The image of a tar, which fsck.erofs has looked at."""
+        """Return the image of a tar, checked with fsck.erofs."""
         path = Path(self.mktemp()).absolute()
         converted(tar(members, form), path)
         check(path)
@@ -181,7 +181,7 @@ class SameBytesTests(ImageCase):
         self.assertEqual(first.read_bytes(), second.read_bytes())
 
     def test_the_bytes_stay_the_same_from_release_to_release(self) -> None:
-        """Nodes know layers' disks by their tars: change FORMAT in `disks` when this has to change."""
+        """Nodes identify layers' disks by their tars: if this has to change, change FORMAT in `disks`."""
         image = self.image(
             member("f", content=b"x" * 5000, mtime=1),
             member("s", tarfile.SYMTYPE, linkname="f", xattrs={"user.a": b"b"}),

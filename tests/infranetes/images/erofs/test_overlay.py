@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers over each other, as overlayfs shows them: what a layer removes is removed."""
+"""Layers under overlayfs: what a layer removes is removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BASE = (
 
 class OverlayTests(SynchronousTestCase):
     def merged(self, *layers: tuple[Member, ...]) -> dict[str, bytes]:
-        """All files of these layers together, by path."""
+        """Return all files of the merged layers, by path."""
         images = [Path(self.mktemp()).absolute() for _ in layers]
         for image, members in zip(images, layers, strict=True):
             converted(tar(members), image)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tar as real as this machine's own files, written by GNU tar: about 100 MiB."""
+"""A realistic tar: this machine's own files, written by GNU tar, about 100 MiB."""
 
 from __future__ import annotations
 

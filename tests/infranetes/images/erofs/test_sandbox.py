@@ -37,7 +37,7 @@ sys.stderr.read()
 
 class SandboxTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.read, self.hold = os.pipe()  # the child waits on it
+        self.read, self.hold = os.pipe()  # the child waits for the end of this
         self.addCleanup(os.close, self.read)
         self.child = subprocess.Popen(
             [sys.executable, "-c", PROGRAM],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of an agent's words: whatever it says is cut to bounds, or refused."""
+"""An agent's data is cut to its limits, or refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIDIED = ("Info", "Watch", "StartContainer", "Stats")
 
 
 def within_limits(test: Any, message: Any) -> None:
-    """Everything in `message` is as short and as small as `limits` say."""
+    """Check that everything in `message` is within `limits`."""
     for field, value in message.ListFields():
         test.assertTrue(field.full_name)
         name = field.full_name
@@ -55,7 +55,7 @@ def within_limits(test: Any, message: Any) -> None:
 
 
 class ScreenTests(SynchronousTestCase):
-    """Before anything is parsed."""
+    """What is checked before anything is parsed."""
 
     def setUp(self) -> None:
         self.screen = AgentScreen()
@@ -131,7 +131,7 @@ class ScreenTests(SynchronousTestCase):
 
 
 class ClampTests(SynchronousTestCase):
-    """What is parsed."""
+    """What is cut after it is parsed."""
 
     @given(st.sampled_from(TIDIED), st.data())
     @settings(max_examples=300, deadline=None)

@@ -34,7 +34,7 @@ from txgrpc import Channel, Server, Service
 
 
 class Agent:
-    """As much of an agent as is asked for here."""
+    """The part of an agent that these tests call."""
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
@@ -67,7 +67,7 @@ class Agent:
 
 
 class ClientTests(unittest.TestCase):
-    """What it asks, and what its failures are."""
+    """The client's calls, and how they fail."""
 
     timeout = 30
 
@@ -166,7 +166,7 @@ class ClientTests(unittest.TestCase):
 
 
 class HostileCase(unittest.TestCase):
-    """An agent that lies, over a real socket; whatever keeps the reactor for too long fails these, too."""
+    """A hostile agent, over a real socket; a callback that blocks the reactor too long fails these, too."""
 
     timeout = 60
 
@@ -195,7 +195,7 @@ class HostileCase(unittest.TestCase):
 
 
 class HostileTests(HostileCase):
-    """Answers to calls of all kinds; those about layers have a module of their own."""
+    """Hostile answers to all kinds of calls; those about layers have a module of their own."""
 
     async def test_figures(self) -> None:
         for attack in ("cards", "containers", "repeated", "huge", "names"):

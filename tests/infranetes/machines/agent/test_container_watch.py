@@ -27,7 +27,7 @@ from txgrpc import Code, GrpcError
 
 @implementer(IContainerListener)
 class Listener:
-    """Keeps what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -73,7 +73,7 @@ class WatchCase(unittest.SynchronousTestCase):
 
 
 class WatchTests(WatchCase):
-    """It comes and goes."""
+    """The stream breaks and is opened again."""
 
     def test_the_end_of_the_vm_is_told(self) -> None:
         self.watch.start()
@@ -172,7 +172,7 @@ class WatchTests(WatchCase):
         self.successResultOf(self.watch.when_live())
 
     def test_attempts_of_many_go_through_the_gate(self) -> None:
-        """One that does not answer keeps its place for its time, then the next has it."""
+        """An agent that does not answer keeps its place until the timeout, then the next has it."""
         self.agent.silent = True
         other_agent, other_listener = FakeAgent("t"), Listener()
         other = self.make(other_agent, other_listener)
@@ -215,14 +215,14 @@ class WatchTests(WatchCase):
 
 
 class HostileTests(WatchCase):
-    """It says more than there is to say."""
+    """The agent sends more than it should."""
 
     def say(self, number: int) -> None:
         state = vmserver.ContainerState(id=f"c{number}", state=cri.CONTAINER_RUNNING)
         self.agent.streams[-1].feed(vmserver.WatchEvent(container=state))
 
     def quiet_for_a_while(self) -> None:
-        """The stream is ended, and there is no other for some seconds."""
+        """Check that the stream is ended and that it is not reopened for some seconds."""
         attempts = self.listener.told.count("requested")
         self.assertTrue(self.agent.streams[-1].ended)
         self.assertFalse(self.watch.live)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's client speaks of layers, and believes no agent that speaks of others."""
+"""The agent client's calls about layers; answers about layers that it did not ask for are not believed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from tests.support.clouds.gce_resources import ZONES
 from tests.support.clouds.moto import REGION
 from tests.support.clouds.openstack import SimulatedOpenStack
 
-offers(REGION)  # libcloud's large files, which the daemon reads before its reactor runs
+offers(REGION)  # reads libcloud's large files, which the daemon does before its reactor runs
 prices()
 discovery.compute()
 ec2_model.model()
@@ -36,16 +36,16 @@ Call = Mapping[str, str]
 
 
 class CloudCase(WorldCase):
-    """EC2, Azure, Compute Engine or Nova, and what tests of all have to know of it."""
+    """EC2, Azure, Compute Engine or Nova, and what tests of all of them need to know about each."""
 
     launch_action: ClassVar[str]  # as in the cloud's `requests`
     destroy_action: ClassVar[str]
     list_action: ClassVar[str]
-    cheapest: ClassVar[tuple[str, str]]  # the first two sizes that are tried for a pod without requests
+    cheapest: ClassVar[tuple[str, str]]  # the first two sizes tried for a pod without requests
     large: ClassVar[str]  # a size that is tried for 4 CPUs
     quota: ClassVar[str]  # a part of the message about a full quota
-    families: ClassVar[tuple[str, str]]  # the cheapest sizes of two families, each with a quota of its own
-    asked_again: ClassVar[int] = 2  # times that a launch is asked for again whose answer is lost twice
+    families: ClassVar[tuple[str, str]]  # the cheapest sizes of two families with separate quotas
+    asked_again: ClassVar[int] = 2  # how often a launch is repeated whose answer is lost twice
 
     def is_list(self, call: Call) -> bool:
         """Whether a call lists the VMs."""
@@ -64,7 +64,7 @@ class CloudCase(WorldCase):
         raise NotImplementedError
 
     def lose_launches(self) -> None:
-        """Lose the answers of all launches, though the instances are created, for good."""
+        """Lose the answers of all launches from now on, though the instances are created."""
         self.world.faults.add(FaultKind.LOST, self.launch_action)
 
     def break_launches(self) -> Callable[[], None]:
@@ -163,7 +163,7 @@ class AzureCase(CloudCase):
 
 
 class OpenStackCase(CloudCase):
-    """Tests on Nova, which a launch asks for a server of its name before it asks for a new one."""
+    """Tests on Nova, where a launch first looks for a server of its name and then creates one."""
 
     provider_name = "openstack"
     launch_action, destroy_action, list_action = "launch", "destroy", "list servers"
@@ -173,7 +173,7 @@ class OpenStackCase(CloudCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        nova_schemas.schemas()  # which takes a moment, once
+        nova_schemas.schemas()  # takes a moment, but only once
 
     def make_world(self) -> SimulatedOpenStack:
         return SimulatedOpenStack(reactor, self.run_dir / "machines")
@@ -201,5 +201,5 @@ class OpenStackCase(CloudCase):
         return mend
 
     def _hide_lost(self) -> None:
-        """Have looks for servers fail once one was launched: they would find it."""
+        """Make look-ups of servers fail after a launch, since they would find the server."""
         self.world.faults.add(FaultKind.ERROR, "find servers", only=lambda call: bool(self.world.bodies))

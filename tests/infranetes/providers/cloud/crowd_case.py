@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of one account that call their cloud at once, on a clock that takes no time."""
+"""Nodes of one account that call their cloud at the same time, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP = 0.01
 
 
 class FakeCloud:
-    """What `Calls` uses of a cloud."""
+    """The part of a cloud that `Calls` uses."""
 
     name, location = "fake", "fake"
 
@@ -46,7 +46,7 @@ class FakeCloud:
 
 
 class CrowdCase(SynchronousTestCase):
-    """Calls with the settings that a provider has by default. :cvar rates: the cloud's."""
+    """Calls with a provider's default settings. :cvar rates: the cloud's."""
 
     rates: ClassVar[Mapping[Action, Rate]]
 
@@ -61,14 +61,14 @@ class CrowdCase(SynchronousTestCase):
         self.patch(calls, "RateLimit", partial(RateLimit, chance=chance))
 
     def serve(self, action: Action, name: str) -> None:
-        """Serve what a call of a VM's sends. :raise CloudError: the cloud refuses it."""
+        """Serve the request of a call about a VM. :raise CloudError: the cloud refuses it."""
         raise NotImplementedError
 
     def nodes(self, count: int) -> list[Calls[Any]]:
         return [Calls(self.clock, FakeCloud(self.rates), CloudSettings()) for _ in range(count)]  # type: ignore[arg-type]
 
     def call(self, node: Calls[Any], action: Action, name: str = "") -> Deferred[float]:
-        """Make a call. Returns when it was served."""
+        """Make a call. The Deferred fires with the time at which it was served."""
 
         def work(driver: object) -> float:
             self.serve(action, name)

@@ -31,7 +31,7 @@ class FaultCase(LifecycleCase, CloudCase):
 
 
 class PassingFaults(FaultCase):
-    """Faults that calls recover from."""
+    """Faults after which a retried call succeeds."""
 
     async def test_throttling_of_a_third_of_the_calls(self) -> None:
         fault = self.world.faults.add(FaultKind.THROTTLE, share=0.3)
@@ -88,7 +88,7 @@ class PassingFaults(FaultCase):
         self.world.faults.clear()
 
     async def test_a_daemon_that_was_killed_before_its_launch_was_listed(self) -> None:
-        """The next daemon sees no VM, launches with another identity, and gets the first one's VM."""
+        """The next daemon does not see the VM, launches with another identity, and gets the same VM."""
         provider = await self.started()
         await self.within(provider.list())
         spec = self.spec()
@@ -142,10 +142,10 @@ class PassingFaults(FaultCase):
 
 
 class LastingFaults(FaultCase):
-    """Faults that calls fail with."""
+    """Faults that make calls fail."""
 
     async def test_launches_whose_answers_are_always_lost(self) -> None:
-        """What the launch left is destroyed, at the latest when it is listed."""
+        """What the launch has left is destroyed, at the latest when it appears in a list."""
         self.settings["retry_seconds"] = 0.5
         provider = await self.started()
         self.lose_launches()
@@ -275,7 +275,7 @@ class LastingFaults(FaultCase):
 
 
 class FamilyQuotas(FaultCase):
-    """Limits of one family of sizes."""
+    """Quotas of one family of sizes."""
 
     async def test_a_full_quota_of_one_family_leaves_the_sizes_of_others(self) -> None:
         first, other = self.families

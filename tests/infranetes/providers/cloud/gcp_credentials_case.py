@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that asks for Google's tokens."""
+"""A node that obtains tokens from Google."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 class CredentialsCase(TestCase):
-    """A node that nobody has signed in on, and nothing in its environment but what a test puts there."""
+    """A node without anyone's sign-in; its environment has only what a test puts there."""
 
     async def setUp(self) -> None:
         self.identity = GoogleIdentity()
@@ -45,7 +45,7 @@ class CredentialsCase(TestCase):
         self.assertEqual(self.identity.malformed, [])
 
     def credentials(self, content: Any = None, scope: str = SCOPE, **settings: Any) -> Credentials:
-        """Return what a daemon has. :param content: of its file."""
+        """Return a daemon's credentials. :param content: the content of its file."""
         if content is not None:
             settings["key_file"] = str(write(self.directory / "key.json", content))
         given = {"token_endpoint": self.identity.url, "call_seconds": 15.0, **settings}
@@ -53,11 +53,11 @@ class CredentialsCase(TestCase):
         return Credentials(table, scope, self.product)
 
     async def now(self, credentials: Credentials) -> Holder:
-        """Return whose the current token is."""
+        """Return the holder of the current token."""
         return self.identity.tokens[await deferToThread(lambda: credentials.access_token)]
 
     async def refused(self, credentials: Credentials, kind: ErrorKind) -> str:
-        """Return the words of the failure to get a token."""
+        """Check that no token can be had. Return the error's message."""
         with self.assertRaises(CloudError) as caught:
             await self.now(credentials)
         error = caught.exception

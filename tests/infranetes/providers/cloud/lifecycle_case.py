@@ -30,7 +30,7 @@ class LifecycleCase(ProviderCase):
         await self.retried(lambda: provider.destroy(instance.id))
 
     def check_machine(self, spec: InstanceSpec) -> None:
-        """Check that a machine has taken its identity on, and that its time never went back."""
+        """Check that a machine has taken its identity on, and that its clock never went back."""
         ids = (self.run_dir / "machines").rglob("machine-id")
         machines = {file.read_text().strip(): file.parent for file in ids}
         self.assertIn(spec.identity.machine_id, machines)
@@ -39,7 +39,7 @@ class LifecycleCase(ProviderCase):
         self.assertFalse((etc / SETTINGS).exists(), "its clock was right")
 
     async def retried(self, call: Any) -> Any:
-        """Repeat a call that fails as long as a circuit may stay open, which may be longer than a boot."""
+        """Retry a failing call for as long as a circuit may stay open, which may be longer than a boot."""
         until = time.monotonic() + 60.0
         while True:
             try:
@@ -50,7 +50,7 @@ class LifecycleCase(ProviderCase):
                 await self.sleep(0.1)
 
     async def run_lifecycles(self, count: int) -> None:
-        """Run several lifecycles side by side, and check that nothing is left."""
+        """Run several lifecycles concurrently, and check that nothing is left."""
         provider = await self.started()
         await gatherResults(
             [Deferred.fromCoroutine(self.run_lifecycle(provider)) for _ in range(count)], consumeErrors=True

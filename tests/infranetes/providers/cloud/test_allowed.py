@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods may ask for by annotation: nothing that costs, gives rights or opens ways, unless allowed."""
+"""Annotations that pods may use: none that costs money, grants rights or opens access, unless allowed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CheckTests(SynchronousTestCase):
 
 
 class LaunchTests:
-    """With each cloud. Nested: the clouds' cases are run, not this one."""
+    """With each cloud. Nested, so that the clouds' cases are run and this one is not."""
 
     class Case(WorldCase, TestCase):
         limited: tuple[tuple[str, str, str], ...]  # an annotation without its prefix, a value, the key

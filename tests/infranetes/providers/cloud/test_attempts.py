@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sizes a launch tries, in which zones, and which refusals rule out which others."""
+"""Which sizes a launch tries in which zones, and which refusals rule out other attempts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attempts(
 
 
 def refused(attempts: Attempts, refusing: Refusing) -> list[str]:
-    """Refuse each attempt. Returns them as `size zone`, spot ones in capitals."""
+    """Refuse each attempt. Return all of them as `size zone`, spot ones in capitals."""
     made = []
     for attempt in attempts:
         kind = refusing(attempt)
@@ -83,7 +83,7 @@ class AttemptTests(SynchronousTestCase):
 
 
 class FailureTests(SynchronousTestCase):
-    """How a launch fails of which each attempt was refused."""
+    """The error of a launch all of whose attempts were refused."""
 
     def failure(self, refusing: Refusing, max_sizes: int = 5) -> CloudError:
         made = attempts(max_sizes=max_sizes)

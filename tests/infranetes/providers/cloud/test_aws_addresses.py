@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the AWS provider asks EC2 for that could outlive an instance: elastic addresses and disks."""
+"""What the AWS provider creates in EC2 that could outlive an instance: elastic IP addresses and disks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.clouds.moto_answers import tag_of
 
 
 class AddressTests(AwsCase, TestCase):
-    """Elastic addresses and disks, which could outlive a VM."""
+    """Elastic IP addresses and disks, which could outlive a VM."""
 
     def setUp(self) -> object:
         begun = super().setUp()

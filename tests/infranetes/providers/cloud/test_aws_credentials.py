@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where AWS credentials come from, by botocore as it is, and what becomes of failures on the way."""
+"""Where the real botocore finds AWS credentials, and how failures on the way are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOUR = 3600.0
 
 
 class CredentialsCase(TestCase):
-    """A node with AWS' files of its own, and nothing in its environment but what a test puts there."""
+    """A node with AWS files of its own; its environment has only what a test puts there."""
 
     async def setUp(self) -> None:
         self.identity = AwsIdentity(reactor)
@@ -55,7 +55,7 @@ class CredentialsCase(TestCase):
         (self.directory / "config").write_text("\n".join(lines) + "\n")
 
     def credentials(self, profile: str = "") -> Credentials:
-        """Return what a daemon has."""
+        """Return a daemon's credentials."""
         return Credentials("", "", profile, REGION, timeout=60.0, vendor_file=self.vendor)
 
     async def now(self, credentials: Credentials) -> Keys:
@@ -63,7 +63,7 @@ class CredentialsCase(TestCase):
         return await deferToThread(credentials._thd_now)
 
     async def refused(self, credentials: Credentials, kind: ErrorKind) -> str:
-        """Return the words of the failure to find any."""
+        """Check that there are no credentials. Return the error's message."""
         with self.assertRaises(CloudError) as caught:
             await self.now(credentials)
         error = caught.exception
@@ -73,7 +73,7 @@ class CredentialsCase(TestCase):
 
 
 class WebIdentityTests(CredentialsCase):
-    """A pod's service account, as EKS gives it to containers, by moto's STS."""
+    """A pod's service account, as EKS provides it to containers, with moto's STS."""
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -125,13 +125,13 @@ class WebIdentityTests(CredentialsCase):
 
 
 class InstanceRoleTests(CredentialsCase):
-    """The role of the instance that the node is, by version 2 of its metadata service."""
+    """The role of the instance that is the node, from version 2 of its metadata service."""
 
     async def setUp(self) -> None:
         await super().setUp()
         del os.environ["AWS_EC2_METADATA_DISABLED"]
         self.environment(AWS_EC2_METADATA_SERVICE_ENDPOINT=self.identity.url)
-        # botocore has keys that end soon serve on, for a quarter of an hour and some minutes by chance.
+        # botocore keeps using keys that expire soon, for a quarter of an hour and a random few minutes.
         soon = mock.patch("botocore.utils.random.randint", return_value=-120)
         soon.start()
         self.addCleanup(soon.stop)
@@ -156,12 +156,12 @@ class InstanceRoleTests(CredentialsCase):
             await self.refused(self.credentials(), ErrorKind.CREDENTIALS)
 
     async def test_they_are_renewed_while_the_old_ones_serve(self) -> None:
-        self.identity.add_role("ASIAONE", 14 * 60)  # botocore renews in the last quarter of an hour
+        self.identity.add_role("ASIAONE", 14 * 60)  # botocore renews keys in their last quarter of an hour
         credentials = self.credentials()
         self.assertEqual((await self.now(credentials)).access_key, "ASIAONE")
         self.identity.add_role("ASIATWO")
         asked = len(self.identity.asked)
-        # In the reactor's own thread, which would have to answer first: this does not wait for that.
+        # The reactor's thread, which would have to answer first, must not wait for that.
         self.assertEqual(credentials._thd_now().access_key, "ASIAONE")
         until_when = reactor.seconds() + 30.0
         while (await self.now(credentials)).access_key != "ASIATWO":
@@ -181,7 +181,7 @@ class InstanceRoleTests(CredentialsCase):
 
 
 class ContainerTests(CredentialsCase):
-    """The role of the container that the daemon is, at ECS and by EKS' Pod Identity."""
+    """The role of the container that runs the daemon, from ECS or EKS Pod Identity."""
 
     async def test_failing_first(self) -> None:
         self.environment(
@@ -189,7 +189,7 @@ class ContainerTests(CredentialsCase):
             AWS_CONTAINER_AUTHORIZATION_TOKEN="pod-token",
         )
         credentials = self.credentials()
-        with self.identity.refusing(500, b"{}"), mock.patch("time.sleep"):  # botocore's, between attempts
+        with self.identity.refusing(500, b"{}"), mock.patch("time.sleep"):  # botocore sleeps between attempts
             await self.refused(credentials, ErrorKind.TRANSIENT)
         self.identity.container = {
             "AccessKeyId": "ASIAPOD",
@@ -272,7 +272,7 @@ class ProfileTests(CredentialsCase):
 
 
 class SsoTests(CredentialsCase):
-    """A person's sign-in that `aws sso login` has left in its cache."""
+    """A user's sign-in, which `aws sso login` has left in its cache."""
 
     def sign_in(self, token: str, seconds: float) -> None:
         """Do what `aws sso login` does."""
@@ -282,7 +282,7 @@ class SsoTests(CredentialsCase):
 
         cache = self.directory / "sso"
         cache.mkdir(exist_ok=True)
-        # botocore's is in the home directory that this process had when it was imported.
+        # botocore's is below the home directory that this process had when botocore was imported.
         self.patch(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))
         name = hashlib.sha1(b"https://example.awsapps.com/start").hexdigest()  # noqa: S324  botocore's
         content: dict[str, Any] = {"accessToken": token, "expiresAt": until(seconds), "region": REGION}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instance types, the zones that offer them, and prices, as AWS tells them."""
+"""Instance types, the zones that offer them, and prices, according to AWS."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REFUSED = (400, json.dumps({"__type": "AccessDeniedException", "Message": "no"})
 
 
 class ToldTests(AwsCase, TestCase):
-    """By EC2 and the price list."""
+    """From EC2 and the price list."""
 
     def told(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.state_dir / "aws" / "offers.json").read_text())
@@ -82,7 +82,7 @@ class ToldTests(AwsCase, TestCase):
         self.assertEqual(len(launches), 1)
 
     async def test_what_no_zone_in_use_offers_is_not_chosen(self) -> None:
-        self.world.types.gaps = {("t3.micro", f"{REGION}{zone}") for zone in "ab"}  # c has it
+        self.world.types.gaps = {("t3.micro", f"{REGION}{zone}") for zone in "ab"}  # only zone c offers it
         provider = await self.started()
         self.assertEqual((await self.within(provider.launch(self.spec()))).size, "t3.small")
 
@@ -177,7 +177,7 @@ class ToldTests(AwsCase, TestCase):
         self.assertTrue({"pricing:GetProducts", *(f"ec2:{action}" for action in ASKED)} <= allowed)
 
     async def test_a_launch_does_not_wait_for_prices(self) -> None:
-        """A file that is old serves; what can't be reached is asked for later."""
+        """An old file is used; what can't be reached is requested later."""
         provider = await self.started()
         await self.within(provider.stop())
         path = self.state_dir / "aws" / "offers.json"
@@ -200,7 +200,7 @@ def _bundled_price(name: str) -> float | None:
 
 
 class PriceTests(SynchronousTestCase):
-    """What products say."""
+    """How products are read."""
 
     def test_the_price_of_an_hour_on_demand(self) -> None:
         self.assertEqual(price_of(product("m5.large", REGION, 0.107), "USD"), ("m5.large", 0.107))
@@ -226,7 +226,7 @@ class PriceTests(SynchronousTestCase):
 
 
 class PriceListRequestTests(SynchronousTestCase):
-    """What is sent to the price list, and how much is read."""
+    """Requests to the price list, and how much of an answer is read."""
 
     def setUp(self) -> None:
         where = price_list("il-central-1")

@@ -88,7 +88,7 @@ class WithoutBotocoreTests(RegionTests):
         self.addCleanup(self.forget)
 
     def patch_module(self, name: str) -> None:
-        """Have the import of a module fail until the test ends."""
+        """Make imports of a module fail until the test ends."""
         before = sys.modules.get(name)
         sys.modules[name] = None  # type: ignore[assignment]
 
@@ -101,13 +101,13 @@ class WithoutBotocoreTests(RegionTests):
         self.addCleanup(restore)
 
     def forget(self) -> None:
-        """Forget what botocore has told."""
+        """Forget what botocore has reported."""
         regions._resolver.cache_clear()
         regions._botocore.cache_clear()
 
 
 class OfferingTests(SynchronousTestCase):
-    """What EC2 offers in each region, as moto's release has it."""
+    """What EC2 offers in each region, according to moto's release."""
 
     def test_the_default_sizes_serve_large_pods_in_each_region_and_are_all_offered(self) -> None:
         defaults = Settings(region="eu-west-1", image="ami-12345678").sizes
@@ -126,7 +126,7 @@ class OfferingTests(SynchronousTestCase):
 
 
 def moto_data() -> Path:
-    """Where moto has EC2's data. Debian has no moto, so it may be the virtual environment's."""
+    """Return where moto has EC2's data. Debian has no moto, so it may be in a virtual environment."""
     found = sorted((ROOT / ".venv" / "lib").glob("python3*/site-packages/moto/ec2/resources"))
     if found:
         return found[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EBS snapshots on a simulated EC2, which allows what the policy in the manual does, and volumes of them."""
+"""EBS snapshots on a simulated EC2, which enforces the manual's IAM policy, and volumes from snapshots."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tests.support.clouds.faults import FaultKind
 
 
 class AwsSnapshotsCase(AwsVolumesCase, CloudSnapshotsCase[Driver]):
-    """What EC2 has of snapshots."""
+    """Snapshots on EC2."""
 
     def taken(self) -> dict[str, Any]:
-        """The cluster's snapshots, as EC2 describes them, by their ids."""
+        """Return the cluster's snapshots, as EC2 describes them, by their ids."""
         ours = [{"Name": f"tag:{CLUSTER}", "Values": [self.cluster]}]
         found = self.world.ec2.describe_snapshots(Filters=ours)["Snapshots"]
         return {one["SnapshotId"]: one for one in found}
 
     def leftovers(self) -> list[str]:
-        for id in self.taken():  # which outlive VMs, as volumes do
+        for id in self.taken():  # snapshots outlive VMs, as volumes do
             self.world.ec2.delete_snapshot(SnapshotId=id)
         return super().leftovers()
 
@@ -55,7 +55,7 @@ class AwsSnapshotsTests(AwsSnapshotsCase, CloudSnapshotsContract[Driver], TestCa
 
 
 class RequestTests(AwsSnapshotsCase, TestCase):
-    """What is asked of EC2, and what it makes of it."""
+    """Requests to EC2, and their effects."""
 
     async def test_a_snapshot_says_whose_it_is_from_the_beginning(self) -> None:
         snapshots = await self.snapshots()
@@ -90,7 +90,7 @@ class RequestTests(AwsSnapshotsCase, TestCase):
         self.assertEqual(list(self.taken()), [again.id])
 
     async def test_twins_are_one_snapshot_and_end_with_it(self) -> None:
-        """EC2 may make a second one of a request that is repeated before the first is listed."""
+        """EC2 may create a second one if a request is repeated before the first is listed."""
         snapshots = await self.snapshots()
         made = await self.provider.volumes.create("data", GIB)
         taken = await self.until_ready(snapshots, await snapshots.create("one", made.id))
@@ -121,7 +121,7 @@ class RequestTests(AwsSnapshotsCase, TestCase):
 
 
 class FaultTests(AwsSnapshotsCase, TestCase):
-    """What goes wrong between the daemon and EC2."""
+    """Faults between the daemon and EC2."""
 
     async def test_lost_answers_change_nothing(self) -> None:
         for kind in (FaultKind.LOST, FaultKind.ACTED):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EBS volumes on a simulated EC2 over HTTP, which allows what the manual's policy allows."""
+"""EBS volumes on a simulated EC2 over HTTP, which enforces the manual's IAM policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = ("CreateVolume", "ModifyVolume", "AttachVolume", "DetachVolume", "Delete
 
 
 class AwsVolumesCase(AwsCase, CloudVolumesCase[Driver]):
-    """What EC2 has of volumes. :ivar others: those that are not the cluster's."""
+    """Volumes on EC2. :ivar others: those that are not the cluster's."""
 
     def setUp(self) -> object:
         self.others: list[str] = []
@@ -40,7 +40,7 @@ class AwsVolumesCase(AwsCase, CloudVolumesCase[Driver]):
         return (await self.running(self.provider, self.spec(**wishes))).id
 
     def disks(self) -> dict[str, Any]:
-        """The cluster's volumes, as EC2 describes them, by their ids."""
+        """Return the cluster's volumes, as EC2 describes them, by their ids."""
         ours = [{"Name": f"tag:{CLUSTER}", "Values": [self.cluster]}, {"Name": "tag-key", "Values": [VOLUME]}]
         return {one["VolumeId"]: one for one in self.world.ec2.describe_volumes(Filters=ours)["Volumes"]}
 
@@ -52,7 +52,7 @@ class AwsVolumesCase(AwsCase, CloudVolumesCase[Driver]):
         return machine in self.holders(volume)
 
     def other(self, zone: str = "a", **tags: str) -> str:
-        """Make a volume as a person does; return its id."""
+        """Create a volume as a user does; return its id."""
         tagged = [{"Key": key, "Value": value} for key, value in tags.items()]
         made = self.world.ec2.create_volume(Size=20, AvailabilityZone=f"{REGION}{zone}")
         self.others.append(made["VolumeId"])
@@ -64,7 +64,7 @@ class AwsVolumesCase(AwsCase, CloudVolumesCase[Driver]):
         return [one for one in self.world.requests if one["Action"] == action]
 
     def leftovers(self) -> list[str]:
-        """What VMs have left. Volumes outlive them, and nobody has one any more."""
+        """Return what VMs have left. Volumes outlive them, but must not be attached any more."""
         for id in [*self.disks(), *self.others]:
             self.assertEqual(self.holders(id), [])
             self.world.ec2.delete_volume(VolumeId=id)
@@ -76,7 +76,7 @@ class AwsVolumesTests(AwsVolumesCase, VolumesContract, TestCase):
 
 
 class AwsAttachedVolumesTests(AwsVolumesCase, CloudAttachedVolumesContract[Driver], TestCase):
-    """The contract of volumes that VMs have."""
+    """The contract of attached volumes."""
 
     has_modes = False
     of_attaching = ("AttachVolume", "DetachVolume")
@@ -90,7 +90,7 @@ class AwsAttachedVolumesTests(AwsVolumesCase, CloudAttachedVolumesContract[Drive
 
 
 class DiskTests(AwsVolumesCase, TestCase):
-    """What is asked of EC2."""
+    """Requests to EC2."""
 
     async def test_a_volume_says_whose_it_is_from_the_beginning(self) -> None:
         volumes = await self.volumes()
@@ -143,7 +143,7 @@ class DiskTests(AwsVolumesCase, TestCase):
             await volumes.delete(theirs)
 
     async def test_a_persons_volume_is_attached_once_it_is_tagged_and_never_deleted(self) -> None:
-        """The policy wants the tag: nothing that others work with can be taken by its id."""
+        """The policy requires the tag, so that nobody else's volume can be attached by its id."""
         volumes, vm = await self.volumes(), await self.vm()
         strange, theirs = self.other(), self.other(**{CLUSTER: self.cluster})
         self.assertEqual((await volumes.get(theirs)).size, 20 * GIB)
@@ -172,7 +172,7 @@ class DiskTests(AwsVolumesCase, TestCase):
             await volumes.create("data", GIB)
 
     async def test_a_device_name_that_is_taken_is_left_alone(self) -> None:
-        """Whoever took it: the next one is tried."""
+        """Whatever uses it: the next name is tried."""
         volumes, vm = await self.volumes(), await self.vm()
         one, other = [await volumes.create(name, GIB) for name in ("one", "other")]
         await volumes.attach(vm, one.id, False)
@@ -208,7 +208,7 @@ class DiskTests(AwsVolumesCase, TestCase):
         self.assertEqual((await volumes.expand(made.id, 3 * GIB)).size, 3 * GIB)
 
     async def test_a_detach_that_hangs_is_reported_and_ends_with_the_vm(self) -> None:
-        """The guest does not let go, so the volume stays attached, and nobody else gets it."""
+        """If the guest does not let go, the volume stays attached, and no other VM gets it."""
         volumes, vm, next_vm = await self.volumes(), await self.vm(), await self.vm()
         made = await volumes.create("data", GIB)
         await volumes.attach(vm, made.id, False)
@@ -220,7 +220,7 @@ class DiskTests(AwsVolumesCase, TestCase):
             await hurried.attach(next_vm, made.id, False)
         self.assertEqual(self.holders(made.id), [vm])
         volumes = await self.next_volumes(hurried)
-        self.world.ec2.stop_instances(InstanceIds=[vm])  # certainly runs no more
+        self.world.ec2.stop_instances(InstanceIds=[vm])  # now it certainly does not run
         await self.until_ended(vm)
         await volumes.detach(vm, made.id)
         self.assertEqual(self.asked("DetachVolume")[-1].get("Force"), "true")
@@ -229,7 +229,7 @@ class DiskTests(AwsVolumesCase, TestCase):
         await volumes.detach(next_vm, made.id)
 
     async def test_only_this_vm_is_detached(self) -> None:
-        """Whatever happens between the look and the call: the call names the VM."""
+        """Whatever happens between the check and the call: the call names the VM."""
         volumes, vm = await self.volumes(), await self.vm()
         made = await volumes.create("data", GIB)
         await volumes.attach(vm, made.id, False)
@@ -237,7 +237,7 @@ class DiskTests(AwsVolumesCase, TestCase):
         self.assertEqual({call["InstanceId"] for call in self.asked("DetachVolume")}, {vm})
 
     async def test_many_who_look_are_few_requests(self) -> None:
-        """100 volumes at once: one request makes each, and the looks at all of them share requests."""
+        """100 volumes at once: each is created by one request, and checks of all of them share requests."""
         volumes = await self.volumes()
         begun = len(self.world.requests)
         made = await gatherResults([volumes.create(f"data-{number}", GIB) for number in range(100)])
@@ -248,10 +248,10 @@ class DiskTests(AwsVolumesCase, TestCase):
 
 
 class LostAnswerTests(AwsVolumesCase, TestCase):
-    """A step has its effect, and the answer does not arrive."""
+    """A step takes effect, but its answer is lost."""
 
     async def life(self) -> None:
-        """One life of a volume."""
+        """Take a volume through its life."""
         volumes = await self.volumes()
         vm = await self.vm()
         made = await volumes.create("data", GIB)
@@ -265,7 +265,7 @@ class LostAnswerTests(AwsVolumesCase, TestCase):
 
     async def test_lost_answers_change_nothing(self) -> None:
         for kind in (FaultKind.LOST, FaultKind.ACTED):
-            self.world.volumes.seconds = 0.3  # the answer that a repeated request gets is another one then
+            self.world.volumes.seconds = 0.3  # then a repeated request gets a different answer
             faults = [self.world.faults.add(kind, action, times=2) for action in STEPS]
             await self.life()
             self.assertEqual([fault.happened for fault in faults], [2] * len(STEPS))
@@ -279,7 +279,7 @@ class LostAnswerTests(AwsVolumesCase, TestCase):
             self.world.faults.clear()
 
     async def test_lists_that_lack_a_new_volume_make_no_second(self) -> None:
-        """Nor does the next daemon, which knows nothing of the first one's request."""
+        """Nor does the next daemon create one, which knows nothing of the first one's request."""
         self.settings["settle_seconds"] = 20.0
         await self.volumes()
         stale = self.world.faults.add(FaultKind.STALE_VOLUMES, "DescribeVolumes")
@@ -295,7 +295,7 @@ class LostAnswerTests(AwsVolumesCase, TestCase):
 
 
 class NameTests(AwsVolumesCase, TestCase):
-    """EC2 remembers requests for longer than there is a volume."""
+    """EC2 remembers requests for longer than the volume exists."""
 
     async def test_a_name_is_free_at_once_though_another_daemon_deleted_its_volume(self) -> None:
         self.settings |= {"volume_seconds": 5.0, "settle_seconds": 600.0}
@@ -311,7 +311,7 @@ class NameTests(AwsVolumesCase, TestCase):
 
 
 class KilledTests(AwsVolumesCase, TestCase):
-    """The daemon ends right after a request had its effect, and the next one goes on from there."""
+    """The daemon is killed right after a request took effect, and the next one goes on from there."""
 
     async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
         self.world.volumes.seconds = 0.2

@@ -198,8 +198,8 @@ class SizeTests(SynchronousTestCase):
         self.assertEqual(offers(skus, Wanted(LOCATION, "V1", premium=False, zonal=True)), [])
 
 
-# What Azure has answered for eastus and, the last two, westeurope, as others have published it from 2021 to
-# 2026: sizes, prices, and whether their meter is the primary one.
+# Azure's answers for eastus and, the last two, westeurope, as others have published them from 2021 to 2026:
+# sizes, prices, and whether their meter is the primary one.
 ANSWERED = (
     ("Standard_B1s", 0.0104, True),
     ("Standard_D2s_v3", 0.096, False),
@@ -233,7 +233,7 @@ class PriceTests(SynchronousTestCase):
             self.assertIs(price_of(cast(Item, item(size, 0.1, **other))), None, other)
 
     def test_ten_sizes(self) -> None:
-        """One meter counts several of them, and is the primary one of one alone, or of none."""
+        """One meter may count several of them, and is the primary one of only one of them, or of none."""
         items = [item(size, price, isPrimaryMeterRegion=primary) for size, price, primary in ANSWERED]
         size = "Standard_D2s_v3"
         items += [

@@ -29,7 +29,7 @@ from tests.support.clouds.faults import NO_AGENT, FaultKind
 
 
 class LaunchTests(AzureCase, TestCase):
-    """What is asked for."""
+    """The requests of a launch."""
 
     def setUp(self) -> object:
         result = super().setUp()
@@ -153,7 +153,7 @@ class LaunchTests(AzureCase, TestCase):
 
 
 class LeftTests(AzureCase, TestCase):
-    """What a launch could leave."""
+    """What a launch could leave behind."""
 
     def setUp(self) -> object:
         result = super().setUp()
@@ -243,7 +243,7 @@ class LeftTests(AzureCase, TestCase):
 
 
 class PriceTests(AzureCase, TestCase):
-    """What sizes cost decides which is tried first."""
+    """The prices of sizes decide which is tried first."""
 
     def setUp(self) -> object:
         result = super().setUp()
@@ -280,7 +280,7 @@ class PriceTests(AzureCase, TestCase):
 
 
 class EndTests(AzureCase, TestCase):
-    """VMs' ends."""
+    """How VMs end."""
 
     async def test_an_evicted_spot_vm_says_so(self) -> None:
         self.world.behaviour = NO_AGENT
@@ -297,7 +297,7 @@ class EndTests(AzureCase, TestCase):
 
 
 class CredentialTests(AzureCase, TestCase):
-    """How the node is known to Azure."""
+    """How the node authenticates to Azure."""
 
     async def tokens(self) -> int:
         provider = await self.started()
@@ -356,7 +356,7 @@ class ImageTests(CloudTestCase, TestCase):
     """Finding machine images."""
 
     async def found(self, work: Any) -> Any:
-        """Return what `work` does with a cloud and a driver."""
+        """Return the result of calling `work` with a cloud and a driver."""
         cloud = self.cloud()
         return await run_in_thread(reactor, lambda: work(cloud, cloud._thd_connect(5.0)))
 

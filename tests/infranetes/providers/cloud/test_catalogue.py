@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud's machine images as images of pods: their names, and EC2's owners and tags."""
+"""A cloud's machine images as pods' images: their names, and EC2's owners and tags."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class AwsCatalogueTests(AwsCase, TestCase):
         old = await self.world.machine_image("web:1.0")
         made = int(time.time())
         await self.until(lambda: int(time.time()) > made, "EC2's dates have seconds")
-        while (new := await self.world.machine_image("web:1.0")) > old:  # not by its id
+        while (new := await self.world.machine_image("web:1.0")) > old:  # ids do not tell which is newer
             self.world.deregister(new)
         found = await self.find(await self.catalogue(), "web:1.0")
         self.assertEqual(found.machine, new)

@@ -55,7 +55,7 @@ class GoogleCrowdTests(CrowdCase):
         self.assertEqual(self.quotas.refused, {})
 
     def test_a_quota_that_others_have_used_up_is_waited_for(self) -> None:
-        """Until the next minute, as nothing says how long."""
+        """Until the next minute, since the answer does not say how long to wait."""
         for _ in range(1450):
             self.quotas.refusal({"Action": "launch"})
         self.clock.advance(20.0)
@@ -71,7 +71,7 @@ class GoogleCrowdTests(CrowdCase):
 
 
 class AzureCrowdTests(CrowdCase):
-    """A launch is two requests, or three with a public address; a list four. All nodes have one principal."""
+    """A launch is two requests, or three with a public address; a list is four. Nodes share a principal."""
 
     rates = AzureCloud.rates
 
@@ -84,7 +84,7 @@ class AzureCrowdTests(CrowdCase):
             Action.CHANGE: ("delete network interface",),
             Action.LOOK: ("list VMs", "list states", "get network interface", "get address"),
         }
-        self.steps: dict[str, int] = {}  # of launches, which go on where they were refused
+        self.steps: dict[str, int] = {}  # of each launch, which resumes where it was refused
 
     def serve(self, action: Action, name: str) -> None:
         requests = self.requests[action]
@@ -105,7 +105,7 @@ class AzureCrowdTests(CrowdCase):
             self.assertEqual(self.buckets.refused, {})
 
     def test_with_public_addresses_they_take_what_azure_takes(self) -> None:
-        """300 writes, of which 200 are served at once and 10 a second from then on."""
+        """300 writes, of which 200 are served at once and 10 per second from then on."""
         self.requests[Action.LAUNCH] = ("create address", *self.requests[Action.LAUNCH])
         for count in (1, 3):
             self.buckets, self.steps = AzureBuckets(self.clock.seconds), {}
@@ -119,15 +119,15 @@ class AzureCrowdTests(CrowdCase):
 
 
 class VsphereCrowdTests(CrowdCase):
-    """vCenter documents no limits: those here are the node's own."""
+    """vCenter documents no limits, so the node's own apply."""
 
     rates = VsphereCloud.rates
 
     def serve(self, action: Action, name: str) -> None:
-        """Serve all."""
+        """Serve everything."""
 
     def test_a_hundred_pods_are_asked_for_and_ended_at_once(self) -> None:
-        """An end is two calls."""
+        """Terminating a VM takes two calls."""
         node = self.nodes(1)
         for action in (Action.LAUNCH, Action.DESTROY, Action.DESTROY):
             self.assertEqual(self.all(PODS, node, action), 0.0, action.value)
@@ -142,16 +142,16 @@ class SharedQuota(CloudCase):
     """Two daemons on one cloud, over HTTP."""
 
     def limit(self) -> Any:
-        """Have the cloud serve little. Returns what it refuses."""
+        """Limit the cloud. Return what counts its refusals."""
         raise NotImplementedError
 
     def lift(self) -> None:
-        """Have it serve all again."""
+        """Remove the limit."""
         raise NotImplementedError
 
     async def test_what_was_refused_is_launched_once_the_cloud_serves_it(self) -> None:
         self.settings |= {"calls_per_second": 0.0, "retry_seconds": 60.0}
-        self.settings |= {"watch_seconds": 10.0, "poll_seconds": 0.5}  # few looks
+        self.settings |= {"watch_seconds": 10.0, "poll_seconds": 0.5}  # so that there is little polling
         daemons = await self.started(), await self.started(node="another")
         refused = self.limit()
         specs = [self.spec() for _ in range(3)], [attrs.evolve(self.spec(), node="another") for _ in range(3)]

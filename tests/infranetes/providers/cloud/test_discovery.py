@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's description of its API finds what is wrong with a request or an answer."""
+"""Google's description of its API detects faulty requests and answers."""
 
 from __future__ import annotations
 

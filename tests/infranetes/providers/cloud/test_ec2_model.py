@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWS' own model finds what is wrong with requests to EC2."""
+"""AWS' own model detects faulty requests to EC2."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ONE_ID, OTHER_ID = (f"8b2c9d3e-0000-4000-8000-00000000000{number}" for number in
 
 
 class DisksTests(SynchronousTestCase):
-    """Operations end when `end` is called."""
+    """Operations complete when `end` is called."""
 
     def setUp(self) -> None:
         self.gce = Gce(lambda one, task: None, lambda name: None)
@@ -34,7 +34,7 @@ class DisksTests(SynchronousTestCase):
             self.waiting.pop(0)()
 
     def error(self, operation: Any) -> str:
-        """The code of an operation's error."""
+        """Return the code of an operation's error."""
         found = self.ask("GET", f"{HERE}/operations/{operation['name']}")
         self.assertEqual(found["status"], "DONE")
         errors = found.get("error", {"errors": [{"code": ""}]})["errors"]
@@ -228,7 +228,7 @@ class DisksTests(SynchronousTestCase):
 
 
 class RoleTests(SynchronousTestCase):
-    """The simulator serves what the manual's role allows: here, that it refuses the rest."""
+    """The simulator allows only what the manual's role allows."""
 
     def test_what_the_role_does_not_grant_is_needed_by_other_requests_only(self) -> None:
         for method, path in (("POST", "zones/z/disks/d/setLabels"), ("DELETE", "global/networks/n")):

@@ -18,7 +18,7 @@ from tests.support.clouds.gce_api import IMAGE, Gce
 from tests.support.clouds.gce_operations import Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES
 
-# Fields that the recordings are too old for, or lack by chance (source: Compute Engine API reference, v1).
+# Fields that are newer than the recordings, or by chance not in them (Compute Engine API reference, v1).
 NEWER = {
     "compute#instance": {
         "disks[].autoDelete",
@@ -65,7 +65,7 @@ ALIKE = {"compute#operationList": "compute#imageList"}  # never recorded, but li
 
 
 def instance(token: str, **wishes: Any) -> Mapping[str, object]:
-    """Return the body of a request for an instance."""
+    """Return the body of a request to create an instance."""
     settings = Settings(
         project=PROJECT, zones=ZONES, image=IMAGE, subnetwork="pods", service_account="a@b.example"
     )
@@ -94,7 +94,7 @@ class SimulatorTests(SynchronousTestCase):
         return str(wanted["name"])
 
     def everything(self) -> None:
-        """Make each request of the provider, in several states of the cloud."""
+        """Make each of the provider's requests, in several states of the cloud."""
         zone = f"zones/{ZONES[0]}"
         names = [self.launch("1" * 32, spot=True, public_address=True), self.launch("2" * 32)]
         self.launch("3" * 32)
@@ -121,7 +121,7 @@ class SimulatorTests(SynchronousTestCase):
         self.ask("DELETE", f"{zone}/instances/{names[0]}")
 
     def use_disks(self, zone: str, instance: str) -> None:
-        """Make each request about a disk that is no instance's own."""
+        """Make each request about disks that are not an instance's own."""
         self.ask("POST", f"{zone}/disks", {"name": "data", "sizeGb": "10", "labels": {"a": "b"}})
         attached = {"source": f"{zone}/disks/data", "deviceName": "data"}
         self.ask("POST", f"{zone}/instances/{instance}/attachDisk", attached)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of Google's files of credentials are taken, and what is said of others."""
+"""Which of Google's credential files are accepted, and the errors about others."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class CredentialFileTests(SynchronousTestCase):
         self.file = Path(self.mktemp())
 
     def read(self, content: Any, mode: int = 0o600) -> Identity:
-        """Return who a file stands for."""
+        """Return the identity in a file."""
         return _thd_read(write(self.file, content, mode), "key_file")
 
     def refused(self, content: Any, mode: int = 0o600) -> str:
-        """Return the words with which a file is refused."""
+        """Check that a file is refused. Return the error's message."""
         with self.assertRaises(CloudError) as caught:
             self.read(content, mode)
         self.assertIs(caught.exception.kind, ErrorKind.CREDENTIALS)
@@ -55,7 +55,7 @@ class CredentialFileTests(SynchronousTestCase):
         return words
 
     def external(self, source: Any, **more: Any) -> dict[str, Any]:
-        """Return another issuer's identity."""
+        """Return a file with an external issuer's identity."""
         return {**self.identity.external(source), **more}
 
     def test_where_other_issuers_tokens_are(self) -> None:

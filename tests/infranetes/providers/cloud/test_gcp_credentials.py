@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Google's tokens come from, and what becomes of failures on the way."""
+"""Where Google's tokens come from, and how failures on the way are reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OTHER = "other@test-project.iam.gserviceaccount.com"
 
 
 class _Clock:
-    """A clock that a test can put forward. :ivar later: seconds."""
+    """A clock that a test can advance. :ivar later: by how many seconds."""
 
     later = 0.0
 
@@ -121,7 +121,7 @@ class KeyTests(CredentialsCase):
 
 
 class MetadataTests(CredentialsCase):
-    """The service account of the instance that the node is."""
+    """The service account of the instance that is the node."""
 
     async def test_its_token_is_taken(self) -> None:
         self.assertEqual(await self.now(self.credentials()), Holder(ACCOUNT, SCOPE))
@@ -156,7 +156,7 @@ class MetadataTests(CredentialsCase):
 
 
 class FoundTests(CredentialsCase):
-    """Which are taken of several."""
+    """Which of several credentials are used."""
 
     async def test_they_are_found_in_the_order_of_googles_own_tools(self) -> None:
         self.identity.subjects["header.payload.signature"] = "ours"
@@ -184,7 +184,7 @@ class FoundTests(CredentialsCase):
 
 
 class SignInTests(CredentialsCase):
-    """A person's, as `gcloud auth application-default login` leaves it."""
+    """A user's credentials, as `gcloud auth application-default login` leaves them."""
 
     async def test_who_has_signed_in_again_needs_no_new_daemon(self) -> None:
         credentials = self.credentials(self.identity.sign_in("hush-old"))
@@ -199,7 +199,7 @@ class SignInTests(CredentialsCase):
 
 
 class RenewalTests(CredentialsCase):
-    """The next token is there before the last one ends."""
+    """The next token is obtained before the last one expires."""
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -218,7 +218,7 @@ class RenewalTests(CredentialsCase):
 
     async def test_it_is_renewed_while_it_serves(self) -> None:
         self.clock.later = 3600 - 290
-        # In the reactor's own thread, which would have to answer first: this does not wait for that.
+        # The reactor's thread, which would have to answer first, must not wait for that.
         self.assertEqual(self.credentials_.access_token, self.first)
         await until(lambda: len(self.identity.tokens) == 2, "there is another one")
         while await deferToThread(lambda: self.credentials_.access_token) == self.first:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's tokens for other issuers' identities, and for service accounts that somebody impersonates."""
+"""Google's tokens for other issuers' identities, and for impersonated service accounts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IAM = f"/v1/projects/-/serviceAccounts/{ACCOUNT}:generateAccessToken"
 
 
 class FederationTests(CredentialsCase):
-    """Another issuer's identity, by a workload identity pool."""
+    """Another issuer's identity, through a workload identity pool."""
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -45,7 +45,7 @@ class FederationTests(CredentialsCase):
     async def test_a_token_in_a_field_of_a_file_is_exchanged(self) -> None:
         format = {"type": "json", "subject_token_field_name": "id_token"}
         credentials = self.credentials(self.identity.external({"file": str(self.token), "format": format}))
-        words = await self.refused(credentials, ErrorKind.TRANSIENT)  # it is being written
+        words = await self.refused(credentials, ErrorKind.TRANSIENT)  # the file is being written
         self.assertIn("has no token in its field id_token", words)
         self.token.write_text(json.dumps({"id_token": "hush.payload.signature"}))
         self.assertEqual((await self.now(credentials)).name, f"{POOL}node-1")
@@ -96,7 +96,7 @@ class FederationTests(CredentialsCase):
 
 
 class AwsTests(CredentialsCase):
-    """The role that a node has at AWS, by a workload identity pool."""
+    """A node's role in AWS, through a workload identity pool."""
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -136,14 +136,14 @@ class AwsTests(CredentialsCase):
 
 
 class ImpersonationTests(CredentialsCase):
-    """A service account, by whoever may act for it."""
+    """A service account, used by an identity that may impersonate it."""
 
     async def setUp(self) -> None:
         await super().setUp()
         self.identity.sign_ins.add(SIGN_IN)
 
     def file(self, **more: Any) -> dict[str, Any]:
-        """What `gcloud auth application-default login --impersonate-service-account` leaves."""
+        """Return what `gcloud auth application-default login --impersonate-service-account` leaves."""
         return {
             "type": "impersonated_service_account",
             "service_account_impersonation_url": impersonation_url(ACCOUNT),
@@ -181,7 +181,7 @@ class ImpersonationTests(CredentialsCase):
         self.identity.impersonators.add((ACCOUNT, OTHER))
         credentials = self.credentials(impersonated_account=OTHER)
         words = await self.refused(credentials, ErrorKind.CREDENTIALS)
-        self.assertIn("scope cloud-platform", words)  # which this instance lacks
+        self.assertIn("scope cloud-platform", words)  # this instance lacks the scope
         self.identity.metadata_scope = PLATFORM
         self.assertEqual(await self.now(credentials), Holder(OTHER, SCOPE))
         by_key = self.credentials(self.identity.key(), impersonated_account=OTHER)

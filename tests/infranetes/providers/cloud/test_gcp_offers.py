@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine types, the zones that have them, and prices, as Google tells them."""
+"""Machine types, the zones that have them, and prices, according to Google."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CORE, RAM = "E2 Instance Core running in Belgium", "E2 Instance Ram running in B
 
 
 class ToldTests(GcpCase, TestCase):
-    """By Compute Engine and the price list."""
+    """From Compute Engine and the price list."""
 
     def told(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.state_dir / "gcp" / "offers.json").read_text())
@@ -90,7 +90,7 @@ def _listed(part: str) -> float:
 
 
 class RateTests(SynchronousTestCase):
-    """What SKUs say."""
+    """How SKUs are read."""
 
     def test_whose_price_it_is(self) -> None:
         for words, expected in (

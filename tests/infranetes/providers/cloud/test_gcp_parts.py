@@ -68,7 +68,7 @@ class NameTests(SynchronousTestCase):
 
     @given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
     def test_each_cluster_has_names_of_its_own(self, one: str, name: str, other: str, second: str) -> None:
-        """Whatever it and its volumes are called."""
+        """Whatever the cluster and its volumes are called."""
         made, elsewhere = names.hashed_name_of(one, name), names.hashed_name_of(other, second)
         self.assertTrue(re.fullmatch(names.LABEL, made), made)
         self.assertEqual(made == elsewhere, (one, name) == (other, second))
@@ -114,7 +114,7 @@ def _ended(code: str) -> dict[str, Any]:
 
 
 class DiskErrorTests(SynchronousTestCase):
-    """What errors mean where disks are asked for."""
+    """What errors of requests for disks mean."""
 
     def kind(self, status: int, body: Any) -> ErrorKind | None:
         try:
@@ -139,7 +139,7 @@ class DiskErrorTests(SynchronousTestCase):
             self.assertIs(self.kind(status, _refusal(status, reason)), kind, reason)
 
     def test_operations_that_failed(self) -> None:
-        """None of these kinds is asked about again: it has failed."""
+        """None of these is polled again, as it has failed."""
         full = "Maximum hyperdisk-balanced disks count should be less than or equal to [16], Requested : [17]"
         for code, message, kind in (
             ("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "words", ErrorKind.STATE),

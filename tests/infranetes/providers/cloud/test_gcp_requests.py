@@ -96,7 +96,7 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual((ended["Action"], ended["noGracefulShutdown"]), ("destroy", "true"))
 
     async def test_a_launch_ends_when_the_shared_list_shows_that_the_vm_runs(self) -> None:
-        """The operation, whose looks are ever rarer, need not be waited for."""
+        """There is no need to wait for the operation, which is polled less and less often."""
         self.settings.update(settle_seconds=300.0)
         self.patch(GcpCloud, "_thd_poll_launch", lambda self, driver, vm: vm)  # it never ends
         provider = await self.started()
@@ -127,7 +127,7 @@ class LaunchTests(GcpCase, TestCase):
         provider = await self.started()
         for size, name in (
             (Size(), "e2-micro"),
-            (Size(cpu_millis=400), "e2-small"),  # only a share of a shared CPU counts
+            (Size(cpu_millis=400), "e2-small"),  # of a shared CPU, only a share counts
             (Size(memory_bytes=3 << 30), "e2-medium"),
             (Size(cpu_millis=3000), "e2-standard-4"),
         ):
@@ -189,7 +189,7 @@ class LaunchTests(GcpCase, TestCase):
         self.world.api.addresses.clear()
 
     async def test_pods_ask_for_no_tags_but_those_that_are_allowed(self) -> None:
-        """Tags, which firewall rules name, are what stands around all pods whatever they ask for."""
+        """Firewall rules apply to tags, so tags decide how all pods are protected, whatever they request."""
         name = "infranetes.io/security-groups"
         self.settings |= {"tags": ["pods"], "allowed_security_groups": ["web", "internal"]}
         provider = await self.started()
@@ -304,7 +304,7 @@ class LaunchTests(GcpCase, TestCase):
 
 
 class EndTests(GcpCase, TestCase):
-    """VMs' ends, and what could outlive VMs."""
+    """How VMs end, and what could outlive them."""
 
     async def test_a_preempted_spot_vm_says_so(self) -> None:
         provider = await self.started()
@@ -479,7 +479,7 @@ class ImageTests(GcpCase, TestCase):
     """Finding machine images."""
 
     async def found(self, work: Any) -> Any:
-        """Return what `work` does with a cloud and a driver."""
+        """Return the result of calling `work` with a cloud and a driver."""
         settings = config.structure(self.settings, Settings, source="test")
         book = OfferBook(self.state_dir / "offers.json", GcpOffers(settings), {})
         cloud = GcpCloud(settings, self.context(), book)

@@ -30,18 +30,18 @@ from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce_resources import ZONES
 from txgrpc import Call
 
-CALL = cast(Call, None)  # which nothing here looks at
+CALL = cast(Call, None)  # nothing here looks at it
 
 
 class GcpSnapshotsCase(GcpVolumesCase, CloudSnapshotsCase[Driver]):
-    """What Compute Engine has of snapshots."""
+    """Snapshots on Compute Engine."""
 
     def taken(self) -> dict[str, Any]:
-        """The snapshots, by name."""
+        """Return the snapshots, by name."""
         return self.world.api.snapshots.snapshots
 
     def leftovers(self) -> list[str]:
-        self.taken().clear()  # which outlive VMs, as volumes do
+        self.taken().clear()  # snapshots outlive VMs, as volumes do
         return super().leftovers()
 
     async def write(self, volume_id: str, content: bytes) -> None:
@@ -60,7 +60,7 @@ class GcpSnapshotsTests(GcpSnapshotsCase, CloudSnapshotsContract[Driver], TestCa
 
 
 class FaultTests(GcpSnapshotsCase, TestCase):
-    """What goes wrong between the daemon and Google."""
+    """Faults between the daemon and Google."""
 
     async def test_lost_answers_change_nothing(self) -> None:
         for kind in (FaultKind.LOST, FaultKind.ACTED):
@@ -85,7 +85,7 @@ class FaultTests(GcpSnapshotsCase, TestCase):
             await self.provider.stop()
 
     async def test_one_that_is_being_taken_is_not_taken_for_taken(self) -> None:
-        """Only once its content is settled has the call succeeded."""
+        """The call succeeds only once the snapshot's content is fixed."""
         self.world.operation_seconds = 0.3
         made = await (await self.volumes()).create("data", GIB)
         snapshots = self.provider.volumes.snapshots
@@ -151,23 +151,23 @@ class FaultTests(GcpSnapshotsCase, TestCase):
 
 
 class ZoneTests(GcpSnapshotsCase, TestCase):
-    """What CSI is told of volumes of another zone than the one in which the daemon makes them."""
+    """CSI's answers about volumes in another zone than the one in which the daemon creates volumes."""
 
     async def make_far(self) -> None:
-        """Make a volume in the second zone, and have a daemon that makes them in the first."""
+        """Create a volume in the second zone, then start a daemon that creates volumes in the first."""
         self.settings["zones"] = list(reversed(ZONES))
         self.far = await (await self.volumes()).create("far", GIB)
         self.settings["zones"] = list(ZONES)
         self.controller = await self.next_controller()
 
     async def next_controller(self) -> Controller:
-        """The Controller service of the next daemon."""
+        """Return the Controller service of the next daemon."""
         await self.within(self.provider.stop())
         volumes = await self.volumes()
         return Controller(volumes, InFlight(), False, self.provider.volumes.snapshots)
 
     async def cloned(self, *zones: str) -> csi.Volume:
-        """Have `far` cloned for a pod that is to be in one of these zones."""
+        """Clone `far` for a pod that is to run in one of these zones."""
         places = [csi.Topology(segments={ZONE: zone}) for zone in zones]
         request = csi.CreateVolumeRequest(
             name="clone",
@@ -191,7 +191,7 @@ class ZoneTests(GcpSnapshotsCase, TestCase):
         self.assertEqual([self.zones_of(each.volume) for each in listed.entries], [far, far])
         self.controller = await self.next_controller()
         await self.provider.volumes.delete(self.far.id)
-        self.assertEqual(await self.cloned(ZONES[1]), made)  # though nothing is left that tells the zone
+        self.assertEqual(await self.cloned(ZONES[1]), made)  # though nothing records the zone any more
 
     async def test_a_clone_is_made_only_for_pods_that_can_be_where_its_source_is(self) -> None:
         await self.make_far()

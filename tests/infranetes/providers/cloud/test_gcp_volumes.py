@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes on a simulated Compute Engine over HTTP, which serves what the manual's role allows."""
+"""Volumes on a simulated Compute Engine over HTTP, which enforces the manual's role."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GIB = 1 << 30
 
 
 class GcpVolumesCase(GcpCase, CloudVolumesCase[Driver]):
-    """What Compute Engine has of volumes."""
+    """Volumes on Compute Engine."""
 
     operation_seconds = 0.02
 
@@ -48,7 +48,7 @@ class GcpVolumesCase(GcpCase, CloudVolumesCase[Driver]):
         return result
 
     def disks(self) -> dict[str, Any]:
-        """The disks of volumes, by their ids."""
+        """Return the disks of volumes, by their ids."""
         return {
             f"{zone}.{name}": disk
             for (zone, name), disk in self.world.api.disks.items()
@@ -61,7 +61,7 @@ class GcpVolumesCase(GcpCase, CloudVolumesCase[Driver]):
         return f"{zone}/disks/{name}" in " ".join(each["source"] for each in disks)
 
     def leftovers(self) -> list[str]:
-        """What VMs have left. Volumes outlive them, and nobody has one but VMs that Google is deleting."""
+        """Return what VMs have left. Volumes outlive them, but may only be attached to VMs being deleted."""
         going = {words.rpartition(".")[2] for words in self.world.api.going()}
         for id, disk in self.disks().items():
             self.assertLessEqual({user.rpartition("/")[2] for user in disk.get("users", ())}, going)
@@ -74,14 +74,14 @@ class GcpVolumesTests(GcpVolumesCase, VolumesContract, TestCase):
 
 
 class GcpAttachedVolumesTests(GcpVolumesCase, CloudAttachedVolumesContract[Driver], TestCase):
-    """The contract of volumes that VMs have."""
+    """The contract of attached volumes."""
 
     of_attaching = ("attach disk", "detach disk")
     unknown_machine = f"{ZONES[0]}.infranetes-none"
 
 
 class DiskTests(GcpVolumesCase, TestCase):
-    """What is asked of Google."""
+    """Requests to Google."""
 
     async def test_a_disk_says_whose_it_is_from_the_beginning(self) -> None:
         self.settings["volume_type"] = "pd-ssd"
@@ -133,7 +133,7 @@ class DiskTests(GcpVolumesCase, TestCase):
         del self.world.api.disks[ZONES[0], "database"]
 
     async def test_what_can_be_no_disk_is_not_asked_for(self) -> None:
-        """Google does not say of a zone that is none that it has no such disk."""
+        """For a zone that does not exist, Google does not answer that the disk is missing."""
         volumes = await self.volumes()
         begun = len(self.world.requests)
         for id in ("data", "data.one", "europe-west1.data", f"{ZONES[0]}.Data", f"{ZONES[0]}/data"):
@@ -162,7 +162,7 @@ class DiskTests(GcpVolumesCase, TestCase):
         self.assertIn("Limit: 16", str(failures[0].value))
 
     async def test_one_that_was_attached_since_it_was_looked_at_is_in_another_state(self) -> None:
-        """By an earlier daemon's request, whose id we do not know."""
+        """By an earlier daemon's request, whose id this daemon does not know."""
         volumes, vm = await self.volumes(), await self.vm()
         made = await volumes.create("data", GIB)
         settings = config.structure(self.settings, Settings, source="the test")
@@ -194,7 +194,7 @@ class DiskTests(GcpVolumesCase, TestCase):
         volumes = await self.volumes()
         made = await volumes.create("data", GIB)
         vms = [await self.vm(), await self.vm()]
-        other = await self.started()  # another daemon, whose calls are not in order with ours
+        other = await self.started()  # another daemon, whose calls are not ordered with the first one's
         assert isinstance(other, CloudProvider)
         outcomes = await settled(
             [volumes.attach(vms[0], made.id, True), other.volumes.attach(vms[1], made.id, True)]
@@ -207,7 +207,7 @@ class DiskTests(GcpVolumesCase, TestCase):
         await volumes.detach(vms[0], made.id)
 
     async def test_a_zone_that_is_not_ours_may_be_down(self) -> None:
-        """One of another region is not even asked; of ours, those that have volumes are."""
+        """A zone of another region is not even asked; of the region's own, those that have volumes are."""
         volumes = await self.volumes()
         self.settings["retry_seconds"] = 0.3
         await volumes.create("data", GIB)
@@ -216,7 +216,7 @@ class DiskTests(GcpVolumesCase, TestCase):
         self.assertFalse([one for one in self.world.requests if "/aggregated/" in one.get("path", "")])
 
     async def test_no_sweep_takes_a_volume_that_no_vm_has(self) -> None:
-        """What is swept is what was made with a VM of this node."""
+        """Only what was created together with a VM of this node is swept."""
         self.settings["sweep_seconds"] = 0.1
         volumes = await self.volumes()
         made = await volumes.create("data", GIB)
@@ -230,7 +230,7 @@ class DiskTests(GcpVolumesCase, TestCase):
         del self.world.api.disks[ZONES[0], "going"]
 
     async def test_many_who_look_are_few_requests(self) -> None:
-        """100 volumes at once: one request makes each, and the looks at all of them share requests."""
+        """100 volumes at once: each is created by one request, and checks of all of them share requests."""
         volumes = await self.volumes()
         begun = len(self.world.requests)
         made = await gatherResults([volumes.create(f"data-{number}", GIB) for number in range(100)])
@@ -241,10 +241,10 @@ class DiskTests(GcpVolumesCase, TestCase):
 
 
 class LostAnswerTests(GcpVolumesCase, TestCase):
-    """A step has its effect, and the answer does not arrive."""
+    """A step takes effect, but its answer is lost."""
 
     async def life(self) -> None:
-        """One life of a volume."""
+        """Take a volume through its life."""
         volumes = await self.volumes()
         vm = await self.vm()
         made = await volumes.create("data", GIB)
@@ -279,7 +279,7 @@ class LostAnswerTests(GcpVolumesCase, TestCase):
             self.world.faults.clear()
 
     async def test_operations_that_fail_for_now_are_asked_for_again(self) -> None:
-        """Whether Google says that it was asked too often, or that something within it failed."""
+        """Whether Google reports too many requests or an internal failure."""
         for code in ("INTERNAL_ERROR", "RESOURCE_OPERATION_RATE_EXCEEDED", "SOMETHING_NEW"):
             failing = self.world.api.operations.failing
             error = (code, "Try again later.")
@@ -291,7 +291,7 @@ class LostAnswerTests(GcpVolumesCase, TestCase):
             self.assertFalse(self.provider._calls.is_open)
 
     async def test_a_request_that_google_comes_to_late_does_nothing(self) -> None:
-        """A request to attach is sent twice; the first reaches Google once the disk is detached again."""
+        """A request to attach is sent twice; the first reaches Google after the disk is detached again."""
         volumes, vm = await self.volumes(), await self.vm()
         made = await volumes.create("data", GIB)
         self.world.faults.add(FaultKind.LOST, "attach disk", times=1)
@@ -307,7 +307,7 @@ class LostAnswerTests(GcpVolumesCase, TestCase):
 
 
 class KilledTests(GcpVolumesCase, TestCase):
-    """The daemon ends right after a request had its effect, and the next one goes on from there."""
+    """The daemon is killed right after a request took effect, and the next one goes on from there."""
 
     operation_seconds = 0.3
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens are asked for as Google's own library asks for them."""
+"""Requests for tokens are the same as those of Google's own library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ComparedTests(CredentialsCase):
     timeout = 120.0
 
     async def both(self, content: Any) -> tuple[list[Any], list[Any]]:
-        """Return what we have sent, and what Google's library has. Both got tokens of the same holder."""
+        """Return what we have sent and what Google's library has sent. Both got tokens of the same holder."""
         ours = await self.now(self.credentials(content))
         sent, paths = list(self.identity.forms), list(self.identity.asked)
         self.identity.forms.clear()
@@ -48,7 +48,7 @@ class ComparedTests(CredentialsCase):
     async def test_by_a_sign_in(self) -> None:
         self.identity.sign_ins.add(SIGN_IN)
         (ours,), (theirs,) = await self.both(self.identity.sign_in())
-        self.assertEqual(theirs.pop("scope"), SCOPE)  # which has to be what was signed in for
+        self.assertEqual(theirs.pop("scope"), SCOPE)  # must be that of the sign-in
         self.assertEqual(ours, theirs)
 
     async def test_by_another_issuers_token_and_impersonation(self) -> None:
@@ -57,7 +57,7 @@ class ComparedTests(CredentialsCase):
         self.identity.subjects[file.read_text()] = "node-1"
         self.identity.impersonators.add((f"{POOL}node-1", ACCOUNT))
         ours, theirs = await self.both(self.identity.external({"file": str(file)}, ACCOUNT))
-        # IAM takes both; its description has the first one alone.
+        # IAM accepts both; its description has only the first.
         self.assertEqual((ours[0].pop("scope"), theirs[0].pop("scope")), (PLATFORM, IAM))
         self.assertIsNone(theirs[1].pop("delegates"))
         self.assertEqual(ours, theirs)

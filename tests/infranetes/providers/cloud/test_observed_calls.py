@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an observer is told of the requests to a cloud: each attempt, its outcome, and what is tried again."""
+"""What an observer is told of requests to a cloud: each attempt, its outcome, and which are retried."""
 
 from __future__ import annotations
 

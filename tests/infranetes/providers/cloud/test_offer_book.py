@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The book of sizes and prices: what is kept in its file, and what is used when the cloud can't be asked."""
+"""The book of sizes and prices: what its file keeps, and what is used when the cloud can't be reached."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DAY = 24 * 3600.0
 
 
 class Source:
-    """A cloud's. :ivar failing: what it refuses. :ivar asked: what it was asked for."""
+    """A cloud's offers. :ivar failing: what it refuses. :ivar asked: the requests."""
 
     sources = Sources("cloud here", "the cloud", "the list", "the package")
 
@@ -59,7 +59,7 @@ class Source:
 
 
 class Calls:
-    """Calls at once. :ivar silent: what is called and does not answer, and since when it does."""
+    """Make calls at once. :ivar silent: the calls that get no answer, and since when."""
 
     def __init__(self) -> None:
         self.silent: dict[str, Deferred[None]] = {}
@@ -71,7 +71,7 @@ class Calls:
 
 
 class BookCase:
-    """A book, and what keeps it up to date."""
+    """A book, and the service that updates it."""
 
     mktemp: Callable[[], str]
 
@@ -82,14 +82,14 @@ class BookCase:
         self.open()
 
     def open(self, own: Mapping[str, float] | None = None) -> None:
-        """Be the next daemon."""
+        """Become the next daemon."""
         self.book: OfferBook[str] = OfferBook(self.path, self.source, own or {}, lambda: self.now)
         self.calls = Calls()
-        calls: Any = self.calls  # in place of those of a cloud
+        calls: Any = self.calls  # stands in for a cloud's
         self.refresh: OfferRefresh[str] = OfferRefresh(reactor, self.book, calls, 1.0)
 
     def priced(self) -> dict[str, tuple[float | None, str]]:
-        """The offers' prices, and who says so."""
+        """Return the offers' prices, and their sources."""
         return {one.name: (one.price, one.priced_by) for one in self.book.offers}
 
 
@@ -121,7 +121,7 @@ class FileTests(BookCase, SynchronousTestCase):
         self.assertRaises(Killed, self.book._thd_keep, offers=[LARGE])
         self.assertEqual(self.path.read_bytes(), before)
         beside = self.path.with_name(self.path.name + ".new")
-        beside.write_text('{"offers": [')  # what a kill in the middle of the writing would leave
+        beside.write_text('{"offers": [')  # as a kill during a write would leave it
         self.open()
         self.assertEqual(self.book._thd_load(), "")
         self.assertEqual([one.name for one in self.book.offers], ["a.small"])

@@ -365,7 +365,7 @@ class SampleTests(SynchronousTestCase):
 
 
 class JudgeTests(SynchronousTestCase):
-    """What judges the requests to the simulated OpenStack finds what is wrong with them."""
+    """The checks of requests to the simulated OpenStack detect faulty ones."""
 
     def test_requests_and_answers_of_nova(self) -> None:
         schemas = nova_schemas.schemas()

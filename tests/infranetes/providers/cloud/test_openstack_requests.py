@@ -89,7 +89,7 @@ class LaunchTests(RequestCase, TestCase):
         self.assertEqual(self.of_the_pod(begun), ["destroy"])
 
     def of_the_pod(self, begun: int) -> list[str]:
-        """The actions since then but for lists, which are of all pods and have their own times."""
+        """Return the actions since then, without lists, which cover all pods and are made independently."""
         return [each for each in self.actions(begun) if each != "list servers"]
 
     async def test_lists_of_several_pages_are_read_to_the_end(self) -> None:
@@ -211,7 +211,7 @@ class AddressTests(RequestCase, TestCase):
         launched = await self.within(provider.launch(self.spec(annotations=NEW)))
         await self.within(provider.wait_running(launched.id, self.boot_timeout))
         foreign = self.world.api.add_floating(description="somebody's")
-        self.world.api.delete(launched.id)  # by somebody, who leaves the address
+        self.world.api.delete(launched.id)  # by a user, who leaves the address
         await self.until(lambda: list(self.world.api.floating) == [foreign], "ours is released")
         del self.world.api.floating[foreign]
 
@@ -224,7 +224,7 @@ class AddressTests(RequestCase, TestCase):
 
 
 class EndTests(RequestCase, TestCase):
-    """Servers that do not come up, and their ends."""
+    """Servers that do not come up, and how servers end."""
 
     async def test_a_quota_that_shows_late_is_told_and_the_server_is_deleted(self) -> None:
         self.world.fault_message = "Build of instance aborted: Maximum number of volumes exceeded"
@@ -253,11 +253,11 @@ class EndTests(RequestCase, TestCase):
         self.assertEqual(self.world.running(), [instance.id])
 
     async def test_nobody_is_told_of_the_end_of_a_server_in_whose_place_another_is_launched(self) -> None:
-        """The pod, whose token both have, would be given up."""
+        """Otherwise the pod would be given up, since both servers have its token."""
         provider = await self.started_for_requests(poll_seconds=0.05, settle_seconds=30.0)
         ended: list[Any] = []
         provider.watch(ended.append)
-        self.world.launch_seconds = 0.5  # lists show it before it is in ERROR
+        self.world.launch_seconds = 0.5  # so that lists show it before it is in ERROR
         self.world.faults.add(FaultKind.CAPACITY, "launch", times=2)
         instance = await self.running(provider, self.spec())
         self.assertEqual(len(self.world.bodies), 3)
@@ -278,7 +278,7 @@ class EndTests(RequestCase, TestCase):
         provider.watch(ended.append)
         instance = await self.running(provider, self.spec())
         other = await self.running(provider, self.spec())
-        await self.sleep(1.1)  # until their launches are no longer new
+        await self.sleep(1.1)  # until their launches do not count as new any more
         self.world.api.hidden = {instance.id}
         calls = self.world.faults.calls
         asked = calls.get("get server", 0)
@@ -339,7 +339,7 @@ class TokenTests(RequestCase, TestCase):
 
 
 class CheckTests(RequestCase, TestCase):
-    """What the configuration names has to be there."""
+    """What the configuration names must exist."""
 
     async def missing(self, **settings: Any) -> str:
         self.settings.update(settings)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of one's own prices is read again when it is another one."""
+"""A file with one's own prices is read again after it has changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.02
 
 
 class FollowingTests(TestCase):
-    """A file that somebody edits."""
+    """A file that a user edits."""
 
     def setUp(self) -> None:
         self.patch(own_prices, "LOOK_SECONDS", LOOK_SECONDS)
@@ -75,12 +75,12 @@ class FollowingTests(TestCase):
 
 
 def cheapest(provider: IPodProvider, size: Size) -> str:
-    """The size that a pod would get."""
+    """Return the size that a pod would get."""
     return IChoosesSizes(provider).choose_size(size, 0, 1).fitting[0].name
 
 
 class AwsPricesTests(AwsCase, TestCase):
-    """Prices that win over those of the cloud."""
+    """Prices that take precedence over the cloud's."""
 
     async def test_the_next_launch_is_chosen_by_them(self) -> None:
         self.patch(own_prices, "LOOK_SECONDS", LOOK_SECONDS)
@@ -99,7 +99,7 @@ class AwsPricesTests(AwsCase, TestCase):
 
 
 class OpenStackPricesTests(OpenStackCase, TestCase):
-    """Prices of a cloud that tells none."""
+    """Prices for a cloud that does not publish any."""
 
     async def test_the_next_launch_is_chosen_by_them(self) -> None:
         self.patch(own_prices, "LOOK_SECONDS", LOOK_SECONDS)

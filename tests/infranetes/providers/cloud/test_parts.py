@@ -354,7 +354,7 @@ class AwsTests(SynchronousTestCase):
             ("agent_port", 70000),
             ("subnet", "subnet-1"),
             ("disk_type", "st1"),  # nothing boots from it
-            ("disk_iops", 4000),  # of which type?
+            ("disk_iops", 4000),  # without a disk type
             ("disk_throughput", 250),
             ("disk_iops", -1),
         ):
@@ -383,7 +383,7 @@ class AwsTests(SynchronousTestCase):
                 self.assertEqual(config.structure(table, Settings, source="test").disk_type, type)
 
     def test_a_posted_form_is_signed_as_aws_own_library_signs_it(self) -> None:
-        """libcloud has only ever signed GET requests to EC2; botocore's signature is the reference."""
+        """libcloud only signs GET requests to EC2; botocore's signature is the reference."""
         sent: list[dict[str, Any]] = []
         driver = Driver("AKID", "SECRET", region="eu-west-1", token="TOKEN", signature_version="4")
         connection = driver.connection

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many pods at once, with the settings that the provider has by default and the buckets that EC2 has."""
+"""Many pods at once, with the provider's default settings and EC2's token buckets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings hold nothing that isn't known to be harmless, and comparing them names what is lacking."""
+"""Recordings contain only what is known to be harmless, and comparing them names what is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.clouds.recordings.scrub import Scrubber, form_of
 from tests.support.clouds.recordings.vocabulary import OWN, vocabulary
 from tests.support.clouds.recordings.wire import AWS, GCP, JSON, XML, Call, Exchange
 
-# Each of its own kind, as people have them.
+# One of each kind, in a realistic form.
 SECRETS = {
     "account": "123456789012",
     "key": "AKIAIOSFODNN7EXAMPLE",
@@ -103,7 +103,7 @@ def _exchange(
 
 
 class ScrubTests(SynchronousTestCase):
-    """Of what is planted, nothing survives."""
+    """Of the planted secrets, nothing survives."""
 
     def written(self, cloud: str, *exchanges: Exchange) -> str:
         """Return the file of a recording of these."""
@@ -170,7 +170,7 @@ class ScrubTests(SynchronousTestCase):
         st.booleans(),
     )
     def test_wherever_it_is(self, cloud: str, secret: str, path: list[Any], around: str, named: bool) -> None:
-        """As a value or as a name, alone or within a text, under whatever fields, which are of both APIs."""
+        """As a value or as a name, alone or within a text, below any of the fields of both APIs."""
         value: Any = {around.format(secret): "x"} if named else around.format(secret)
         for step in path:
             value = [value] if step == 0 else {step: value}
@@ -181,7 +181,7 @@ class ScrubTests(SynchronousTestCase):
 
     @given(st.text(alphabet=st.characters(max_codepoint=127), min_size=8, max_size=40))
     def test_what_no_api_has_is_no_name_and_no_code(self, text: str) -> None:
-        mixed = f"q{text}7z"  # no word of theirs is like this
+        mixed = f"q{text}7z"  # no word of the API looks like this
         for cloud in (AWS, GCP):
             self.assertFalse(vocabulary(cloud).is_name(mixed))
             self.assertFalse(vocabulary(cloud).is_value("code", mixed))
@@ -216,7 +216,7 @@ class ScrubTests(SynchronousTestCase):
         self.assertEqual(recorder.failures, {"ValueError"})
 
     def test_texts_that_are_not_the_apis_are_found(self) -> None:
-        """By which a session makes sure that nothing of its configuration is left."""
+        """A session uses this to check that nothing of its configuration is left."""
         left = Call("RunInstances", {"Tag.1.Value": "mine"}, 200, XML, {"status": "attached", "Zanzibar": 1})
         self.assertEqual(list(unknown_texts(Recording(AWS, [left]))), ["mine", "Zanzibar"])
 
@@ -234,10 +234,10 @@ class ScrubTests(SynchronousTestCase):
 
 
 class CompareTests(SynchronousTestCase):
-    """What a recording has and its simulator lacks is named."""
+    """What is in a recording and not in its simulator is named."""
 
     def volumes(self, *states: str, **fields: wire.Value) -> list[Call]:
-        """A volume's life by these states, with these fields besides."""
+        """Return the calls of a volume's life through these states, with these additional fields."""
         calls = []
         for state in states:
             volume: wire.Value = {"volumeId": "vol-00000001", "size": "1", "status": state, **fields}
@@ -338,7 +338,7 @@ class CompareTests(SynchronousTestCase):
 
 
 class BillTests(SynchronousTestCase):
-    """The bill is that of the dearest size that may be tried, for the whole time."""
+    """The bill is for the most expensive size that may be tried, for the whole time."""
 
     def sizes(self, *prices: float | None) -> tuple[SizeOnOffer, ...]:
         return tuple(

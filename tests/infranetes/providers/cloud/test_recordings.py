@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lives are recorded, and end whatever happens; the simulators have what is in the recordings of clouds.
+"""VMs' lives are recorded, and ended whatever happens; simulators have all that recordings of clouds have.
 
-A recording that somebody sends goes into `recordings/` as NAME.jsonl. What it has and the simulator lacks
-and nobody needs is listed in NAME.accepted.
+A recording that a user sends goes into `recordings/` as NAME.jsonl. What is in it, missing in the simulator
+and not needed is listed in NAME.accepted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ reactor = installed()
 
 
 def accepted(name: str) -> set[str]:
-    """Return what is lacking and nobody needs."""
+    """Return what is missing in the simulator and not needed."""
     path = RECORDINGS / f"{name}.accepted"
     lines = path.read_text().splitlines() if path.exists() else []
     return {line for line in lines if line and not line.startswith("#")}
@@ -48,7 +48,7 @@ def accepted(name: str) -> set[str]:
 class SessionCase(TestCase):
     """A simulated cloud, and sessions that record it.
 
-    :cvar lasting: whether what passes lasts long enough to be recorded."""
+    :cvar lasting: whether transient states last long enough to be recorded."""
 
     cloud: ClassVar[str] = AWS
     lasting: ClassVar[bool] = False
@@ -96,14 +96,14 @@ class SessionCase(TestCase):
 
 
 class RecordedTests(SessionCase):
-    """A life that is recorded, and what others have recorded beside it."""
+    """A life is recorded, and has what others' recordings have."""
 
     maxDiff = None
     lasting = True
-    more: ClassVar[tuple[str, str]] = ("CreateVolume", "CreateVolumeResponse")  # a call, and its answer
+    more: ClassVar[tuple[str, str]] = ("CreateVolume", "CreateVolumeResponse")  # a call, and its response
 
     async def test_a_life_is_recorded_and_has_what_other_recordings_have(self) -> None:
-        """Also where a call was throttled, as any may be, and where nobody waits for the end any more."""
+        """Even where a call was throttled, as any call may be, and where the end was not waited for."""
         launch = "RunInstances" if self.cloud == AWS else "launch"
         throttled = self.world.faults.add(FaultKind.THROTTLE, launch, times=1)
         self.interrupt_at("ending everything")
@@ -130,7 +130,7 @@ class RecordedTests(SessionCase):
             self.assertNotIn(f'"{secret}', text)
 
     def assertLacksWhatIsAccepted(self, name: str, recording: Recording, simulated: Recording) -> None:
-        """Assert that a simulator lacks what was accepted for a recording, no more and no less."""
+        """Assert that the simulator lacks exactly what was accepted for a recording."""
         found, known = set(lacking(recording, simulated)), accepted(name)
         self.assertEqual(
             sorted(found - known),
@@ -140,7 +140,7 @@ class RecordedTests(SessionCase):
         self.assertEqual(sorted(known - found), [], f"mended: take this out of {name}.accepted")
 
     def assertOneFieldMoreIsNamed(self, recorded: Recording) -> None:
-        """Assert that a recording like this one, with one more field in one answer, is told from it."""
+        """Assert that a copy of this recording with one more field in one answer is found to differ."""
         calls = [attrs.asdict(call) for call in recorded.calls]
         made, kind = self.more
         answer = next(call["answer"] for call in calls if call["kind"] == made and call["status"] == 200)
@@ -172,10 +172,10 @@ class FileTests(SynchronousTestCase):
 
 
 class EndTests(SessionCase):
-    """Nothing is left, however a session ends: `finish` looks."""
+    """Nothing is left, however a session ends: `finish` checks."""
 
     async def refused(self, **changes: Any) -> str:
-        """Return why a session makes nothing."""
+        """Check that a session refuses to create anything. Return why."""
         failing: Deferred[Any] = start(self.session(**changes).run())
         return str(await self.assertFailure(failing, FailedPrecondition))
 
@@ -202,7 +202,7 @@ class EndTests(SessionCase):
         self.assertFalse((self.directory / NOTES).exists())
 
     async def test_it_is_interrupted_while_the_vm_is_launched_and_the_cloud_does_not_answer(self) -> None:
-        """It does so later."""
+        """The cloud answers later."""
         impatient = {**self.world.table(), "retry_seconds": 0.02, "poll_seconds": 0.05}
         self.interrupt_at("launching a VM")
         interrupting, silent = self.when, list[Any]()
@@ -249,7 +249,7 @@ class CommandTests(SessionCase):
         return process
 
     async def attaching(self) -> DyingDaemon:
-        """Start a process, agree, and wait until it attaches the volume."""
+        """Start a process, confirm, and wait until it attaches the volume."""
         before = self.launches()
         process = self.command()
         await self.until_said(process, b"Go on? [y/N]")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the AWS provider asks EC2 for: tags, secrets, disks, annotations."""
+"""The AWS provider's requests to EC2: tags, secrets, disks, annotations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _tags(resource: Any) -> dict[str, str]:
 
 
 class SimulatedCloudTests(AwsCase, TestCase):
-    """What the simulated EC2 itself shows to tests."""
+    """What the simulated EC2 shows to tests."""
 
     async def test_instances_are_seen_however_many_have_ended_before(self) -> None:
         provider = await self.started()
@@ -128,7 +128,7 @@ class LaunchTests(AwsCase, TestCase):
         for size, name in (
             (Size(), "t3.micro"),
             (Size(memory_bytes=1 << 30), "t3.small"),
-            (Size(cpu_millis=400), "t3.small"),  # a fifth of each of two
+            (Size(cpu_millis=400), "t3.small"),  # a baseline of a fifth of each of two
             (Size(cpu_millis=2000), "m5.large"),
         ):
             instance = await self.within(provider.launch(self.spec(size=size)))
@@ -151,7 +151,7 @@ class LaunchTests(AwsCase, TestCase):
 
     async def test_the_disk_is_as_the_image_has_it_or_as_the_configuration_says(self) -> None:
         key = "arn:aws:kms:eu-west-1:111122223333:key/0d9bb6c3-6ba4-4b26-9d7b-1d8a3a5d0e0b"
-        least = {"DeleteOnTermination": "true", "VolumeSize": "15"}  # as large as the image's
+        least = {"DeleteOnTermination": "true", "VolumeSize": "15"}  # the size of the image
         for asked, sent, shown in (
             ({}, {}, (False, None)),
             (
@@ -186,7 +186,7 @@ class LaunchTests(AwsCase, TestCase):
                 self.assertEqual(made["KmsKeyId"], shown[1])
 
     async def test_a_disk_that_could_not_be_encrypted_is_not_made(self) -> None:
-        """EC2 does not tell the root disk of each image."""
+        """EC2 does not name the root disk of every image."""
         self.patch(Images, "_thd_root_disk", lambda self, driver, id: RootDisk("", 0))
         self.settings["encrypt_disk"] = True
         provider = await self.started()
@@ -286,7 +286,7 @@ class LaunchTests(AwsCase, TestCase):
         self.assertEqual([one for one in self.world.requests if one["Action"] == "RunInstances"], [])
 
     async def test_pods_ask_for_no_security_groups_but_those_that_are_allowed(self) -> None:
-        """The cloud's own packet filter, which stands around all pods whatever they ask for."""
+        """They are the cloud's own packet filter, which protects all pods, whatever they request."""
         name = "infranetes.io/security-groups"
         ec2 = self.world.ec2
         [subnet] = ec2.describe_subnets(SubnetIds=[self.world.subnets[0]])["Subnets"]
@@ -308,7 +308,7 @@ class LaunchTests(AwsCase, TestCase):
             self.assertEqual(self.groups(), {"NetworkInterface.1.SecurityGroupId.1": group})
 
     def groups(self) -> dict[str, str]:
-        """The security groups of the last launch."""
+        """Return the security groups of the last launch."""
         *_, launch = [one for one in self.world.requests if one["Action"] == "RunInstances"]
         return {name: value for name, value in launch.items() if "SecurityGroup" in name}
 
@@ -329,7 +329,7 @@ class LaunchTests(AwsCase, TestCase):
     async def test_a_public_address_only_for_pods_that_shall_have_one_whatever_the_subnet_says(self) -> None:
         name = "infranetes.io/public-address"
         ec2 = self.world.ec2
-        for subnet in self.world.subnets:  # as those of a default VPC
+        for subnet in self.world.subnets:  # like those of a default VPC
             give = partial(ec2.modify_subnet_attribute, SubnetId=subnet)
             give(MapPublicIpOnLaunch={"Value": True})
             self.addCleanup(give, MapPublicIpOnLaunch={"Value": False})

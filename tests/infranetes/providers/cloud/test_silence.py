@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clouds that do what they are asked for and never answer: whoever waits gives up, asks again, has one VM."""
+"""Clouds that carry out requests and never answer: the node gives up, tries again, and has one VM."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.infranetes.providers.cloud.world_case import WorldCase
 from tests.support.clouds.faults import FaultKind
 
-CALL_SECONDS = 0.6  # that a call waits for its answer
+CALL_SECONDS = 0.6  # for which a call waits for its answer
 
 
 class SilentCloud(WorldCase):
-    """The promises. :cvar of_launch: the calls by which a VM is made. :cvar of_end: by which it is ended."""
+    """The promises. :cvar of_launch: the calls that create a VM. :cvar of_end: the calls that delete it."""
 
     of_launch: ClassVar[tuple[str, ...]] = ("launch",)
     of_end: ClassVar[tuple[str, ...]] = ("destroy",)
@@ -89,6 +89,6 @@ class SilentOpenStackTests(OpenStackCase, SilentCloud, TestCase):
 
 
 class SilentVsphereTests(VsphereCase, SilentCloud, TestCase):
-    """vCenter, where a VM is switched off by a call of its own."""
+    """vCenter, where a call of its own powers a VM off."""
 
     of_launch, of_end = ("CloneVM_Task",), ("PowerOffVM_Task", "Destroy_Task")

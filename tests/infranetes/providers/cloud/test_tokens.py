@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens of Azure and OpenStack end: the next one is there in time, or it is said that there is none."""
+"""Tokens of Azure and OpenStack expire: the next one is there in time, or the log says that there is none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.clouds.faults import FaultKind
 
 
 class _Clock:
-    """A clock that a test can put forward. :ivar later: seconds."""
+    """A clock that a test can advance. :ivar later: by how many seconds."""
 
     later = 0.0
 
@@ -49,7 +49,7 @@ class TokensOfAnHour(CloudCase):
         self.world.faults.clear()
         asked = self.world.faults.calls["token"]
         deadline = time.monotonic() + 20.0
-        while self.world.faults.calls["token"] == asked:  # a renewal that fails yet may hold up the next one
+        while self.world.faults.calls["token"] == asked:  # a renewal still failing may delay the next
             self.assertLess(time.monotonic(), deadline, "it is asked for again")
             self.assertEqual(await self.within(provider.list()), [])
         self.assertEqual(provider.status()["calls"].partition(", ")[2], "0 failed")
@@ -71,7 +71,7 @@ class TokensOfAnHour(CloudCase):
 
 
 def _told(logged: Sequence[LogEvent]) -> list[str]:
-    """The warnings of a log."""
+    """Return the warnings of a log."""
     return [formatEvent(each) for each in logged if each["log_level"] is LogLevel.warn]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each call of a cloud's API is a part of the span that it is made for, and says what for."""
+"""Each call to a cloud's API is in the span for which it is made, and names its purpose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txgrpc import Code
 
 
 class LaunchTests(AwsCase, TestCase):
-    """Of a VM on a simulated EC2."""
+    """The launch of a VM on a simulated EC2."""
 
     async def test_a_launch(self) -> None:
         provider, span = await self.started(), Recorded("call")
@@ -29,7 +29,7 @@ class LaunchTests(AwsCase, TestCase):
 
 
 class FailureTests(CrowdCase):
-    """Of a cloud that refuses."""
+    """Calls to a cloud that refuses them."""
 
     rates = AwsCloud.rates
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes over a cloud's disks in memory: whose states take time, and whose answers get lost."""
+"""Volumes on a cloud's disks in memory, whose states take time and whose answers get lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _VM, _OTHER = "vm-1", "vm-2"
 
 
 class HurriedClock(Clock):
-    """Time passes as fast as somebody waits for it."""
+    """A clock that advances as soon as something waits for it."""
 
     def callLater(
         self, when: float, what: Callable[..., object], *args: object, **kwargs: object
@@ -72,7 +72,7 @@ class World:
 
 
 class CloudVolumesTests(VolumesContract, TestCase):
-    """The contract, where all is done at once."""
+    """The contract, where everything takes effect at once."""
 
     looks = 0
 
@@ -87,13 +87,13 @@ class CloudVolumesTests(VolumesContract, TestCase):
 
 
 class SlowCloudVolumesTests(CloudVolumesTests):
-    """The contract, where all takes its time."""
+    """The contract, where everything takes its time."""
 
     looks = 3
 
 
 class CloudAttachedTests(AttachedVolumesContract, TestCase):
-    """The contract of what VMs have."""
+    """The contract of attached volumes."""
 
     unknown_machine = "vm-9"
     looks = 0
@@ -125,14 +125,14 @@ class CloudAttachedTests(AttachedVolumesContract, TestCase):
 
 
 class SlowCloudAttachedTests(CloudAttachedTests):
-    """The same where all takes its time, and no cloud keeps a VM from writing."""
+    """The same where everything takes its time, and the cloud can't attach read-only."""
 
     looks = 3
     has_modes = False
 
 
 class FaultTests(FailureAssertions, TestCase):
-    """What goes wrong between the daemon and the cloud."""
+    """Faults between the daemon and the cloud."""
 
     def setUp(self) -> None:
         self.world = World(looks=2)
@@ -141,7 +141,7 @@ class FaultTests(FailureAssertions, TestCase):
         self.world.vm(_OTHER)
 
     async def test_answers_that_are_lost_change_nothing(self) -> None:
-        """Each call has its effect, and its answer is lost as often as it may be made again."""
+        """Each call takes effect, but its answer is lost as often as the call may be retried."""
         volumes = self.world.volumes()
         for call in ("create", "grow", "attach", "detach", "delete"):
             self.disks.lost[call] = 2
@@ -188,8 +188,8 @@ class FaultTests(FailureAssertions, TestCase):
         self.assertEqual(self.disks.most_holds, 1)
 
     async def test_a_name_is_free_again_whichever_daemon_deleted_its_disk(self) -> None:
-        """The cloud knows the request all the same, and answers with a disk that it does not show. By its
-        age that is one that it will not show any more."""
+        """The cloud still knows the earlier request, and answers with a disk that it does not list. By its
+        age, that disk will never be listed."""
         settle = self.world.settings.settle_seconds
         self.disks.looks = 0
         for age, longest in ((0.0, settle + 10), (settle + 1, 10.0)):
@@ -204,7 +204,7 @@ class FaultTests(FailureAssertions, TestCase):
             await volumes.delete(again.id)
 
     async def test_of_a_cloud_that_shows_no_disk_not_many_are_asked_for(self) -> None:
-        """However often somebody asks; and none more than one before the cloud's answers are that old."""
+        """However often it is requested; and only one until the cloud's answers are that old."""
         self.disks.blind = True
         volumes = self.world.volumes()
         self.world.settings = CloudSettings(volume_seconds=20.0, settle_seconds=30.0)
@@ -247,7 +247,7 @@ class FaultTests(FailureAssertions, TestCase):
         await volumes.delete(made.id)
 
     async def test_one_that_is_being_detached_is_waited_for(self) -> None:
-        """By the next VM, and by whoever deletes it: the daemon before was killed in the middle."""
+        """By the next VM, and by a deletion: the previous daemon was killed in the middle."""
         for step in ("attach", "delete"):
             disk = CloudDisk("disk-1", GIB, DiskState.READY, "serial", True, "data")
             self.disks.put(attrs.evolve(disk, holds=(Hold(_VM, HoldState.DETACHING),)))
@@ -276,10 +276,10 @@ class FaultTests(FailureAssertions, TestCase):
         self.assertNotIn("force", self.disks.calls)
 
     async def test_what_a_node_that_is_gone_has_is_its_vms_until_that_has_ended(self) -> None:
-        """The node may only be unreachable, and its VM write."""
+        """The node may only be unreachable, and its VM may still write."""
         made = await self.world.volumes().create("data", GIB)
         await self.world.volumes().attach(_VM, made.id, False)
-        del self.world.vms[_VM]  # of another node, to all that asks from now on
+        del self.world.vms[_VM]  # from now on it looks like another node's
         self.disks.calls.clear()
         for _ in range(2):
             volumes = self.world.volumes()
@@ -289,7 +289,7 @@ class FaultTests(FailureAssertions, TestCase):
             await self.fails(FailedPrecondition, volumes.delete(made.id))
         self.assertEqual(set(self.disks.calls), {"get"})
         self.assertEqual(self.disks.disks[made.id].holds, (Hold(_VM),))
-        self.disks.put(attrs.evolve(self.disks.disks[made.id], holds=()))  # the VM is ended, by a person
+        self.disks.put(attrs.evolve(self.disks.disks[made.id], holds=()))  # a user has deleted the VM
         await self.world.volumes().attach(_OTHER, made.id, False)
         self.assertEqual((self.disks.calls.count("attach"), self.disks.most_holds), (1, 1))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses that a node gives its VMs on vSphere: none is given twice, none is lost."""
+"""Addresses that a node assigns to its VMs on vSphere: none is assigned twice, none is lost."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class LeaseCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
-        self.seconds = time.time()  # as the files' times
+        self.seconds = time.time()  # comparable to the files' times
         ranges = (parse_range("10.1.2.1-10.1.2.3"), parse_range("10.1.2.20/31"))
         self.pool = Pool(IPv4Network("10.1.2.0/24"), IPv4Address("10.1.2.1"), ranges)
         self.leases = self.daemon()
 
     def daemon(self) -> Leases:
-        """Return what a daemon knows that has just been started."""
+        """Return the leases as a new daemon reads them."""
         return Leases(self.directory, self.pool, lambda: self.seconds)
 
     def take(self, name: str) -> str:
@@ -94,7 +94,7 @@ class LeaseTests(LeaseCase):
         self.assertNotIn(self.take("c"), given.values())
 
     def test_what_only_lists_tell_is_not_given_away(self) -> None:
-        """As after the node's disk was lost, or to VMs that had their addresses by DHCP."""
+        """As after the loss of the node's disk, or for VMs that got their addresses by DHCP."""
         self.list(old="10.1.2.2", other="10.9.9.9")
         self.assertEqual([self.take(name) for name in "abc"], ["10.1.2.3", "10.1.2.20", "10.1.2.21"])
 
@@ -116,7 +116,7 @@ class LeaseTests(LeaseCase):
         self.list()
         self.seconds += LACKED_SECONDS - 1
         self.list()
-        self.list(a=address)  # the ones before were stale
+        self.list(a=address)  # the earlier lists were stale
         self.seconds += 2
         self.list()
         self.assertEqual(self.held(), [address])
@@ -167,8 +167,8 @@ class KilledDaemonTests(LeaseCase):
             self.live(random.Random(seed))  # noqa: S311
 
     def live(self, chance: random.Random) -> None:
-        there: dict[str, str] = {}  # at vCenter
-        asked: dict[str, str] = {}  # in calls that vCenter has not served yet
+        there: dict[str, str] = {}  # in vCenter
+        asked: dict[str, str] = {}  # in calls that vCenter has not yet carried out
         names = iter(range(10**6))
         for _ in range(300):
             step = chance.choice(("ask", "serve", "refuse", "list", "destroy", "forget", "kill"))
@@ -178,7 +178,7 @@ class KilledDaemonTests(LeaseCase):
                 try:
                     asked[new] = self.take(new)
                 except CloudError:
-                    continue  # those of destroyed VMs are still being kept
+                    continue  # the addresses of destroyed VMs are still reserved
             elif step == "serve" and asked:
                 there.update([asked.popitem()])
             elif step == "refuse" and asked:
@@ -189,7 +189,7 @@ class KilledDaemonTests(LeaseCase):
                 del there[name]
                 self.leases._thd_give_back(name)
             elif step == "forget" and name:
-                del there[name]  # the daemon is killed before it has recorded the end
+                del there[name]  # the daemon is killed before it has recorded that
                 self.leases = self.daemon()
             elif step == "kill":
                 self.leases = self.daemon()
@@ -202,7 +202,7 @@ class KilledDaemonTests(LeaseCase):
 
 
 class AddressCase(VsphereCase):
-    """Base class: the node gives addresses, at which no agent listens here."""
+    """Base class: the node assigns addresses, at which no agent listens here."""
 
     ranges: tuple[str, ...] = ("10.78.240.10-10.78.240.30",)
 
@@ -217,7 +217,7 @@ class AddressCase(VsphereCase):
 
 
 class GivenAddressTests(AddressCase, TestCase):
-    """VMs with addresses of their node's."""
+    """VMs with addresses that their node assigns."""
 
     async def test_a_vm_has_it_from_its_identity_and_gives_it_back_with_its_end(self) -> None:
         provider = await self.started()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes that a simulated vCenter makes from snapshots, which takes it a while."""
+"""Volumes that a simulated vCenter makes from snapshots, which takes a while."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class CopyTests(SnapshotsCase, TestCase):
     """Volumes that vCenter makes from snapshots."""
 
     def disks(self) -> list[str]:
-        """The names of all disks."""
+        """Return the names of all disks."""
         return sorted(self.world.disks.snapshots.name(id) for id in self.world.disks.ids())
 
     async def begun(self, number: int = 1) -> str:
-        """Wait until vCenter makes so many disks; return the last one's id."""
+        """Wait until vCenter is making so many disks; return the last one's id."""
         made = self.world.disks.snapshots
         await self.until(lambda: len(made.copying()) == number, "a disk is being made")
         return made.copying()[-1]
 
     def restoring(self, source: FromSnapshot) -> Deferred[VolumeDisk]:
-        """Ask for the volume `restored` with the daemon of now."""
+        """Request the volume `restored` from the current daemon."""
         return self.snapshots().restore("restored", MIB, source)
 
     async def test_it_is_a_volume_once_it_is_whole(self) -> None:
@@ -84,7 +84,7 @@ class CopyTests(SnapshotsCase, TestCase):
         self.assertEqual(len(self.world.asked("CreateDiskFromSnapshot_Task")), 1)
 
     async def gone_while_restoring(self) -> tuple[FromSnapshot, str]:
-        """Have a daemon go while vCenter makes a disk. Return what it is made from, and the disk."""
+        """Lose a daemon while vCenter makes a disk. Return the snapshot and the disk."""
         _, _, _, source = await self.with_snapshot()
         self.world.disks.snapshots.slow = True
         waiting = self.restoring(source)
@@ -165,7 +165,7 @@ class CopyTests(SnapshotsCase, TestCase):
         self.assertEqual(self.world.asked("CreateDiskFromSnapshot_Task"), [])
 
     async def test_a_copy_that_has_taken_the_room_is_finished(self) -> None:
-        """There need not be room for another."""
+        """There need not be space for another."""
         source, half = await self.gone_while_restoring()
         self.world.disks.snapshots.finish(half)
         self.world.disks.free = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vCenter's disks and snapshots are called."""
+"""The names of disks and snapshots in a vCenter."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NameTests(SynchronousTestCase):
         self.assertFalse(DiskNames("other").is_unfinished(unfinished))
 
     def test_every_source_can_be_told(self) -> None:
-        """Also one whose text has signs that names have too."""
+        """Also one whose text has characters that separate the parts of names."""
         for number in range(300):
             disk = f"{number:08x}-fbef-befb-efbe-{number * 7919:012x}"
             source = FromSnapshot(f"{disk}/{SNAPSHOT}")

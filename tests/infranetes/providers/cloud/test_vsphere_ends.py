@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches and ends on vSphere that do not go as asked: nothing is leaked, or powered on again."""
+"""Launches and deletions on vSphere that do not go as requested: nothing is leaked, or powered on again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class KilledDaemonTests(EndCase, TestCase):
                 await self.within(provider.stop())
 
     async def killed_at(self, provider: Any, kind: FaultKind, action: str, id: str) -> None:
-        """Have a daemon go that ends a VM and is not told of a request."""
+        """Lose a daemon that deletes a VM and does not get the answer to a request."""
         fault = self.world.faults.add(kind, action)
         ending = self.assertFailure(provider.destroy(id), Unavailable)
         await self.until(lambda: fault.happened, f"{action} is asked for")
@@ -64,7 +64,7 @@ class KilledDaemonTests(EndCase, TestCase):
         self.assertEqual(self.world.asked("PowerOnVM_Task"), [])
 
     async def test_a_deletion_that_fails_after_the_answer_is_asked_for_again(self) -> None:
-        """By the daemon that was told that vCenter has taken it, and by the next one."""
+        """By the daemon that was told that vCenter had accepted it, and by the next one."""
         for is_next in (False, True):
             provider = await self.started()
             instance = await self.running(provider, self.spec())
@@ -87,7 +87,7 @@ class KilledDaemonTests(EndCase, TestCase):
 
 
 class RefusedEndTests(EndCase, TestCase):
-    """What vCenter says only once a task runs."""
+    """Faults that vCenter reports only in a task."""
 
     async def test_a_power_off_that_failed_is_asked_for_again(self) -> None:
         self.patch(ends, "_OFF_SECONDS", 0.3)
@@ -103,7 +103,7 @@ class RefusedEndTests(EndCase, TestCase):
     async def test_one_that_takes_its_time_is_not_asked_for_again(self) -> None:
         provider = await self.started()
         instance = await self.running(provider, self.spec())
-        self.world.disks.refused["PowerOffVM_Task"] = "TaskInProgress"  # a task that changes nothing
+        self.world.disks.refused["PowerOffVM_Task"] = "TaskInProgress"  # by a task that changes nothing
         begun = len(self.world.requests)
         ending = self.within(provider.destroy(instance.id))
         await self.until(lambda: len(self.world.requests) > begun + 8, "it is looked at a few times")
@@ -146,7 +146,7 @@ class RefusedLaunchTests(EndCase, TestCase):
         self.assertEqual(await self.within(provider.list()), [])
 
     async def test_a_vm_that_vcenter_did_not_power_on_is_powered_on(self) -> None:
-        """Where the clone's task has succeeded all the same."""
+        """If the clone's task succeeded without powering it on."""
         self.world.power_ons.fail_clones = False
         provider = await self.started()
         self.world.faults.add(FaultKind.CAPACITY, "PowerOnVM_Task", times=1)
@@ -160,7 +160,7 @@ class RefusedLaunchTests(EndCase, TestCase):
             provider = await self.started()
             fault = self.world.faults.add(FaultKind.CAPACITY, "PowerOnVM_Task", only=_first_vm())
             instance = await self.running(provider, self.spec())
-            self.assertGreaterEqual(fault.happened, times)  # a list may have it powered on as well
+            self.assertGreaterEqual(fault.happened, times)  # a list may have powered it on as well
             self.assertEqual(self.world.vm(instance.id).resourcePool.name, "second")
             await self.within(provider.destroy(instance.id))
             await self.until(lambda: not self.world.holdings(), "the refused VM is gone, too")
@@ -207,7 +207,7 @@ class RefusedLaunchTests(EndCase, TestCase):
 
 
 def _first_vm() -> Callable[[dict[str, str]], bool]:
-    """Return what tells the requests about the VM that is asked about first."""
+    """Return a predicate for the requests about the VM that is named first."""
     seen: list[str] = []
 
     def is_first(parameters: dict[str, str]) -> bool:

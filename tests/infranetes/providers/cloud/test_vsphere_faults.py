@@ -26,14 +26,14 @@ from txgrpc import GrpcError
 
 class FaultCase(LifecycleCase, VsphereCase):
     def forget_sessions(self) -> None:
-        """End all sessions at the vCenter but the test's own."""
+        """End all sessions at the vCenter except the test's own."""
         manager = self.world.vcsim.content.sessionManager
         mine = manager.currentSession.key
         manager.TerminateSession([one.key for one in manager.sessionList if one.key != mine])
 
 
 class PassingFaultTests(FaultCase, TestCase):
-    """Faults that calls recover from."""
+    """Faults after which a retried call succeeds."""
 
     async def test_throttling_of_a_third_of_the_calls(self) -> None:
         fault = self.world.faults.add(FaultKind.THROTTLE, share=0.3)
@@ -51,7 +51,7 @@ class PassingFaultTests(FaultCase, TestCase):
         self.assertGreater(fault.happened, 0)
 
     async def test_answers_that_are_lost_after_vcenter_acted(self) -> None:
-        """A second clone of the same name is refused, so the first one is the VM."""
+        """A second clone with the same name is refused, so the first one is the VM."""
         faults = [
             self.world.faults.add(FaultKind.LOST, action, times=1)
             for action in ("CloneVM_Task", "PowerOffVM_Task", "Destroy_Task")
@@ -142,7 +142,7 @@ class PassingFaultTests(FaultCase, TestCase):
 
 
 class LastingFaultTests(FaultCase, TestCase):
-    """Faults that calls fail with."""
+    """Faults that make calls fail."""
 
     async def test_launches_whose_answers_are_always_lost(self) -> None:
         self.settings["retry_seconds"] = 0.5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which controllers the disks of vSphere's VMs are on."""
+"""On which controllers the disks of vSphere's VMs are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VirtualDisk = vim.vm.device.VirtualDisk
 
 class ControllerTests(SynchronousTestCase):
     def vm(self, *disks: int, kind: type = ParaVirtualSCSIController) -> list[object]:
-        """The devices of a VM with a controller for each number, and so many disks on it."""
+        """Return the devices of a VM with a controller for each number, which has that many disks."""
         found: list[object] = []
         for bus, number in enumerate(disks):
             found.append(kind(key=1000 + bus, busNumber=bus))
@@ -51,6 +51,6 @@ class ControllerTests(SynchronousTestCase):
         self.assertIs(caught.exception.kind, ErrorKind.QUOTA)
 
     def test_a_disk_is_known_by_its_id_and_found_by_its_files_uuid(self) -> None:
-        """The VM's own disk is no first class disk, and none of ours."""
+        """The VM's own disk is not a first class disk, and so not a volume."""
         found = hardware(self.vm(2)).disks
         self.assertEqual(found, [AttachedDisk("0-1", "6000c2937ba03a039f22562993b727b1")])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts of a cluster: which one a VM is created on."""
+"""On which of a cluster's hosts a VM is created."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class HostsCase(VsphereCase):
         vcsim.done(self.cluster_of_hosts.ReconfigureComputeResource_Task(spec, True))
 
     def undone(self, do: Callable[[], Any], undo: Callable[[], Any]) -> None:
-        """Do something to the vCenter that the test undoes."""
+        """Change something in the vCenter until the end of the test."""
         vcsim.done(do())
         self.addCleanup(lambda: vcsim.done(undo()))
 
     def chosen(self) -> list[str]:
-        """Return the names of the hosts that clones asked for, in turn."""
+        """Return the names of the hosts that clones requested, in order."""
         names = {host._moId: host.name for host in self.hosts}
         return [
             names[each] for clone in self.world.asked("CloneVM_Task") for each in _HOST.findall(clone["body"])
@@ -94,7 +94,7 @@ class HostTests(HostsCase, TestCase):
         self.assertEqual(self.chosen(), [self.hosts[1].name] * 2)
         await self.within(gatherResults([provider.destroy(vm.name) for vm in self.world.vms()]))
         await self.until(self.world.has_deleted, "vCenter has deleted what it has taken")
-        del self.settings["datastore"]  # it is gone when the test's provider is started to look for leftovers
+        del self.settings["datastore"]  # does not exist any more when the test looks for leftovers
 
     async def test_each_hosts_reason_is_told_if_none_can_run_a_vm(self) -> None:
         provider = await self.started()
@@ -106,7 +106,7 @@ class HostTests(HostsCase, TestCase):
         self.assertEqual(self.world.vms(), [])
 
     async def test_a_host_that_leaves_is_chosen_no_more(self) -> None:
-        """vCenter refuses the first clone, to a host as it was a moment ago; the next looks anew."""
+        """vCenter refuses the first clone, as the list of hosts is outdated; the next one reads it anew."""
         provider = await self.started()
         first = self.hosts[0]
         self.undone(first.DisconnectHost_Task, first.ReconnectHost_Task)
@@ -115,7 +115,7 @@ class HostTests(HostsCase, TestCase):
         self.assertNotIn(first.name, [vm.runtime.host.name for vm in self.world.vms()])
 
     async def test_a_host_that_looks_fit_and_refuses_comes_last(self) -> None:
-        """As one that enters maintenance mode: it has the most memory left, as its VMs are moved away."""
+        """Such as one entering maintenance mode: it has the most free memory, as its VMs are moved away."""
         provider = await self.started()
         large = {"infranetes.io/instance-type": "1cpu-65536mib"}
         await self.within(gatherResults([provider.launch(self.spec(annotations=large)) for _ in range(2)]))

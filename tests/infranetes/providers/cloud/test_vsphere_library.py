@@ -64,7 +64,7 @@ class LibraryCase(VsphereCase):
         return await self.within(provider.catalogue.find(name, {}))
 
     async def had(self, provider: Any, name: str) -> Any:
-        """Pull as kubelet does, which tries again."""
+        """Pull as kubelet does, which retries."""
         until = reactor.seconds() + self.call_timeout
         while True:
             try:
@@ -202,7 +202,7 @@ class PullTests(LibraryCase, TestCase):
 
 
 class BrokenOffTests(LibraryCase, TestCase):
-    """Deployments that take long, fail, or whose answer is lost."""
+    """Deployments that take long or fail, or whose answer is lost."""
 
     async def test_a_slow_deployment_serves_a_later_pull(self) -> None:
         self.settings["call_seconds"] = 2.0
@@ -219,7 +219,7 @@ class BrokenOffTests(LibraryCase, TestCase):
         self.assertEqual(self.made(), ["web-1.0"])
 
     async def test_a_daemon_that_is_killed_before_the_template_is_finished(self) -> None:
-        """The next daemon's pull goes on with whatever step was not done."""
+        """The next daemon's pull takes the steps that are left."""
         self.settings["retry_seconds"] = 0.5
         for number, step in enumerate(
             ("ReconfigVM_Task", "CreateSnapshot_Task", "Rename_Task", "MarkAsTemplate")
@@ -252,7 +252,7 @@ class BrokenOffTests(LibraryCase, TestCase):
         self.assertEqual((self.made(), self.asked(DEPLOY)), (["web-1.0"], 1))
 
     async def test_a_vm_whose_disks_are_being_filled_is_waited_for(self) -> None:
-        """As vCenter shows a deployment that an earlier daemon has begun."""
+        """vCenter shows a deployment like this when an earlier daemon has begun it."""
         self.library.put_ovf("web-1.0")
         self.world.faults.add(FaultKind.BUSY, "ReconfigVM_Task")
         provider: Any = await self.started()

@@ -67,7 +67,7 @@ class FaultTests(SynchronousTestCase):
 
 
 class PrivilegeTests(SynchronousTestCase):
-    """The simulated vCenter serves what the manual's role allows, in all tests."""
+    """The simulated vCenter allows only what the manual's role allows, in all tests."""
 
     def test_the_role_grants_what_is_needed_and_nothing_else(self) -> None:
         self.assertEqual(vcenter_privileges.granted(), vcenter_privileges.known())

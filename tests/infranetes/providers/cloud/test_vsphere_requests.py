@@ -126,7 +126,7 @@ class LaunchTests(VsphereCase, TestCase):
         self.assertEqual(self.world.asked("CloneVM_Task"), [])
 
     async def test_addresses_outside_the_pods_network_are_ignored(self) -> None:
-        """VMware Tools in a pod may report anything."""
+        """VMware Tools in a pod may report any address."""
         self.settings["addresses"] = "10.9.0.0/16"
         provider = await self.started()
         launched = await self.within(provider.launch(self.spec()))
@@ -150,7 +150,7 @@ class LaunchTests(VsphereCase, TestCase):
 
 
 class CostTests(VsphereCase, TestCase):
-    """How many requests a pod costs. Each of SOAP's counts, but for the lists that all pods share."""
+    """How many requests a pod costs, counting each SOAP request except the lists, which all pods share."""
 
     async def started_for_requests(self, **settings: float) -> Any:
         self.world.behaviour = NO_AGENT
@@ -172,7 +172,7 @@ class CostTests(VsphereCase, TestCase):
         self.assertEqual(self.own(begun)[2:], ["PowerOffVM_Task", LOOK, "Destroy_Task"])
 
     async def test_a_clone_that_has_ended_soon_is_looked_at_besides(self) -> None:
-        """It might be off, as what vCenter tells of a failed power-on is not documented."""
+        """It may be powered off, since what vCenter reports of a failed power-on is not documented."""
         provider = await self.started_for_requests()
         await self.within(provider.destroy((await self.running(provider, self.spec())).id))
         begun = len(self.world.requests)
@@ -201,7 +201,7 @@ class CostTests(VsphereCase, TestCase):
         self.assertEqual(self.own(begun), [LOOK, "Destroy_Task"])
 
     async def test_no_thread_waits_for_clones_and_their_tasks_are_looked_at_together(self) -> None:
-        """A node with one thread begins all of them, and lists meanwhile, with one request."""
+        """A node with one thread begins them all, lists VMs meanwhile, and polls in one request."""
         provider = await self.started_for_requests(poll_seconds=1.5)
         self.world.slow_clones.on = True
         begun = len(self.world.requests)

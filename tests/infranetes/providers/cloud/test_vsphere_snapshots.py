@@ -28,17 +28,17 @@ def _restore(snapshots: ISnapshots, name: str, source: FromSnapshot) -> Deferred
 
 
 class SnapshotsCase(VolumesCase):
-    """A provider whose snapshots are looked at from outside."""
+    """A provider whose snapshots are also inspected in the vCenter."""
 
     async def snapshotted(self) -> IHasSnapshots:
         return IHasSnapshots(await self.volumes())
 
     async def next_snapshotted(self) -> IHasSnapshots:
-        """The volumes of the next daemon."""
+        """Return the volumes of the next daemon."""
         return IHasSnapshots(await self.next_volumes(self.provider.volumes))
 
     def snapshots(self) -> ISnapshots:
-        """The snapshots of the daemon of now."""
+        """Return the snapshots of the current daemon."""
         return IHasSnapshots(self.of(self.provider)).snapshots
 
     async def write(self, volume_id: str, content: bytes) -> None:
@@ -49,7 +49,7 @@ class SnapshotsCase(VolumesCase):
         return self.world.disks.snapshots.contents.get(volume_id, b"").ljust(count, b"\0")[:count]
 
     async def with_snapshot(self) -> tuple[IHasSnapshots, ISnapshots, str, FromSnapshot]:
-        """Volumes, their snapshots, a volume that begins with `first`, and a snapshot of it."""
+        """Return volumes, their snapshots, a volume that begins with `first`, and a snapshot of it."""
         volumes = await self.snapshotted()
         volume = (await volumes.create("data", MIB)).id
         await self.write(volume, b"first")
@@ -58,7 +58,7 @@ class SnapshotsCase(VolumesCase):
 
 
 class SnapshotsTests(SnapshotsCase, SnapshotsContract, TestCase):
-    """The promises of all snapshots."""
+    """The contract of snapshots."""
 
     async def made(self) -> IHasSnapshots:
         return await self.snapshotted()
@@ -68,7 +68,7 @@ class SnapshotsTests(SnapshotsCase, SnapshotsContract, TestCase):
 
 
 class LimitTests(SnapshotsCase, TestCase):
-    """What a vCenter's snapshots do not allow."""
+    """Limits of a vCenter's snapshots."""
 
     async def test_a_volume_with_snapshots_says_why_it_stays_as_it_is(self) -> None:
         volumes, snapshots, volume, source = await self.with_snapshot()
@@ -126,7 +126,7 @@ class LimitTests(SnapshotsCase, TestCase):
         self.assertNotEqual((await snapshots.create("one", volume)).id, source.id)
 
     async def test_twins_are_one_snapshot_and_end_with_it(self) -> None:
-        """A request that is repeated before the first one is shown makes a second."""
+        """A request that is repeated before the first snapshot is listed makes a second one."""
         _, snapshots, volume, source = await self.with_snapshot()
         self.world.disks.snapshots.take(volume, DiskNames(self.cluster).of("one"))
         self.assertEqual(len(self.world.disks.snapshots.of(volume)), 2)
@@ -144,7 +144,7 @@ class LimitTests(SnapshotsCase, TestCase):
         self.assertEqual(len(self.world.asked("RetrieveSnapshotInfo")) - asked, 1)
 
     async def test_names_are_looked_for_in_all_volumes_once_a_minute(self) -> None:
-        """The vCenter tells them volume by volume only."""
+        """vCenter only lists snapshots volume by volume."""
         volumes = await self.snapshotted()
         made = [(await volumes.create(f"data-{number}", MIB)).id for number in range(6)]
         asked: list[int] = []
@@ -160,7 +160,7 @@ class LimitTests(SnapshotsCase, TestCase):
     async def test_one_that_another_node_took_meanwhile_is_found(self) -> None:
         volumes, snapshots, volume, _ = await self.with_snapshot()
         other = (await volumes.create("other", MIB)).id
-        await snapshots.create("of-other", other)  # all volumes have been looked at
+        await snapshots.create("of-other", other)  # by then all volumes have been searched
         elsewhere = IHasSnapshots(self.of(await self.started(node="node-2"))).snapshots
         await snapshots.delete((await snapshots.create("one", volume)).id)
         third = (await volumes.create("third", MIB)).id
@@ -171,7 +171,7 @@ class LimitTests(SnapshotsCase, TestCase):
 
 
 class TaskTests(SnapshotsCase, TestCase):
-    """What vCenter says only once a task runs, or ends."""
+    """Faults that vCenter reports only while or after a task runs."""
 
     async def test_tasks_that_take_long_are_waited_for(self) -> None:
         _, snapshots, volume, source = await self.with_snapshot()
@@ -183,7 +183,7 @@ class TaskTests(SnapshotsCase, TestCase):
         self.assertEqual([len(self.world.asked(task)) for task in tasks], [2, 1])
 
     async def test_one_that_cannot_be_taken_now_says_why_and_can_be_later(self) -> None:
-        """Such as while the VM that has the volume is being moved to another host."""
+        """For example, while the VM that has the volume is being moved to another host."""
         for fault, error in (("InvalidState", Unavailable), ("NoDiskSpace", ResourceExhausted)):
             volumes = await self.snapshotted()
             volume = (await volumes.create("data", MIB)).id
@@ -198,7 +198,7 @@ class TaskTests(SnapshotsCase, TestCase):
             await volumes.delete(volume)
 
     async def test_one_that_cannot_be_deleted_now_stays_and_says_why(self) -> None:
-        """Such as while a volume is made from it."""
+        """For example, while a volume is made from it."""
         _, _, volume, source = await self.with_snapshot()
         self.world.disks.refused["DeleteSnapshot_Task"] = "InvalidState"
         hurried = IHasSnapshots(await self.hurried_volumes()).snapshots
@@ -211,7 +211,7 @@ class TaskTests(SnapshotsCase, TestCase):
 
 
 class FaultTests(SnapshotsCase, TestCase):
-    """What goes wrong between the daemon and vCenter."""
+    """Faults between the daemon and vCenter."""
 
     ACTIONS = (
         "VStorageObjectCreateSnapshot_Task",
@@ -250,7 +250,7 @@ class FaultTests(SnapshotsCase, TestCase):
         await self.life(FaultKind.ERROR)
 
     async def test_a_volume_that_has_its_name_is_not_made_again(self) -> None:
-        """Though nobody was told, however often it was asked for."""
+        """Even though the answer was lost, however often it was requested."""
         _, snapshots, _, source = await self.with_snapshot()
         lost = self.world.faults.add(FaultKind.ACTED, "RenameVStorageObject", times=2)
         restored = await snapshots.restore("restored", MIB, source)

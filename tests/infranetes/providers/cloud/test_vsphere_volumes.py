@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 class VolumesCase(VsphereCase, CloudVolumesCase[Driver]):
-    """What a vCenter has of volumes."""
+    """Volumes on a vCenter."""
 
     def of(self, provider: IPodProvider) -> IVolumes:
         return IHasVolumes(provider).volumes
@@ -37,7 +37,7 @@ class VolumesCase(VsphereCase, CloudVolumesCase[Driver]):
         return machine in [vm.name for vm in self.world.disks.users(volume)]
 
     def serial(self, volume: str) -> str:
-        """The UUID of a disk's file, as vCenter tells it of the VM that has the disk."""
+        """Return the UUID of a disk's file, as vCenter reports it for the VM that has the disk."""
         [vm] = self.world.disks.users(volume)
         [uuid] = [
             device.backing.uuid
@@ -48,11 +48,11 @@ class VolumesCase(VsphereCase, CloudVolumesCase[Driver]):
 
 
 class VolumesTests(VolumesCase, VolumesContract, TestCase):
-    """The promises of all volumes that nobody has."""
+    """The contract of volumes that are not attached."""
 
 
 class AttachedVolumesTests(VolumesCase, CloudAttachedVolumesContract[Driver], TestCase):
-    """The promises of all volumes that VMs have."""
+    """The contract of attached volumes."""
 
     has_modes = False
     of_attaching = ("AttachDisk_Task", "DetachDisk_Task")
@@ -60,7 +60,7 @@ class AttachedVolumesTests(VolumesCase, CloudAttachedVolumesContract[Driver], Te
 
 
 class DestroyedVmTests(VolumesCase, TestCase):
-    """vCenter deletes the files of a VM's disks with the VM, but for first class disks with a flag."""
+    """vCenter deletes a VM's disks with the VM, except for first class disks with a flag."""
 
     async def attached(self) -> tuple[IVolumes, str, str]:
         volumes = await self.volumes()
@@ -70,7 +70,7 @@ class DestroyedVmTests(VolumesCase, TestCase):
         return volumes, machine, volume
 
     async def test_a_volume_outlives_its_vm(self) -> None:
-        """The simulated vCenter deletes what is still attached, whatever its flags are."""
+        """The simulated vCenter deletes whatever is still attached, without regard to flags."""
         volumes, machine, volume = await self.attached()
         await self.provider.destroy(machine)
         self.assertEqual(self.world.names(), [])
@@ -80,7 +80,7 @@ class DestroyedVmTests(VolumesCase, TestCase):
         self.assertTrue(self.has(other, volume))
 
     async def test_a_vm_is_not_destroyed_while_it_has_a_volume(self) -> None:
-        """Also by the next daemon."""
+        """Nor by the next daemon."""
         volumes, machine, volume = await self.attached()
         stuck = self.world.faults.add(FaultKind.BUSY, "DetachDisk_Task")
         with patch.dict(self.settings, destroy_seconds=1.0):
@@ -122,7 +122,7 @@ class DestroyedVmTests(VolumesCase, TestCase):
 
 
 class LostAnswerTests(VolumesCase, TestCase):
-    """vCenter has done what it was asked for, and nobody was told."""
+    """vCenter has carried out a request, and its answer was lost."""
 
     async def life(self, kind: FaultKind) -> list[int]:
         volumes = await self.volumes()
@@ -163,10 +163,10 @@ class LostAnswerTests(VolumesCase, TestCase):
 
 
 class SessionTests(VolumesCase, TestCase):
-    """Volumes have sessions of their own at the vCenter."""
+    """Volumes use separate sessions at the vCenter."""
 
     def sessions(self) -> list[str]:
-        """All but the test's own."""
+        """Return all sessions but the test's own."""
         manager = self.world.vcsim.content.sessionManager
         mine = manager.currentSession.key
         return [each.key for each in manager.sessionList if each.key != mine]
@@ -185,7 +185,7 @@ class SessionTests(VolumesCase, TestCase):
 
 
 class NextDaemonTests(VolumesCase, TestCase):
-    """A daemon that is gone after any step: the next one finishes what it finds."""
+    """A daemon is lost after any step: the next one finishes what was begun."""
 
     async def test_each_step_of_making_one(self) -> None:
         for number, action in enumerate(
@@ -211,7 +211,7 @@ class NextDaemonTests(VolumesCase, TestCase):
 
 
 class TaskTests(VolumesCase, TestCase):
-    """What vCenter says only once a task runs, or ends."""
+    """Faults that vCenter reports only while or after a task runs."""
 
     async def test_tasks_that_take_long_are_waited_for(self) -> None:
         volumes = await self.volumes()
@@ -229,7 +229,7 @@ class TaskTests(VolumesCase, TestCase):
     async def test_a_file_that_takes_longer_than_a_call_becomes_one_volume(self) -> None:
         volumes = await self.volumes()
         first = await volumes.create("first", MIB)
-        self.world.disks.looks["CreateVirtualDisk_Task"] = 12  # a call looks ten times
+        self.world.disks.looks["CreateVirtualDisk_Task"] = 12  # while a call polls ten times
         asked = len(self.world.asked("CreateVirtualDisk_Task"))
         made = await volumes.create("data", MIB)
         again = len(self.world.asked("CreateVirtualDisk_Task")) - asked
@@ -237,7 +237,7 @@ class TaskTests(VolumesCase, TestCase):
         self.assertEqual(self.world.disks.ids(), [first.id, made.id])
 
     async def test_one_that_cannot_be_detached_stays_and_says_why(self) -> None:
-        """Such as with a snapshot of the VM that somebody made."""
+        """For example, while a user's snapshot of the VM exists."""
         volumes = await self.volumes()
         machine = await self.machine(volumes)
         volume = (await volumes.create("data", MIB)).id
@@ -286,12 +286,12 @@ class TaskTests(VolumesCase, TestCase):
 
 
 class PlacesTests(VolumesCase, TestCase):
-    """Where volumes are, and who has them."""
+    """Where volumes are, and to which VM they are attached."""
 
     async def test_a_controller_is_added_once_the_others_are_full(self) -> None:
         volumes = await self.volumes()
         machine = await self.machine(volumes)
-        self.world.disks.fill(self.world.vm(machine), 14)  # beside the disk with the root
+        self.world.disks.fill(self.world.vm(machine), 14)  # beside the root disk
         made = [(await volumes.create(name, MIB)).id for name in ("one", "other")]
         for volume in made:
             await volumes.attach(machine, volume, False)
@@ -306,7 +306,7 @@ class PlacesTests(VolumesCase, TestCase):
         self.assertEqual(vcsim.extra_config(self.world.vm(machine))["disk.EnableUUID"], "TRUE")
 
     async def test_a_vm_whose_guest_is_not_shown_them_is_given_no_volume(self) -> None:
-        """It could not find it. vSphere changes that of no VM that runs."""
+        """The guest could not find it, and vSphere can't change that for a running VM."""
         volumes = await self.volumes()
         machine = await self.machine(volumes)
         volume = (await volumes.create("data", MIB)).id
@@ -316,7 +316,7 @@ class PlacesTests(VolumesCase, TestCase):
             self.assertIn("disk.EnableUUID", str(refused))
             self.assertIn("recreate its pod", str(refused))
         self.assertEqual((self.world.asked("AttachDisk_Task"), self.has(machine, volume)), ([], False))
-        self.world.vcsim.reconfigure(self.world.vm(machine), {"disk.EnableUUID": "true"})  # by whomever
+        self.world.vcsim.reconfigure(self.world.vm(machine), {"disk.EnableUUID": "true"})  # by someone
         await volumes.attach(machine, volume, False)
         self.assertTrue(self.has(machine, volume))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often VMs are listed: seldom, but for those who wait for one that may run by now."""
+"""How often VMs are listed: rarely, except while one is expected to run soon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP = 0.25
 
 
 class _Cloud:
-    """Lists what it has. :ivar listed: when it was asked to."""
+    """List its VMs. :ivar listed: when it was asked to."""
 
     location = "nowhere"
 
@@ -51,7 +51,7 @@ class WatcherTests(SynchronousTestCase):
         self.settings = CloudSettings()
         self.destroyed: list[str] = []
         self.addCleanup(lambda: self.assertEqual(self.destroyed, self.lasting))
-        self.lasting: list[str] = []  # that shall have been
+        self.lasting: list[str] = []  # VMs that are expected to exist
         self.ledger = Ledger(self.clock.seconds, self.settings.settle_seconds)
         self.watcher: Watcher[None] = Watcher(
             self.clock,
@@ -67,7 +67,7 @@ class WatcherTests(SynchronousTestCase):
         running.addErrback(lambda failure: None)
 
     def booted(self, id: str, seconds: float, ended: InstanceState = InstanceState.RUNNING) -> float:
-        """Let a VM boot that somebody waits for. Returns how long it ran before that was known."""
+        """Boot a VM that is being waited for. Return how long it ran before that was noticed."""
         waiting = self.launched(id)
         self.pass_(seconds)
         self.change(id, ended)
@@ -78,7 +78,7 @@ class WatcherTests(SynchronousTestCase):
         return late
 
     def launched(self, id: str) -> Deferred[None]:
-        """Launch a VM, and wait until it is known that it boots no more."""
+        """Launch a VM. The Deferred fires once it is known not to boot any more."""
         self.cloud.vms[id] = vm = CloudVM(id=id, token=id, sandbox_id="", state=InstanceState.PENDING)
         self.ledger.record_launch(vm)
 
@@ -98,7 +98,7 @@ class WatcherTests(SynchronousTestCase):
             self.clock.advance(STEP)
 
     def lists(self) -> int:
-        """How many there were since this was asked last."""
+        """Return how many lists there were since the last call of this."""
         count, self.cloud.listed = len(self.cloud.listed), []
         return count
 
@@ -107,7 +107,7 @@ class WatcherTests(SynchronousTestCase):
         self.assertEqual(self.lists(), 0)
 
     def test_one_that_outlives_its_end_is_destroyed_whoever_listed_it(self) -> None:
-        """It is off, and lists of the daemon's own sweep are not the watcher's."""
+        """It is powered off; the watcher does not see the lists of the daemon's own sweep."""
         self.cloud.vms["a"] = vm = CloudVM(id="a", token="a", sandbox_id="", state=InstanceState.ENDED)
         self.ledger.record_launch(vm)
         self.ledger.record_destroyed("a", "a")

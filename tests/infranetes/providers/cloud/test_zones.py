@@ -15,10 +15,10 @@ SUBNET_ZONES = (f"{moto.REGION}a", f"{moto.REGION}b")
 
 
 class ZoneTests:
-    """What holds for each cloud with zones."""
+    """The tests for each cloud with zones."""
 
     class Case(CloudCase, TestCase):
-        volume_zones: tuple[str, ...]  # of `zones`, in their order
+        volume_zones: tuple[str, ...]  # of the volumes, in the order of `zones`
 
         def launches(self) -> list[Call]:
             return [call for call in self.world.requests if call["Action"] == self.launch_action]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of all simulated clouds' volumes and snapshots share."""
+"""What the tests of all simulated clouds' volumes and snapshots share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Callable[[IVolumes], Awaitable[object]]
 
 
 def of_snapshots(step: Callable[[ISnapshots], Awaitable[object]]) -> Step:
-    """What asks the snapshots of volumes."""
+    """Return a step that calls the snapshots of volumes."""
     return lambda volumes: step(IHasSnapshots(volumes).snapshots)
 
 
@@ -35,7 +35,7 @@ class CloudVolumesCase(WorldCase, Generic[D]):
     provider: CloudProvider[D]
 
     async def volumes(self) -> IVolumes:
-        """The volumes of a new daemon."""
+        """Return the volumes of a new daemon."""
         self.world.behaviour = NO_AGENT
         provider = await self.started()
         assert isinstance(provider, CloudProvider)
@@ -47,7 +47,7 @@ class CloudVolumesCase(WorldCase, Generic[D]):
         return await self.volumes()
 
     async def hurried_volumes(self) -> IVolumes:
-        """The next daemon's, which gives up soon: only what can't succeed is asked of it."""
+        """Return the volumes of a new daemon with short timeouts, for requests that can't succeed."""
         with patch.dict(self.settings, volume_seconds=0.5):
             return await self.next_volumes(self.provider.volumes)
 
@@ -61,7 +61,7 @@ class CloudVolumesCase(WorldCase, Generic[D]):
             await self.sleep(0.05)
 
     async def killed_at(self, action: str, step: Step) -> None:
-        """Have a daemon go that was not told that the cloud did `action`; the next one takes the step."""
+        """Lose a daemon just before it gets the answer to `action`; the next one takes the step."""
         volumes = await self.volumes()
         untold = self.world.faults.add(FaultKind.LOST, action)
         waiting = step(volumes)
@@ -73,7 +73,7 @@ class CloudVolumesCase(WorldCase, Generic[D]):
         await step(await self.volumes())
 
     def patient(self, step: Step, words: str) -> Step:
-        """A step that is taken again while it fails with these words: the disk is busy with another."""
+        """Return a step that is retried while it fails with these words: the disk is busy."""
 
         @deferred
         async def taken(volumes: IVolumes) -> None:
@@ -90,7 +90,7 @@ class CloudVolumesCase(WorldCase, Generic[D]):
 
 
 class CloudAttachedVolumesContract(CloudVolumesCase[D], AttachedVolumesContract):
-    """The hooks of the contract of volumes that VMs have, and what clouds promise beyond it.
+    """The hooks of the contract of attached volumes, and the promises of clouds beyond it.
 
     :cvar of_attaching: the calls that attach a volume and detach it."""
 
@@ -126,10 +126,10 @@ class CloudAttachedVolumesContract(CloudVolumesCase[D], AttachedVolumesContract)
 
 
 class CloudSnapshotsCase(CloudVolumesCase[D]):
-    """The same with snapshots."""
+    """Daemons with volumes and their snapshots."""
 
     async def snapshots(self) -> ISnapshots:
-        """The snapshots of a new daemon."""
+        """Return the snapshots of a new daemon."""
         return IHasSnapshots(await self.volumes()).snapshots
 
     async def until_ready(self, snapshots: ISnapshots, found: VolumeSnapshot) -> VolumeSnapshot:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings of what real clouds answer, scrubbed, that the simulated ones are compared with."""
+"""Scrubbed recordings of real clouds' answers, with which the simulated ones are compared."""

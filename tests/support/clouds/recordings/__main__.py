@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make record-cloud`: record what a real cloud answers to a pod VM's life, scrubbed.
+"""`make record-cloud`: record a real cloud's answers during a pod VM's life, scrubbed.
 
-It costs money, and asks before it does. See docs/provider-aws.md.
+It costs money, and asks for confirmation first. See docs/provider-aws.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _request(options: argparse.Namespace) -> Request:
-    """:raise ConfigError: the configuration is wrong, or has nothing of this cloud."""
+    """:raise ConfigError: the configuration is wrong, or lacks this cloud."""
     found = config.load(options.config, {"provider": options.cloud})
     directory = options.directory / options.cloud
     today = datetime.datetime.now(datetime.UTC).date()
@@ -65,7 +65,7 @@ def _say(words: str) -> None:
 
 
 def _asked(reactor: IReactor, words: str) -> Deferred[bool]:
-    """Ask whoever is at the terminal. Nobody there is a no."""
+    """Ask the user at the terminal. Without a terminal the answer is no."""
     answered: Deferred[bool] = Deferred(lambda _: None)
 
     def answer(text: str) -> None:
@@ -85,7 +85,7 @@ def _asked(reactor: IReactor, words: str) -> Deferred[bool]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Record. Returns the exit code."""
+    """Record. Return the exit code."""
     options, reactor = _options(arguments), installed()
 
     def ask(words: str) -> Deferred[bool]:

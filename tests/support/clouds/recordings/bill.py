@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a life costs at most, which is said before it begins."""
+"""The most that a life can cost, which is shown before it begins."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HOUR = 3600.0
 
 @attrs.frozen
 class Bill:
-    """Of one VM.
+    """The bill for one VM.
 
-    :ivar sizes: that are tried, in this order. :ivar seconds: for which the VM is there at most.
+    :ivar sizes: those that are tried, in this order. :ivar seconds: the longest time for which the VM exists.
     """
 
     sizes: tuple[SizeOnOffer, ...]
@@ -25,7 +25,7 @@ class Bill:
 
     @property
     def most(self) -> float:
-        """What the VM costs at most. :raise FailedPrecondition: nobody knows."""
+        """Return the most that the VM can cost. :raise FailedPrecondition: a price is unknown."""
         prices = [size.price for size in self.sizes if size.price is not None]
         if not prices or len(prices) < len(self.sizes):
             unknown = ", ".join(size.name for size in self.sizes if size.price is None) or "any size"
@@ -36,7 +36,7 @@ class Bill:
         return max(prices) * self.seconds / _HOUR
 
     def check(self, budget: float) -> None:
-        """:raise FailedPrecondition: it may cost more than `budget`, or nobody knows."""
+        """:raise FailedPrecondition: it may cost more than `budget`, or a price is unknown."""
         if self.most > budget:
             raise FailedPrecondition(
                 f"it may cost {self.most:.4f} {self.currency}, and the budget is {budget:g}: give a larger "
@@ -44,7 +44,7 @@ class Bill:
             )
 
     def words(self, location: str, gib: int) -> str:
-        """The bill for people."""
+        """Describe the bill in a sentence."""
         first, *others = self.sizes
         more = f", or where there is no capacity {', '.join(size.name for size in others)}" if others else ""
         return (
@@ -57,7 +57,7 @@ class Bill:
 
 
 def bill(provider: IChoosesSizes, tries: int, seconds: float) -> Bill:
-    """Return the bill of a pod that asks for nothing. :param tries: how many sizes are tried."""
+    """Return the bill of a pod without requests. :param tries: how many sizes are tried."""
     choice = provider.choose_size(Size(), 0, tries)
     if not choice.fitting:
         raise FailedPrecondition("no size fits: allow more of them by sizes in the provider's table")

@@ -13,15 +13,15 @@ from tests.support.clouds.recordings.shapes import pieces, shape
 from tests.support.clouds.recordings.states import states
 from tests.support.clouds.recordings.wire import Call, Value
 
-# Refusals that may befall any call at any time, and so are not asked for in a recording of the simulator.
+# Refusals that any call may get at any time, and which a recording of the simulator therefore need not have.
 PASSING = frozenset(("RequestLimitExceeded", "rateLimitExceeded", "userRateLimitExceeded"))
-ERROR = "an error"  # in the place of an answer's name
+ERROR = "an error"  # stands for an answer's name
 _REFUSED = 400
 
 
 @attrs.frozen
 class Outcome:
-    """How a call ended. :ivar code: of its error; "": it succeeded."""
+    """How a call ended. :ivar code: the error's; "": it succeeded."""
 
     kind: str
     status: int
@@ -32,12 +32,12 @@ class Outcome:
 
     @property
     def may_pass(self) -> bool:
-        """Whether it says nothing of what was asked."""
+        """Whether it is independent of the request."""
         return self.status >= 500 or self.code in PASSING
 
 
 def lacking(recorded: Recording, simulated: Recording) -> list[str]:
-    """Say what there is in the recording of the cloud and not in that of its simulator, a line for each."""
+    """Describe what is in the cloud's recording and not in its simulator's, in a line for each."""
     found = set(_shapes(recorded.calls, simulated.calls))
     if recorded.of_life:
         found.update(_outcomes(recorded.calls, simulated.calls), _states(recorded.calls, simulated.calls))
@@ -63,7 +63,7 @@ def _shapes(recorded: Iterable[Call], simulated: Iterable[Call]) -> Iterator[str
     known = _all_shapes(simulated)
     for name, paths in _all_shapes(recorded).items():
         if name not in known:
-            continue  # it is the answer to what the simulator is not asked
+            continue  # an answer to a request that the simulator does not get
         for path, forms in paths.items():
             where = f"{name}: {path or 'the answer'}"
             parent = path.removesuffix("[]") if path.endswith("[]") else path.rpartition(".")[0]
@@ -79,7 +79,7 @@ def _shapes(recorded: Iterable[Call], simulated: Iterable[Call]) -> Iterator[str
 
 
 def _all_shapes(calls: Iterable[Call]) -> Mapping[str, Mapping[str, set[str]]]:
-    """Return shapes by the names of what has them."""
+    """Return shapes by the names of the structures that have them."""
     found: dict[str, dict[str, set[str]]] = {}
     for call in calls:
         for name, piece in pieces(call.answer):
@@ -107,7 +107,7 @@ def _outcome(call: Call) -> Outcome:
 
 
 def _code(answer: Value) -> str:
-    """Return the code of an error, as EC2 or Google have it; "": there is none."""
+    """Return the code of an error of EC2's or Google's; "": there is none."""
     for path in (("Response", "Errors", "Error", "Code"), ("error", "errors", 0, "reason")):
         found: Value = answer
         for step in path:

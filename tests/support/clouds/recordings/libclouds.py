@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What real clouds answered when libcloud's own tests were written, as recordings."""
+"""Answers that real clouds gave when libcloud's own tests were written, as recordings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RESPONSE = "Response"  # ends the name of an answer's element, and is all of an
 
 @lru_cache
 def recording(cloud: str) -> Recording:
-    """Return the answers. Nothing tells what was asked, nor in which order."""
+    """Return the answers. Their requests and their order are not known."""
     scrubber = Scrubber(vocabulary(cloud))
     return Recording(cloud, [scrubber.call(call) for call in _calls(cloud)], of_life=False)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pod VM's life with a volume, by our own provider, whatever cloud that asks.
+"""One pod VM's life with a volume, made by our own provider on any cloud.
 
-What is made of it, and how it ends:
+What is created, and how it ends:
 
 state      left when                                        next
 nothing    the notes have the node's name                   noted
@@ -44,19 +44,19 @@ from infranetes_common.reactors import IReactor
 
 T = TypeVar("T")
 
-END_SECONDS = 600.0  # in which everything ends, or a person has to end it
-VOLUME_BYTES, GROWN_BYTES = 10 << 30, 11 << 30  # Compute Engine's disks are no smaller
+END_SECONDS = 600.0  # within which everything ends; otherwise a user has to end it
+VOLUME_BYTES, GROWN_BYTES = 10 << 30, 11 << 30  # Compute Engine's disks can't be smaller
 _RUNNING_SECONDS = 300.0
 _CERTIFICATE_SECONDS = 3600
-_HEX = re.compile(r"[0-9a-f]{8,}")  # the part of an id that makes it one
+_HEX = re.compile(r"[0-9a-f]{8,}")  # the unique part of an id
 
 
 @attrs.define
 class Notes:
-    """What has to be known of a life after it was killed; written before anything is made.
+    """What must be known of a life after it was killed; written before anything is created.
 
-    :ivar node: whose tags the VM has. :ivar volume: its name; "": there is none.
-    :ivar found: whether they are an earlier life's.
+    :ivar node: the node in the VM's tags. :ivar volume: the volume's name; "": there is none.
+    :ivar found: whether these are the notes of an earlier life.
     """
 
     path: Path
@@ -66,33 +66,33 @@ class Notes:
 
     @classmethod
     def of(cls, path: Path) -> Notes:
-        """Return those of a life that was killed, or new ones."""
+        """Return the notes of a life that was killed, or new ones."""
         if path.exists():
             found = json.loads(path.read_text())
             return cls(path, found["node"], found["volume"], True)
         return cls(path, f"record-{secrets.token_hex(4)}")
 
     def write(self) -> None:
-        """Have them outlive this process."""
+        """Store them so that they outlive this process."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps({"node": self.node, "volume": self.volume}))
 
     def remove(self) -> None:
-        """Forget them: nothing is left."""
+        """Remove them, as nothing is left."""
         self.path.unlink(missing_ok=True)
         self.found = False
 
 
 class Life:
-    """The life, with a provider that has started.
+    """The life, with a started provider.
 
-    :param cluster: whose tags the VM and the volume have. :param say: told what comes next.
+    :param cluster: the cluster in the tags of the VM and the volume. :param say: called with each next step.
     """
 
     def __init__(
         self,
         reactor: IReactor,
-        provider: CloudProvider[Any],  # Any: whichever cloud's driver
+        provider: CloudProvider[Any],  # Any: the driver of any cloud
         cluster: str,
         notes: Notes,
         authority: Authority,
@@ -106,14 +106,14 @@ class Life:
         self._say = say
 
     async def live(self) -> None:
-        """Live, each step once more where that must change nothing. Whatever happens, call `end`."""
+        """Live; steps that are idempotent are taken twice. Whatever happens, call `end`."""
         self._notes.write()
         vm = await self._launched()
         await self._looked_at(vm)
         await self._with_volume(vm)
 
     async def end(self) -> None:
-        """Destroy everything. Idempotent. :raise InfranetesError: something is left; says of which node."""
+        """Destroy everything. Idempotent. :raise InfranetesError: something is left; names the node."""
         try:
             await within(self._reactor, END_SECONDS, self._until_ended(), "destroying everything")
         except InfranetesError as error:
@@ -184,13 +184,13 @@ class Life:
             try:
                 await self._ended()
                 return
-            except InfranetesError as error:  # whichever: it costs money until it is gone
+            except InfranetesError as error:  # of any kind: it costs money until it is gone
                 self._say(f"not yet: {error}")
                 await self._pause()
 
     async def _ended(self) -> None:
         """:raise InfranetesError: not everything has ended yet."""
-        if self._notes.found:  # the life was killed: the cloud may not show yet what that asked for last
+        if self._notes.found:  # the cloud may not yet show what the killed life requested last
             self._say("waiting until the cloud shows all that was made")
             await sleep(self._reactor, self._provider._settings.settle_seconds)
         for vm in await self._provider.list():
@@ -202,18 +202,18 @@ class Life:
             await self._until_gone(each)
         if self._notes.volume:
             await self._end_volume(seen)
-        for _ in range(2):  # what is unused in both is released
+        for _ in range(2):  # what is unused in both passes is released
             await self._called(self._provider._sweeper.sweep())
 
     async def _end_volume(self, vms: Sequence[CloudVM]) -> None:
-        """Delete the volume, whether or not the cloud shows it: one of its name is found, or made.
+        """Delete the volume, whether or not the cloud lists it: it is looked up by name, or created.
 
-        :param vms: that may have it, and are gone."""
+        :param vms: those that may have it, and are gone."""
         volumes = self._provider.volumes
         try:
             volume = await volumes.create(self._notes.volume, VOLUME_BYTES)
         except (ResourceExhausted, InvalidArgument):
-            return  # it was refused before, too
+            return  # its creation was refused before, too
         self._say(f"deleting volume {volume.id}")
         for vm in vms:
             await volumes.detach(vm.id, volume.id)
@@ -230,12 +230,12 @@ class Life:
             await self._pause()
 
     async def _seen(self) -> list[CloudVM]:
-        """What the cloud itself shows of this node, also what the provider counts as destroyed."""
+        """Return what the cloud itself lists of this node, even if the provider considers it destroyed."""
         cloud = self._provider._cloud
         return await self._called(self._provider._calls.call("list VMs", cloud._thd_list))
 
     async def _called(self, call: Awaitable[T]) -> T:
-        """Return what the cloud answers. :raise InfranetesError: in place of its own."""
+        """Return the cloud's answer. :raise InfranetesError: the cloud's own error."""
         try:
             return await call
         except CloudError as error:
@@ -246,7 +246,7 @@ class Life:
 
 
 async def _not_found(waiting: Deferred[T]) -> None:
-    """Wait for what has to fail. :raise Unavailable: it did not."""
+    """Wait for a call that has to fail. :raise Unavailable: it succeeded."""
     try:
         found = await waiting
     except NotFound:
@@ -255,5 +255,5 @@ async def _not_found(waiting: Deferred[T]) -> None:
 
 
 def _other(id: str) -> str:
-    """Return an id like this one that nothing has."""
+    """Return an id like this one that does not exist."""
     return _HEX.sub(lambda found: secrets.token_hex(len(found[0]) // 2 + 1)[: len(found[0])], id, count=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording: a file of JSON lines. The first says what it is of, each other one is a call, scrubbed."""
+"""A recording: a file of JSON lines. The first describes it, and each of the others is a scrubbed call."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.clouds.recordings.wire import Call, Exchange, Value, understo
 
 FORMAT = 1
 MOST_BYTES = 16 << 20  # of a file
-_LONG = 5  # members of a list, from which on only those are kept that look different
+_LONG = 5  # in a list with more members, only those that look different are kept
 
 
 @attrs.frozen
 class Recording:
-    """What a cloud answered. :ivar of_life: whether this was asked by `life`, in this order."""
+    """A cloud's answers. :ivar of_life: whether the calls were made by `life`, in this order."""
 
     cloud: str
     calls: Sequence[Call]
@@ -32,7 +32,7 @@ class Recording:
 
 
 def read(path: Path) -> Recording:
-    """Read a file. :raise ValueError: it is no recording, or one that this release does not know."""
+    """Read a file. :raise ValueError: it is not a recording, or is of an unknown format."""
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path.name} is longer than a recording can be")
     head, *lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -42,7 +42,7 @@ def read(path: Path) -> Recording:
 
 
 def unknown_texts(recording: Recording) -> Iterator[str]:
-    """Yield all texts in a recording but those that the API's own description has."""
+    """Yield all texts in a recording that are not in the API's own description."""
     known = vocabulary(recording.cloud)
 
     def texts(field: str, value: Value) -> Iterator[str]:
@@ -64,9 +64,9 @@ def unknown_texts(recording: Recording) -> Iterator[str]:
 
 
 class Recorder:
-    """Writes a recording as its calls are made. Thread-safe.
+    """Write a recording as calls are made. Thread-safe.
 
-    :ivar written: how many calls the file has. :ivar failures: why others are missing.
+    :ivar written: how many calls the file has. :ivar failures: why other calls are missing.
     """
 
     def __init__(self, cloud: str, path: Path) -> None:
@@ -82,8 +82,8 @@ class Recorder:
         self._write({"recording": FORMAT, "cloud": cloud, "libcloud": libcloud.__version__})
 
     def hear(self, exchange: Exchange) -> None:
-        """Record a call, unless the last one of its kind was the same. Never fails: whoever calls a cloud
-        has things there that must be destroyed."""
+        """Record a call, unless the last one of its kind was the same. Never fails: the caller has created
+        things in a cloud that must be destroyed."""
         try:
             with self._lock:
                 self._record(exchange)
@@ -115,7 +115,7 @@ class Recorder:
 
 
 def condensed(value: Value) -> Value:
-    """Return a structure whose long lists have only members that look like none before them."""
+    """Return a structure whose long lists keep only members that look different from those before them."""
     if isinstance(value, Mapping):
         return {name: condensed(inner) for name, inner in value.items()}
     if isinstance(value, str) or not isinstance(value, Sequence):
@@ -131,7 +131,7 @@ def condensed(value: Value) -> Value:
 
 
 def _adds(seen: dict[str, set[str]], more: Shape) -> bool:
-    """Add a shape to what was seen. Returns whether it had anything new."""
+    """Add a shape to those seen. Return whether it had anything new."""
     new = [(path, forms) for path, forms in more.items() if not forms <= seen.get(path, set())]
     for path, forms in new:
         seen.setdefault(path, set()).update(forms)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scrub what a cloud was asked and has answered: what is not known to be harmless is replaced.
+"""Scrub a cloud's requests and answers: everything that is not known to be harmless is replaced.
 
-A placeholder has the form of what it stands for (a number, a date, an id of a volume), and stands for the
-same thing in the whole recording.
+A placeholder looks like what it replaces (a number, a date, an id of a volume), and replaces the same thing
+throughout the recording.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _FORMS = (
     (NAMESPACE, re.compile(r"https?://[a-z0-9]+\.amazonaws\.com/doc/\d{4}-\d\d-\d\d/?")),
     (LINK, re.compile(r"(?:https?://|projects/)\S+")),
 )
-# What EC2's ids begin with, of which it has short and long ones.
+# The prefixes of EC2's ids, of which there are short and long ones.
 _ID = re.compile(
     r"(ami|aki|ari|eipalloc|eipassoc|eni|eni-attach|i|key|lt|r|rtb|sg|sgr|sir|snap|subnet|vol|vpc)"
     r"-([0-9a-f]{8}|[0-9a-f]{17})"
 )
-_BENCHMARKS = int(IPv4Address("198.18.0.0"))  # for nobody's machines (RFC 2544), as the next (RFC 3849)
+_BENCHMARKS = int(IPv4Address("198.18.0.0"))  # not used by machines (RFC 2544), nor is the next (RFC 3849)
 _DOCUMENTATION = int(IPv6Address("2001:db8::"))
 _DIGIT = re.compile(r"[0-9]")
-_MEMBER = re.compile(r"[0-9]{1,3}")  # of a list in a form
+_MEMBER = re.compile(r"[0-9]{1,3}")  # the number of a list's member in a form
 
 
 def form_of(text: str) -> str:
@@ -65,7 +65,7 @@ class Scrubber:
         return Call(kind, asked, call.status, call.content_type, answer)
 
     def value(self, field: str, value: Value) -> Value:
-        """Return a scrubbed structure. :param field: whose value it is."""
+        """Return a scrubbed structure. :param field: the field that has this value."""
         if isinstance(value, Mapping):
             return {self._key(name): self.value(field_of(name), inner) for name, inner in value.items()}
         if isinstance(value, str):
@@ -120,7 +120,7 @@ def _made(form: str, number: int, text: str) -> str:
 
 
 def is_harmless(vocabulary: Vocabulary, name: str) -> bool:
-    """Whether a field's name, which may be of a form, can be shown. In forms each number follows a name."""
+    """Return whether a field's name, perhaps one in a form, can be shown. In forms, numbers follow names."""
     parts = name.split(".")
     names = [not _MEMBER.fullmatch(part) for part in parts]
     pairs = pairwise([False, *names])
@@ -131,5 +131,5 @@ def is_harmless(vocabulary: Vocabulary, name: str) -> bool:
 
 
 def field_of(name: str) -> str:
-    """Return the field that a name in a form ends with: the name itself, where it is of no form."""
+    """Return the field at the end of a name in a form, or the name itself if it is not of that kind."""
     return next((part for part in reversed(name.split(".")) if not _MEMBER.fullmatch(part)), "")

@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 CLOUDS = (AWS, GCP)
 NOTES = "notes.json"
-_SHORTEST_SECRET = 6  # characters: of shorter ones the file is full by chance
+_SHORTEST_SECRET = 6  # characters: shorter ones are in the file by chance
 
 
 @attrs.frozen
 class Request:
-    """What is wanted.
+    """What is to be recorded.
 
-    :ivar cloud: one of CLOUDS. :ivar table: the provider's. :ivar source: where that is from.
-    :ivar directory: for what has to outlive this session. :ivar path: of the recording.
-    :ivar seconds: after which the life is interrupted. :ivar budget: in the currency of the prices.
+    :ivar cloud: one of CLOUDS. :ivar table: the provider's. :ivar source: the file that the table is from.
+    :ivar directory: for what must outlive this session. :ivar path: that of the recording.
+    :ivar seconds: the time after which the life is interrupted. :ivar budget: in the currency of the prices.
     """
 
     cloud: str
@@ -49,7 +49,7 @@ class Request:
 
 
 class Session:
-    """One session. :param ask: whether to go on, after the bill. :param say: told what happens."""
+    """One session. :param ask: asks for confirmation after the bill. :param say: called with the progress."""
 
     def __init__(
         self,
@@ -64,16 +64,16 @@ class Session:
         self._say = say
         self._notes = Notes.of(request.directory / NOTES)
         self._interrupted = False
-        self._step: Deferred[Any] | None = None  # that may be interrupted. Any: its result is its own
+        self._step: Deferred[Any] | None = None  # an interruptible step. Any: its own result
 
     def interrupt(self) -> None:
-        """Have `run` end everything now, and fail. Idempotent."""
+        """Make `run` end everything now, and fail. Idempotent."""
         self._interrupted = True
         if self._step is not None:
             self._step.cancel()
 
     async def run(self) -> None:
-        """Record. Once this has ended nothing is left in the cloud, unless it fails with what is.
+        """Record. Afterwards nothing is left in the cloud, unless the error says what is.
 
         :raise InfranetesError: it failed. :raise CancelledError: it was interrupted."""
         request = self._request
@@ -130,7 +130,7 @@ class Session:
         return Life(self._reactor, provider, self._request.cluster, self._notes, authority, self._say)
 
     async def _agreed(self, provider: CloudProvider[Any]) -> None:
-        """Say what it costs. :raise FailedPrecondition: too much, or somebody does not want it."""
+        """Show the bill. :raise FailedPrecondition: it is too high, or the user declined."""
         seconds = self._request.seconds + END_SECONDS
         costs = bill(provider, provider._settings.max_sizes, seconds)
         costs.check(self._request.budget)
@@ -141,7 +141,7 @@ class Session:
     # ---- What was recorded
 
     def _check(self, recorder: Recorder) -> None:
-        """Say what there is, once nothing of the configuration is in it."""
+        """Report the result, after checking that nothing of the configuration is in it."""
         request = self._request
         if not recorder.written:
             request.path.unlink()
@@ -159,7 +159,7 @@ class Session:
             self._say(f"some were not recorded: {', '.join(sorted(recorder.failures))}")
 
     def _secrets(self) -> Iterator[tuple[str, str]]:
-        """Yield what the configuration has, and what this session has made up, with their names."""
+        """Yield the values of the configuration, and those made up by this session, with their names."""
         made = {"cluster": self._request.cluster, "node": self._notes.node}
         for name, value in {**self._request.table, **made}.items():
             for each in value if isinstance(value, list | tuple) else (value,):

@@ -9,7 +9,7 @@ from tests.support.clouds.recordings.scrub import form_of
 from tests.support.clouds.recordings.wire import Value
 
 FIELDS, LIST, LABEL = "fields", "a list", "a label"
-_GOOGLES = "compute#"  # begins the kinds of Google's resources
+_GOOGLES = "compute#"  # the prefix of the kinds of Google's resources
 
 Shape = Mapping[str, set[str]]
 """What is at each path: `instancesSet[].instanceId` looks like `i-…`."""
@@ -23,8 +23,8 @@ def shape(value: Value) -> Shape:
 
 
 def pieces(value: Value) -> Iterator[tuple[str, Value]]:
-    """Yield the parts of an answer that look alike wherever they are, with their names: the whole, and the
-    resources of Google's in it."""
+    """Yield, with their names, the parts of an answer that look alike wherever they occur: the whole, and
+    Google's resources in it."""
     if _is_resource(value) or not isinstance(value, Mapping) or len(value) != 1:
         yield _kind(value), value
     else:
@@ -34,7 +34,7 @@ def pieces(value: Value) -> Iterator[tuple[str, Value]]:
 
 
 def _inside(value: Value) -> Iterator[Value]:
-    """Yield the resources of Google's in a structure, but for itself."""
+    """Yield Google's resources inside a structure, without itself."""
     if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
         return
     for each in value.values() if isinstance(value, Mapping) else value:
@@ -52,7 +52,7 @@ def _is_resource(value: Value) -> bool:
 
 
 def _is_label(path: str, name: str) -> bool:
-    """Whether a name is somebody's own: that of a label, or of one in something like it, with its dashes."""
+    """Return whether a name is a user's own: that of a label, or of a label-like field, with its dashes."""
     return path.endswith(("labels", "Labels")) or "-" in name
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated clouds, as a recording's session has them."""
+"""The simulated clouds, for sessions that record."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.support.clouds.recordings.wire import AWS
 
 _SECONDS = 120.0
 _BUDGET = 1.0
-# For which things have states that pass, where none may be missed on a busy machine either: some of Compute
-# Engine's are told in answers to looks alone.
+# How long transient states last where none may be missed, even on a busy machine; some states of Compute
+# Engine are visible only by polling.
 _EC2_SECONDS, _COMPUTE_SECONDS = 0.15, 0.25
-_BRIEFLY = 0.01  # where nobody looks at them
+_BRIEFLY = 0.01  # where they are not looked at
 _POLL_SECONDS = 0.02
 
 
 def world(
     reactor: IReactor, cloud: str, directory: Path, cluster: str, lasting: bool
 ) -> SimulatedAws | SimulatedGce:
-    """Return a cloud that has started, whose instances have no agents.
+    """Return a started cloud, whose instances have no agents.
 
-    :param lasting: whether states that pass last long enough to be recorded."""
+    :param lasting: whether transient states last long enough to be recorded."""
     made: SimulatedAws | SimulatedGce
     if cloud == AWS:
         made = aws = SimulatedAws(reactor, directory / "machines", cluster)
@@ -55,9 +55,9 @@ def session(
     ask: Callable[[str], Deferred[bool]] = lambda words: succeed(True),
     **changes: Any,  # Any: of a `Request`
 ) -> Session:
-    """Return a session with a simulated cloud, which writes to `recording.jsonl` in its place.
+    """Return a session with a simulated cloud, which writes to `recording.jsonl` in its directory.
 
-    :param changes: of what is requested."""
+    :param changes: to the request."""
     table, path = {**made.table(), "poll_seconds": _POLL_SECONDS}, place / "recording.jsonl"
     request = Request(cloud, table, "test", cluster, place, path, _SECONDS, _BUDGET)
     return Session(reactor, attrs.evolve(request, **changes), ask, say)

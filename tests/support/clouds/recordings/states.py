@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of things in a recording, and their order."""
+"""The states of the resources in a recording, and their order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 from tests.support.clouds.recordings.wire import Call, Value
 
-# How EC2 shows a thing: the field with its id, that with its state, and one that is only in this thing.
+# How EC2 shows a resource: the fields with its id and its state, and one that only this kind has.
 _EC2 = (
     ("attachment", "volumeId", ("status",), "attachTime"),
     ("growth", "volumeId", ("modificationState",), "modificationState"),
@@ -22,9 +22,9 @@ _EC2 = (
 
 @attrs.frozen
 class States:
-    """Of all things of one kind.
+    """Those of all resources of one kind.
 
-    :ivar seen: all states. :ivar orders: pairs of which a thing was seen in the first one before the second.
+    :ivar seen: all states. :ivar orders: pairs of which some resource had the first before the second.
     """
 
     seen: frozenset[str]
@@ -32,7 +32,7 @@ class States:
 
 
 def states(calls: Iterable[Call]) -> Mapping[str, States]:
-    """Return the states of things by their kinds."""
+    """Return the states of resources by their kinds."""
     lives: dict[tuple[str, str], list[str]] = {}
     for call in calls:
         for kind, id, state in _things(call.answer):
@@ -48,7 +48,7 @@ def states(calls: Iterable[Call]) -> Mapping[str, States]:
 
 
 def _things(value: Value) -> Iterator[tuple[str, str, str]]:
-    """Yield the kinds, ids and states of things in a structure."""
+    """Yield the kinds, ids and states of the resources in a structure."""
     if isinstance(value, Mapping):
         thing = _of_google(value) or _of_ec2(value)
         if thing is not None:

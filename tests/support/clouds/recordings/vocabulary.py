@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known to be harmless in what a cloud is asked and answers: the words of its API's own published
-description. Whatever else there is may be somebody's secret."""
+"""What is known to be harmless in a cloud's requests and answers: the words of its API's own published
+description. Anything else may be a secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.clouds.recordings.wire import AWS
 
 OWN = frozenset((ADDRESS, CLUSTER, NODE, SANDBOX, TOKEN))  # names of tags
 
-# Fields whose numbers describe what every account can have, in both APIs.
+# Fields with numbers that any account can have, in both APIs.
 NUMBERS = frozenset(
     (
         *("code", "httperrorstatuscode", "progress"),
@@ -26,9 +26,9 @@ NUMBERS = frozenset(
         *("corecount", "threadspercore", "guestcpus", "memorymb", "httpputresponsehoplimit"),
     )
 )
-_LONGEST_NUMBER = 6  # digits: no account's or project's
+_LONGEST_NUMBER = 6  # digits: an account's or project's number is longer
 
-# Fields with the code of an error, which no description lists; and words of codes that no names have.
+# Fields with the code of an error, which descriptions do not list; and the words of codes that are not names.
 _CODES = {"aws": frozenset(("code",)), "gcp": frozenset(("code", "reason", "domain"))}
 _WORDS_OF_CODES = frozenset(
     re.findall(
@@ -42,7 +42,7 @@ _WORDS_OF_CODES = frozenset(
         """,
     )
 )
-# Elements that EC2's model does not name: they are around every answer, or every error.
+# Elements that EC2's model does not name, which surround every answer, or every error.
 _AROUND = frozenset(
     ("Response", "Errors", "Error", "Code", "Message", "RequestID", "requestId", "xmlns", "item")
 )
@@ -52,16 +52,16 @@ _AROUND_GOOGLES = frozenset(
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9._]{1,79}")
-_SHORTEST = 2  # letters of a word: random text has every single letter
+_SHORTEST = 2  # letters of a word: random text has all single letters
 
 
 @attrs.frozen
 class Vocabulary:
-    """One API's.
+    """The vocabulary of one API.
 
-    :ivar names: of its fields. :ivar values: those that it lists for a field, by the field in lower case.
-    :ivar words: in lower case, that names are made of. :ivar kinds: of what can be asked.
-    :ivar codes: fields with codes of errors, in lower case.
+    :ivar names: its fields. :ivar values: the values that it lists, by the field in lower case.
+    :ivar words: the words of names, in lower case. :ivar kinds: the kinds of requests.
+    :ivar codes: the fields with error codes, in lower case.
     """
 
     names: frozenset[str]
@@ -71,18 +71,18 @@ class Vocabulary:
     codes: frozenset[str]
 
     def is_name(self, text: str) -> bool:
-        """Whether it is a field's name, or could be a new field's: it is made of words of others."""
+        """Return whether it is a field's name, or could be a new one's: it consists of other names' words."""
         return text in self.names or (_NAME.fullmatch(text) is not None and self._is_of_words(text))
 
     def is_value(self, field: str, text: str) -> bool:
-        """Whether it is a value that the API lists for this field, or a code."""
+        """Return whether it is a value that the API lists for this field, or a code."""
         lowered = field.lower()
         if text in self.values.get(lowered, ()) or (lowered == "key" and text in OWN):
             return True
         return lowered in self.codes and _CODE.fullmatch(text) is not None and self._is_of_words(text)
 
     def is_number(self, field: str, digits: str) -> bool:
-        """Whether it is a number that says nothing of the account."""
+        """Return whether it is a number that reveals nothing about the account."""
         return field.lower() in NUMBERS and len(digits) <= _LONGEST_NUMBER
 
     def _is_of_words(self, text: str) -> bool:
@@ -130,7 +130,7 @@ def _of_compute() -> Vocabulary:
 
 
 def _properties(schemas: Iterable[Any]) -> Iterator[tuple[str, Any]]:  # Any: JSON
-    """Yield all properties of schemas, also of those within them."""
+    """Yield all properties of schemas, including those of nested ones."""
     for schema in schemas:
         for name, each in schema.get("properties", {}).items():
             yield name, each

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes over the wire between libcloud and a cloud, as structures of JSON."""
+"""The messages between libcloud and a cloud, as JSON structures."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Value: TypeAlias = "Mapping[str, Value] | Sequence[Value] | str | int | float | 
 
 AWS, GCP = "aws", "gcp"
 XML, JSON = "text/xml", "application/json"
-UNREADABLE = "unreadable"  # in the place of an answer that is neither
+UNREADABLE = "unreadable"  # stands for an answer that is neither
 _COMPUTE = "/compute/v1/"
-_COMMON = ("Action", "Version")  # of every form
+_COMMON = ("Action", "Version")  # in every form
 
 
 @attrs.frozen
@@ -40,10 +40,10 @@ class Exchange:
 
 @attrs.frozen
 class Call:
-    """The same, understood.
+    """A parsed request and its answer.
 
-    :ivar kind: the API's name of what was asked; "": not known. :ivar answer: an XML element without children
-        is its text, and one whose children are items is a list of these."""
+    :ivar kind: the API's name of the request; "": not known. :ivar answer: an XML element without children is
+        its text, and one whose children are items is a list of these."""
 
     kind: str
     asked: Value
@@ -54,7 +54,7 @@ class Call:
 
 @contextmanager
 def tapped(hear: Callable[[Exchange], None]) -> Iterator[None]:
-    """Have all that libcloud's connections send and receive in this block heard too, in their threads."""
+    """Also pass to `hear` what libcloud's connections send and receive in this block, in their threads."""
     send = LibcloudConnection.request
 
     def request(
@@ -79,8 +79,8 @@ def tapped(hear: Callable[[Exchange], None]) -> Iterator[None]:
 
 
 def understood(cloud: str, exchange: Exchange) -> Call | None:
-    """Return a call to EC2 or Compute Engine; None: it is to another service, as those for tokens and prices
-    are, of which nothing is recorded."""
+    """Parse a call to EC2 or Compute Engine; None: it is to another service (such as for tokens and prices),
+    whose calls are not recorded."""
     found = _of_ec2(exchange) if cloud == AWS else _of_compute(exchange)
     if found is None:
         return None

@@ -49,7 +49,7 @@ class Made:
             waiting.callback(exit.code)
 
     def exit_code(self) -> Deferred[int]:
-        """Fire with its exit code once it has ended."""
+        """Return a Deferred that fires with its exit code once it has ended."""
         if self.exits:
             return succeed(self.exits[0].code)
         self._waiting.append(Deferred())
@@ -57,7 +57,7 @@ class Made:
 
 
 class CrunCase(TestCase):
-    """Has a root file system, crun and conmon; what is made is discarded."""
+    """A root file system, crun and conmon; what a test makes is discarded."""
 
     seconds = 60.0
 
@@ -72,7 +72,7 @@ class CrunCase(TestCase):
         self.conmon = Conmon(reactor, self.crun, group=CONMONS)
 
     def monitored(self, *args: str, stdin: bool = False, stdin_once: bool = False, **more: Any) -> Monitored:
-        """A container that is not created yet."""
+        """Return a container that has not been created yet."""
         id = secrets.token_hex(16)
         bundle = self.directory / id
         write_bundle(bundle, configuration(id, self.rootfs, args, **more))
@@ -82,7 +82,7 @@ class CrunCase(TestCase):
         return made
 
     async def created(self, *args: str, **more: Any) -> Made:
-        """A container that waits to be started, and is watched."""
+        """Create a container, and watch it. It waits to be started."""
         container = self.monitored(*args, **more)
         made = Made(container, await self.conmon.create(container))
         made.watch = self.conmon.watch(container, made.process, made.over)
@@ -90,17 +90,17 @@ class CrunCase(TestCase):
         return made
 
     async def started(self, *args: str, **more: Any) -> Made:
-        """A container that runs, or did."""
+        """Create and start a container."""
         made = await self.created(*args, **more)
         await self.crun.start(made.container.id)
         return made
 
     async def end(self, made: Made) -> Exit:
-        """How it ends."""
+        """Wait for the container to end. Return how it ended."""
         return await within(reactor, self.seconds, made.ended, "the container")
 
     def lines(self, made: Made) -> list[str]:
-        """What is in its log, without times."""
+        """Return the lines of its log, without times."""
         return [line.split(" ", 1)[1] for line in made.container.log.read_text().splitlines()]
 
     async def until(self, condition: Any, what: str) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent that is killed: run as a program, with the directory, the image, and the number of the step.
+"""An agent that is killed: run as a program, with the directory, the image, and the number of a step.
 
-It creates, starts, awaits and removes a container. It kills itself before or after one of its steps, or ends
-with code 0 if it has not as many.
+It creates, starts, awaits and removes a container. It kills itself before or after that step, or ends with
+code 0 if there are fewer steps.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ STEPS: tuple[tuple[Any, str], ...] = (
 
 
 def container_config(out: str) -> cri.ContainerConfig:
-    """A container that writes down that it ran."""
+    """Return the config of a container that records that it ran."""
     mount = cri.Mount(container_path="/out", host_path=out)
     return cri.ContainerConfig(command=["sh", "-c", "echo ran >>/out/ran; exit 5"], mounts=[mount])
 
 
 def killed_at(number: int) -> None:
-    """Wrap the steps: before and after each is one."""
+    """Wrap the steps, so that before and after each the process can be killed."""
     count = 0
 
     def step() -> None:
@@ -79,7 +79,7 @@ def killed_at(number: int) -> None:
 
 
 async def run(base: Path, crun: str, image_id: str) -> None:
-    """A container's life."""
+    """Take a container through its life."""
     reactor = installed()
     config = OciConfig(crun=crun, directory=base / "oci", layer_dir=base / "layers")
     provider = OciProvider(reactor, config, base / "etc", base / "run")

@@ -27,7 +27,7 @@ _file_systems: dict[str, bytes] = {}
 
 
 def file_system(diff_id: str, tar: bytes) -> bytes:
-    """A layer as erofs, made once."""
+    """Return a layer as erofs, made once."""
     if diff_id not in _file_systems:
         with tempfile.TemporaryDirectory() as made:
             tree, image = Path(made, "tree"), Path(made, "image")
@@ -40,7 +40,7 @@ def file_system(diff_id: str, tar: bytes) -> bytes:
 
 
 class OciCase(ContainerProviderCase):
-    """A provider over directories of the test's own."""
+    """A provider with directories of the test's own."""
 
     crun = ""  # in place of crun for this machine
 
@@ -58,7 +58,7 @@ class OciCase(ContainerProviderCase):
         try:
             for state in await self.provider.containers():
                 await self.provider.remove(state.id)
-            await self.provider.stop()  # two agents at a time there never are
+            await self.provider.stop()  # two agents never run at the same time
             await super().tearDown()
             await self.providers[-1].layers.remove(sorted(self.brought))
             mounted = [one.point for one in mounts_below(self.base)]

@@ -28,13 +28,13 @@ ALL = Streams(stdin=True, stdout=True, stderr=True)
 
 
 def processor_ticks(pid: int) -> int:
-    """How long it has run, in hundredths of a second."""
+    """Return how long a process has run on a processor, in hundredths of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
 class Heard:
-    """Reads a session's output as it comes."""
+    """Reads a session's output as it arrives."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -49,7 +49,7 @@ class Heard:
 
 class AttachTests(CrunCase):
     async def attached(self, made: Made, streams: Streams = ALL) -> Any:
-        """A session."""
+        """Attach to a container. Return the session."""
 
         control = Control(reactor, made.container.bundle)
         session = await attach(reactor, made.container, made.process, control, streams, made.exit_code)
@@ -57,15 +57,15 @@ class AttachTests(CrunCase):
         return session
 
     async def heard(self, made: Made, streams: Streams = ALL) -> Heard:
-        """A session whose output is read."""
+        """Attach to a container and read the session's output."""
         return Heard(await self.attached(made, streams))
 
     async def over(self, heard: Heard) -> int:
-        """Its exit code."""
+        """Return the session's exit code once it is over."""
         return await within(reactor, self.seconds, heard.over, "the session")
 
     async def up(self, made: Made) -> None:
-        """Wait until it has written."""
+        """Wait until the container has written something."""
         await self.until(made.container.log.read_bytes, "it has written")
 
     async def test_both_streams_from_now_on_and_the_exit_code(self) -> None:
@@ -127,7 +127,7 @@ class AttachTests(CrunCase):
         self.assertLess(processor_ticks(made.process.conmon) - before, 10)
 
     async def written(self, heard: Heard, data: bytes) -> None:
-        """Write it in pieces."""
+        """Write data to the session in pieces."""
         for at in range(0, len(data), 65536):
             await heard.session.write(data[at : at + 65536])
 
@@ -135,7 +135,7 @@ class AttachTests(CrunCase):
         made = await self.started("sh", "-c", "read x; echo $x; exit 2", stdin=True)
         for descriptor in (*os.pipe(), *os.pipe(), *os.pipe()):
             self.addCleanup(os.close, descriptor)
-        made.process = attrs.evolve(made.process, conmon=os.getpid())  # it has more than one
+        made.process = attrs.evolve(made.process, conmon=os.getpid())  # a process with more than one
         heard = await self.heard(made)
         await heard.session.write(b"hello\n")
         self.assertEqual((await self.over(heard), heard.out), (2, b"hello\n"))

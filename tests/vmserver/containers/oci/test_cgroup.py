@@ -20,7 +20,7 @@ class CgroupTests(SynchronousTestCase):
         self.addCleanup(shutil.rmtree, self.root)
 
     def write(self, path: str, text: str = "") -> None:
-        """Make a file as the kernel would."""
+        """Write a file like the kernel's."""
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

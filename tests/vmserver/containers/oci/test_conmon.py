@@ -41,7 +41,7 @@ print(conmon.find(Monitored(id, Path(bundle), Path(bundle, "log"))))
 
 class ConmonTests(CrunCase):
     def gone(self, id: str) -> bool:
-        """Whether no process, cgroup or record of a container is left."""
+        """Return whether no process, cgroup or record of a container is left."""
         found = [pid for pid in os.listdir("/proc") if pid.isdecimal() and f"--cid={id}" in _command(pid)]
         groups = [path for path in cgroup.ROOT.glob(f"*/{CGROUPS}/{id}") if path.is_dir()]
         return not found and not groups and not (self.crun.root / id).exists()
@@ -98,7 +98,7 @@ class ConmonTests(CrunCase):
         await self.until(lambda: self.gone(container.id), "nothing is left")
 
     async def test_memory_that_ran_out(self) -> None:
-        # A shell that doubles a string takes memory of its own.
+        # A shell that doubles a string allocates memory.
         made = await self.started("sh", "-c", 'x=xxxxxxxx; while :; do x="$x$x"; done', memory=24 * MIB)
         exit = await self.end(made)
         self.assertEqual((exit.code, exit.oom_killed), (137, True))
@@ -169,7 +169,7 @@ class ConmonTests(CrunCase):
         self.assertEqual(exits[0].code, 0)
 
     def found(self, id: str) -> str:
-        """What a new process finds."""
+        """Return the container's state as a new process finds it."""
         arguments = [id, str(self.directory / id), str(self.crun.root), self.program]
         command = [sys.executable, "-c", _FIND, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -222,7 +222,7 @@ class ConmonTests(CrunCase):
             await sleep(reactor, after)
             creating.cancel()
             with contextlib.suppress(CancelledError):
-                await creating  # or it was made in time
+                await creating  # unless it was created in time
                 await self.conmon.discard(container)
             await self.until(lambda id=container.id: self.gone(id), "what was killed has ended")
 
@@ -247,7 +247,7 @@ class ConmonTests(CrunCase):
                 await conmon.create(container)
             self.assertIn("conmon and crun did not create it", str(caught.exception))
         await self.until(lambda: self.gone(container.id), "nothing is left")
-        made = await self.started("true")  # another is not held up
+        made = await self.started("true")  # a different container is not delayed
         self.assertEqual((await self.end(made)).code, 0)
 
     async def test_a_conmon_that_fails_says_why(self) -> None:
@@ -274,7 +274,7 @@ class MessageTests(SynchronousTestCase):
 
 
 def _lowest_score() -> int:
-    """What a process that asks for -1000 gets: where it may not lower its score, what it has."""
+    """Return the score of a process that asks for -1000; without the privilege it keeps the one it has."""
     script = "echo -1000 >/proc/self/oom_score_adj; cat /proc/self/oom_score_adj"
     said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False).stdout
     return int(said)
@@ -288,7 +288,7 @@ def _command(pid: str) -> str:
 
 
 def _state(pid: int) -> str:
-    """R, S, Z and so on; X: there is no such process."""
+    """Return R, S, Z and so on, or X if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

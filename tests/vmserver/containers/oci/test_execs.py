@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands in running containers, by `crun exec`."""
+"""Commands in running containers, with `crun exec`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ExecTests(CrunCase):
         return await self.execs.exec_sync(made.container.id, document, 333, timeout, limit)
 
     async def opened(self, made: Made, streams: Streams, *args: str) -> Any:
-        """A command with live streams."""
+        """Return a session of a command with these streams."""
         session = await self.execs.exec_session(made.container.id, process(args), 333, streams)
         self.addCleanup(lambda: self.closed(session))
         return session
@@ -56,7 +56,7 @@ class ExecTests(CrunCase):
         return session.ended().addTimeout(self.seconds, reactor)
 
     async def heard(self, session: Any) -> tuple[bytes, bytes, int]:
-        """All that it writes, and its exit code."""
+        """Return everything that the command writes, and its exit code."""
 
         async def read() -> tuple[bytes, bytes, int]:
             said = {"stdout": b"", "stderr": b""}
@@ -94,7 +94,7 @@ class ExecTests(CrunCase):
 
     async def test_a_command_that_takes_long_is_not_given_up(self) -> None:
         made = await self.started("sleep", "600")
-        clock: Any = Clock()  # Any: with a method of the reactor
+        clock: Any = Clock()  # Any: a method of the reactor is added
         clock.spawnProcess = reactor.spawnProcess
         self.execs = Execs(clock, self.crun, self.directory / "x")
         session = await self.opened(made, ALL, "cat")
@@ -144,7 +144,7 @@ class ExecTests(CrunCase):
 
     async def test_what_is_executed_is_in_no_file_and_no_list_of_processes(self) -> None:
         made = await self.started("sleep", "600")
-        secret = "hunter2" * 15000  # more than a pipe holds
+        secret = "hunter2" * 15000  # more than a pipe's buffer
         running = start(self.sync(made, "sh", "-c", "echo ${#SECRET}; sleep 1", SECRET=secret))
         seen = []
         while not running.called:
@@ -284,7 +284,7 @@ class ExecTests(CrunCase):
 
 
 class CommandGroupsTests(SynchronousTestCase):
-    """Directories stand for cgroups: one that is not empty can't be removed either."""
+    """Plain directories stand in for cgroups: a non-empty one can't be removed either."""
 
     def test_one_that_could_not_be_removed_goes_with_the_next(self) -> None:
         top = Path(self.mktemp())
@@ -324,7 +324,7 @@ class CommandGroupsTests(SynchronousTestCase):
 if not is_v2() and (ROOT / "unified").is_dir():
 
     class UnifiedTests(TestCase):
-        """The same with cgroup v2, which this machine has beside v1 and the guest has alone."""
+        """The same with cgroup v2, which this machine has beside v1 and the guest has by itself."""
 
         timeout = 300
 

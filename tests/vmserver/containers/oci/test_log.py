@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 
 
 def entry(text: bytes, stream: str = "stdout", tag: str = "F", second: int = 0) -> bytes:
-    """A line as conmon writes it."""
+    """Return a line in conmon's format."""
     written = f"2026-11-22T14:21:{second:02}.749086123+00:00"
     return f"{written} {stream} {tag} ".encode() + text + b"\n"
 
@@ -227,7 +227,7 @@ class CriLogTests(SynchronousTestCase):
 
 
 class RotationTests(CrunCase):
-    """With conmon, which goes on writing."""
+    """Rotation while conmon goes on writing."""
 
     def rotation(self, max_bytes: int, kept: int) -> Rotation:
         made = Rotation(reactor, max_bytes, kept)
@@ -329,7 +329,7 @@ class RotationTests(CrunCase):
             await self.assert_size(made, 109, 10 * round + 9)
 
     async def assert_size(self, made: Any, width: int, height: int) -> None:
-        """It is what the terminal has, according to its kernel."""
+        """Check the terminal's size, according to its kernel."""
         descriptor = os.open(f"/proc/{made.process.pid}/fd/0", os.O_RDWR | os.O_NOCTTY)
         try:
             size = fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8))

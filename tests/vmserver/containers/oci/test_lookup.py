@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a specification needs is found in the machine and in the container's root, and nowhere else."""
+"""A specification's look-ups are confined to the machine and the container's root."""
 
 from __future__ import annotations
 

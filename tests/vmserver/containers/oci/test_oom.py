@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes the kernel kills first. crun takes a score of 0 for none; conmon begins crun with 0."""
+"""Which processes the kernel kills first. crun takes a score of 0 for unset; conmon starts crun with 0."""
 
 from __future__ import annotations
 

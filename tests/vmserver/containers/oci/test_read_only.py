@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""crun is run from a read-only mount; programs have the same addresses where the processor is emulated."""
+"""crun runs from a read-only mount; with an emulated processor, programs have fixed addresses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ReadOnlyTests(SynchronousTestCase):
 
 class AddressesTests(SynchronousTestCase):
     def _said(self, processor: str | None) -> list[str]:
-        """The personality of programs that are started with fixed addresses and after."""
+        """Return the personality of programs that start with fixed addresses, and of those after them."""
         cpuinfo = Path(self.mktemp())
         if processor is not None:
             cpuinfo.write_text(f"processor\t: 0\nmodel name\t: {processor}\n")

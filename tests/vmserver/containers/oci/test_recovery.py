@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent of oci containers that is killed, or whose conmon, crun or disk fails."""
+"""An agent of oci containers is killed, or its conmon, crun or disk fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KilledAgentTests(OciCase, TestCase):
     timeout = 600.0
 
     def killed(self, step: int) -> bool:
-        """Run an agent until that step; return whether it had as many."""
+        """Run an agent that is killed at this step. Return whether there was such a step."""
         command = [sys.executable, "-m", "tests.vmserver.containers.oci.killed_agent"]
         arguments = [str(self.base), self.config.crun, self.image_id, str(step)]
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
@@ -39,7 +39,7 @@ class KilledAgentTests(OciCase, TestCase):
         return done.returncode != 0
 
     async def test_killed_at_any_step_it_is_followed_by_one_that_goes_on(self) -> None:
-        """However far it came, the container runs once, and in the end nothing is left of it."""
+        """However far it got, the container runs once, and in the end nothing is left of it."""
         out = self.base / "out"
         out.mkdir()
         for step in range(1, MAX_STEPS):

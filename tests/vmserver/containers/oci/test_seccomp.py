@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seccomp profiles are converted for the machine and the capabilities, or refused."""
+"""Seccomp profiles are converted for the machine and its capabilities, or refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def convert(capabilities: Any = DEFAULT, kernel: Kernel = KERNEL, **fields: Any)
 
 
 def names(found: Any, action: str = "SCMP_ACT_ALLOW") -> set[str]:
-    """The system calls that some rule lets through, whatever their arguments."""
+    """Return the system calls that some rule allows, with any arguments."""
     return {name for rule in found["syscalls"] if rule["action"] == action for name in rule["names"]}
 
 

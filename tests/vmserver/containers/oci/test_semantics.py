@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers of conmon and crun have what their configuration says."""
+"""Containers run by conmon and crun have what their configuration says."""
 
 from __future__ import annotations
 

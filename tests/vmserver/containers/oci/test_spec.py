@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CRI ContainerConfig becomes an OCI runtime specification, or is refused by the name of its field."""
+"""A CRI ContainerConfig becomes an OCI runtime specification, or is refused with the name of its field."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHELL = ImageDefaults(command=("sh",))
 
 
 def wanted(config: cri.ContainerConfig, **others: Any) -> Wanted:
-    """Return what is wanted for a configuration whose mounts are all directories."""
+    """Return the `Wanted` of a configuration whose mounts are all directories."""
     found = Lookup(hostname="vm", mounts=tuple(Source(mount.host_path) for mount in config.mounts))
     values = {
         "id": "c1",
@@ -481,7 +481,7 @@ class LimitTests(Refusing):
 
 
 class HostileTests(SynchronousTestCase):
-    """What can't be asked for is refused by its name, whatever it is, and the rest is JSON."""
+    """Whatever can't be had is refused by its name, and the rest is valid JSON."""
 
     def check(self, config: Any, image: ImageDefaults = SHELL, pid: int = 42) -> None:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a specification promises is so in a container that crun really runs."""
+"""What a specification says holds in a container that crun really runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECONDS = 30.0
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n"
 GROUP = "root:x:0:\nann:x:1000:\nstaff:x:50:bob,ann\n"
 
-# Both containers are started from one mount namespace; `crun_for_here` has a new one for each.
+# Both containers start in one mount namespace; `crun_for_here` makes a new one for each.
 SHARING = """
 umount /sys/fs/cgroup/unified 2>/dev/null
 mount --make-rshared {source}
@@ -57,7 +57,7 @@ class Ended:
 
 
 class SpecCase(SynchronousTestCase):
-    """Runs containers with a root of busybox."""
+    """Run containers with a root of busybox."""
 
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="spec-"))
@@ -70,7 +70,7 @@ class SpecCase(SynchronousTestCase):
         (etc / "passwd").write_text(PASSWD)
         (etc / "group").write_text(GROUP)
         self.crun = [crun_for_here(self.directory), "--root", str(self.directory / "crun-state")]
-        # The wrapper of `crun_for_here` leaves cgroups of version 1.
+        # The wrapper of `crun_for_here` leaves behind cgroups of version 1.
         self.kernel: Kernel = find_kernel()
         self.files: dict[str, Path] = {}
         self.images: dict[int, str] = {}
@@ -123,7 +123,7 @@ class SpecCase(SynchronousTestCase):
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
     def started(self, script: str = "exec sleep 600", others: Any = None, **fields: Any) -> str:
-        """Start a container that runs on until the test ends; return its id."""
+        """Start a container that runs until the test ends. Return its id."""
         id, bundle = self.bundle(self.config(script, **fields), **(others or {}))
         done = subprocess.run(
             [*self.crun, "run", "--detach", "--bundle", str(bundle), id],
@@ -246,7 +246,7 @@ class ConfinementTests(SpecCase):
 
     def test_a_device_may_be_used_as_it_is_permitted(self) -> None:
         host = self.directory / "device"
-        os.mknod(host, stat.S_IFCHR | 0o640, os.makedev(10, 254))  # nothing answers to it
+        os.mknod(host, stat.S_IFCHR | 0o640, os.makedev(10, 254))  # a device without a driver
         device = cri.Device(host_path=str(host), container_path="/dev/sub/mine", permissions="r")
         script = "stat -c '%F %a %t:%T' /dev/sub/mine; cat /dev/sub/mine; cat < /dev/null > /dev/sub/mine"
         ended = self.run_to_end(script, devices=[device])
@@ -327,7 +327,7 @@ class MountTests(SpecCase):
         (source / "below").mkdir(parents=True)
         both, slave = cri.PROPAGATION_BIDIRECTIONAL, cri.PROPAGATION_HOST_TO_CONTAINER
         self.mounted(source, "--bind", str(source))
-        subprocess.run(["mount", "--make-rshared", str(source)], check=True)  # or it is refused
+        subprocess.run(["mount", "--make-rshared", str(source)], check=True)  # otherwise it is refused
         config = self.config("exec sleep 600", mounts=self.mount(source, propagation=slave))
         reader, reading = self.bundle(config)
         privileged = cri.LinuxContainerSecurityContext(privileged=True)

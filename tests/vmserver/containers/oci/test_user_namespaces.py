@@ -25,7 +25,7 @@ def pod(options: cri.NamespaceOption) -> cri.PodSandboxConfig:
 
 
 class UserNamespaceCase(OciCase, TestCase):
-    """Creates containers of a pod that has a user namespace."""
+    """Create containers of a pod that has a user namespace."""
 
     options = namespaces()
 
@@ -41,7 +41,7 @@ class UserNamespaceCase(OciCase, TestCase):
         await super().tearDown()
 
     def forget_namespaces(self) -> None:
-        """Do what a boot does to them."""
+        """Remove the namespaces, as a boot does."""
         for file in self.kept.glob("*"):
             unmount(file)
             file.unlink()
@@ -58,13 +58,13 @@ class UserNamespaceCase(OciCase, TestCase):
         return id
 
     async def said(self, script: str, **fields: Any) -> str:
-        """What a container says in which the script runs."""
+        """Run a script in a container. Return its output."""
         id = await self.run_container("sh", "-c", f"exec 2>&1; {script}", **fields)
         await self.ended(id)
         return await self.text(id)
 
     async def text(self, id: str) -> str:
-        """Return its log."""
+        """Return the container's log."""
         return "".join(
             record.line.decode() + ("" if record.partial else "\n") for record in await self.lines(id)
         )
@@ -74,7 +74,7 @@ class UserNamespaceCase(OciCase, TestCase):
 
 
 class MappingTests(UserNamespaceCase):
-    """Its ids are those that were asked for."""
+    """The pod's ids are mapped as requested."""
 
     async def test_processes_and_files_have_the_pods_ids(self) -> None:
         script = (
@@ -164,7 +164,7 @@ class MappingTests(UserNamespaceCase):
 
 
 class AccessTests(UserNamespaceCase):
-    """What its containers reach of their VM."""
+    """What the pod's containers can access in their VM."""
 
     async def test_processes_and_ipc_of_the_pod(self) -> None:
         shared = namespaces(pid=cri.POD, ipc=cri.POD)
@@ -243,7 +243,7 @@ class AccessTests(UserNamespaceCase):
 
 
 class VolumeTests(UserNamespaceCase):
-    """Its volumes."""
+    """The pod's volumes."""
 
     def mount(self, at: str, **fields: Any) -> cri.Mount:
         return cri.Mount(container_path=at, image=cri.ImageSpec(image=FILES.id), readonly=True, **fields)
