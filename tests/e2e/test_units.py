@@ -19,19 +19,15 @@ from tests.e2e.test_package import PACKAGES, SOCKET, START_SECONDS
 from txgrpc import Channel, GrpcError
 
 
-class UnitTests(unittest.TestCase):
-    """infranetes.service and vmserver.service."""
+class UnitCase(unittest.TestCase):
+    """A test case with a booted node.
 
-    timeout = 900
+    :cvar start_seconds: how long calls are repeated until the daemon is ready.
+    :ivar system: the node.
+    """
 
-    def setUp(self) -> None:
-        self.root = cleanroot.CleanRoot(cleanroot.base(cleanroot.depends(*PACKAGES)))
-        self.addCleanup(self.root.remove)
-        done = self.root.install(*PACKAGES)
-        self.assertEqual(done.returncode, 0, done.stdout)
-        (self.root.path / "etc/infranetes/infranetes.toml").write_text('provider = "simulated"\n')
-        self.system = Booted(self.root)
-        self.addCleanup(self.system.end)
+    start_seconds = START_SECONDS
+    system: Booted
 
     def journal(self, unit: str) -> str:
         return self.system.run("journalctl", "--no-pager", "--output=cat", "--unit", unit).stdout
@@ -39,11 +35,11 @@ class UnitTests(unittest.TestCase):
     async def call(self, method: str, request: Any) -> Any:
         """Make a CRI call, repeated until the daemon is ready."""
         path = str(self.system.path(SOCKET))
-        until = time.monotonic() + START_SECONDS
+        until = time.monotonic() + self.start_seconds
         while True:
             channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
             try:
-                return await getattr(channel.stub(cri.RuntimeService), method)(request, timeout=20.0)
+                return await getattr(channel.stub(cri.RuntimeService), method)(request, timeout=60.0)
             except GrpcError as error:
                 if time.monotonic() > until:
                     raise AssertionError(f"{error}; the journal: {self.journal('infranetes')}") from None
@@ -56,6 +52,21 @@ class UnitTests(unittest.TestCase):
         config = cri.PodSandboxConfig(metadata=metadata, log_directory="/var/log/pods/pod")
         answer = await self.call("RunPodSandbox", cri.RunPodSandboxRequest(config=config))
         return str(answer.pod_sandbox_id)
+
+
+class UnitTests(UnitCase):
+    """infranetes.service and vmserver.service."""
+
+    timeout = 900
+
+    def setUp(self) -> None:
+        self.root = cleanroot.CleanRoot(cleanroot.base(cleanroot.depends(*PACKAGES)))
+        self.addCleanup(self.root.remove)
+        done = self.root.install(*PACKAGES)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        (self.root.path / "etc/infranetes/infranetes.toml").write_text('provider = "simulated"\n')
+        self.system = Booted(self.root)
+        self.addCleanup(self.system.end)
 
     async def ready(self) -> list[str]:
         listed = await self.call("ListPodSandbox", cri.ListPodSandboxRequest())

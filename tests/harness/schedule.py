@@ -56,6 +56,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_package_upgrade": ("built packages",),
     "tests.e2e.test_repository": ("built packages",),
     "tests.e2e.test_units": ("built packages",),
+    "tests.e2e.test_removal": ("real VMs", "built packages"),
     # route_localnet and the table that guards it exist once per network namespace.
     "tests.infranetes.daemon.test_crash": ("host ports",),
     "tests.infranetes.daemon.test_semantics": ("host ports",),
