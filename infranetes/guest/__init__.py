@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest image, which QEMU VMs boot: Debian, the agent and what runs containers."""
+"""The guest image, which QEMU VMs boot: Debian, the agent, and the programs that run containers."""
