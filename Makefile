@@ -166,7 +166,7 @@ test-otelcol: venv proto otelcol ## Have OpenTelemetry's collector, which is bui
 	@$(BIN)/python -m tests --jobs 1 tests.interop.test_otelcol
 
 .PHONY: test-first-image
-test-first-image: venv proto apt-test ## Install the packages in a booted Debian 12 and wait until it has built its guest image and run a pod in a VM, by autopkgtest's script; a quarter of an hour
+test-first-image: venv proto apt-test ## Install the packages in a booted Debian 12 and 13 and wait until each has built its guest image and run a pod in a VM, by autopkgtest; an hour
 	@$(AS_ROOT) $(BIN)/python -m tests --jobs 1 tests.e2e.first_image
 
 SUITE ?= trixie
