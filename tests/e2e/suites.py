@@ -121,9 +121,11 @@ class Suite:
         return done.returncode
 
     def make(self, arguments: str) -> int:
-        """Run make in a fresh checkout; its output goes to standard output."""
+        """Run make in a fresh clone with this tree's changes; its output goes to standard output."""
+        # With the history, from which tests make the release before.
+        tree = self._root.path / "tree"
+        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", TREE, tree], check=True)
         self._copy(_checkout())
-        self._run("git", "init", "--quiet", "/tree")  # the tree's files are listed with git
         self._say(f"make {arguments}")
         registries = [f"{name}={os.environ[name]}" for name in REGISTRIES if name in os.environ]
         code = self._root.show(
