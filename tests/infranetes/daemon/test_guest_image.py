@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from pathlib import Path
@@ -80,3 +81,15 @@ class FreshTests(DaemonCase):
         put_image(self.root / "guest")
         # On to the next step, which fails here: this QEMU is not there.
         await self.until(lambda: "no-such-qemu" in self.log, "the next step", 60.0)
+
+    async def test_a_reload_leaves_what_it_waits_for_in_the_status(self) -> None:
+        self.process = self.spawn()
+        waiting = await self.told("guest image")
+        self.process.send_signal(signal.SIGHUP)
+        await self.told("RELOADING=1")
+        self.assertEqual(await self.told("STATUS="), waiting)
+        (self.root / "infranetes.toml").write_text("sockett = 1\n")
+        self.process.send_signal(signal.SIGHUP)
+        said = await self.told("the configuration was not reloaded")
+        self.assertTrue(said.startswith(waiting), said)
+        self.assertIn("sockett: not known", said)
