@@ -40,8 +40,8 @@ ENDING_SECONDS = 0.2  # how long a killed daemon may take to close its sockets, 
 _EPILOG = """\
 exit status:
   0    done
-  1    the daemon refused or failed, not all could be ended, or what is in force for the pod is not
-       what it has to be
+  1    the daemon refused or failed, not all could be ended or asked, or what is in force for the pod is
+       not what it has to be
   2    the command line or the configuration is wrong
   3    no daemon answers
   130  interrupted, as `--watch` ends

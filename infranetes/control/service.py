@@ -139,17 +139,22 @@ class ControlService:
         return control.ListOrphansResponse(vms=[_orphan(*each) for each in found], troubles=troubles)
 
     async def EndOrphans(self, request: control.EndOrphansRequest, call: Call) -> control.EndOrphansResponse:
-        found, _ = await self._reconciler.orphans()
+        found, troubles = await self._reconciler.orphans()
         orphans = {instance.id: (side, instance) for side, instance in found}
         unknown = [id for id in request.ids if id not in orphans]
         if unknown:
             raise NotFound(
                 f"no orphan is called {', '.join(unknown[:5])[:200]}: nothing was ended; list them again"
+                + "".join(f"; {trouble}" for trouble in troubles)
             )
         chosen = [orphans[id] for id in dict.fromkeys(request.ids)] or list(orphans.values())
         if request.dry_run:
-            return control.EndOrphansResponse(ended=[_orphan(*each) for each in chosen])
-        return await shielded(self._end(chosen))
+            answer = control.EndOrphansResponse(ended=[_orphan(*each) for each in chosen])
+        else:
+            answer = await shielded(self._end(chosen))
+        if not request.ids:  # those that are named have been found
+            answer.troubles.extend(troubles)
+        return answer
 
     async def GetPool(self, request: control.GetPoolRequest, call: Call) -> control.GetPoolResponse:
         pools = self._pools(request)

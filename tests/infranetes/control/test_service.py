@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -184,6 +185,28 @@ class ControlTests(PodsTestCase):
         for method in ("ListOrphans", "EndOrphans", "DrainPool"):
             request = getattr(control, f"{method}Request")()
             self.failureResultOf(start(getattr(self.service, method)(request, None)), Unavailable)
+
+    def test_orphans_of_a_provider_that_can_not_be_asked_are_not_none(self) -> None:
+        east: Any = SimpleNamespace(name="east")  # nothing of it is asked
+        side = self.world.node.add_side(east)
+        side.trouble = "no credentials"
+        why = ["provider east is not ready: no credentials"]
+        self.assertEqual(list(self.ask("EndOrphans").troubles), why)
+        self.stray("vm-lost")
+        self.assertEqual(list(self.ask("ListOrphans").troubles), why)
+        self.assertEqual(list(self.ask("EndOrphans", dry_run=True).troubles), why)
+        answer = self.ask("EndOrphans")
+        self.assertEqual(([vm.id for vm in answer.ended], list(answer.troubles)), (["vm-lost"], why))
+
+    def test_a_named_orphan_may_be_one_of_a_provider_that_can_not_be_asked(self) -> None:
+        east: Any = SimpleNamespace(name="east")
+        self.world.node.add_side(east).trouble = "no credentials"
+        self.stray("vm-lost")
+        request = control.EndOrphansRequest(ids=["vm-east"])
+        error = self.failureResultOf(start(self.service.EndOrphans(request, NO_CALL)), NotFound)
+        self.assertIn("no credentials", str(error.value))
+        answer = self.ask("EndOrphans", ids=["vm-lost"])
+        self.assertEqual(([vm.id for vm in answer.ended], list(answer.troubles)), (["vm-lost"], []))
 
     def test_sizes_in_words(self) -> None:
         self.assertEqual(size_words(Size()), "")
