@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from twisted.logger import Logger
@@ -22,7 +23,7 @@ from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import WITH_VM
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
 from infranetes_common.concurrency import settled, shielded, within
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
 from infranetes_common.wire import control, cri
 from txgrpc import Call
 
@@ -208,11 +209,7 @@ class ControlService:
             )
         if not request.sandbox:
             raise InvalidArgument("sandbox is empty: give its id, or the beginning of it")
-        meant = id_meant(self._node.inventory, request.sandbox)
-        found: list[Console] = []
-        for side in sides:
-            side.check_ready()
-            found += await cast(IHasConsoles, side.provider).consoles(meant[:_MAX_ID])
+        found = await self._consoles(sides, id_meant(self._node.inventory, request.sandbox)[:_MAX_ID])
         ids = {console.sandbox_id for console in found}
         if not found:
             raise NotFound(f"there is no console of a sandbox {request.sandbox[:_MAX_ID]!r}")
@@ -230,6 +227,24 @@ class ControlService:
             text=newest.text[-_MAX_CONSOLE:],
             output=newest.output[-_MAX_CONSOLE:],
         )
+
+    async def _consoles(self, sides: Sequence[ProviderSide], sandbox: str) -> list[Console]:
+        """Return the consoles that the providers have, also those of providers that can't make VMs.
+
+        :raise InfranetesError: there is none, but a provider can't tell, or may not have all."""
+        found: list[Console] = []
+        errors: list[InfranetesError] = []
+        for side in sides:
+            try:
+                found += await cast(IHasConsoles, side.provider).consoles(sandbox)
+            except InfranetesError as error:
+                errors.append(error)
+        if not found and errors:
+            raise errors[0]
+        if not found:
+            for side in sides:
+                side.check_ready()
+        return found
 
     async def _end(self, chosen: list[Orphan]) -> control.EndOrphansResponse:
         node = self._node

@@ -218,10 +218,15 @@ class ControlTests(PodsTestCase):
 class _WithConsoles:
     """A provider of nothing else."""
 
-    def __init__(self, *consoles: Console) -> None:
+    name = "other"
+
+    def __init__(self, *consoles: Console, error: Exception | None = None) -> None:
         self._consoles = consoles
+        self._error = error
 
     def consoles(self, sandbox: str) -> Deferred[Sequence[Console]]:
+        if self._error is not None:
+            return fail(self._error)
         return succeed([one for one in self._consoles if one.sandbox_id.startswith(sandbox)])
 
 
@@ -264,6 +269,21 @@ class ConsoleTests(PodsTestCase):
         self.shows(*consoles)
         for sandbox, kind in (("", InvalidArgument), ("abc", InvalidArgument), ("d", NotFound)):
             self.failureResultOf(self.ask("GetConsole", sandbox=sandbox), kind)
+
+    def test_one_on_the_node_is_shown_whatever_troubles_a_provider_has(self) -> None:
+        self.shows(Console("qemu-1", "abc1", 50.5, "", "panic", "words"))
+        self.world.side.trouble = "there is no guest image"
+        self.assertEqual(self.successResultOf(self.ask("GetConsole", sandbox="abc1")).text, "panic")
+        error = self.failureResultOf(self.ask("GetConsole", sandbox="d"), Unavailable)
+        self.assertIn("there is no guest image", str(error.value))
+
+    def test_one_provider_that_fails_leaves_the_others_consoles(self) -> None:
+        self.shows(Console("qemu-1", "abc1", 50.5, "", "panic", "words"))
+        east: Any = _WithConsoles(error=Unavailable("east does not answer"))
+        self.world.node.add_side(east).trouble = ""
+        self.assertEqual(self.successResultOf(self.ask("GetConsole", sandbox="abc1")).text, "panic")
+        error = self.failureResultOf(self.ask("GetConsole", sandbox="d"), Unavailable)
+        self.assertIn("east does not answer", str(error.value))
 
     def test_a_provider_without_consoles(self) -> None:
         self.failureResultOf(self.ask("GetConsole", sandbox="abc"), FailedPrecondition)
