@@ -12,6 +12,7 @@ from infranetes.providers import registry
 from infranetes_common import config, config_files
 from infranetes_common.config_faults import Fault, located
 from infranetes_common.config_files import Document, Sources
+from infranetes_common.config_values import MISSING
 from infranetes_common.errors import ConfigError
 
 Make = Callable[[Config, str], None]
@@ -24,23 +25,24 @@ def made_of_keys(found: Config, source: str) -> None:
 
 def check_file(path: str, make: Make = made_of_keys) -> tuple[Sequence[str], Sequence[Fault]]:
     """Return the files that were read, and their faults. Blocks; nothing outside the process is changed."""
-    try:
-        document = config_files.read(path)
-    except ConfigError as error:
-        return _unread(path, error)
-    sources, found = document.sources, _Faults(document.sources)
+    read = config_files.readable(path)
+    document, sources = read.document, read.document.sources
+    found = _Faults(sources)
     whole: Config | None = None
     with found.collected():
         whole = config.of_document(document, Config)
     for name in _names(document.table):
         with found.collected():
             _check_table(document, name)
-    if whole is not None:
+    if read.faults:  # what seems to be missing, or to be contradicted, may be in a file that can't be read
+        found.faults = [each for each in found.faults if not each.words.startswith(MISSING)]
+        found.faults += located(ConfigError("\n".join(read.faults)), sources)
+    elif whole is not None:
         with found.collected():
             _check_whole(whole, sources)
-    if whole is not None and not found.faults:
-        with found.collected():
-            make(whole, sources.main)
+        if not found.faults:
+            with found.collected():
+                make(whole, sources.main)
     order = {file: number for number, file in enumerate(sources.files)}
     return sources.files, sorted(found.faults, key=lambda each: (order[each.file], each.line))
 
@@ -59,14 +61,6 @@ class _Faults:
             yield
         except ConfigError as error:
             self.faults += [each for each in located(error, self._sources) if each not in self.faults]
-
-
-def _unread(path: str, error: ConfigError) -> tuple[Sequence[str], Sequence[Fault]]:
-    try:
-        sources = Sources(path, config_files.drop_ins_of(path))
-    except ConfigError:
-        sources = Sources(path)
-    return sources.files, [*located(error, sources)]
 
 
 def _names(table: Mapping[str, object]) -> Iterator[str]:

@@ -18,6 +18,8 @@ from infranetes_common.hangups import differences, refuse, report
 from infranetes_common.logging import Output
 from infranetes_common.reactors import IReactor
 
+UNEXPECTED = "a fault of Infranetes itself, which the journal has"
+
 _log = Logger()
 
 
@@ -34,7 +36,7 @@ def in_force(running: Config, read: Config) -> Config:
 class Reload:
     """Reloads the configuration. A file with any error changes nothing.
 
-    :param manager: the service manager, which is notified once the daemon serves.
+    :param manager: the service manager, which is told of each reload and its end.
     :param output: where the daemon logs to. :param known: what it was started with.
     :param read: reads the configuration again, flags included.
     """
@@ -58,14 +60,15 @@ class Reload:
 
     async def __call__(self) -> None:
         """Reload. An error in the file is logged, and changes nothing."""
-        if not self._daemon.serves:  # for the service manager, the daemon is still starting
-            await self._reload()
-            return
         self._manager.reloading()
-        error = await self._reload()
-        self._manager.ready(f"serving; the configuration was not reloaded: {error}" if error else "serving")
+        refusal = UNEXPECTED
+        try:
+            refusal = await self._reload()
+        finally:
+            self._manager.reloaded(refusal)
 
     async def _reload(self) -> str:
+        """Return why nothing was reloaded; "": the file is in force."""
         try:
             read = await run_in_thread(self._reactor, self._checked)
         except InfranetesError as error:

@@ -78,14 +78,34 @@ class Document:
     sources: Sources
 
 
+@attrs.frozen
+class Readable:
+    """What can be read of a configuration's files. :ivar faults: a line for each that can't, with why."""
+
+    document: Document
+    faults: Sequence[str]
+
+
 def read(path: str | os.PathLike[str]) -> Document:
     """Read the file at `path` and its drop-ins.
 
     :raise ConfigError: some of them can't be read, or are not TOML."""
-    drop_ins = drop_ins_of(path)
+    found = readable(path)
+    if found.faults:
+        raise ConfigError("\n".join(found.faults))
+    return found.document
+
+
+def readable(path: str | os.PathLike[str]) -> Readable:
+    """Read the file at `path` and its drop-ins, as far as they can be read and are TOML."""
     table: dict[str, object] = {}
     places: dict[str, Place] = {}
     wrong: list[str] = []
+    try:
+        drop_ins = drop_ins_of(path)
+    except ConfigError as error:
+        drop_ins = ()
+        wrong.append(str(error))
     for file in (os.fspath(path), *drop_ins):
         try:
             text = _text(Path(file))
@@ -100,9 +120,7 @@ def read(path: str | os.PathLike[str]) -> Document:
         for key, line in lines_of(text).items():
             if key not in places or not isinstance(_value(table, key), dict):
                 places[key] = Place(file, line)
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-    return Document(table, Sources(os.fspath(path), drop_ins, places))
+    return Readable(Document(table, Sources(os.fspath(path), drop_ins, places)), wrong)
 
 
 def drop_ins_of(path: str | os.PathLike[str]) -> tuple[str, ...]:

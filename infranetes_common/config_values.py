@@ -25,6 +25,8 @@ Bytes = NewType("Bytes", int)
 Seconds = NewType("Seconds", float)
 """A time: a number of seconds, or a string with a unit (ms, s, m, h)."""
 
+MISSING = "missing"  # how the fault of a required key that is not there begins
+
 K = TypeVar("K")
 
 Annotation: TypeAlias = object
@@ -253,7 +255,7 @@ def _table(value: object, cls: type[attrs.AttrsInstance]) -> attrs.AttrsInstance
     known = {attribute.alias: attribute for attribute in attrs.fields(cls) if attribute.init}
     faults: list[Fault] = [((key,), _unknown(key, list(known))) for key in value if key not in known]
     faults += [
-        ((key,), f"missing; {_expected(attribute.type)} is expected")
+        ((key,), f"{MISSING}; {_expected(attribute.type)} is expected")
         for key, attribute in known.items()
         if attribute.default is attrs.NOTHING and key not in value
     ]

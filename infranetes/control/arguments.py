@@ -141,7 +141,8 @@ def enter(command: argparse.ArgumentParser) -> None:
     """Add POD and [COMMAND...]."""
     pod(command)
     words = "what to run, with its arguments, behind `--` (default: root's login shell)"
-    command.add_argument("words", nargs="*", metavar="COMMAND", help=words)
+    # With a default: else argparse takes it for required where POD is missing, too.
+    command.add_argument("words", nargs="*", default=[], metavar="COMMAND", help=words)
 
 
 def exactly(words: Sequence[str], given: Sequence[str]) -> list[str]:

@@ -10,40 +10,33 @@ from __future__ import annotations
 import json
 import platform
 import re
-import sqlite3
 import tomllib
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import attrs
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
-from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.python.failure import Failure
 
 from infranetes import config as configuration
 from infranetes.config import Config
-from infranetes.control import archive, host, render
+from infranetes.control import archive, bundle_daemon, host, host_programs
+from infranetes.control.bundle_daemon import word
 from infranetes.control.secrets import Scrubber, paths_in, secrets_in, secrets_of, without_secrets
 from infranetes.control.session import DONE, Session, config_file
 from infranetes_common import config_files
-from infranetes_common.commands import run
-from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import ConfigError, FailedPrecondition, InfranetesError
-from infranetes_common.wire import control, cri
-from txgrpc import Channel, GrpcError
+from infranetes_common.concurrency import run_in_thread, settled, within
+from infranetes_common.errors import ConfigError
+from txgrpc import GrpcError
 
-UNIT = "infranetes"
-ASK_SECONDS, ORPHAN_SECONDS, JOURNAL_SECONDS = 15.0, 150.0, 60.0
-MOST_PODS = 300
-JOURNAL_LINES = 20_000
+SECONDS = 60.0  # for everything that is gathered at once
 MAX_PART = 8 << 20  # bytes
-MAX_CONSOLE = 64 * 1024  # characters
 MAX_SECRETS = 256 * 1024  # bytes of a file of secrets
 
-_FAILURES = (InfranetesError, GrpcError, OSError, sqlite3.Error)
+Part = Coroutine[Any, Any, object]  # Any: whatever it awaits
+"""Makes a text, or what becomes JSON; None: it adds files of its own."""
 
 
 @attrs.define
@@ -80,10 +73,7 @@ async def support_bundle(session: Session) -> int:
         bundle = Bundle()
         config = _config(bundle, session.options)
         secrets = await run_in_thread(session.reactor, _add_configuration, bundle, session.options)
-        await _add_host(session, bundle, config)
-        await _add_status(session, bundle, config)
-        await _add_daemon(session, bundle)
-        await _add_journal(session, bundle)
+        await _gather(bundle, session, _parts(bundle, session, config))
         parts = bundle.cleaned(Scrubber(secrets))
         await run_in_thread(session.reactor, archive.write, file, path.name.partition(".")[0], parts)
     _tell(session, path, bundle, sorted(parts))
@@ -102,8 +92,48 @@ def _tell(session: Session, path: Path, bundle: Bundle, names: list[str]) -> Non
     session.print(
         f"{path}: {len(names)} files, readable by you alone; look through them before you pass them on"
     )
+    names_of: dict[str, list[str]] = {}
     for name, why in bundle.missing.items():
-        session.print(f"without {name}: {why}")
+        names_of.setdefault(why, []).append(name)
+    for why, (first, *others) in names_of.items():
+        more = f" and {len(others)} more (manifest.json names them)" if others else ""
+        session.print(f"without {first}{more}: {why}")
+
+
+# ---- what is gathered at once
+
+
+def _parts(bundle: Bundle, session: Session, config: Config) -> Mapping[str, Part]:
+    """Return what makes each of the files, by their names."""
+    reactor = session.reactor
+    return {
+        "host.json": run_in_thread(reactor, host.facts, config.state_dir),
+        "store.json": run_in_thread(reactor, host.schema, config.state_dir),
+        "programs.json": host.programs(reactor),
+        "guest-image.json": run_in_thread(reactor, host.guest_image, config.providers),
+        "units.txt": host_programs.units(reactor),
+        "journal.txt": host_programs.journal(reactor, host_programs.UNIT),
+        "journal-guest-image.txt": host_programs.journal(reactor, host_programs.GUEST_UNIT),
+        "nftables.txt": host_programs.tables(reactor),
+        "status.json": bundle_daemon.status(session, config),
+        "metrics.txt": bundle_daemon.metrics(session),
+        "pool.json": bundle_daemon.pool(session),
+        "orphans.json": bundle_daemon.orphans(session),
+        "pods": bundle_daemon.add_pods(session, bundle),
+    }
+
+
+async def _gather(bundle: Bundle, session: Session, parts: Mapping[str, Part]) -> None:
+    """Add what is there in time, and note why the rest is not."""
+    works = [within(session.reactor, SECONDS, part, name) for name, part in parts.items()]
+    for name, result in zip(parts, await settled(works), strict=True):
+        if isinstance(result, str):
+            bundle.files[name] = result
+        elif isinstance(result, Failure):
+            assert isinstance(result.value, Exception)
+            bundle.lacks(name, result.value)  # also what is unexpected: the rest is needed all the more
+        elif result is not None:
+            bundle.add_json(name, result)
 
 
 # ---- this node
@@ -127,7 +157,7 @@ def _add_configuration(bundle: Bundle, options: Namespace) -> list[str]:
         return []
     secrets: list[str] = []
     for number, file in enumerate(_files_of(main)):
-        name = f"configuration/{number:02d}-{_word(file.name)}.json"
+        name = f"configuration/{number:02d}-{word(file.name)}.json"
         try:
             table = tomllib.loads(file.read_text())
         except (OSError, ValueError) as error:
@@ -159,100 +189,3 @@ def _secrets_of_files(table: object) -> Iterator[str]:
                 yield from _secrets_of_files([str(path.parent / each) for each in paths_in(text)])
         except (OSError, ValueError):
             return
-
-
-async def _add_host(session: Session, bundle: Bundle, config: Config) -> None:
-    for name, work in (("host.json", host.facts), ("store.json", host.schema)):
-        try:
-            bundle.add_json(name, await run_in_thread(session.reactor, work, config.state_dir))
-        except _FAILURES as error:
-            bundle.lacks(name, error)
-    bundle.add_json("programs.json", await host.programs(session.reactor))
-
-
-async def _add_journal(session: Session, bundle: Bundle) -> None:
-    command = [
-        "journalctl",
-        "--unit",
-        UNIT,
-        "--lines",
-        str(JOURNAL_LINES),
-        "--no-pager",
-        "--output",
-        "short-iso",
-    ]
-    try:
-        output = await run(session.reactor, command, JOURNAL_SECONDS, max_output=4 * MAX_PART)
-        if output.code:
-            raise FailedPrecondition(output.message())
-        bundle.files["journal.txt"] = output.stdout[-MAX_PART:].decode(errors="replace")
-    except _FAILURES as error:
-        bundle.lacks("journal.txt", error)
-
-
-# ---- the daemon
-
-
-async def _add_status(session: Session, bundle: Bundle, config: Config) -> None:
-    channel = Channel(session.reactor, UNIXClientEndpoint(session.reactor, config.socket_path, timeout=10))
-    try:
-        runtime = channel.stub(cri.RuntimeService)
-        status = await runtime.Status(cri.StatusRequest(verbose=True), timeout=ASK_SECONDS)
-        bundle.add_json("status.json", MessageToDict(cast(Message, status)))
-    except _FAILURES as error:
-        bundle.lacks("status.json", error)
-    finally:
-        await channel.close()
-
-
-async def _add_daemon(session: Session, bundle: Bundle) -> None:
-    stub, options = session.stub, session.options
-    pods: list[control.Pod] = []
-    try:
-        listed = await stub.ListPods(control.ListPodsRequest(past=True), timeout=ASK_SECONDS)
-        pods = list(listed.pods)
-        bundle.add_json("pods.json", render.as_json("pods", listed, options))
-    except _FAILURES as error:
-        bundle.lacks("pods.json", error)
-        return  # the daemon would answer nothing else, either
-    try:
-        pool = await stub.GetPool(control.GetPoolRequest(), timeout=ASK_SECONDS)
-        bundle.add_json("pool.json", render.as_json("pool", pool, options))
-    except _FAILURES as error:
-        bundle.lacks("pool.json", error)
-    try:
-        orphans = await stub.ListOrphans(control.ListOrphansRequest(), timeout=ORPHAN_SECONDS)
-        bundle.add_json("orphans.json", render.as_json("orphans", orphans, options))
-    except _FAILURES as error:
-        bundle.lacks("orphans.json", error)
-    if len(pods) > MOST_PODS:
-        bundle.missing["pods"] = f"of {len(pods)} pods the newest {MOST_PODS} are here"
-    newest = sorted(pods, key=lambda pod: pod.created_at)[-MOST_PODS:]
-    async for name, text in _lives(session, bundle, [pod.id for pod in newest]):
-        bundle.files[name] = text
-
-
-async def _lives(session: Session, bundle: Bundle, ids: list[str]) -> AsyncIterator[tuple[str, str]]:
-    """Yield the timeline and the console of each pod."""
-    stub, options = session.stub, session.options
-    for id in ids:
-        directory = f"pods/{_word(id)}"
-        try:
-            life = await stub.DescribePod(control.DescribePodRequest(pod=id), timeout=ASK_SECONDS)
-            yield (
-                f"{directory}/describe.json",
-                json.dumps(render.as_json("describe", life, options), indent=2),
-            )
-            yield f"{directory}/describe.txt", render.as_text("describe", life, options)
-        except _FAILURES as error:
-            bundle.lacks(f"{directory}/describe.json", error)
-        try:
-            console = await stub.GetConsole(control.GetConsoleRequest(sandbox=id), timeout=ASK_SECONDS)
-            yield f"{directory}/console.txt", console.text[-MAX_CONSOLE:] + console.output[-MAX_CONSOLE:]
-        except _FAILURES as error:
-            bundle.lacks("consoles", error)
-
-
-def _word(name: str) -> str:
-    """Return a name with what a file's name can't have replaced."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:128]

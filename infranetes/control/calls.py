@@ -29,13 +29,14 @@ async def describe(stub: Stub, options: argparse.Namespace) -> tuple[control.Des
 
 
 async def orphans(stub: Stub, options: argparse.Namespace) -> tuple[control.ListOrphansResponse, int]:
-    return await stub.ListOrphans(control.ListOrphansRequest(), timeout=ASK_SECONDS), DONE
+    answer = await stub.ListOrphans(control.ListOrphansRequest(), timeout=ASK_SECONDS)
+    return answer, FAILED if answer.troubles else DONE
 
 
 async def end_orphans(stub: Stub, options: argparse.Namespace) -> tuple[control.EndOrphansResponse, int]:
     request = control.EndOrphansRequest(ids=options.ids, dry_run=options.dry_run)
     answer = await stub.EndOrphans(request, timeout=END_SECONDS)
-    return answer, FAILED if answer.failed else DONE
+    return answer, FAILED if answer.failed or answer.troubles else DONE
 
 
 async def pool(stub: Stub, options: argparse.Namespace) -> tuple[control.GetPoolResponse, int]:

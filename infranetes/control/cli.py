@@ -40,8 +40,8 @@ ENDING_SECONDS = 0.2  # how long a killed daemon may take to close its sockets, 
 _EPILOG = """\
 exit status:
   0    done
-  1    the daemon refused or failed, not all could be ended, or what is in force for the pod is not
-       what it has to be
+  1    the daemon refused or failed, not all could be ended or asked, or what is in force for the pod is
+       not what it has to be
   2    the command line or the configuration is wrong
   3    no daemon answers
   130  interrupted, as `--watch` ends
@@ -126,14 +126,14 @@ def main(arguments: Sequence[str] | None = None, make: Make = made_of_keys) -> i
     if options.command == "enter":
         options.words = exactly(options.words, given)
     if getattr(options, "trace", None) is not None and not options.pod:
-        return _say(USAGE, "--trace needs a POD, from whose VM connections are made")
+        return _refused(options, USAGE, "--trace needs a POD, from whose VM connections are made")
     if (offline := COMMANDS[options.command].offline) is not None:
         return offline(options)
     try:
         socket = socket_of(options)
     except ConfigError as error:
         if COMMANDS[options.command].needs_config:
-            return _say(USAGE, str(error))
+            return _refused(options, USAGE, str(error))
         socket = Path(Config().control_socket)
     outcome = [INTERRUPTED]  # also if the reactor is stopped by a signal
 
@@ -197,10 +197,6 @@ def _refused(options: argparse.Namespace, code: int, words: str) -> int:
     """Print why there is no answer, with --json as a document; return the exit status."""
     if options.json:
         print(json.dumps({"error": words}))
-    return _say(code, words)
-
-
-def _say(code: int, words: str) -> int:
     print(f"infranetes-ctl: {words}", file=sys.stderr)
     return code
 

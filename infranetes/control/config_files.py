@@ -11,7 +11,7 @@ from importlib import resources
 from infranetes.config import Config
 from infranetes.config_check import check_file
 from infranetes.control.arguments import DEFAULT_CONFIG
-from infranetes.control.session import DONE, FAILED
+from infranetes.control.session import DONE, USAGE
 from infranetes.handler_config import HandlerConfig
 from infranetes.providers import registry
 from infranetes_common import config_reference
@@ -79,4 +79,4 @@ def check(options: argparse.Namespace) -> int:
         print("\n".join(map(str, faults)))
     else:
         print(f"nothing is wrong with {', '.join(files)}")
-    return FAILED if faults else DONE
+    return USAGE if faults else DONE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a node for a maintainer: its releases, kernel, memory and QEMU, and its store's schema."""
+"""Facts of a node for a maintainer: its releases, kernel, memory and QEMU, its store and its guest image."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
+import attrs
+
+from infranetes.guest import image as images
 from infranetes.pods.database import MIGRATIONS
 from infranetes.pods.store import FILE
 from infranetes_common import __version__
@@ -81,6 +84,16 @@ def schema(state_dir: Path) -> dict[str, object]:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=PROGRAM_SECONDS)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
     return {"schema": version, "known": len(MIGRATIONS), "bytes": path.stat().st_size}
+
+
+def guest_image(providers: Mapping[str, object]) -> dict[str, object]:
+    """Return what is in the guest image in use. Blocks. :param providers: their tables in the configuration.
+
+    :raise FailedPrecondition: there is none, or it is not whole."""
+    table = providers.get("qemu")
+    directory = table.get("image_dir", images.DEFAULT_DIR) if isinstance(table, dict) else images.DEFAULT_DIR
+    image = images.current(Path(str(directory)))
+    return {**attrs.asdict(image), "directory": str(image.directory)}
 
 
 def _text(path: str) -> str:

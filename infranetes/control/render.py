@@ -97,7 +97,12 @@ def _console_json(answer: control.GetConsoleResponse, options: argparse.Namespac
 
 def _ended_json(answer: control.EndOrphansResponse, options: argparse.Namespace) -> Json:
     failed = [{"vm": _vm(one.vm), "error": one.error} for one in answer.failed]
-    return {"dry_run": options.dry_run, "ended": [_vm(vm) for vm in answer.ended], "failed": failed}
+    return {
+        "dry_run": options.dry_run,
+        "ended": [_vm(vm) for vm in answer.ended],
+        "failed": failed,
+        "troubles": list(answer.troubles),
+    }
 
 
 def _pool_json(answer: control.GetPoolResponse, options: argparse.Namespace) -> Json:
@@ -202,18 +207,27 @@ def _vms_text(vms: Sequence[control.Vm]) -> str:
 
 
 def _orphans_text(answer: control.ListOrphansResponse, options: argparse.Namespace) -> str:
+    unasked = _unasked(answer.troubles)
     if not answer.vms:
-        return lines("no orphans", *answer.troubles)
-    return lines(_vms_text(answer.vms), _count(len(answer.vms), "orphan"), cost(answer.vms), *answer.troubles)
+        return lines(_NONE_FOUND if unasked else "no orphans", *unasked)
+    return lines(_vms_text(answer.vms), _count(len(answer.vms), "orphan"), cost(answer.vms), *unasked)
+
+
+_NONE_FOUND = "no orphans of the providers that could be asked"
+
+
+def _unasked(troubles: Iterable[str]) -> list[str]:
+    return [f"there may be more orphans: {trouble}" for trouble in troubles]
 
 
 def _ended_text(answer: control.EndOrphansResponse, options: argparse.Namespace) -> str:
     verb = "would be ended" if options.dry_run else "ended"
     failed = [f"{one.vm.id} is not ended: {one.error}" for one in answer.failed]
+    unasked = _unasked(answer.troubles)
     if not answer.ended and not failed:
-        return "no orphans"
+        return lines(_NONE_FOUND if unasked else "no orphans", *unasked)
     shown = _vms_text(answer.ended) if answer.ended else ""
-    return lines(shown, f"{_count(len(answer.ended), 'orphan')} {verb}", *failed)
+    return lines(shown, f"{_count(len(answer.ended), 'orphan')} {verb}", *failed, *unasked)
 
 
 def _members_text(members: Sequence[control.Pooled]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from twisted.logger import Logger
@@ -22,7 +23,7 @@ from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import WITH_VM
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
 from infranetes_common.concurrency import settled, shielded, within
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
 from infranetes_common.wire import control, cri
 from txgrpc import Call
 
@@ -139,17 +140,22 @@ class ControlService:
         return control.ListOrphansResponse(vms=[_orphan(*each) for each in found], troubles=troubles)
 
     async def EndOrphans(self, request: control.EndOrphansRequest, call: Call) -> control.EndOrphansResponse:
-        found, _ = await self._reconciler.orphans()
+        found, troubles = await self._reconciler.orphans()
         orphans = {instance.id: (side, instance) for side, instance in found}
         unknown = [id for id in request.ids if id not in orphans]
         if unknown:
             raise NotFound(
                 f"no orphan is called {', '.join(unknown[:5])[:200]}: nothing was ended; list them again"
+                + "".join(f"; {trouble}" for trouble in troubles)
             )
         chosen = [orphans[id] for id in dict.fromkeys(request.ids)] or list(orphans.values())
         if request.dry_run:
-            return control.EndOrphansResponse(ended=[_orphan(*each) for each in chosen])
-        return await shielded(self._end(chosen))
+            answer = control.EndOrphansResponse(ended=[_orphan(*each) for each in chosen])
+        else:
+            answer = await shielded(self._end(chosen))
+        if not request.ids:  # those that are named have been found
+            answer.troubles.extend(troubles)
+        return answer
 
     async def GetPool(self, request: control.GetPoolRequest, call: Call) -> control.GetPoolResponse:
         pools = self._pools(request)
@@ -203,11 +209,7 @@ class ControlService:
             )
         if not request.sandbox:
             raise InvalidArgument("sandbox is empty: give its id, or the beginning of it")
-        meant = id_meant(self._node.inventory, request.sandbox)
-        found: list[Console] = []
-        for side in sides:
-            side.check_ready()
-            found += await cast(IHasConsoles, side.provider).consoles(meant[:_MAX_ID])
+        found = await self._consoles(sides, id_meant(self._node.inventory, request.sandbox)[:_MAX_ID])
         ids = {console.sandbox_id for console in found}
         if not found:
             raise NotFound(f"there is no console of a sandbox {request.sandbox[:_MAX_ID]!r}")
@@ -225,6 +227,24 @@ class ControlService:
             text=newest.text[-_MAX_CONSOLE:],
             output=newest.output[-_MAX_CONSOLE:],
         )
+
+    async def _consoles(self, sides: Sequence[ProviderSide], sandbox: str) -> list[Console]:
+        """Return the consoles that the providers have, also those of providers that can't make VMs.
+
+        :raise InfranetesError: there is none, but a provider can't tell, or may not have all."""
+        found: list[Console] = []
+        errors: list[InfranetesError] = []
+        for side in sides:
+            try:
+                found += await cast(IHasConsoles, side.provider).consoles(sandbox)
+            except InfranetesError as error:
+                errors.append(error)
+        if not found and errors:
+            raise errors[0]
+        if not found:
+            for side in sides:
+                side.check_ready()
+        return found
 
     async def _end(self, chosen: list[Orphan]) -> control.EndOrphansResponse:
         node = self._node

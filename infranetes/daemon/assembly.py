@@ -17,6 +17,7 @@ from infranetes.config_in_force import ConfigInForce
 from infranetes.control.config import ConfigCalls
 from infranetes.control.describe import DescribeCalls
 from infranetes.control.enter import EnterCalls
+from infranetes.control.metrics import MetricsCalls
 from infranetes.control.policies import PolicyCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
@@ -133,8 +134,10 @@ class Daemon(OrderedServices):
             node.shadows = Shadows(node, shadows, sandboxes.lost, sandboxes.end_abandoned)
         self._provider_start = ProviderStart(self._pods, self._manager, self._backends.delegate is not None)
         self._add("lock", lock)
+        self._metrics = None
         if metrics is not None:  # so that it serves while the rest starts
-            self._add("metrics", monitoring(reactor, config, self._pods.node, metrics))
+            self._metrics = monitoring(reactor, config, self._pods.node, metrics)
+            self._add("metrics", self._metrics)
         self._add_in_order()
 
     def _make_api_server(self) -> ApiServer | None:
@@ -274,9 +277,10 @@ class Daemon(OrderedServices):
         volumes = VolumeCalls(self._publisher)
         sizes, settings = SizeCalls(node), ConfigCalls(self._reactor, self._known)
         lives = DescribeCalls(node), UsageCalls(node)
+        figures = MetricsCalls(self._metrics.exposition if self._metrics is not None else None)
         shells = EnterCalls(node, lambda: self._known.now.running.control.enter)
         calls = GrpcService(
-            control.Control, pods, *lives, services, policies, volumes, sizes, settings, shells
+            control.Control, pods, *lives, services, policies, volumes, sizes, settings, figures, shells
         )
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twisted.application.service import Service
-
 from infranetes.config import Config
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.pods.context import NodeContext
@@ -14,6 +12,7 @@ from infranetes_common.reactors import IReactor
 
 if TYPE_CHECKING:
     from infranetes.monitoring.metrics import Metrics
+    from infranetes.monitoring.service import Monitoring
 
 # The modules that serve metrics are imported only where they are used: without them the daemon is smaller.
 
@@ -28,7 +27,7 @@ def make_observer(config: Config) -> tuple[Observer, Metrics | None]:
     return metrics, metrics
 
 
-def monitoring(reactor: IReactor, config: Config, node: NodeContext, metrics: Metrics) -> Service:
+def monitoring(reactor: IReactor, config: Config, node: NodeContext, metrics: Metrics) -> Monitoring:
     """Return the service that serves them."""
     from infranetes.monitoring.service import Monitoring
 

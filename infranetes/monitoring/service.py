@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import cast
 
+from prometheus_client import generate_latest
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import maybeDeferred
@@ -126,6 +127,11 @@ class Monitoring(Service):
         self._warnings.stop()
         while self._ports:
             await maybeDeferred(self._ports.pop().stopListening)
+
+    async def exposition(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
+        self._gauges.refresh()
+        return await run_in_thread(self._reactor, generate_latest, self._metrics.registry)
 
     def _root(self, token: Token | None) -> Resource:
         root = Resource()

@@ -164,19 +164,19 @@ class Reconciler:
         :raise InfranetesError: no provider could be asked."""
         sides = list(self._node.sides.values())
         found: list[Orphan] = []
-        troubles: list[InfranetesError] = []
+        troubles: list[tuple[ProviderSide, InfranetesError]] = []
         for side, result in zip(
             sides, await settled(start(self._found(each)) for each in sides), strict=True
         ):
             if not isinstance(result, Failure):
                 found += [(side, instance) for instance in result]
             elif isinstance(result.value, InfranetesError):
-                troubles.append(result.value)
+                troubles.append((side, result.value))
             else:
                 result.raiseException()
         if len(troubles) == len(sides):
-            raise troubles[0]
-        return found, [str(trouble) for trouble in troubles]
+            raise troubles[0][1]
+        return found, [_named(side, error) for side, error in troubles]
 
     async def _found(self, side: ProviderSide) -> list[Instance]:
         side.check_ready()
@@ -256,6 +256,12 @@ class Reconciler:
                 error=failure.value,
             )
         )
+
+
+def _named(side: ProviderSide, error: InfranetesError) -> str:
+    """Return an error's message with the provider's name in it; a cloud's own words lack it."""
+    words = str(error)
+    return words if f"provider {side.name}" in words else f"provider {side.name} can't be asked: {words}"
 
 
 async def _in_portions(work: Sequence[Callable[[], None]], breathe: Callable[[], Awaitable[None]]) -> None:

@@ -22,7 +22,6 @@ from infranetes.providers.interface import InstanceSpec, Size
 from infranetes.providers.qemu import clone, subnet, uids
 from infranetes.providers.qemu.clone import StepTimer
 from infranetes.providers.qemu.connections import VmConnections
-from infranetes.providers.qemu.consoles import ConsoleArchive
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.parts import Parts
 from infranetes.providers.qemu.paths import ProviderPaths
@@ -79,7 +78,7 @@ class Launcher:
         self._last_address: IPv4Address | None = None
         self._ram = SharedRam(reactor)
         self._room = PodRoom(0)
-        self.consoles = ConsoleArchive(paths.consoles, settings.kept_consoles, settings.console_size)
+        self._consoles = parts.consoles
 
     def validate(self, spec: InstanceSpec, template: Template) -> None:
         """Check that this VM can be made.
@@ -324,7 +323,7 @@ class Launcher:
         shutil.rmtree(vm.paths.sockets, ignore_errors=True)
         if vm.paths.directory.exists():
             try:
-                self.consoles.add(vm.record, vm.paths.directory)
+                self._consoles.add(vm.record, vm.paths.directory)
             except OSError as error:
                 _log.warn("the console of VM {vm} can't be kept: {error}", vm=vm.record.id, error=str(error))
             shutil.rmtree(self._records.hide(vm.record.token), ignore_errors=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the provider's parts that connect its VMs and place their processes, as the configuration says."""
+"""Makes the provider's parts that connect its VMs, place their processes and keep their consoles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import attrs
 
 from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu.bridge import Bridge
+from infranetes.providers.qemu.consoles import ConsoleArchive
 from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes.providers.qemu.namespaces import Namespaces
 from infranetes.providers.qemu.paths import ProviderPaths
@@ -20,11 +21,12 @@ from infranetes_common.reactors import IReactor
 
 @attrs.frozen
 class Parts:
-    """The parts that connect VMs to the network and place them in control groups."""
+    """The parts that connect VMs to the network, place them in control groups and keep their consoles."""
 
     pod_network: PodNetwork  # the bridge's
     uplink: Uplink
     placement: Placement
+    consoles: ConsoleArchive
 
 
 def make_parts(
@@ -37,4 +39,5 @@ def make_parts(
     uplink = UplinkOfRecord(
         BridgeUplink(network), NamespaceUplink(Namespaces(reactor), context.joins_namespaces)
     )
-    return Parts(network, uplink, PodCgroups(reactor))
+    consoles = ConsoleArchive(paths.consoles, settings.kept_consoles, settings.console_size)
+    return Parts(network, uplink, PodCgroups(reactor), consoles)

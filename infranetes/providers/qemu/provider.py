@@ -203,15 +203,18 @@ class QemuProvider:
 
     @deferred
     async def consoles(self, sandbox: str) -> Sequence[Console]:
-        launcher = self._started()
-        running = [vm for vm in self._own_vms() if vm.record.sandbox_id.startswith(sandbox)]
-        running.sort(key=lambda vm: vm.record.created_at, reverse=True)
+        # Also while the provider can't start: its records and the archive are on disk, and needed then.
+        known = [vm.record for vm in self._vms.values()] if self._launcher else await self._saved_records()
+        running = [each for each in known if self._owns(each) and each.sandbox_id.startswith(sandbox)]
+        running.sort(key=lambda each: each.created_at, reverse=True)
         size = self._settings.console_size
         found = [
-            await run_in_thread(self._reactor, consoles.read, vm.record, vm.paths.directory, size)
-            for vm in running
+            await run_in_thread(
+                self._reactor, consoles.read, each, self._records.directory_of(each.token), size
+            )
+            for each in running
         ]
-        return [*found, *await run_in_thread(self._reactor, launcher.consoles.find, sandbox)]
+        return [*found, *await run_in_thread(self._reactor, self._parts.consoles.find, sandbox)]
 
     # ---- IShowsDisks
 
@@ -280,11 +283,14 @@ class QemuProvider:
             self._template = await self._maker.get(self._command_line, image, progress, path)
             return self._template
 
+    async def _saved_records(self) -> Sequence[VmRecord]:
+        return await run_in_thread(self._reactor, self._records.read)
+
     async def _records_in_use(self) -> Sequence[VmRecord]:
         """Return the records of VMs on the bridge that run or are being made, also before `start`."""
         if self._directory_lock >= 0:
             return [vm.record for vm in on_bridge(self._vms.values())]
-        saved = [each for each in await run_in_thread(self._reactor, self._records.read) if each.on_bridge]
+        saved = [each for each in await self._saved_records() if each.on_bridge]
         names = [each.process_name for each in saved]
         processes = await run_in_thread(self._reactor, process.pids_by_argument, names)
         return [each for each in saved if each.process_name in processes]
@@ -338,7 +344,7 @@ class QemuProvider:
             return
         async with self._tokens_in_work.held(token):
             vm = self._vms.get(token)
-            if vm is None or not self._is_own(vm):
+            if vm is None or not self._owns(vm.record):
                 return
             launcher = self._started()
             vm.destroying = True
@@ -356,7 +362,7 @@ class QemuProvider:
             self._launcher.process_ended(vm)
 
     def _report_end(self, vm: Vm) -> None:
-        if not self._is_own(vm):
+        if not self._owns(vm.record):
             return
         for watcher in (*self._watchers,):
             try:
@@ -379,14 +385,14 @@ class QemuProvider:
 
     def _find(self, instance_id: str) -> Vm:
         vm = self._vms.get(record.token_of(instance_id) or "")
-        if vm is None or not self._is_own(vm):
+        if vm is None or not self._owns(vm.record):
             raise NotFound(f"there is no VM {instance_id[:80]!r}")
         return vm
 
     def _own_vms(self) -> Sequence[Vm]:
-        return [vm for vm in self._vms.values() if self._is_own(vm)]
+        return [vm for vm in self._vms.values() if self._owns(vm.record)]
 
-    def _is_own(self, vm: Vm) -> bool:
-        """Return whether it is this node's, or has a record that can't be read."""
-        owner = (vm.record.cluster, vm.record.node)
+    def _owns(self, record: VmRecord) -> bool:
+        """Return whether the VM is this node's, or has a record that can't be read."""
+        owner = (record.cluster, record.node)
         return owner in ((self._context.cluster, self._context.node), ("", ""))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infranetes-ctl's command line: every command, with flags in every position."""
+"""infranetes-ctl's command line: every command, with the common flags in every position."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator, Mapping
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -10,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.control.arguments import exactly
 from infranetes.control.cli import parser
 from infranetes.control.commands import COMMANDS
+from infranetes.control.session import USAGE
 
 #: The arguments that commands require.
 NEEDED: Mapping[str, list[str]] = {name: ["abc"] for name in ("console", "describe", "enter", "logs")}
@@ -52,6 +55,22 @@ class FlagTests(SynchronousTestCase):
             if command.part_of and command.alone:
                 alias, whole = parser().parse_args([name]), parser().parse_args([command.part_of, name])
                 self.assertEqual(vars(alias), {key: vars(whole)[key] for key in vars(alias)})
+
+
+class RefusedTests(SynchronousTestCase):
+    """What is said of a command line that lacks something."""
+
+    def refusal(self, *words: str) -> str:
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told), self.assertRaises(SystemExit) as ended:
+            parser().parse_args(words)
+        self.assertEqual(ended.exception.code, USAGE)
+        return told.getvalue().splitlines()[-1]
+
+    def test_what_may_be_left_out_is_not_asked_for(self) -> None:
+        for name in NEEDED:
+            words = self.refusal(name)
+            self.assertTrue(words.endswith("required: POD"), words)
 
 
 class EnteredCommandTests(SynchronousTestCase):

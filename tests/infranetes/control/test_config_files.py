@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config, load
 from infranetes.control.config_files import reference
-from infranetes.control.session import DONE, FAILED
+from infranetes.control.session import DONE, USAGE
 from infranetes.ctl import main
 from infranetes.handler_config import HandlerConfig
 from infranetes.providers import registry
@@ -83,7 +83,7 @@ class CheckTests(SynchronousTestCase):
         """Check that a file with this text has exactly the faults that begin like these lines."""
         self.file.write_text(text)
         status, words = said("check", str(self.file))
-        self.assertEqual(status, FAILED, words)
+        self.assertEqual(status, USAGE, words)
         found = words.splitlines()
         self.assertEqual(len(found), len(lines), words)
         for line, beginning in zip(found, lines, strict=True):
@@ -130,11 +130,24 @@ class CheckTests(SynchronousTestCase):
             f"{other}:2: line 2: not UTF-8",
         )
 
+    def test_a_file_that_is_no_toml_hides_no_fault_of_another(self) -> None:
+        broken = self.drop_in("a.toml", "x = \n")
+        drop_in = self.drop_in("b.toml", "\n[times]\nlaunch = -1\n")
+        self.check(
+            'provider = "gcp"\nsockett = 1\n[providers.gcp]\nprojekt = "p"\n',
+            f"{self.file}:2: sockett: not known",
+            f"{self.file}:4: providers.gcp.projekt: not known",
+            f"{broken}:1: not TOML",
+            f"{drop_in}:3: times.launch: ",
+        )
+
+    def test_what_may_be_in_a_file_that_is_no_toml_is_not_missing(self) -> None:
+        drop_in = self.drop_in("a.toml", '[providers.gcp]\nzones = ["a"]\nimage = \n')
+        self.check('provider = "gcp"\n[providers.gcp]\nproject = "p-123456"\n', f"{drop_in}:3: not TOML")
+
     def test_a_file_that_is_not_there(self) -> None:
         status, words = said("check", str(self.file))
-        self.assertEqual(
-            (status, words), (FAILED, f"{self.file}: can't be read: No such file or directory\n")
-        )
+        self.assertEqual((status, words), (USAGE, f"{self.file}: can't be read: No such file or directory\n"))
 
     def test_what_keys_come_to_together(self) -> None:
         self.check(
@@ -155,7 +168,7 @@ class CheckTests(SynchronousTestCase):
             'secret_key = "hunter2"\n'
         )
         status, text = said("check", "--json", str(self.file))
-        self.assertEqual(status, FAILED)
+        self.assertEqual(status, USAGE)
         (fault,) = json.loads(text)["faults"]
         self.assertEqual((fault["file"], fault["line"]), (str(self.file), 5))
         self.assertEqual(fault["key"], "providers.aws.secret_key")

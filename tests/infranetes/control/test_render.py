@@ -74,6 +74,18 @@ class RenderTests(SynchronousTestCase):
         text = as_text("end-orphans", ended, argparse.Namespace(dry_run=True))
         self.assertIn("would be ended", text)
 
+    def test_providers_that_can_not_tell_their_orphans_are_named(self) -> None:
+        troubles = ["aws is not ready: no credentials"]
+        for name, answer in (
+            ("orphans", control.ListOrphansResponse(troubles=troubles)),
+            ("end-orphans", control.EndOrphansResponse(troubles=troubles)),
+            ("end-orphans", control.EndOrphansResponse(ended=[vm()], troubles=troubles)),
+        ):
+            options = argparse.Namespace(dry_run=False)
+            self.assertIn("no credentials", as_text(name, answer, options))
+            self.assertEqual(as_json(name, answer, options)["troubles"], troubles)
+            self.assertNotEqual(as_text(name, answer, options).splitlines()[0], "no orphans")
+
     def test_the_pool(self) -> None:
         members = [control.Pooled(id="ab" * 16, state=state, vm=vm()) for state in ("idle", "booting")]
         text = as_text("pool", control.GetPoolResponse(wanted=2, vms=members, trouble="quota"), OPTIONS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -185,6 +186,28 @@ class ControlTests(PodsTestCase):
             request = getattr(control, f"{method}Request")()
             self.failureResultOf(start(getattr(self.service, method)(request, None)), Unavailable)
 
+    def test_orphans_of_a_provider_that_can_not_be_asked_are_not_none(self) -> None:
+        east: Any = SimpleNamespace(name="east")  # nothing of it is asked
+        side = self.world.node.add_side(east)
+        side.trouble = "no credentials"
+        why = ["provider east is not ready: no credentials"]
+        self.assertEqual(list(self.ask("EndOrphans").troubles), why)
+        self.stray("vm-lost")
+        self.assertEqual(list(self.ask("ListOrphans").troubles), why)
+        self.assertEqual(list(self.ask("EndOrphans", dry_run=True).troubles), why)
+        answer = self.ask("EndOrphans")
+        self.assertEqual(([vm.id for vm in answer.ended], list(answer.troubles)), (["vm-lost"], why))
+
+    def test_a_named_orphan_may_be_one_of_a_provider_that_can_not_be_asked(self) -> None:
+        east: Any = SimpleNamespace(name="east")
+        self.world.node.add_side(east).trouble = "no credentials"
+        self.stray("vm-lost")
+        request = control.EndOrphansRequest(ids=["vm-east"])
+        error = self.failureResultOf(start(self.service.EndOrphans(request, NO_CALL)), NotFound)
+        self.assertIn("no credentials", str(error.value))
+        answer = self.ask("EndOrphans", ids=["vm-lost"])
+        self.assertEqual(([vm.id for vm in answer.ended], list(answer.troubles)), (["vm-lost"], []))
+
     def test_sizes_in_words(self) -> None:
         self.assertEqual(size_words(Size()), "")
         self.assertEqual(size_words(Size(cpu_millis=250)), "0.25 CPU")
@@ -195,10 +218,15 @@ class ControlTests(PodsTestCase):
 class _WithConsoles:
     """A provider that has consoles and nothing else."""
 
-    def __init__(self, *consoles: Console) -> None:
+    name = "other"
+
+    def __init__(self, *consoles: Console, error: Exception | None = None) -> None:
         self._consoles = consoles
+        self._error = error
 
     def consoles(self, sandbox: str) -> Deferred[Sequence[Console]]:
+        if self._error is not None:
+            return fail(self._error)
         return succeed([one for one in self._consoles if one.sandbox_id.startswith(sandbox)])
 
 
@@ -241,6 +269,21 @@ class ConsoleTests(PodsTestCase):
         self.shows(*consoles)
         for sandbox, kind in (("", InvalidArgument), ("abc", InvalidArgument), ("d", NotFound)):
             self.failureResultOf(self.ask("GetConsole", sandbox=sandbox), kind)
+
+    def test_one_on_the_node_is_shown_whatever_troubles_a_provider_has(self) -> None:
+        self.shows(Console("qemu-1", "abc1", 50.5, "", "panic", "words"))
+        self.world.side.trouble = "there is no guest image"
+        self.assertEqual(self.successResultOf(self.ask("GetConsole", sandbox="abc1")).text, "panic")
+        error = self.failureResultOf(self.ask("GetConsole", sandbox="d"), Unavailable)
+        self.assertIn("there is no guest image", str(error.value))
+
+    def test_one_provider_that_fails_leaves_the_others_consoles(self) -> None:
+        self.shows(Console("qemu-1", "abc1", 50.5, "", "panic", "words"))
+        east: Any = _WithConsoles(error=Unavailable("east does not answer"))
+        self.world.node.add_side(east).trouble = ""
+        self.assertEqual(self.successResultOf(self.ask("GetConsole", sandbox="abc1")).text, "panic")
+        error = self.failureResultOf(self.ask("GetConsole", sandbox="d"), Unavailable)
+        self.assertIn("east does not answer", str(error.value))
 
     def test_a_provider_without_consoles(self) -> None:
         self.failureResultOf(self.ask("GetConsole", sandbox="abc"), FailedPrecondition)

@@ -42,6 +42,7 @@ class BundleTests(CtlCase):
             "access_key": SECRETS["provider"],
             "secret_key": SECRETS["provider"],
         }
+        self.config["metrics"] = {"listen": "127.0.0.1:0"}
         self.bundle = self.root / "bundle.tar.gz"
 
     def written(self) -> str:
@@ -128,6 +129,7 @@ class BundleTests(CtlCase):
         self.assertEqual(store["schema"], store["known"])
         self.assertIn("MemTotal", document("host.json")["memory"])
         self.assertLessEqual({"pool.json", "orphans.json", "programs.json"}, parts.keys())
+        self.assertIn(b"\ninfranetes_sandboxes{", parts["metrics.txt"])
 
     async def test_without_a_daemon_there_is_what_can_be_had(self) -> None:
         (self.root / "infranetes.toml").write_text(self.written())
@@ -146,6 +148,12 @@ class BundleTests(CtlCase):
         self.assertIn(b"pull", parts["configuration/00-infranetes.toml.json"])
         everything = b"".join(parts.values())
         self.assertNotIn(SECRETS["provider"].encode(), everything)
+
+    async def test_a_daemon_without_metrics_says_so(self) -> None:
+        del self.config["metrics"]
+        await self.start()
+        told = json.loads(await self.ctl("support-bundle", str(self.bundle), "--json"))
+        self.assertIn("metrics.listen", told["missing"]["metrics.txt"])
 
     async def test_it_replaces_nothing(self) -> None:
         (self.root / "infranetes.toml").write_text(self.written())

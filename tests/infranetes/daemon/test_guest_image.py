@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 from twisted.internet.endpoints import UNIXClientEndpoint
 
 from infranetes.guest.image import GuestImage, write
-from infranetes_common.wire import cri
+from infranetes.providers.qemu.consoles import ConsoleArchive
+from infranetes.providers.qemu.record import VmRecord
+from infranetes_common.wire import control, cri
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from txgrpc import Channel, Code, GrpcError
 
@@ -80,3 +83,32 @@ class FreshTests(DaemonCase):
         put_image(self.root / "guest")
         # The start goes on to its next step, which fails here: this QEMU does not exist.
         await self.until(lambda: "no-such-qemu" in self.log, "the next step", 60.0)
+
+    async def test_a_reload_leaves_what_it_waits_for_in_the_status(self) -> None:
+        self.process = self.spawn()
+        waiting = await self.told("guest image")
+        self.process.send_signal(signal.SIGHUP)
+        await self.told("RELOADING=1")
+        self.assertEqual(await self.told("STATUS="), waiting)
+        (self.root / "infranetes.toml").write_text("sockett = 1\n")
+        self.process.send_signal(signal.SIGHUP)
+        said = await self.told("the configuration was not reloaded")
+        self.assertTrue(said.startswith(waiting), said)
+        self.assertIn("sockett: not known", said)
+
+    async def test_consoles_on_disk_are_shown_meanwhile(self) -> None:
+        directory, vm = self.root / "state" / "qemu" / "consoles", self.root / "vm"
+        vm.mkdir()
+        (vm / "console.log").write_text("Kernel panic")
+        record = VmRecord("ab" * 16, "cd" * 16, "c", "n", "10.7.0.2", 12.5)
+        ConsoleArchive(directory, 3, 1000).add(record, vm)
+        self.process = self.spawn()
+        await self.told("guest image")
+        path = str(self.root / "run" / "control.sock")
+        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
+        stub = self.channel.stub(control.Control)
+        answer = await stub.GetConsole(control.GetConsoleRequest(sandbox="cdcd"), timeout=20.0)
+        self.assertEqual((answer.vm_id, answer.text), (record.id, "Kernel panic"))
+        with self.assertRaises(GrpcError) as caught:
+            await stub.GetConsole(control.GetConsoleRequest(sandbox="eeee"), timeout=20.0)
+        self.assertIn("guest image", caught.exception.message)

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.providers.interface import Instance, InstanceState
-from infranetes.providers.qemu import consoles
+from infranetes.providers.interface import Instance, InstanceState, ProviderContext
+from infranetes.providers.qemu import QemuProvider, consoles
 from infranetes.providers.qemu.consoles import ConsoleArchive
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.privileges import QemuUser
-from infranetes.providers.qemu.record import Phase, VmRecord
+from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
+from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.vm import Vm
+from infranetes_common.reactors import installed
 
 
 def record(number: int, sandbox: str = "") -> VmRecord:
@@ -74,6 +76,29 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual((found.ended_at, found.text[-5:]), (0.0, "panic"))
         nothing = consoles.read(record(1), self.vm / "none", 100)
         self.assertEqual((nothing.text, nothing.output), ("", ""))
+
+
+class UnstartedTests(TestCase):
+    """A provider that can't start, as without a guest image."""
+
+    async def test_it_shows_the_consoles_on_disk(self) -> None:
+        root = Path(self.mktemp())
+        root.mkdir()
+        paths = ProviderPaths(root / "state" / "qemu", root / "run" / "qemu")
+        context = ProviderContext(root / "state", root / "run", "c", "n")
+        provider = QemuProvider(installed(), QemuSettings(image_dir=root / "none"), context)
+        self.assertEqual(await provider.consoles(""), [])
+        records, gone = VmRecords(paths.vms), root / "gone"
+        records.open()
+        for each in (record(1), attrs.evolve(record(3), node="other")):
+            (root / "overlay").write_text("")
+            records.add(each, root / "overlay")
+        (paths.vms / record(1).token / "console.log").write_text("still there")
+        gone.mkdir()
+        (gone / "console.log").write_text("Kernel panic")
+        ConsoleArchive(paths.consoles, 3, 1000).add(record(2), gone)
+        found = await provider.consoles("sandbox")
+        self.assertEqual([each.text for each in found], ["still there", "Kernel panic"])
 
 
 class FoundTests(SynchronousTestCase):
