@@ -13,7 +13,7 @@ import re
 import sqlite3
 import tomllib
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -26,7 +26,9 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from infranetes import config as configuration
 from infranetes.config import Config
 from infranetes.control import archive, host, render
-from infranetes.control.secrets import Scrubber, paths_in, secrets_in, secrets_of, without_secrets
+from infranetes.control.config_secrets import without_secrets
+from infranetes.control.secret_files import secrets_in, secrets_of_files
+from infranetes.control.secrets import Scrubber
 from infranetes.control.session import DONE, Session, config_file
 from infranetes_common import config_files
 from infranetes_common.commands import run
@@ -41,34 +43,35 @@ MOST_PODS = 300
 JOURNAL_LINES = 20_000
 MAX_PART = 8 << 20  # bytes
 MAX_CONSOLE = 64 * 1024  # characters
-MAX_SECRETS = 256 * 1024  # bytes of a file of secrets
 
+_PATH = re.compile(r"""["'](/[^"'\n]+)["']""")  # in a file that is no TOML
 _FAILURES = (InfranetesError, GrpcError, OSError, sqlite3.Error)
 
 
 @attrs.define
 class Bundle:
-    """The files of a bundle by their names, and why others are missing."""
+    """The files of a bundle by their names, with the secrets that are in them, and why others are missing.
 
-    files: dict[str, str] = attrs.field(factory=dict)
+    :ivar texts: those that are text. :ivar documents: those that are JSON."""
+
+    texts: dict[str, str] = attrs.field(factory=dict)
+    documents: dict[str, object] = attrs.field(factory=dict)
     missing: dict[str, str] = attrs.field(factory=dict)
-
-    def add_json(self, name: str, document: object) -> None:
-        """Add a JSON file."""
-        self.files[name] = json.dumps(document, indent=2, default=str) + "\n"
 
     def lacks(self, name: str, error: Exception) -> None:
         """Note why a file is missing."""
         why = error.message or error.code.name if isinstance(error, GrpcError) else str(error)
         self.missing[name] = why or type(error).__name__
 
-    def cleaned(self, scrubber: Scrubber) -> dict[str, bytes]:
-        """Return all files without secrets, each cut at MAX_PART."""
-        self.add_json("manifest.json", {"versions": host.versions(), "missing": self.missing})
-        return {
-            name: scrubber.clean(text).encode(errors="replace")[:MAX_PART]
-            for name, text in sorted(self.files.items())
-        }
+    def cleaned(self, secrets: Iterable[str]) -> dict[str, bytes]:
+        """Return all files without secrets, each cut at MAX_PART. Blocks."""
+        scrubber = Scrubber(secrets)
+        self.missing = {scrubber.clean(name): scrubber.clean(why) for name, why in self.missing.items()}
+        self.documents["manifest.json"] = {"versions": host.versions(), "missing": self.missing}
+        found = {name: scrubber.clean(text) for name, text in self.texts.items()}
+        for name, document in self.documents.items():  # before they are JSON, in which texts are escaped
+            found[name] = json.dumps(scrubber.clean_document(document), indent=2, default=str) + "\n"
+        return {name: found[name].encode(errors="replace")[:MAX_PART] for name in sorted(found)}
 
 
 async def support_bundle(session: Session) -> int:
@@ -84,7 +87,7 @@ async def support_bundle(session: Session) -> int:
         await _add_status(session, bundle, config)
         await _add_daemon(session, bundle)
         await _add_journal(session, bundle)
-        parts = bundle.cleaned(Scrubber(secrets))
+        parts = await run_in_thread(session.reactor, bundle.cleaned, secrets)
         await run_in_thread(session.reactor, archive.write, file, path.name.partition(".")[0], parts)
     _tell(session, path, bundle, sorted(parts))
     return DONE
@@ -126,15 +129,25 @@ def _add_configuration(bundle: Bundle, options: Namespace) -> list[str]:
         bundle.missing["configuration"] = "there is no file: all is as by default"
         return []
     secrets: list[str] = []
+    tables: list[object] = []
     for number, file in enumerate(_files_of(main)):
-        name = f"configuration/{number:02d}-{_word(file.name)}.json"
+        name, text = f"configuration/{number:02d}-{_word(file.name)}.json", ""
         try:
-            table = tomllib.loads(file.read_text())
-        except (OSError, ValueError) as error:
+            text = file.read_text(encoding="utf-8")
+            table = tomllib.loads(text)
+        except (OSError, ValueError, RecursionError) as error:
             bundle.lacks(name, error)
+            secrets += secrets_in(text)
+            tables.append({"": _PATH.findall(text)})
             continue
-        secrets += [*secrets_of(table), *_secrets_of_files(table)]
-        bundle.add_json(name, {"file": str(file), "table": without_secrets(table)})
+        shown = without_secrets(table)
+        tables.append(table)
+        secrets += shown.secrets
+        bundle.documents[name] = {"file": str(file), "table": shown.table}
+    unread: dict[str, str] = {}
+    secrets += secrets_of_files({"": tables}, unread)
+    for path, why in unread.items():
+        bundle.missing[f"a search for the secrets of {path}"] = why
     return secrets
 
 
@@ -145,29 +158,13 @@ def _files_of(main: Path) -> Iterator[Path]:
         yield from sorted(each for each in directory.iterdir() if config_files.is_drop_in(each.name))
 
 
-def _secrets_of_files(table: object) -> Iterator[str]:
-    """Yield the secrets in all files that a table names, at any depth: any value may be a path."""
-    if isinstance(table, dict | list):
-        for each in table.values() if isinstance(table, dict) else table:
-            yield from _secrets_of_files(each)
-    elif isinstance(table, str) and table.startswith("/"):
-        path = Path(table)
-        try:
-            if path.is_file() and path.stat().st_size <= MAX_SECRETS:
-                text = path.read_text()
-                yield from secrets_in(text)
-                yield from _secrets_of_files([str(path.parent / each) for each in paths_in(text)])
-        except (OSError, ValueError):
-            return
-
-
 async def _add_host(session: Session, bundle: Bundle, config: Config) -> None:
     for name, work in (("host.json", host.facts), ("store.json", host.schema)):
         try:
-            bundle.add_json(name, await run_in_thread(session.reactor, work, config.state_dir))
+            bundle.documents[name] = await run_in_thread(session.reactor, work, config.state_dir)
         except _FAILURES as error:
             bundle.lacks(name, error)
-    bundle.add_json("programs.json", await host.programs(session.reactor))
+    bundle.documents["programs.json"] = await host.programs(session.reactor)
 
 
 async def _add_journal(session: Session, bundle: Bundle) -> None:
@@ -185,7 +182,7 @@ async def _add_journal(session: Session, bundle: Bundle) -> None:
         output = await run(session.reactor, command, JOURNAL_SECONDS, max_output=4 * MAX_PART)
         if output.code:
             raise FailedPrecondition(output.message())
-        bundle.files["journal.txt"] = output.stdout[-MAX_PART:].decode(errors="replace")
+        bundle.texts["journal.txt"] = _end(output.stdout.decode(errors="replace"), MAX_PART)
     except _FAILURES as error:
         bundle.lacks("journal.txt", error)
 
@@ -198,7 +195,7 @@ async def _add_status(session: Session, bundle: Bundle, config: Config) -> None:
     try:
         runtime = channel.stub(cri.RuntimeService)
         status = await runtime.Status(cri.StatusRequest(verbose=True), timeout=ASK_SECONDS)
-        bundle.add_json("status.json", MessageToDict(cast(Message, status)))
+        bundle.documents["status.json"] = _status(MessageToDict(cast(Message, status)))
     except _FAILURES as error:
         bundle.lacks("status.json", error)
     finally:
@@ -211,46 +208,66 @@ async def _add_daemon(session: Session, bundle: Bundle) -> None:
     try:
         listed = await stub.ListPods(control.ListPodsRequest(past=True), timeout=ASK_SECONDS)
         pods = list(listed.pods)
-        bundle.add_json("pods.json", render.as_json("pods", listed, options))
+        bundle.documents["pods.json"] = render.as_json("pods", listed, options)
     except _FAILURES as error:
         bundle.lacks("pods.json", error)
         return  # the daemon would answer nothing else, either
     try:
         pool = await stub.GetPool(control.GetPoolRequest(), timeout=ASK_SECONDS)
-        bundle.add_json("pool.json", render.as_json("pool", pool, options))
+        bundle.documents["pool.json"] = render.as_json("pool", pool, options)
     except _FAILURES as error:
         bundle.lacks("pool.json", error)
     try:
         orphans = await stub.ListOrphans(control.ListOrphansRequest(), timeout=ORPHAN_SECONDS)
-        bundle.add_json("orphans.json", render.as_json("orphans", orphans, options))
+        bundle.documents["orphans.json"] = render.as_json("orphans", orphans, options)
     except _FAILURES as error:
         bundle.lacks("orphans.json", error)
     if len(pods) > MOST_PODS:
         bundle.missing["pods"] = f"of {len(pods)} pods the newest {MOST_PODS} are here"
     newest = sorted(pods, key=lambda pod: pod.created_at)[-MOST_PODS:]
-    async for name, text in _lives(session, bundle, [pod.id for pod in newest]):
-        bundle.files[name] = text
+    await _add_lives(session, bundle, [pod.id for pod in newest])
 
 
-async def _lives(session: Session, bundle: Bundle, ids: list[str]) -> AsyncIterator[tuple[str, str]]:
-    """Yield the timeline and the console of each pod."""
+async def _add_lives(session: Session, bundle: Bundle, ids: list[str]) -> None:
+    """Add the timeline and the console of each pod."""
     stub, options = session.stub, session.options
     for id in ids:
         directory = f"pods/{_word(id)}"
         try:
             life = await stub.DescribePod(control.DescribePodRequest(pod=id), timeout=ASK_SECONDS)
-            yield (
-                f"{directory}/describe.json",
-                json.dumps(render.as_json("describe", life, options), indent=2),
-            )
-            yield f"{directory}/describe.txt", render.as_text("describe", life, options)
+            bundle.documents[f"{directory}/describe.json"] = render.as_json("describe", life, options)
+            bundle.texts[f"{directory}/describe.txt"] = render.as_text("describe", life, options)
         except _FAILURES as error:
             bundle.lacks(f"{directory}/describe.json", error)
         try:
             console = await stub.GetConsole(control.GetConsoleRequest(sandbox=id), timeout=ASK_SECONDS)
-            yield f"{directory}/console.txt", console.text[-MAX_CONSOLE:] + console.output[-MAX_CONSOLE:]
+            text = _end(console.text, MAX_CONSOLE) + _end(console.output, MAX_CONSOLE)
+            bundle.texts[f"{directory}/console.txt"] = text
         except _FAILURES as error:
             bundle.lacks("consoles", error)
+
+
+def _status(status: dict[str, object]) -> dict[str, object]:
+    """Return the CRI's Status with the documents in it as such: it has them as JSON in texts."""
+    info = status.get("info")
+    if not isinstance(info, dict):
+        return status
+    return {**status, "info": {key: _json(text) for key, text in info.items()}}
+
+
+def _json(text: str) -> object:
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        return text
+    return found
+
+
+def _end(text: str, most: int) -> str:
+    """Return the end of a text, in whole lines: half a secret can't be recognised."""
+    if len(text) <= most:
+        return text
+    return text[-most:].partition("\n")[2]
 
 
 def _word(name: str) -> str:
