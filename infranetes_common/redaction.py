@@ -36,7 +36,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     # the same if the password has a slash, as it must not
     (
         ("://",),
-        re.compile(r"://(?!\[)([^\s/?#@:\"'<>]{0,128}:(?!\d+/)[^\s@\"'<>]{1,128})@(?!sha(?:256|512):)"),
+        re.compile(r"://(?!\[)([^\s/?#@:\"'<>]{0,64}+:(?!\d+/)[^\s@\"'<>]{1,64}+)@(?!sha(?:256|512):)"),
     ),
     (
         ("bearer", "basic", "negotiate"),
