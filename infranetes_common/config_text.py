@@ -12,10 +12,11 @@ from typing import Protocol, TypeGuard, cast
 import attrs
 
 from infranetes_common.config import Bytes
+from infranetes_common.redaction import redacted
 
 _UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
 _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
-_PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')  # as `toml` writes it
 
 
 class _Factory(Protocol):
@@ -42,8 +43,8 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        """The value in TOML, without passwords in URLs; "": there is none, or it is secret."""
-        return "" if self.secret else _PASSWORD.sub("…", self.text)
+        """The value in TOML, without what looks like a secret in it; "": there is none, or it is secret."""
+        return "" if self.secret else _STRING.sub(_redacted, self.text)
 
 
 def settings(instance: attrs.AttrsInstance, prefix: str = "") -> Iterator[Setting]:
@@ -100,6 +101,12 @@ def toml(value: object) -> str:
     if isinstance(value, list | tuple | set | frozenset):
         return f"[{', '.join(map(toml, value))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _redacted(string: re.Match[str]) -> str:
+    text: str = json.loads(string[0])
+    shown = redacted(text)
+    return string[0] if shown == text else toml(shown)
 
 
 def size(value: int) -> str:

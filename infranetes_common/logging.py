@@ -2,8 +2,9 @@
 """The daemons' logs: one line per event, as text or JSON.
 
 Code logs with ``twisted.logger.Logger`` and passes `FIELDS` by name. Only these are written beside the
-message, so nothing else that an event holds gets into the log. Credentials in a message or a traceback are
-replaced by "(hidden)". Lines for systemd's journal begin with their priority, which it takes off.
+message, so nothing else that an event holds gets into the log. What looks like a secret in a message or a
+traceback is replaced by "(hidden)". Lines for systemd's journal begin with their priority, which it takes
+off.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from twisted.python.log import ILogObserver as ILegacyLogObserver
 from zope.interface import implementer
 
 from infranetes_common.errors import ConfigError
+from infranetes_common.redaction import redacted
 
 Format = Literal["text", "json"]
 
@@ -51,25 +53,12 @@ FIELDS = (
     "exit_code",
 )
 
+MAX_TEXT = (
+    16 * 1024
+)  # characters of a message; a peer may have sent part of it, and hiding secrets takes time
+
 # Source: systemd.exec(5), SyslogLevelPrefix=, and sd-daemon(3)
 _PRIORITIES = {"debug": 7, "info": 6, "warn": 4, "error": 3, "critical": 2}
-
-_HIDDEN = "(hidden)"
-_SECRETS = (
-    (
-        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S),
-        _HIDDEN,
-    ),
-    (re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{6,}", re.I), rf"\1 {_HIDDEN}"),
-    (re.compile(r"(\b\w+://)[^/\s:@]*:[^/\s@]+@"), rf"\1{_HIDDEN}@"),
-)
-
-
-def redacted(text: str) -> str:
-    """Return `text` without private keys, HTTP credentials and passwords in URLs."""
-    for pattern, instead in _SECRETS:
-        text = pattern.sub(instead, text)
-    return text
 
 
 def observer(format: str = "text", level: str = "info", stream: TextIO | None = None) -> ILogObserver:
@@ -194,9 +183,18 @@ def _level(event: LogEvent) -> str:
     return "info" if level is None else str(level.name)
 
 
+def message(event: LogEvent) -> str:
+    """Return an event's message without secrets. Of a message over MAX_TEXT characters the end is dropped."""
+    text = formatEvent(event)
+    if len(text) > MAX_TEXT:
+        # Up to a space: half a secret does not look like one.
+        text = f"{text[:MAX_TEXT].rpartition(' ')[0]} …"
+    return redacted(text)
+
+
 def _message(event: LogEvent) -> str:
     """Return the message in one line, with control characters escaped."""
-    return _printable(redacted(formatEvent(event)))
+    return _printable(message(event))
 
 
 def _printable(text: str) -> str:

@@ -21,6 +21,7 @@ _RESERVED = frozenset({b"content-type", b"te"})
 _PLAIN = "".join(chr(c) for c in range(0x20, 0x7F) if c != 0x25)
 #: The longest text of a status. Longer ones are truncated, since peers limit their header lists too.
 MAX_MESSAGE_BYTES = 6 * 1024
+_MAX_RECEIVED = 2 * MAX_MESSAGE_BYTES
 
 
 def encode_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> Headers:
@@ -87,7 +88,12 @@ def encode_message(text: str) -> bytes:
 
 
 def decode_message(value: bytes) -> str:
-    """Return the text of a grpc-message. Wrong percent-encoding and UTF-8 are kept as far as possible."""
+    """Return the text of a grpc-message. Wrong percent-encoding and UTF-8 are kept as far as possible.
+
+    The end of a text that is much longer than those of `encode_message` is dropped, so that no caller has to
+    bound a peer's texts."""
+    if len(value) > _MAX_RECEIVED:
+        value = value[:_MAX_RECEIVED] + b"..."
     if b"%" not in value:
         return value.decode("latin-1")
     return unquote_to_bytes(value).decode("utf-8", "replace")

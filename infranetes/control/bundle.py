@@ -12,7 +12,7 @@ import platform
 import re
 import tomllib
 from argparse import Namespace
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from infranetes import config as configuration
 from infranetes.config import Config
 from infranetes.control import archive, bundle_daemon, host, host_programs
 from infranetes.control.bundle_daemon import word
-from infranetes.control.secrets import Scrubber, paths_in, secrets_in, secrets_of, without_secrets
+from infranetes.control.config_secrets import without_secrets
+from infranetes.control.secret_files import secrets_in, secrets_of_files
+from infranetes.control.secrets import Scrubber
 from infranetes.control.session import DONE, Session, config_file
 from infranetes_common import config_files
 from infranetes_common.concurrency import run_in_thread, settled, within
@@ -33,7 +35,8 @@ from txgrpc import GrpcError
 
 SECONDS = 60.0  # for everything that is gathered at once
 MAX_PART = 8 << 20  # bytes
-MAX_SECRETS = 256 * 1024  # bytes of a file of secrets
+
+_PATH = re.compile(r"""["'](/[^"'\n]+)["']""")  # in a file that is not TOML
 
 Part = Coroutine[Any, Any, object]  # Any: whatever it awaits
 """Makes a text, or what becomes JSON; None: it adds files of its own."""
@@ -41,27 +44,28 @@ Part = Coroutine[Any, Any, object]  # Any: whatever it awaits
 
 @attrs.define
 class Bundle:
-    """The files of a bundle by their names, and why others are missing."""
+    """The files of a bundle by their names, with the secrets that are in them, and why others are missing.
 
-    files: dict[str, str] = attrs.field(factory=dict)
+    :ivar texts: those that are text. :ivar documents: those that are JSON."""
+
+    texts: dict[str, str] = attrs.field(factory=dict)
+    documents: dict[str, object] = attrs.field(factory=dict)
     missing: dict[str, str] = attrs.field(factory=dict)
-
-    def add_json(self, name: str, document: object) -> None:
-        """Add a JSON file."""
-        self.files[name] = json.dumps(document, indent=2, default=str) + "\n"
 
     def lacks(self, name: str, error: Exception) -> None:
         """Note why a file is missing."""
         why = error.message or error.code.name if isinstance(error, GrpcError) else str(error)
         self.missing[name] = why or type(error).__name__
 
-    def cleaned(self, scrubber: Scrubber) -> dict[str, bytes]:
-        """Return all files without secrets, each cut at MAX_PART."""
-        self.add_json("manifest.json", {"versions": host.versions(), "missing": self.missing})
-        return {
-            name: scrubber.clean(text).encode(errors="replace")[:MAX_PART]
-            for name, text in sorted(self.files.items())
-        }
+    def cleaned(self, secrets: Iterable[str]) -> dict[str, bytes]:
+        """Return all files without secrets, each cut at MAX_PART. Blocks."""
+        scrubber = Scrubber(secrets)
+        self.missing = {scrubber.clean(name): scrubber.clean(why) for name, why in self.missing.items()}
+        self.documents["manifest.json"] = {"versions": host.versions(), "missing": self.missing}
+        found = {name: scrubber.clean(text) for name, text in self.texts.items()}
+        for name, document in self.documents.items():  # before they are JSON, in which texts are escaped
+            found[name] = json.dumps(scrubber.clean_document(document), indent=2, default=str) + "\n"
+        return {name: found[name].encode(errors="replace")[:MAX_PART] for name in sorted(found)}
 
 
 async def support_bundle(session: Session) -> int:
@@ -74,7 +78,7 @@ async def support_bundle(session: Session) -> int:
         config = _config(bundle, session.options)
         secrets = await run_in_thread(session.reactor, _add_configuration, bundle, session.options)
         await _gather(bundle, session, _parts(bundle, session, config))
-        parts = bundle.cleaned(Scrubber(secrets))
+        parts = await run_in_thread(session.reactor, bundle.cleaned, secrets)
         await run_in_thread(session.reactor, archive.write, file, path.name.partition(".")[0], parts)
     _tell(session, path, bundle, sorted(parts))
     return DONE
@@ -128,12 +132,12 @@ async def _gather(bundle: Bundle, session: Session, parts: Mapping[str, Part]) -
     works = [within(session.reactor, SECONDS, part, name) for name, part in parts.items()]
     for name, result in zip(parts, await settled(works), strict=True):
         if isinstance(result, str):
-            bundle.files[name] = result
+            bundle.texts[name] = result
         elif isinstance(result, Failure):
             assert isinstance(result.value, Exception)
             bundle.lacks(name, result.value)  # also what is unexpected: the rest is needed all the more
         elif result is not None:
-            bundle.add_json(name, result)
+            bundle.documents[name] = result
 
 
 # ---- this node
@@ -156,15 +160,25 @@ def _add_configuration(bundle: Bundle, options: Namespace) -> list[str]:
         bundle.missing["configuration"] = "there is no file: all is as by default"
         return []
     secrets: list[str] = []
+    tables: list[object] = []
     for number, file in enumerate(_files_of(main)):
-        name = f"configuration/{number:02d}-{word(file.name)}.json"
+        name, text = f"configuration/{number:02d}-{word(file.name)}.json", ""
         try:
-            table = tomllib.loads(file.read_text())
-        except (OSError, ValueError) as error:
+            text = file.read_text(encoding="utf-8")
+            table = tomllib.loads(text)
+        except (OSError, ValueError, RecursionError) as error:
             bundle.lacks(name, error)
+            secrets += secrets_in(text)
+            tables.append({"": _PATH.findall(text)})
             continue
-        secrets += [*secrets_of(table), *_secrets_of_files(table)]
-        bundle.add_json(name, {"file": str(file), "table": without_secrets(table)})
+        shown = without_secrets(table)
+        tables.append(table)
+        secrets += shown.secrets
+        bundle.documents[name] = {"file": str(file), "table": shown.table}
+    unread: dict[str, str] = {}
+    secrets += secrets_of_files({"": tables}, unread)
+    for path, why in unread.items():
+        bundle.missing[f"a search for the secrets of {path}"] = why
     return secrets
 
 
@@ -173,19 +187,3 @@ def _files_of(main: Path) -> Iterator[Path]:
     directory = Path(f"{main}{config_files.SUFFIX}")
     if directory.is_dir():
         yield from sorted(each for each in directory.iterdir() if config_files.is_drop_in(each.name))
-
-
-def _secrets_of_files(table: object) -> Iterator[str]:
-    """Yield the secrets in all files that a table names, at any depth: any value may be a path."""
-    if isinstance(table, dict | list):
-        for each in table.values() if isinstance(table, dict) else table:
-            yield from _secrets_of_files(each)
-    elif isinstance(table, str) and table.startswith("/"):
-        path = Path(table)
-        try:
-            if path.is_file() and path.stat().st_size <= MAX_SECRETS:
-                text = path.read_text()
-                yield from secrets_in(text)
-                yield from _secrets_of_files([str(path.parent / each) for each in paths_in(text)])
-        except (OSError, ValueError):
-            return

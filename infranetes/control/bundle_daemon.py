@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
@@ -14,6 +15,7 @@ from twisted.python.failure import Failure
 
 from infranetes.config import Config
 from infranetes.control import render
+from infranetes.control.archive import end_of
 from infranetes.control.session import Session
 from infranetes_common.concurrency import settled
 from infranetes_common.errors import InfranetesError
@@ -38,7 +40,7 @@ async def status(session: Session, config: Config) -> object:
     try:
         runtime = channel.stub(cri.RuntimeService)
         answer = await runtime.Status(cri.StatusRequest(verbose=True), timeout=ASK_SECONDS)
-        return MessageToDict(cast(Message, answer))
+        return _status(MessageToDict(cast(Message, answer)))
     finally:
         await channel.close()
 
@@ -69,7 +71,7 @@ async def add_pods(session: Session, bundle: Bundle) -> None:
     except _FAILURES as error:
         bundle.lacks("pods.json", error)
         return
-    bundle.add_json("pods.json", render.as_json("pods", listed, session.options))
+    bundle.documents["pods.json"] = render.as_json("pods", listed, session.options)
     newest_first = sorted(listed.pods, key=lambda pod: pod.created_at, reverse=True)
     ids = [pod.id for pod in newest_first]
     left = iter(ids[:MOST_PODS])
@@ -92,8 +94,8 @@ async def _add_lives(session: Session, bundle: Bundle, ids: Iterator[str], until
         try:
             request = control.DescribePodRequest(pod=id)
             life = await stub.DescribePod(request, timeout=min(ASK_SECONDS, left))
-            bundle.add_json(f"{describe}.json", render.as_json("describe", life, options))
-            bundle.files[f"{describe}.txt"] = render.as_text("describe", life, options)
+            bundle.documents[f"{describe}.json"] = render.as_json("describe", life, options)
+            bundle.texts[f"{describe}.txt"] = render.as_text("describe", life, options)
         except _FAILURES as error:
             bundle.lacks(f"{describe}.json", error)
         left = max(until - clock.seconds(), 1.0)
@@ -101,9 +103,25 @@ async def _add_lives(session: Session, bundle: Bundle, ids: Iterator[str], until
             answer = await stub.GetConsole(
                 control.GetConsoleRequest(sandbox=id), timeout=min(ASK_SECONDS, left)
             )
-            bundle.files[console] = answer.text[-MAX_CONSOLE:] + answer.output[-MAX_CONSOLE:]
+            bundle.texts[console] = end_of(answer.text, MAX_CONSOLE) + end_of(answer.output, MAX_CONSOLE)
         except _FAILURES as error:
             bundle.lacks(console, error)
+
+
+def _status(status: dict[str, object]) -> dict[str, object]:
+    """Return the CRI's Status with the documents in it as such: it has them as JSON in texts."""
+    info = status.get("info")
+    if not isinstance(info, dict):
+        return status
+    return {**status, "info": {key: _json(text) for key, text in info.items()}}
+
+
+def _json(text: str) -> object:
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        return text
+    return found
 
 
 def word(name: str) -> str:

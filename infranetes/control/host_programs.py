@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+from infranetes.control.archive import end_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
@@ -12,7 +13,7 @@ from infranetes_common.reactors import IReactor
 UNIT, GUEST_UNIT = "infranetes", "infranetes-guest"
 SECONDS = 50.0
 JOURNAL_LINES = 20_000
-MAX_JOURNAL = 8 << 20  # bytes
+MAX_JOURNAL = 8 << 20  # characters
 MOST_TABLES = 32
 
 _OUR_TABLE = re.compile(r"^table (\S+) (infranetes\S*)$", re.MULTILINE)
@@ -38,7 +39,7 @@ async def journal(reactor: IReactor, unit: str) -> str:
     output = await run(reactor, command, SECONDS, max_output=4 * MAX_JOURNAL)
     if output.code:
         raise FailedPrecondition(f"the journal of {unit} can't be read: {output.message()}")
-    return output.stdout[-MAX_JOURNAL:].decode(errors="replace")
+    return end_of(output.stdout.decode(errors="replace"), MAX_JOURNAL)
 
 
 async def tables(reactor: IReactor) -> str:

@@ -11,16 +11,22 @@ from twisted.internet.defer import CancelledError
 
 from infranetes.observer import LaunchStep
 from infranetes.tracing import spans
+from infranetes_common.redaction import redacted
 
 MAX_STEPS = 96
 MAX_BYTES = 32 * 1024  # of all steps' texts
 FIRST_STEPS = 32  # the launch's steps, which are kept even if a container that keeps ending adds many others
 MAX_WORDS = 600  # characters of one text
+_MAX_READ = 4 * MAX_WORDS  # characters of a text that are looked at
 
 
 def bounded(text: str) -> str:
-    """Return a text, possibly an agent's, as one printable line of at most MAX_WORDS characters."""
-    shown = " ".join(text[: 2 * MAX_WORDS].split())
+    """Return a text, possibly an agent's, as one printable line without secrets, at most MAX_WORDS characters
+    long."""
+    if len(text) > _MAX_READ:
+        text = text[:_MAX_READ]
+        text = text[: max(text.rfind(" "), text.rfind("\n"))]  # a secret's first half does not look like one
+    shown = " ".join(redacted(text).split())
     shown = "".join(each if each.isprintable() else "?" for each in shown)
     return shown if len(shown) <= MAX_WORDS else f"{shown[: MAX_WORDS - 1]}…"
 

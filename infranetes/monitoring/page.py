@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: an `Overview` as HTML without scripts. twisted.web escapes every text."""
+"""The page: an `Overview` as HTML without scripts and without secrets. twisted.web escapes every text."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from typing import TypeGuard, cast
 
+import attrs
 from twisted.python.failure import Failure
 from twisted.web.template import Tag, flattenString, tags
 
 from infranetes.monitoring.overview import Overview, Pod, PoolState, Provider
 from infranetes.monitoring.recent_warnings import Warned
 from infranetes.observer import Launch, LaunchKind, LaunchStep
+from infranetes_common.redaction import redacted
 
 HTML = "text/html; charset=utf-8"
 CSS = "text/css; charset=utf-8"
@@ -33,11 +36,28 @@ def style() -> bytes:
 def _thd_page(shown: Overview) -> bytes:
     """Return the page. This takes a while: call it in a thread."""
     pages: list[bytes | Failure] = []
-    flattenString(None, _document(shown)).addBoth(pages.append)  # fires at once: there are no Deferreds in it
+    document = _document(cast(Overview, _redacted(shown)))
+    flattenString(None, document).addBoth(pages.append)  # fires at once: there are no Deferreds in it
     (page,) = pages
     if isinstance(page, Failure):
         page.raiseException()
     return b"<!DOCTYPE html>\n" + page
+
+
+def _redacted(value: object) -> object:
+    """Return a value in which every text, at any depth, is without secrets: errors may quote some."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_redacted, value))
+    if _has_fields(value):
+        fields = {each.name: _redacted(getattr(value, each.name)) for each in attrs.fields(type(value))}
+        return type(value)(**fields)
+    return value
+
+
+def _has_fields(value: object) -> TypeGuard[attrs.AttrsInstance]:
+    return attrs.has(type(value))
 
 
 def _document(shown: Overview) -> Tag:

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections import deque
 
 import attrs
-from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, globalLogPublisher
+from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 from zope.interface import implementer
+
+from infranetes_common.logging import message
 
 KEPT = 50
 MAX_TEXT = 400  # characters of one entry
@@ -16,7 +18,7 @@ _LEVELS = (LogLevel.warn, LogLevel.error, LogLevel.critical)
 
 @attrs.frozen
 class Warned:
-    """A warning or an error of the log. :ivar at: seconds since 1970."""
+    """A warning or an error of the log. :ivar at: seconds since 1970. :ivar text: without secrets."""
 
     at: float
     level: str
@@ -32,7 +34,7 @@ class RecentWarnings:
 
     def __call__(self, event: LogEvent) -> None:
         if event.get("log_level") in _LEVELS:
-            text = " ".join(formatEvent(event).split())[:MAX_TEXT]
+            text = " ".join(message(event).split())[:MAX_TEXT]
             self.kept.append(Warned(event["log_time"], event["log_level"].name, text))
 
     def start(self) -> None:

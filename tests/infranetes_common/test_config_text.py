@@ -70,9 +70,21 @@ class SettingsTests(SynchronousTestCase):
         self.assertEqual((found.value, found.secret, found.shown), ("hunter2", True, ""))
         self.assertNotIn("hunter2", repr(found))
 
-    def test_passwords_in_urls_are_not_shown(self) -> None:
+    def test_what_looks_like_a_secret_is_not_shown(self) -> None:
         found = by_key(Whole("https://me:hunter2@example.org/x"))["region"]
-        self.assertEqual(found.shown, '"https://…@example.org/x"')
+        self.assertEqual(found.shown, '"https://(hidden)@example.org/x"')
+        for value in (
+            "-----BEGIN PRIVATE KEY-----\nhunter2",
+            'https://x/?sig=hunter2&a="b"',
+            "token='hunter2\"",
+        ):
+            shown = by_key(Whole(value))["region"].shown
+            self.assertNotIn("hunter2", shown)
+            self.assertIn("(hidden)", tomllib.loads(f"value = {shown}")["value"])
+        ordinary = 'a "b" \\ c\x7f'
+        self.assertEqual(
+            tomllib.loads(f"value = {by_key(Whole(ordinary))['region'].shown}")["value"], ordinary
+        )
 
     def test_a_class_says_what_it_requires_and_the_defaults(self) -> None:
         found = {each.key: each for each in defaults(Whole)}

@@ -209,6 +209,12 @@ class MetadataTests(unittest.SynchronousTestCase):
         self.assertLessEqual(len(encoded), MAX_MESSAGE_BYTES)
         self.assertEqual(decode_message(encoded).strip("x").strip("ü"), "...")
 
+    def test_of_a_message_as_long_as_the_headers_may_be_the_end_is_dropped(self) -> None:
+        for sent in (b"x" * 65536, b"%3A" * 20000):
+            text = decode_message(sent)
+            self.assertLessEqual(len(text), 2 * MAX_MESSAGE_BYTES + 3)
+            self.assertTrue(text.endswith("..."), text[-10:])
+
     @given(st.binary())
     def test_any_message_decodes(self, data: bytes) -> None:
         """What peers send as grpc-message never fails to decode."""

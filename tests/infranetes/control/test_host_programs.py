@@ -75,9 +75,13 @@ class ProgramTests(SynchronousTestCase):
             self.assertIn(f"--unit={unit} ", text)
 
     def test_of_a_long_journal_the_end_is_kept(self) -> None:
-        self.patch(host_programs, "MAX_JOURNAL", 4)
+        async def lines(reactor: IReactor, command: Sequence[str], timeout: float, max_output: int) -> Output:
+            return Output(0, b"one\ntwo\nthree\n", b"")
+
+        self.patch(host_programs, "run", lines)
+        self.patch(host_programs, "MAX_JOURNAL", 8)
         text = self.successResultOf(start(host_programs.journal(installed(), "x")))
-        self.assertEqual(text, "so>\n")
+        self.assertEqual(text, "three\n")
 
 
 class GuestImageTests(SynchronousTestCase):

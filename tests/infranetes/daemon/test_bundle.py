@@ -17,15 +17,28 @@ from txgrpc import GrpcError
 
 SECRETS = {
     name: f"planted-{name}-8d1f6c"
-    for name in ("registry", "pull", "provider", "commented", "token", "client-key", "env", "volume", "log")
+    for name in (
+        *("registry", "pull", "provider", "commented", "token", "environment", "plug-in"),
+        *("env", "volume", "log", "argument", "annotation", "image"),
+    )
 }
 KUBECONFIG = """
 apiVersion: v1
 kind: Config
 current-context: it
-contexts: [{{name: it, context: {{cluster: it, user: it}}}}]
-clusters: [{{name: it, cluster: {{server: "http://127.0.0.1:9"}}}}]
-users: [{{name: it, user: {{token: "{token}"}}}}]
+contexts:
+- context:
+    cluster: it
+    user: it
+  name: it
+clusters:
+- cluster:
+    server: http://127.0.0.1:9
+  name: it
+users:
+- name: it
+  user:
+    token: {token}
 """
 
 
@@ -43,6 +56,8 @@ class BundleTests(CtlCase):
             "secret_key": SECRETS["provider"],
         }
         self.config["metrics"] = {"listen": "127.0.0.1:0"}
+        self.config["providers"]["plug-in"] = {"connection": SECRETS["plug-in"], "pin": 4711}
+        self.environment["HTTPS_PROXY"] = f"http://me:{SECRETS['environment']}@127.0.0.1:9"
         self.bundle = self.root / "bundle.tar.gz"
 
     def written(self) -> str:
@@ -67,20 +82,22 @@ class BundleTests(CtlCase):
         (volume / "password").write_text(SECRETS["volume"])
         config = self.box(
             script=f"echo {SECRETS['log']}; exit 4",
+            args=["--password", SECRETS["argument"]],
+            annotations={"example.org/password": SECRETS["annotation"]},
             envs=[cri.KeyValue(key="PASSWORD", value=SECRETS["env"].encode())],
             mounts=[cri.Mount(container_path="/secret", host_path=str(volume), readonly=True)],
         )
         container = await self.run_container(sandbox, config)
         await self.in_state(container, cri.CONTAINER_EXITED)
-        request = cri.PullImageRequest(
-            image=cri.ImageSpec(image="127.0.0.1:9/none"),
-            auth=cri.AuthConfig(username="me", password=SECRETS["pull"]),
-        )
-        try:
-            await self.image_service.PullImage(request, timeout=60.0)
-        except GrpcError:
-            return
-        self.fail("an image was pulled from nowhere")
+        for image in ("127.0.0.1:9/none", f"https://me:{SECRETS['image']}@127.0.0.1:9/none"):
+            request = cri.PullImageRequest(
+                image=cri.ImageSpec(image=image),
+                auth=cri.AuthConfig(username="me", password=SECRETS["pull"]),
+            )
+            with self.assertRaises(GrpcError):
+                await self.image_service.PullImage(request, timeout=60.0)
+            with self.assertRaises(GrpcError):
+                await self.create(sandbox, self.box("other", image=cri.ImageSpec(image=image)))
 
     def check_secrets(self, parts: dict[str, bytes]) -> None:
         everything = b"\n".join([*parts.values(), *(name.encode() for name in parts)])
@@ -103,7 +120,7 @@ class BundleTests(CtlCase):
 
     async def test_it_has_what_a_maintainer_needs_and_no_secret(self) -> None:
         await self.start()
-        sandbox = await self.run_pod("web")
+        sandbox = await self.run_pod("web", annotations={"example.org/token": SECRETS["annotation"]})
         await self.plant(sandbox)
         gone = await self.run_pod("gone")
         await self.remove_pod(gone)
@@ -124,6 +141,7 @@ class BundleTests(CtlCase):
         shown = document("configuration/00-infranetes.toml.json")["table"]
         self.assertEqual(shown["provider"], "simulated")
         self.assertEqual(shown["providers"]["aws"]["secret_key"], "(hidden)")
+        self.assertEqual(shown["providers"]["plug-in"], {"connection": "(hidden)", "pin": "(hidden)"})
         self.assertIn("status", document("status.json"))
         store = document("store.json")
         self.assertEqual(store["schema"], store["known"])

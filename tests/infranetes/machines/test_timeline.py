@@ -49,6 +49,17 @@ class TimelineTests(SynchronousTestCase):
             self.assertTrue(text.isprintable())
             self.assertLessEqual(len(text), MAX_WORDS)
 
+    def test_what_is_said_has_no_secrets(self) -> None:
+        secret = "https://me:hunter2@proxy.example/"
+        self.timeline.note(secret, secret, container=secret, error=secret)
+        with self.assertRaises(Unavailable), self.timeline.step("boot") as step:
+            step.say(secret)
+            raise Unavailable(f"no way through {secret}")
+        for size in range(MAX_WORDS - 40, 4 * MAX_WORDS + 10, 3):
+            self.timeline.note("x" * size + " " + secret)
+        self.assertNotIn("hunter", str(self.timeline.steps))
+        self.assertIn("no way through https://(hidden)@proxy.example/", str(self.timeline.steps))
+
     def test_the_first_steps_and_the_last_ones_are_kept(self) -> None:
         for number in range(1000):
             self.timeline.note(str(number))

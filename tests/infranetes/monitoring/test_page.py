@@ -127,6 +127,21 @@ class PageTests(SynchronousTestCase):
         attributes = [each for _, given in page.elements for each in given]
         self.assertEqual([each for each in attributes if each.startswith("on")], [])
 
+    def test_no_text_has_secrets(self) -> None:
+        secret = "no answer: https://me:hunter2@proxy.example"
+        shown = attrs.evolve(
+            EMPTY,
+            trouble=secret,
+            providers=[Provider("aws", secret, 0, 0)],
+            pods=[pod("default/web", secret)],
+            launches=[launch("default/bad", "unavailable", secret)],
+            pools=[PoolState("gpu", 3, (("booting", 1),), False, secret)],
+            warnings=[Warned(4590.0, "warn", secret)],
+        )
+        text = self.page(shown).text
+        self.assertNotIn("hunter2", text)
+        self.assertEqual(text.count("no answer: https://(hidden)@proxy.example"), 6)
+
     def test_it_loads_nothing_but_its_style(self) -> None:
         page = self.page(attrs.evolve(EMPTY, pods=[pod("default/web")], launches=[launch()]))
         given = [attributes for _, attributes in page.elements]

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes of secrets: what the log, the page, `config show` and the support bundle hide in any text.
+
+Texts may be an agent's or a guest's, and are redacted in the reactor's thread. So the time is in proportion
+to the text: words that announce a secret are searched for as they are, and patterns only tried there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+HIDDEN = "(hidden)"
+
+Span = tuple[int, int]
+"""The beginning and the end of a part of a text."""
+
+_END_KEY = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+PEM_KEY = re.compile(
+    rf"-----BEGIN [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----(?:.*?{_END_KEY}|.*)", re.DOTALL
+)
+"""A private key in PEM, whether its lines end as lines do or as in JSON. Its end may be missing."""
+
+# The rest of a private key whose beginning was cut off.
+_CUT_KEY = re.compile(rf"\A[A-Za-z0-9+/=\s\\]*{_END_KEY}")
+
+# A value in quotes, in quotes of JSON within JSON, in single quotes.
+_QUOTED = r"""(?:"((?:[^"\\]|\\[\s\S])*)|\\"((?:[^"\\]|\\\\(?:\\")?|\\[^"\\])*)|'([^'\n]*))"""
+
+# Patterns by the words (in lower case) that they are tried at. The secret is the last group, or everything.
+_SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
+    (("-----begin",), PEM_KEY),
+    # user, password or token in a URL; an image's digest is none of them
+    (("://",), re.compile(r"://([^\s/?#\"'<>]{1,4096})@(?!sha(?:256|512):)")),
+    # the same if the password has a slash, as it must not
+    (
+        ("://",),
+        re.compile(r"://(?!\[)([^\s/?#@:\"'<>]{0,64}+:(?!\d+/)[^\s@\"'<>]{1,64}+)@(?!sha(?:256|512):)"),
+    ),
+    (
+        ("bearer", "basic", "negotiate"),
+        re.compile(
+            r"(?<!\w)(?:bearer|basic|negotiate)[ \t]+"
+            r"(?!realm=|(?:tokens?|authentication|authorization|credentials?)(?![\w.~+/=-]))([\w.~+/=-]{6,})",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        ("authorization",),
+        re.compile(
+            r"authorization\\?[\"']?[ \t]*[:=][ \t]*\\?[\"']?"
+            r"(?:(?:Bearer|Basic|Digest|Negotiate|Token|AWS4-HMAC-SHA256)[ \t]+)?([^\s\"'\\\[][^\r\n\"'\\]*)",
+            re.IGNORECASE,
+        ),
+    ),
+    (("eyj",), re.compile(r"(?<!\w)eyJ[\w-]{10,4096}\.[\w-]{10,8192}(?:\.[\w-]*)?")),  # a JSON Web Token
+    (
+        ("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "dckr_pat_", "ya29.", "aiza"),
+        re.compile(r"(?<!\w)(?:gh[opsur]_|github_pat_|glpat-|dckr_pat_|ya29\.|AIza)[\w.-]{16,}"),
+    ),
+    # of a signed URL; of Google's API
+    (("sig=",), re.compile(r"(?<![a-z])sig=([^\s&\"'<>]+)", re.IGNORECASE)),
+    (("?key=", "&key="), re.compile(r"[?&]key=([^\s&\"'<>]+)", re.IGNORECASE)),
+)
+
+# The last words of keys whose value is a secret.
+_WORDS = (
+    *("password", "passwd", "passphrase", "pwd", "secret", "token", "signature", "credential", "auth"),
+    *("api_key", "api-key", "apikey", "access_key", "access-key", "accesskey", "accountkey"),
+    *("secret_key", "secret-key", "secretkey", "private_key", "privatekey", "key-data"),
+)
+# After such a word: KEY=VALUE, "KEY": "VALUE", KEY: "VALUE".
+_ASSIGNED = re.compile(rf"=(?:{_QUOTED}|([^\s&\"'<>]+))|(?:\\?[\"'])?[ \t]*:[ \t]*{_QUOTED}")
+_REST_OF_LINE = re.compile(r":[ \t]+([^\s\"'|>\[{]\S*)[ \t]*$", re.MULTILINE)
+_ARGUMENT = re.compile(rf"[ \t]+(?!--)(?:{_QUOTED}|([^\s\"'\\]+))")
+_LINE_BEGINS = re.compile(r"(?:^|\n)[ \t]*(?:- +)*[\w.-]*\Z")
+_FLAG_BEGINS = re.compile(r"(?<![\w-])--[\w-]*\Z")
+_MOST_BEFORE = 80  # characters between the beginning of a line and such a word
+
+
+def spans(text: str) -> Iterator[Span]:
+    """Yield the parts of a text that look like secrets."""
+    lower = text.lower()
+    if len(lower) != len(text):  # in a few alphabets
+        lower = "".join(each.lower() if len(each.lower()) == 1 else each for each in text)
+    if "-----end" in lower and (cut := _CUT_KEY.match(text)):
+        yield cut.span()
+    for words, pattern in _SHAPES:
+        for word in filter(lower.__contains__, words):
+            yield from _found(word, lower, text, partial(_at, pattern, text))
+    for word in filter(lower.__contains__, _WORDS):
+        yield from _found(word, lower, text, partial(_value, text))
+
+
+def _found(
+    word: str, lower: str, text: str, match: Callable[[int, int], re.Match[str] | None]
+) -> Iterator[Span]:
+    """Yield what matches where a word stands. :param match: is given the word's beginning and end."""
+    at = lower.find(word)
+    while at >= 0:
+        end = at + len(word)
+        if found := match(at, end):
+            yield found.span(found.lastindex or 0)
+            end = max(end, found.end())
+        at = lower.find(word, end)
+
+
+def _at(pattern: re.Pattern[str], text: str, at: int, end: int) -> re.Match[str] | None:
+    return pattern.match(text, at)
+
+
+def _value(text: str, at: int, end: int) -> re.Match[str] | None:
+    """Match the value after a key's last word, which stands at a place in a text."""
+    if found := _ASSIGNED.match(text, end):
+        return found
+    before = text[max(at - _MOST_BEFORE, 0) : at]
+    if (found := _REST_OF_LINE.match(text, end)) and _LINE_BEGINS.search(before):
+        return found
+    if (found := _ARGUMENT.match(text, end)) and _FLAG_BEGINS.search(before):
+        return found
+    return None
+
+
+def blotted(text: str, parts: Iterable[Span]) -> str:
+    """Return a text in which HIDDEN stands for each of the parts, which may overlap."""
+    kept: list[str] = []
+    end = 0
+    for start, stop in sorted(parts):
+        if start >= end and stop > start:
+            kept += [text[end:start], HIDDEN]
+        end = max(end, stop)
+    return "".join([*kept, text[end:]])
+
+
+def redacted(text: str) -> str:
+    """Return `text` without private keys, credentials, tokens, and the values of keys for secrets."""
+    return blotted(text, spans(text))
+
+
+def mapped(value: object, change: Callable[[str], str]) -> object:
+    """Return a JSON document in which each text, and each key, is changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(str(key)): mapped(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [mapped(each, change) for each in value]
+    return value
