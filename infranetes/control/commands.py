@@ -82,7 +82,7 @@ def _offline(words: str, run: RunOffline, add: AddArguments = arguments.nothing)
 
 
 _PODS, _VMS = Watched("pods", "pod"), Watched("vms", "vm")
-_ORPHANS = Watched("vms", "vm", seconds=30.0)  # the provider is asked each time
+_ORPHANS = Watched("vms", "vm", seconds=30.0, may_be_partial=True)  # the providers are asked each time
 
 COMMANDS: dict[str, Command] = {
     "pods": Command(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import attrs
@@ -25,21 +25,32 @@ class Watched:
 
     :ivar entries: the key of a list whose entries have an `id`. :ivar entry: what one of them is called.
     :ivar seconds: between two questions.
+    :ivar may_be_partial: while the document has troubles, entries that it does not list may still be there.
     """
 
     entries: str
     entry: str
     seconds: float = 1.0
+    may_be_partial: bool = False
 
 
 def changes(
     watched: Watched, before: Mapping[str, Json], document: Json
 ) -> tuple[dict[str, Json], list[Json]]:
-    """Return the entries of `document` by their ids, and what is new, other or gone since `before`."""
+    """Return the entries that are there by their ids, and what is new, other or gone since `before`."""
     listed = document[watched.entries]
     assert isinstance(listed, list)
     now: dict[str, Json] = {entry["id"]: entry for entry in listed}
+    if watched.may_be_partial and document["troubles"]:
+        now = {**before, **now}
     return now, list(_changes(watched, before, now))
+
+
+def new_troubles(before: Sequence[str], document: Json) -> tuple[Sequence[str], list[Json]]:
+    """Return the troubles of `document`, and those that are new since `before`."""
+    now = document.get("troubles", [])
+    assert isinstance(now, list)
+    return now, [{"change": "trouble", "trouble": each} for each in now if each not in before]
 
 
 def _changes(watched: Watched, before: Mapping[str, Json], now: Mapping[str, Json]) -> Iterator[Json]:
@@ -59,11 +70,13 @@ async def follow(
     as_text: Callable[[_Answer], str],
 ) -> int:
     """Ask again and again, until interrupted. A terminal shows the last answer; anything else gets a line of
-    JSON for each entry that has changed. A daemon that is restarted meanwhile is waited for.
+    JSON for each entry that has changed, and for each new trouble. A daemon that is restarted meanwhile is
+    waited for.
 
     :raise GrpcError: the first question failed, or the daemon refuses."""
     screen = Screen() if session.on_terminal and not session.options.json else None
     known: dict[str, Json] = {}
+    troubles: Sequence[str] = ()
     asked, trouble = False, ""
     while True:
         try:
@@ -75,8 +88,10 @@ async def follow(
         else:
             asked, trouble = True, ""
             if screen is None:
-                known, changed = changes(watched, known, as_json(answer))
-                for change in changed:
+                document = as_json(answer)
+                troubles, said = new_troubles(troubles, document)
+                known, changed = changes(watched, known, document)
+                for change in (*said, *changed):
                     session.print(json.dumps(change))
             else:
                 shown = as_text(answer)

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.control.commands import COMMANDS
 from infranetes.control.screen import Screen
 from infranetes.control.session import Session
-from infranetes.control.watching import Watched, changes
+from infranetes.control.watching import Watched, changes, new_troubles
 from infranetes_common.concurrency import start
 from infranetes_common.wire import control
 from txgrpc import Code, GrpcError
@@ -32,6 +32,23 @@ class ChangeTests(SynchronousTestCase):
         self.assertEqual([each["change"] for each in told], ["changed", "added"])
         known, told = changes(PODS, known, {"pods": [{"id": "b"}]})
         self.assertEqual(told, [{"change": "removed", "pod": {"id": "a", "state": "ready"}}])
+
+    def test_what_a_provider_in_trouble_does_not_list_is_not_gone(self) -> None:
+        orphans = Watched("vms", "vm", may_be_partial=True)
+        known, _ = changes(orphans, {}, {"vms": [{"id": "a"}, {"id": "b"}], "troubles": []})
+        known, told = changes(orphans, known, {"vms": [{"id": "b"}], "troubles": ["aws does not answer"]})
+        self.assertEqual(told, [])
+        known, told = changes(orphans, known, {"vms": [{"id": "b"}], "troubles": []})
+        self.assertEqual(told, [{"change": "removed", "vm": {"id": "a"}}])
+
+    def test_a_trouble_is_told_once_until_it_comes_again(self) -> None:
+        trouble = {"change": "trouble", "trouble": "aws does not answer"}
+        before, told = new_troubles((), {"troubles": ["aws does not answer"]})
+        self.assertEqual(told, [trouble])
+        before, told = new_troubles(before, {"troubles": ["aws does not answer"]})
+        self.assertEqual(told, [])
+        before, told = new_troubles(before, {"troubles": []})
+        self.assertEqual(new_troubles(before, {"troubles": ["aws does not answer"]})[1], [trouble])
 
 
 class _Daemon:
