@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from infranetes_common.redaction import redacted
 from txgrpc import Code, GrpcError
 
 
@@ -116,11 +117,13 @@ _BY_CODE: dict[Code, type[InfranetesError]] = {
 
 
 def to_grpc(error: BaseException) -> GrpcError:
-    """Return the status with which an error leaves this process."""
+    """Return the status with which an error leaves this process, without secrets: kubelet logs the text, and shows
+    it in events of pods."""
     if isinstance(error, GrpcError):
-        return error
+        message = redacted(error.message)
+        return error if message == error.message else GrpcError(error.code, message, error.metadata)
     if isinstance(error, InfranetesError):
-        return GrpcError(error.code, str(error))
+        return GrpcError(error.code, redacted(str(error)))
     return GrpcError(Code.INTERNAL, f"unexpected {type(error).__name__}; the daemon's log has the details")
 
 

@@ -16,6 +16,7 @@ from infranetes.pods.sides import ProviderSide
 from infranetes.providers.interface import Awaited
 from infranetes_common.concurrency import Event, backoff, sleep, start
 from infranetes_common.errors import Unavailable
+from infranetes_common.redaction import redacted
 
 AWAITED_SECONDS = 2.0  # between two looks at what is under way
 RETRY_SECONDS = (1.0, 60.0)  # the first and the longest pause before another try to start a provider
@@ -68,7 +69,7 @@ class ProviderStart(Service):
                 break
             except Awaited as error:
                 pause = AWAITED_SECONDS
-                if side.trouble != str(error):
+                if side.trouble != redacted(str(error)):
                     self._wait(side, error, "")
             except Unavailable as error:
                 pause = next(pauses)
@@ -80,7 +81,7 @@ class ProviderStart(Service):
 
     def _wait(self, side: ProviderSide, error: Unavailable, when: str) -> None:
         """Report what a provider still needs before it can start."""
-        side.trouble = str(error)
+        side.trouble = redacted(str(error))
         _log.warn(
             "provider {provider} can't start yet: {error}{when}",
             provider=side.provider.name,
@@ -99,7 +100,9 @@ class ProviderStart(Service):
             self.started.fail(failure.value)
         if stopped:
             return
-        side.trouble = f"it can't start: {failure.value}; restart the daemon once that is fixed"
+        side.trouble = (
+            f"it can't start: {redacted(str(failure.value))}; restart the daemon once that is fixed"
+        )
         if len(self._node.sides) > 1 or self._delegate:
             _log.error("provider {provider} can't start: {error}", provider=side.name, error=failure.value)
             if self._delegate or not self._node.trouble:

@@ -39,6 +39,14 @@ class MappingTests(SynchronousTestCase):
         error = GrpcError(Code.ABORTED, "words", (("key", "value"),))
         self.assertIs(errors.to_grpc(error), error)
 
+    def test_secrets_stay_here(self) -> None:
+        words = "https://me:hunter22@proxy.example refused"
+        for error in (errors.Unavailable(words), GrpcError(Code.UNAVAILABLE, words, (("key", "value"),))):
+            status = errors.to_grpc(error)
+            self.assertEqual(status.code, Code.UNAVAILABLE)
+            self.assertEqual(status.message, "https://(hidden)@proxy.example refused")
+        self.assertEqual(status.metadata, (("key", "value"),))
+
     def test_what_nobody_expected_tells_its_kind_alone(self) -> None:
         status = errors.to_grpc(RuntimeError("with a password"))
         self.assertEqual(status.code, Code.INTERNAL)

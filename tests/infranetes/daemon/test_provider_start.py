@@ -154,6 +154,11 @@ class ProviderStartTests(SynchronousTestCase):
         self.provider.starts[-1].callback(None)
         self.successResultOf(self.outcome)
 
+    def test_what_kubelet_and_the_service_manager_are_told_has_no_secrets(self) -> None:
+        self.provider.starts[-1].errback(Unavailable("https://me:hunter22@proxy.example refuses"))
+        self.assertEqual(self.side.trouble, "https://(hidden)@proxy.example refuses")
+        self.assertNotIn("hunter22", self.sent[-1])
+
     def test_any_other_fault_is_final(self) -> None:
         self.provider.starts[0].errback(FailedPrecondition("no KVM"))
         self.failureResultOf(self.outcome, FailedPrecondition)
