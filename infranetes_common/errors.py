@@ -117,8 +117,9 @@ _BY_CODE: dict[Code, type[InfranetesError]] = {
 
 
 def to_grpc(error: BaseException) -> GrpcError:
-    """Return the status with which an error leaves this process, without secrets: kubelet logs the text, and shows
-    it in events of pods."""
+    """Return the status with which an error leaves this process.
+
+    It has no secrets: kubelet logs the text, and shows it in events of pods."""
     if isinstance(error, GrpcError):
         message = redacted(error.message)
         return error if message == error.message else GrpcError(error.code, message, error.metadata)
