@@ -32,6 +32,14 @@ from tests.e2e.uplink import Uplink
 SUITES = ("bookworm", "trixie")
 # What debian/control doesn't name: what debian/make-deb runs, and what debhelper has the packages depend on.
 UNNAMED = ("build-essential", "debhelper", "dpkg-dev", "fakeroot", "systemd")
+# What docs/tracing.md has apt install.
+TRACING = (
+    "python3-deprecated",
+    "python3-importlib-metadata",
+    "python3-pip",
+    "python3-requests",
+    "python3-typing-extensions",
+)
 # What somebody has before the first `make`.
 FRESH = ("ca-certificates", "git", "make")
 # This machine's authorities of certificates and addresses of packages, by what pip and Go read.
@@ -54,7 +62,7 @@ print("Python", sys.version.split()[0], *(f"{name} {importlib.metadata.version(n
 
 def needed(*more: str) -> list[str]:
     """The Debian packages that the build, its tests and what is built need, by debian/control, and more."""
-    names = {*UNNAMED, *more}
+    names = {*UNNAMED, *TRACING, *more}
     control = (TREE / "debian/control").read_text()
     for field in re.findall(r"^(?:Build-)?Depends:\n((?: .*\n)+)", control, flags=re.M):
         for entry in field.replace("\n", "").split(","):
