@@ -18,6 +18,8 @@ REQUIRES = [
     "Twisted[tls]>=22.4",
     "zope.interface>=5.5",
     "h2>=4.1",
+    "hpack>=4.0",
+    "hyperframe>=6.0",
     "protobuf>=3.21",
     "attrs>=22.2",
     "cattrs>=22.2",
@@ -30,6 +32,7 @@ REQUIRES = [
     "wsproto>=1.2",
     "jeepney>=0.8",
     "PyYAML>=6.0",
+    "requests>=2.28",
     "apache-libcloud>=3.4.1",
     "prometheus-client>=0.16",
 ]

@@ -88,7 +88,7 @@ async def run(reactor: IReactor, report: Report, variant: str = "") -> None:
     """:param variant: `emulated`: only the imports and Docker's calls, in QEMU's user-mode emulation."""
     lacking = [name for name in EXTRA if find_spec(name) is None]
     if lacking:
-        raise Missing(f"{', '.join(lacking)}: pip install 'infranetes[bench]'")
+        raise Missing(f"{', '.join(lacking)}: pip install '.[bench]'")
     if not NFTABLES.exists():
         raise Missing("python3-nftables is missing: apt-get install python3-nftables")
     if variant and shutil.which(EMULATOR) is None:

@@ -123,7 +123,7 @@ def draw(plots: Iterable[Plot], directory: Path) -> list[Path]:
         from matplotlib import rc_context
         from matplotlib.figure import Figure as Picture
     except ImportError as error:
-        raise Missing(f"no plots without matplotlib: pip install 'infranetes[bench]' ({error})") from error
+        raise Missing(f"no plots without matplotlib: pip install '.[bench]' ({error})") from error
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for plot in plots:

@@ -8,7 +8,7 @@ method, outcome and reason that an observer is told is a word of a closed set, f
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 import attrs
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 OK = "ok"
 """The outcome of a call that did what was asked."""
+CANCELLED = "cancelled"
+"""The reason of a failure, or the outcome of a call, whose result nobody waited for any more."""
 
 
 class LaunchKind(enum.Enum):
@@ -84,6 +86,14 @@ class Observer(Protocol):
 
         :param outcome: `OK`, or the status of its error, such as ``unavailable``."""
 
+    def cloud_known(
+        self, cloud: str, calls: Iterable[tuple[str, str]], retries: Iterable[tuple[str, str]]
+    ) -> None:
+        """Called once for each cloud, before any request to it.
+
+        :param calls: each action and outcome that `cloud_called` may be told.
+        :param retries: each action and reason that `cloud_retried` may be told."""
+
     def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
         """Called when a request to a cloud has ended.
 
@@ -112,6 +122,11 @@ class NullObserver:
     def provider_called(self, provider: str, method: str, outcome: str, seconds: float) -> None:
         pass
 
+    def cloud_known(
+        self, cloud: str, calls: Iterable[tuple[str, str]], retries: Iterable[tuple[str, str]]
+    ) -> None:
+        pass
+
     def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
         pass
 
@@ -130,7 +145,7 @@ NULL_OBSERVER: Observer = NullObserver()
 
 def reason_of(error: BaseException) -> str:
     """Return a failure's reason: its status, or ``cancelled`` if nobody waited for the result any more."""
-    return "cancelled" if isinstance(error, CancelledError) else errors.to_grpc(error).code.name.lower()
+    return CANCELLED if isinstance(error, CancelledError) else errors.to_grpc(error).code.name.lower()
 
 
 async def call_to_provider(

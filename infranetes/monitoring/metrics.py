@@ -14,12 +14,34 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from infranetes.monitoring.gauges import Gauge, Take
-from infranetes.observer import Launch, LaunchKind
+from infranetes.observer import CANCELLED, Launch, LaunchKind, LaunchStep
 
 LAUNCHES_KEPT = 40  # for the page
 _STEPS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 45, 60, 90, 120, 180, 300, 600)  # seconds
 _CALLS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 240)
 _LAGS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+# The steps at which a launch may fail, and the usual reasons. There may be others, but series for all of them
+# would be many, and would nearly always be 0.
+_FAILING = {
+    LaunchKind.NEW: tuple(LaunchStep),
+    LaunchKind.CLAIMED: tuple(each for each in LaunchStep if each is not LaunchStep.REQUEST),
+    LaunchKind.POOL: (
+        LaunchStep.REQUEST,
+        LaunchStep.BOOT,
+        LaunchStep.AGENT,
+        LaunchStep.CONFIGURE,
+        LaunchStep.RECORD,
+    ),
+}
+_REASONS = (
+    CANCELLED,
+    "deadline_exceeded",
+    "failed_precondition",
+    "internal",
+    "invalid_argument",
+    "resource_exhausted",
+    "unavailable",
+)
 
 
 class Metrics:
@@ -64,6 +86,9 @@ class Metrics:
             self._launch.labels(provider, kind.value)
             for outcome in ("ready", "failed"):
                 self._launches.labels(provider, kind.value, outcome)
+            for step in _FAILING[kind]:
+                for reason in _REASONS:
+                    self._failures.labels(provider, kind.value, step.value, reason)
         self._agents_lost.labels(provider)
         self._orphans_ended.labels(provider)
 
@@ -88,6 +113,14 @@ class Metrics:
     def provider_called(self, provider: str, method: str, outcome: str, seconds: float) -> None:
         self._provider_calls.labels(provider, method, outcome).inc()
         self._provider_call.labels(provider, method).observe(seconds)
+
+    def cloud_known(
+        self, cloud: str, calls: Iterable[tuple[str, str]], retries: Iterable[tuple[str, str]]
+    ) -> None:
+        for action, outcome in calls:
+            self._cloud_calls.labels(cloud, action, outcome)
+        for action, reason in retries:
+            self._cloud_retries.labels(cloud, action, reason)
 
     def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
         self._cloud_calls.labels(cloud, action, outcome).inc()

@@ -53,9 +53,9 @@ class Connect(Protocol):
 
 # Each cloud's `Connect`, and what has to be installed for it. A module is imported when it is needed.
 CLOUDS: Mapping[str, tuple[str, str]] = {
-    "aws": ("infranetes.publish.aws_command", "python3-botocore, or `infranetes[aws]`"),
+    "aws": ("infranetes.publish.aws_command", "python3-botocore"),
     "gcp": ("infranetes.publish.gcp_command", "python3-requests"),
-    "vsphere": ("infranetes.publish.vsphere_command", "python3-pyvmomi, or `infranetes[vsphere]`"),
+    "vsphere": ("infranetes.publish.vsphere_command", "python3-pyvmomi"),
 }
 
 

@@ -26,6 +26,7 @@ def make_tracer(reactor: IReactor, config: TracingConfig, node: str, source: str
         raise ConfigError(
             f"{source}: tracing.endpoint: spans are sent by opentelemetry-sdk and "
             "opentelemetry-exporter-otlp-proto-http, which can't be loaded "
-            f"({type(error).__name__}: {error}): install infranetes[tracing] with pip, or leave the key out"
+            f"({type(error).__name__}: {error}): docs/tracing.md says how to install them; or leave the key "
+            "out"
         ) from None
     return exporting_tracer(reactor, config, headers, node)

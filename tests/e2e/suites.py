@@ -32,6 +32,14 @@ from tests.e2e.uplink import Uplink
 SUITES = ("bookworm", "trixie")
 # What debian/control does not name: what debian/make-deb runs, and what debhelper adds to the dependencies.
 UNNAMED = ("build-essential", "debhelper", "dpkg-dev", "fakeroot", "systemd")
+# What is installed with apt according to docs/tracing.md.
+TRACING = (
+    "python3-deprecated",
+    "python3-importlib-metadata",
+    "python3-pip",
+    "python3-requests",
+    "python3-typing-extensions",
+)
 # What a user has before the first `make`.
 FRESH = ("ca-certificates", "git", "make")
 # This machine's CA certificates and package mirrors, in the variables that pip and Go read.
@@ -54,7 +62,7 @@ print("Python", sys.version.split()[0], *(f"{name} {importlib.metadata.version(n
 
 def needed(*more: str) -> list[str]:
     """Return the Debian packages for the build, its tests and its result, from debian/control, and `more`."""
-    names = {*UNNAMED, *more}
+    names = {*UNNAMED, *TRACING, *more}
     control = (TREE / "debian/control").read_text()
     for field in re.findall(r"^(?:Build-)?Depends:\n((?: .*\n)+)", control, flags=re.M):
         for entry in field.replace("\n", "").split(","):

@@ -22,7 +22,7 @@ try:
 
     from infranetes.tracing import exported as _exported  # noqa: F401
 except Exception as error:  # Debian 12 does not have it, and a new one does not fit Debian 12's protobuf
-    MISSING = f"infranetes[tracing] and opentelemetry-proto are needed: {error}"
+    MISSING = f"the extra `tracing` and opentelemetry-proto are needed: {error}"
 else:
     MISSING = ""
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, TimeoutError, gatherResults
@@ -12,7 +12,8 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
 
-from infranetes.observer import NULL_OBSERVER, OK, Observer, reason_of
+from infranetes.observer import CANCELLED, NULL_OBSERVER, OK, Observer, reason_of
+from infranetes.providers.cloud.attempts import REFUSALS
 from infranetes.providers.cloud.errors import classify
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, D, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
@@ -71,6 +72,7 @@ class Calls(Generic[D]):
         self._circuits: dict[str, CircuitBreaker] = {}
         self.made = 0
         self.failed = 0
+        observer.cloud_known(cloud.name, _outcomes(), _reasons())
 
     async def start(self) -> None:
         """Start all threads now: starting one takes a moment when the process is busy."""
@@ -321,6 +323,20 @@ class Calls(Generic[D]):
                 what=what,
                 error=error,
             )
+
+
+def _outcomes() -> Iterator[tuple[str, str]]:
+    """Yield what an observer may be told of calls: their actions and outcomes."""
+    for action in Action:
+        for outcome in (OK, HELD_BACK, CANCELLED, *map(_word, ErrorKind)):
+            yield _word(action), outcome
+
+
+def _reasons() -> Iterator[tuple[str, str]]:
+    """Yield what an observer may be told of repeated calls: their actions and the reasons."""
+    for action in Action:
+        for kind in (*RETRIED, *(REFUSALS if action is Action.LAUNCH else ())):
+            yield _word(action), _word(kind)
 
 
 def _word(of: Action | ErrorKind) -> str:

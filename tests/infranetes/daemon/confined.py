@@ -24,12 +24,14 @@ _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(name: str, *arguments: object) -> None:
+def call(name: str, *arguments: object) -> None:
+    """Call a function of the C library. :raise OSError: it failed."""
     if getattr(_libc, name)(*arguments) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _run(*command: str, text: str = "") -> str:
+def run(*command: str, text: str = "") -> str:
+    """Run a command and return what it writes. :raise OSError: it failed."""
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise OSError(done.stderr.strip())
@@ -44,17 +46,17 @@ class Needed:
 
     def cap_net_admin(self) -> None:
         name = f"inft{os.getpid()}"
-        _run("ip", "tuntap", "add", "mode", "tap", "name", name)
-        _run("ip", "link", "delete", name)
+        run("ip", "tuntap", "add", "mode", "tap", "name", name)
+        run("ip", "link", "delete", name)
 
     def cap_setuid(self) -> None:
-        _run("setpriv", f"--reuid={OTHER}", "--keep-groups", "--", "true")
+        run("setpriv", f"--reuid={OTHER}", "--keep-groups", "--", "true")
 
     def cap_setgid(self) -> None:
-        _run("setpriv", f"--regid={OTHER}", "--clear-groups", "--", "true")
+        run("setpriv", f"--regid={OTHER}", "--clear-groups", "--", "true")
 
     def cap_setpcap(self) -> None:
-        said = _run("setpriv", "--bounding-set=-all", "--", "cat", "/proc/self/status")
+        said = run("setpriv", "--bounding-set=-all", "--", "cat", "/proc/self/status")
         if "\nCapBnd:\t0000000000000000\n" not in said:
             raise OSError("capabilities are left")
 
@@ -83,7 +85,7 @@ class Needed:
 
         qemu = ["qemu-system-x86_64", "-machine", "none", "-display", "none", "-monitor", "stdio"]
         user = QemuUser(OTHER, OTHER)
-        _run(*unprivileged([*qemu, "-sandbox", SANDBOX], user, dies_with_parent=True), text="quit\n")
+        run(*unprivileged([*qemu, "-sandbox", SANDBOX], user, dies_with_parent=True), text="quit\n")
 
     def settings_of_the_network(self) -> None:
         with open("/proc/sys/net/ipv4/ip_forward", "r+") as setting:
@@ -106,13 +108,13 @@ class Refused:
         self.victim = victim
 
     def mounting(self) -> None:
-        _call("mount", b"tmpfs", b"/media", b"tmpfs", 0, None)
+        call("mount", b"tmpfs", b"/media", b"tmpfs", 0, None)
 
     def tracing(self) -> None:
-        _call("ptrace", _PTRACE_ATTACH, self.victim, None, None)
+        call("ptrace", _PTRACE_ATTACH, self.victim, None, None)
 
     def namespaces(self) -> None:
-        _call("unshare", _CLONE_NEWNET)
+        call("unshare", _CLONE_NEWNET)
 
     def packet_sockets(self) -> None:
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close()
@@ -135,12 +137,12 @@ class Refused:
             raise OSError("they are hidden")
 
     def seeing_processes_as_a_vm(self) -> None:
-        _run("setpriv", f"--reuid={OTHER + 1}", f"--regid={OTHER + 1}", "--clear-groups", "--",
+        run("setpriv", f"--reuid={OTHER + 1}", f"--regid={OTHER + 1}", "--clear-groups", "--",
              "ls", f"/proc/{self.victim}")  # fmt: skip
 
 
-def _errors(tries: Needed | Refused, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what was tried, and its error, or "" if it worked."""
+def errors(tries: object, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each public method of `tries` and its error, or "" if it worked."""
     for name in names or [each for each in vars(type(tries)) if not each.startswith("_")]:
         try:
             getattr(tries, name)()
@@ -153,10 +155,10 @@ def _errors(tries: Needed | Refused, names: Sequence[str]) -> Iterator[tuple[str
 def main(directory: str, victim: int, names: Sequence[str]) -> None:
     """Try everything, or, given `names`, only those things that the daemon does."""
     os.chdir(directory)
-    for name, error in _errors(Needed(victim), names):
+    for name, error in errors(Needed(victim), names):
         if error:
             print(f"{name}: {error}")
-    for name, error in () if names else _errors(Refused(victim), ()):
+    for name, error in () if names else errors(Refused(victim), ()):
         if not error:
             print(f"{name}: it could")
     print("done")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,12 +14,19 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from tests.harness.tools import need
 from tests.infranetes.daemon import confined
 from tests.infranetes.daemon.case import ROOT
-from tests.infranetes.daemon.unit import UNIT, UnitProgram
+from tests.infranetes.daemon.unit import GUEST_UNIT, UNIT, UnitProgram
 from tests.support.oci import busybox
 from tests.support.registry import Registry
 
-MOST_EXPOSED = 3.0
 PAGE = ROOT / "docs" / "threat-model.md"
+# The units, each with a drop-in or without, as systemd sees them.
+EXPOSED = {
+    "`infranetes.service`": (UNIT, "infranetes.service", None),
+    "with `systemd-cni.conf`": (UNIT, "infranetes.service", ROOT / "docs" / "systemd-cni.conf"),
+    "with `systemd-csi.conf`": (UNIT, "infranetes.service", ROOT / "docs" / "systemd-csi.conf"),
+    "`infranetes-guest.service`": (GUEST_UNIT, "infranetes-guest.service", None),
+    "`vmserver.service`": (ROOT / "debian" / "vmserver.service", "vmserver.service", None),
+}
 
 # Reads a volume as soon as there is a file in it.
 _READS = """
@@ -65,11 +73,25 @@ def capabilities() -> set[str]:
 
 
 class UnitFileTests(SynchronousTestCase):
-    def test_systemd_itself_finds_little_exposed(self) -> None:
-        command = [need("systemd-analyze"), "security", "--offline=true", "--no-pager", str(UNIT)]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        (level,) = re.findall(r"Overall exposure level for infranetes\.service: ([\d.]+)", said)
-        self.assertLessEqual(float(level), MOST_EXPOSED, said)
+    def exposure(self, unit: Path, name: str, drop_in: Path | None) -> float:
+        """Return what systemd says of a unit with a drop-in."""
+        directory = Path(self.mktemp())
+        (directory / f"{name}.d").mkdir(parents=True)
+        shutil.copy(unit, directory / name)
+        if drop_in is not None:
+            shutil.copy(drop_in, directory / f"{name}.d")
+        command = [need("systemd-analyze"), "security", "--offline=true", "--no-pager"]
+        said = subprocess.run(
+            [*command, str(directory / name)], check=True, capture_output=True, text=True
+        ).stdout
+        (level,) = re.findall(rf"Overall exposure level for {re.escape(name)}: ([\d.]+)", said)
+        return float(level)
+
+    def test_systemd_itself_finds_no_more_exposed_than_the_page_says(self) -> None:
+        told = dict(re.findall(r"^\| ([^|]+?) \| (\d+\.\d) \|", PAGE.read_text(), flags=re.M))
+        self.assertEqual(set(told), set(EXPOSED))
+        for words, unit in EXPOSED.items():
+            self.assertLessEqual(self.exposure(*unit), float(told[words]), words)
 
     def test_each_capability_is_explained_by_the_code_that_needs_it_and_no_other_is(self) -> None:
         text = PAGE.read_text().split("\n## What the daemon is root for\n")[1].split("\n## ")[0]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from twisted.internet.endpoints import UNIXClientEndpoint
@@ -15,16 +16,24 @@ from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.infranetes.daemon.unit import UnitProgram
 from txgrpc import Channel
 
-# Publishes a volume at a path.
+# Publishes a volume at a path, or ends that; binds a file at the place of another, as that of a raw volume.
 _PUBLISHES = """
-import sys
+import os, sys
 from infranetes.volumes.mount_table import MountTable
-from infranetes.volumes.published import PublishedVolume, publish
+from infranetes.volumes.published import PublishedVolume, publish, unpublish
+from infranetes.volumes.tmpfs import bind, unmount
 from infranetes_common.errors import InfranetesError
 
+what, target = sys.argv[1:]
 try:
-    publish(sys.argv[1], PublishedVolume("data"), MountTable())
-    print("published")
+    if what == "publish":
+        publish(target, PublishedVolume("data"), MountTable())
+        one, other = (os.open(target + name, os.O_RDWR | os.O_CREAT) for name in (".one", ".other"))
+        bind(one, other)
+        unmount(os.fsencode(target + ".other"))
+    else:
+        unpublish(target, MountTable())
+    print("done")
 except InfranetesError as error:
     print(error)
 """
@@ -79,18 +88,16 @@ class UnitTests(TestCase):
         def published() -> bool:
             return "infranetes:data" in program.run("cat", "/proc/self/mountinfo")
 
-        def without() -> str:
-            program.start(target)
+        def told(what: str) -> str:
+            program.start(f"{what} {target}")
             return program.finished()
 
-        self.assertIn("systemd-csi.conf", await deferToThread(without))
+        self.assertIn("systemd-csi.conf", await deferToThread(told, "publish"))
         self.assertFalse(await deferToThread(published))
-
-        def with_it() -> str:
-            program.add(ROOT / "docs" / "systemd-csi.conf")
-            return without()
-
-        self.assertEqual(await deferToThread(with_it), "published\n")
+        await deferToThread(program.add, ROOT / "docs" / "systemd-csi.conf")
+        self.assertEqual(await deferToThread(told, "publish"), "done\n")
         self.assertTrue(await deferToThread(published))
-        await deferToThread(program.run, "umount", target)
-        self.assertEqual(Path(target).stat().st_mode & 0o777, 0o750)
+        self.assertEqual(stat.S_IMODE(Path(target).stat().st_mode), 0o750)
+        self.assertEqual(await deferToThread(told, "unpublish"), "done\n")
+        self.assertFalse(await deferToThread(published))
+        self.assertFalse(Path(target).exists())

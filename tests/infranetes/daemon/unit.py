@@ -21,6 +21,7 @@ from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.support.systemd import Systemd
 
 UNIT = ROOT / "debian" / "infranetes.service"
+GUEST_UNIT = ROOT / "debian" / "infranetes.infranetes-guest.service"
 
 # What a test changes in the unit: the program and where it writes. The sandbox stays that of the unit.
 _COMMON = """
@@ -40,12 +41,16 @@ _SCRIPT = "from twisted.scripts.twistd import run\nrun()\n"
 
 # The same where it runs a program of a test's own.
 _PROGRAM = """
+[Unit]
+ConditionPathExists=
 [Service]
 Type=oneshot
 ExecStart=
 ExecStart={python} {script} {argument}
 ExecReload=
 """
+# Where a unit has a /tmp of its own.
+_SEES = "[Service]\nBindPaths={directory}\nBindReadOnlyPaths={root}\n"
 _SECONDS = 120.0
 
 # Runs as long as the unit, and stops it when it receives a signal.
@@ -108,23 +113,27 @@ class UnitCase(DaemonCase):
 
 
 class UnitProgram:
-    """A program that runs in the unit's sandbox instead of the daemon. Blocks.
+    """A program that runs in a unit's sandbox instead of what the unit runs. Blocks.
 
     Mounts on the manager's machine propagate to running units, as they do outside tests.
 
-    :param source: what Python executes. :ivar directory: its own, writable in the sandbox.
+    :param source: what Python executes. :param unit: the file of the unit: the daemon's or the guest image's.
+    :ivar directory: its own, writable in the sandbox.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, unit: Path = UNIT) -> None:
         self._manager = _manager()
+        self._unit = unit.name if unit == UNIT else unit.name.removeprefix("infranetes.")
         self.directory = Path(tempfile.mkdtemp(prefix="unit-", dir=self._manager.root))
         self.directory.chmod(0o755)
         (self.directory / "program.py").write_text(source)
         units = self._manager.run / "systemd" / "units-of-the-test"
-        shutil.copy(UNIT, units)
-        self._drop_ins = units / "infranetes.service.d"
+        shutil.copy(unit, units / self._unit)
+        self._drop_ins = units / f"{self._unit}.d"
         shutil.rmtree(self._drop_ins, ignore_errors=True)
         self._drop_ins.mkdir()
+        if "\nPrivateTmp=yes\n" in unit.read_text():
+            (self._drop_ins / "sees.conf").write_text(_SEES.format(directory=self.directory, root=ROOT))
         self.run("mount", "--make-rshared", "/")
 
     @property
@@ -149,7 +158,7 @@ class UnitProgram:
             )
         )
         self.run("systemctl", "daemon-reload")
-        self.run("systemctl", "start", "--no-block", "infranetes")
+        self.run("systemctl", "start", "--no-block", self._unit)
 
     def says(self, words: str) -> None:
         """Wait until the program has written this."""
@@ -157,13 +166,13 @@ class UnitProgram:
 
     def finished(self) -> str:
         """Wait for the program to end. Return what it wrote."""
-        state = ("systemctl", "show", "--property=ActiveState,Job", "infranetes")
+        state = ("systemctl", "show", "--property=ActiveState,Job", self._unit)
         self._until(lambda: re.search("Job=[1-9]|=(de)?activating", self.run(*state)) is None)
         return self._log.read_text()
 
     def remove(self) -> None:
         """End the program, and leave the manager as it was."""
-        self.run("systemctl", "stop", "infranetes")
+        self.run("systemctl", "stop", self._unit)
         shutil.rmtree(self._drop_ins)
         shutil.rmtree(self.directory)
 

@@ -125,6 +125,37 @@ class MetricsTests(MonitoringCase):
         self.assertEqual(value("agents", provider="fake", reach="live"), 1)
 
     @deferred
+    async def test_what_may_fail_is_counted_from_0_for_rates_see_no_first_event_else(self) -> None:
+        url = await self.serve()
+        self.metrics.cloud_known(
+            "west", [("launch", "ok"), ("look", "credentials")], [("launch", "full_zone")]
+        )
+        before = await self.samples(url)
+        self.metrics.launched(
+            Launch("1", "", "fake", LaunchKind.NEW, 0.0, ((LaunchStep.BOOT, 1.0),), "unavailable", "down")
+        )
+        self.metrics.cloud_called("west", "look", "credentials", 0.0, 0.1)
+        self.metrics.cloud_retried("west", "launch", "full_zone")
+        after = await self.samples(url)
+        counted = {key for key, value in after.items() if value == 1 and key[0].endswith("_total")}
+        self.assertEqual(
+            sorted(name for name, _ in counted),
+            [
+                "infranetes_cloud_calls_total",
+                "infranetes_cloud_retries_total",
+                "infranetes_launch_failures_total",
+                "infranetes_launches_total",
+            ],
+        )
+        for key in counted:
+            self.assertEqual(before[key], 0)
+
+    @deferred
+    async def test_a_provider_has_few_series_before_its_first_launch(self) -> None:
+        found = [name for name, _ in await self.samples(await self.serve())]
+        self.assertLess(found.count("infranetes_launch_failures_total"), 150)
+
+    @deferred
     async def test_no_label_is_a_pods(self) -> None:
         url = await self.serve()
         self.metrics.launched(Launch("id-of-it", "space/name", "fake", LaunchKind.NEW, 0.0, (), "", "words"))

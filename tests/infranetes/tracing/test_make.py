@@ -57,7 +57,7 @@ class ConfigTests(SynchronousTestCase):
         config = TracingConfig("http://127.0.0.1:4318/v1/traces")
         error = self.assertRaises(ConfigError, make_tracer, reactor, config, "node", "infranetes.toml")
         self.assertIn("infranetes.toml: tracing.endpoint: ", str(error))
-        self.assertIn("install infranetes[tracing]", str(error))
+        self.assertIn("docs/tracing.md says how to install them", str(error))
 
 
 class HeadersTests(SynchronousTestCase):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import cast
 
@@ -24,6 +25,12 @@ class Recorder(NullObserver):
         self.calls: list[tuple[str, str, str]] = []
         self.retries: list[tuple[str, str, str]] = []
         self.seconds: list[tuple[float, float]] = []
+        self.known: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {}
+
+    def cloud_known(
+        self, cloud: str, calls: Iterable[tuple[str, str]], retries: Iterable[tuple[str, str]]
+    ) -> None:
+        self.known[cloud] = set(calls), set(retries)
 
     def cloud_called(self, cloud: str, action: str, outcome: str, waited: float, seconds: float) -> None:
         self.calls.append((cloud, action, outcome))
@@ -63,6 +70,13 @@ class ObservedCallsTests(TestCase):
     async def ask(self, action: Action = Action.LOOK) -> str:
         await self.calls.start()
         return await self.calls.call("a question", self.answer, action=action)
+
+    def test_what_may_be_told_is_known_before_the_first_request(self) -> None:
+        calls, retries = self.observer.known["west"]
+        self.assertLessEqual({("look", "ok"), ("launch", "held_back"), ("destroy", "cancelled")}, calls)
+        self.assertEqual(len(calls), len(Action) * (len(ErrorKind) + 3))
+        self.assertLessEqual({("look", "transient"), ("launch", "full_zone")}, retries)
+        self.assertNotIn(("look", "full_zone"), retries)
 
     @deferred
     async def test_one_that_is_answered(self) -> None:
