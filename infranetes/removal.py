@@ -29,13 +29,14 @@ from infranetes.providers.qemu import bridge, uids
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.process import pids_by_argument
 from infranetes.providers.qemu.record import VmRecords
-from infranetes_common.errors import InfranetesError
+from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.overlay import NODE_MAC
 
 CONFIGURATION = "/etc/infranetes/infranetes.toml"
 LOCAL_PROVIDERS = ("qemu", "simulated")  # whose VMs are processes of the node
 _MACS = (bridge.MAC, NODE_MAC)  # of the pods' bridges, and of the overlay's devices
 _END_SECONDS, _PAUSE = 10.0, 0.05
+_PORT_SECONDS = 3.0  # that the kernel may need to remove the port of a VM that has ended
 _COMMAND_SECONDS = 30.0
 # A VM may be left of sandboxes in all states but this one.
 _VMS_ELSEWHERE = """
@@ -60,7 +61,7 @@ def vms_elsewhere(state_dir: Path) -> dict[str, list[str]]:
 def end_vms(state_dir: Path) -> int:
     """End QEMU's VMs of the daemon that has this state directory; return how many ran.
 
-    :raise InfranetesError: one does not end.
+    :raise Unavailable: some do not end.
     """
     records = VmRecords(ProviderPaths(state_dir / "qemu", Path()).vms).read()
     names = [record.process_name for record in records]
@@ -71,15 +72,24 @@ def end_vms(state_dir: Path) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_PAUSE)
+    troubles = [f"{name} does not end" for name in left]
     for record in records:
-        if record.uid:  # a QEMU that its guest had taken over may have started others
-            uids.kill_processes(record.uid)
+        try:
+            if record.uid:  # a QEMU that its guest had taken over may have started others
+                uids.kill_processes(record.uid)
+        except Unavailable as error:
+            troubles.append(str(error))
+    if troubles:
+        raise Unavailable("; ".join(troubles))
     return ran
 
 
 def remove_network(state_dir: Path) -> None:
-    """Delete the pods' bridges, the overlay's devices, and the nftables tables of both and of host ports."""
-    links = [link["ifname"] for link in json.loads(_said("ip", "-j", "link")) if link.get("address") in _MACS]
+    """Delete the pods' bridges, the overlay's devices, and the nftables tables of both and of host ports.
+
+    A bridge to which something is still connected stays: it belongs to another daemon, whose VMs run.
+    """
+    links = _unused_links()
     tables = {table_name(state_dir)}
     for link in links:
         tables |= {f"infranetes_{link}", f"infranetes_{link}_firewalls"}
@@ -88,6 +98,18 @@ def remove_network(state_dir: Path) -> None:
             _try("nft", "delete", "table", family, name)
     for link in links:
         _try("ip", "link", "delete", "dev", link)
+
+
+def _unused_links() -> list[str]:
+    """Return the names of the links that are ours, except bridges with ports. Waits for ports that are going."""
+    until = time.monotonic() + _PORT_SECONDS
+    while True:
+        found = json.loads(_said("ip", "-j", "link"))
+        ours = [link["ifname"] for link in found if link.get("address") in _MACS]
+        used = {link["master"] for link in found if "master" in link}
+        if used.isdisjoint(ours) or time.monotonic() > until:
+            return [link for link in ours if link not in used]
+        time.sleep(_PAUSE)
 
 
 def _tables() -> Iterator[tuple[str, str]]:

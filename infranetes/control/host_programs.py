@@ -35,11 +35,23 @@ async def journal(reactor: IReactor, unit: str) -> str:
 
     :raise FailedPrecondition: it can't be read."""
     lines = f"--lines={JOURNAL_LINES}"
-    command = ["journalctl", f"--unit={unit}", lines, "--no-pager", "--output=short-iso"]
+    # The newest first: of too much output the rest is dropped.
+    command = ["journalctl", f"--unit={unit}", lines, "--reverse", "--no-pager", "--output=short-iso"]
     output = await run(reactor, command, SECONDS, max_output=4 * MAX_JOURNAL)
     if output.code:
         raise FailedPrecondition(f"the journal of {unit} can't be read: {output.message()}")
-    return end_of(output.stdout.decode(errors="replace"), MAX_JOURNAL)
+    return end_of(_turned(output.stdout.decode(errors="replace")), MAX_JOURNAL)
+
+
+def _turned(text: str) -> str:
+    """Return a journal's entries in reverse order. The further lines of an entry are indented."""
+    entries: list[list[str]] = []
+    for line in text.splitlines(keepends=True):
+        if entries and line[0] in " \t":
+            entries[-1].append(line)
+        else:
+            entries.append([line])
+    return "".join(line for entry in reversed(entries) for line in entry)
 
 
 async def tables(reactor: IReactor) -> str:

@@ -98,7 +98,9 @@ class Credentials:
         before = self._granted
         if before is not None and before.asked == access and not self._expired(before):
             return before.given
-        environment = {**os.environ, **plugin.environment, "KUBERNETES_EXEC_INFO": _request(access, plugin)}
+        # Libraries that are there for the daemon alone are not the plug-in's: see docs/tracing.md.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment = {**inherited, **plugin.environment, "KUBERNETES_EXEC_INFO": _request(access, plugin)}
         done = await run(self._reactor, plugin.command, PLUGIN_SECONDS, environment=environment)
         if done.code:
             raise FailedPrecondition(

@@ -61,7 +61,7 @@ class RemovalTests(UnitCase):
             self.assertEqual(self.qemus(), "")
             self.assertEqual(self.links(), {"lo", "eth0"})
             self.assertEqual(self.system.run("nft", "list", "tables").stdout, "")
-            self.assertIn("there are persistent volumes in it", purged.stdout)
+            self.assertIn("has persistent volumes", purged.stdout)
             state = self.system.path("var/lib/infranetes")
             left = [str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()]
             self.assertEqual(left, ["qemu/volumes/kept.raw"])

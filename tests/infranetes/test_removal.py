@@ -132,6 +132,85 @@ class NetworkTests(RemovalCase):
         links = {link["ifname"] for link in json.loads(space.said("ip", "-j", "link"))}
         self.assertEqual(links, {"lo", "other0"})
 
+    def test_a_bridge_that_another_daemon_uses_stays(self) -> None:
+        space = Space("rm")
+        self.addCleanup(space.end)
+        space.ip(
+            f"link add infranetes0 address {bridge.MAC} type bridge",
+            "link add port0 type veth peer name vm0",
+            "link set port0 master infranetes0",
+        )
+        space.said("nft", "add", "table", "ip", "infranetes_infranetes0")
+        done = command("--config", str(self.config), inside=space)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("infranetes_infranetes0", space.said("nft", "list", "tables"))
+        self.assertIn("infranetes0", space.said("ip", "link"))
+
+
+class PurgeTests(SynchronousTestCase):
+    """The maintainer script that runs after the removal, with other paths."""
+
+    def setUp(self) -> None:
+        self.root = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.root)
+        script = (ROOT / "debian/infranetes.postrm").read_text()
+        for path in ("/var/lib/infranetes", "/run/infranetes"):
+            self.assertIn(path, script)
+            script = script.replace(path, f"{self.root}{path}")
+        (self.root / "postrm").write_text(script)
+        self.state = self.root / "var/lib/infranetes"
+        for file in (
+            "store/infranetes.sqlite",
+            "qemu/lock",
+            "qemu/volumes/snapshots/.none",
+            "images/blobs/a",
+        ):
+            self.write(file)
+        (self.state / "qemu/volumes/snapshots/.none").unlink()
+        (self.root / "run/infranetes/qemu").mkdir(parents=True)
+
+    def write(self, file: str) -> None:
+        (self.state / file).parent.mkdir(parents=True, exist_ok=True)
+        (self.state / file).write_text("data")
+
+    def purge(self, before: str = "true") -> str:
+        """Run the script after another command, in mounts of its own, and return what it says."""
+        script = f"{before} && exec sh -e {self.root}/postrm purge"
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-ec", script], capture_output=True, text=True, check=False
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stderr
+
+    def left(self) -> list[str]:
+        return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*") if not path.is_dir())
+
+    def test_nothing_is_left(self) -> None:
+        self.assertEqual(self.purge(), "")
+        self.assertEqual(self.left(), ["postrm"])
+        self.assertFalse(self.state.exists())
+        self.assertFalse((self.root / "run/infranetes").exists())
+
+    def test_persistent_volumes_stay(self) -> None:
+        self.write("qemu/volumes/db.raw")
+        self.write("qemu/volumes/snapshots/db.snapshot/data")
+        self.assertIn(f"{self.state}/qemu/volumes has persistent volumes", self.purge())
+        kept = ["qemu/volumes/db.raw", "qemu/volumes/snapshots/db.snapshot/data"]
+        self.assertEqual(self.left(), ["postrm", *(f"var/lib/infranetes/{file}" for file in kept)])
+
+    def test_what_is_mounted_there_stays(self) -> None:
+        (self.root / "other").mkdir()
+        (self.root / "other/file").write_text("data")
+        (self.state / "disk").mkdir()
+        said = self.purge(f"mount --bind {self.root}/other {self.state}/disk")
+        self.assertIn(f"{self.state} stays, because something is mounted in it", said)
+        self.assertTrue((self.root / "other/file").exists())
+
+    def test_a_state_directory_that_is_a_mount_is_emptied(self) -> None:
+        said = self.purge(f"mount --bind {self.state} {self.state}")
+        self.assertIn(str(self.state), said)
+        self.assertEqual(self.left(), ["postrm"])
+
 
 class CommandTests(RemovalCase):
     def sandbox(self, number: int, provider: str, **fields: object) -> None:

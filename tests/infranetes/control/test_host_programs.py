@@ -76,12 +76,13 @@ class ProgramTests(SynchronousTestCase):
 
     def test_of_a_long_journal_the_end_is_kept(self) -> None:
         async def lines(reactor: IReactor, command: Sequence[str], timeout: float, max_output: int) -> Output:
-            return Output(0, b"one\ntwo\nthree\n", b"")
+            self.assertIn("--reverse", command)
+            return Output(0, b"four\nthree\n  a\n  b\ntwo\none\n", b"")
 
         self.patch(host_programs, "run", lines)
-        self.patch(host_programs, "MAX_JOURNAL", 8)
+        self.patch(host_programs, "MAX_JOURNAL", 24)
         text = self.successResultOf(start(host_programs.journal(installed(), "x")))
-        self.assertEqual(text, "three\n")
+        self.assertEqual(text, "two\nthree\n  a\n  b\nfour\n")
 
 
 class GuestImageTests(SynchronousTestCase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,6 +26,7 @@ PLUGIN = """\
 #!/bin/sh
 printf '%s\\n' "$KUBERNETES_EXEC_INFO" >> "$NOTES"
 [ -n "$HOME" ] || exit 3
+[ -z "$PYTHONPATH" ] || exit 4
 cat "$ANSWER"
 """
 
@@ -35,6 +37,7 @@ class PluginCase(TestCase):
     def setUp(self) -> None:
         self.directory = Path(self.mktemp()).absolute()
         self.directory.mkdir()
+        self.patch(os, "environ", {**os.environ, "PYTHONPATH": "/usr/local/lib/of-the-daemon"})
         self.notes = self.directory / "notes"
         self.answer = self.directory / "answer"
         program = self.directory / "login"

@@ -171,9 +171,10 @@ def _thd_delete(directory: Path) -> None:
     for left in (directory / _MAPPED).glob("*"):
         unmount(left)
     try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        pass
+        while directory.exists():
+            # Something in it may disappear meanwhile: an old log, which another thread deletes.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(directory)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise ResourceExhausted(f"{directory} can't be deleted: {error.strerror}") from error

@@ -37,7 +37,7 @@ class _Watched:
 
 
 class Rotation:
-    """Renames the logs that are full, and deletes the oldest files, both in threads.
+    """Renames the logs that are full, and deletes the oldest files in threads: large ones take long.
 
     :param max_bytes: see `MAX_BYTES`. :param kept: see `KEPT`.
     """
@@ -71,15 +71,17 @@ class Rotation:
         while self._watched:
             fast = False
             for id, watched in list(self._watched.items()):
+                if id not in self._watched:  # removed meanwhile
+                    continue
                 try:
-                    fast = await self._check(watched) or fast
+                    fast = await self._check(id, watched) or fast
                 except (OSError, InfranetesError) as error:
                     if self._watched.get(id) is watched:  # otherwise it may have been deleted meanwhile
                         _log.warn("the log of container {id} is not rotated: {error}", id=id, error=error)
             await sleep(self._reactor, PAUSES[0] if fast else PAUSES[1])
         self._looking = None
 
-    async def _check(self, watched: _Watched) -> bool:
+    async def _check(self, id: str, watched: _Watched) -> bool:
         """Rename a log that is full; return whether it grows fast."""
         log = watched.log
         try:
@@ -90,10 +92,12 @@ class Rotation:
         watched.missing = 0.0
         grown, watched.size = size - watched.size, size
         if size >= self._max_bytes:
-            await run_in_thread(self._reactor, _thd_rename, log)
+            known = numbers(log)
+            log.rename(renamed(log, (known[-1] if known else 0) + 1))
             watched.size = 0
             await watched.control.reopen_log(log)
-            await run_in_thread(self._reactor, _thd_delete_old, log, self._kept - 1)
+            if id in self._watched:
+                await run_in_thread(self._reactor, _thd_delete_old, log, self._kept - 1)
             return True
         return grown > self._max_bytes // _FAST
 
@@ -107,13 +111,7 @@ class Rotation:
             await watched.control.reopen_log(watched.log)
 
 
-def _thd_rename(log: Path) -> None:
-    """Give a full log the next number."""
-    known = numbers(log)
-    log.rename(renamed(log, (known[-1] if known else 0) + 1))
-
-
 def _thd_delete_old(log: Path, kept: int) -> None:
-    """Delete the renamed files of a log but the newest `kept` ones; of a large file that can take long."""
+    """Delete the renamed files of a log but the newest `kept` ones."""
     for number in numbers(log)[: -kept or None]:
         renamed(log, number).unlink(missing_ok=True)
