@@ -101,7 +101,7 @@ def remove_network(state_dir: Path) -> None:
 
 
 def _unused_links() -> list[str]:
-    """Return the names of the links that are ours, except bridges with ports. Waits for ports that are going."""
+    """Return the names of our links, except bridges with ports. Waits for ports that are disappearing."""
     until = time.monotonic() + _PORT_SECONDS
     while True:
         found = json.loads(_said("ip", "-j", "link"))
