@@ -40,9 +40,10 @@ class RemovalTests(UnitCase):
         self.system = Booted(self.root, uplink.path, present)
         self.addCleanup(self.system.end)
 
-    def qemus(self) -> str:
-        """Return the process ids of all QEMUs of the node, one in each line."""
-        return self.system.run("pgrep", "qemu-system").stdout
+    def qemus(self) -> list[str]:
+        """Return the names of all QEMU processes of the node."""
+        names = self.system.run("sh", "-c", "cat /proc/[0-9]*/comm").stdout.split()
+        return [name for name in names if name.startswith("qemu-system")]
 
     def links(self) -> set[str]:
         """Return the names of the node's network interfaces."""
@@ -58,7 +59,7 @@ class RemovalTests(UnitCase):
             kept.write_text("data")
             purged = self.system.run("dpkg", "--purge", *PACKAGES)
             self.assertEqual(purged.returncode, 0, purged.stdout)
-            self.assertEqual(self.qemus(), "")
+            self.assertEqual(self.qemus(), [])
             self.assertEqual(self.links(), {"lo", "eth0"})
             self.assertEqual(self.system.run("nft", "list", "tables").stdout, "")
             self.assertIn("has persistent volumes", purged.stdout)
