@@ -127,7 +127,9 @@ def blotted(text: str, parts: Iterable[Span]) -> str:
     kept: list[str] = []
     end = 0
     for start, stop in sorted(parts):
-        if start >= end and stop > start:
+        if stop <= start:
+            continue
+        if start >= end:
             kept += [text[end:start], HIDDEN]
         end = max(end, stop)
     return "".join([*kept, text[end:]])

@@ -90,6 +90,10 @@ class ShapeTests(SynchronousTestCase):
         shown = redacted('{"password": "a", "name": "b"}')
         self.assertEqual(json.loads(shown), {"password": HIDDEN, "name": "b"})
 
+    def test_an_empty_secret_takes_nothing_with_it(self) -> None:
+        text = 'image docker.io/x, password="" and token: "" in pod web'
+        self.assertEqual(redacted(text), text)
+
     def test_what_is_no_secret_stays(self) -> None:
         for text in HARMLESS:
             self.assertEqual(redacted(text), text)
@@ -116,6 +120,14 @@ class PartTests(SynchronousTestCase):
         self.assertEqual(blotted("0123456789", [(6, 8), (1, 4), (2, 5)]), f"0{HIDDEN}5{HIDDEN}89")
         self.assertEqual(blotted("0123", []), "0123")
         self.assertEqual(blotted("0123", [(0, 4)]), HIDDEN)
+
+    @given(st.text("0123456789"), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12))))
+    def test_outside_of_the_parts_every_character_stays(
+        self, text: str, parts: list[tuple[int, int]]
+    ) -> None:
+        hidden = {at for start, stop in parts for at in range(start, stop)}
+        kept = "".join(each for at, each in enumerate(text) if at not in hidden)
+        self.assertEqual(blotted(text, parts).replace(HIDDEN, ""), kept)
 
     def test_a_document_is_changed_in_every_text(self) -> None:
         document = {"a": ["x", 1, None, ("x",)], "x": {"b": True}}
