@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 HIDDEN = "(hidden)"
+NEAR = 1024  # characters: a cut is moved as far to keep words or lines whole, and a secret is seen beyond it
 
 Span = tuple[int, int]
 """The beginning and the end of a part of a text."""
+
+_SPACE = re.compile(r"\s")
 
 _END_KEY = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 PEM_KEY = re.compile(
@@ -54,7 +57,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
             re.IGNORECASE,
         ),
     ),
-    (("eyj",), re.compile(r"(?<!\w)eyJ[\w-]{10,4096}\.[\w-]{10,8192}(?:\.[\w-]*)?")),  # a JSON Web Token
+    (("eyj",), re.compile(r"(?<![\w-])eyJ[\w-]{10,4096}+\.[\w-]{10,8192}(?:\.[\w-]*)?")),  # a JSON Web Token
     (
         ("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "dckr_pat_", "ya29.", "aiza"),
         re.compile(r"(?<!\w)(?:gh[opsur]_|github_pat_|glpat-|dckr_pat_|ya29\.|AIza)[\w.-]{16,}"),
@@ -138,6 +141,48 @@ def blotted(text: str, parts: Iterable[Span]) -> str:
 def redacted(text: str) -> str:
     """Return `text` without private keys, credentials, tokens, and the values of keys for secrets."""
     return blotted(text, spans(text))
+
+
+def redacted_beginning(text: str, most: int) -> str:
+    """Return the beginning of a text without secrets, nor the first half of one. It ends with a word's end,
+    unless the last word is very long.
+
+    :param most: characters of the text that are kept; only little more of it is looked at."""
+    if len(text) <= most:
+        return redacted(text)
+    *others, last = _SPACE.split(text[max(most - NEAR, 0) : most + 1])
+    return _part(text, 0, most - len(last[:-1]) if others else most).rstrip()
+
+
+def redacted_end(text: str, most: int) -> str:
+    """Return the end of a text without secrets, nor the second half of one. It begins with a line, or at
+    least a word, unless there is none.
+
+    :param most: characters of the text that are kept; only little more of it is looked at."""
+    if len(text) <= most:
+        return redacted(text)
+    begin = len(text) - most
+    near = text[begin - 1 : begin + NEAR]
+    begin += next((at for each in "\n " if (at := near.find(each)) >= 0), 0)
+    return _part(text, begin, len(text))
+
+
+def _part(text: str, begin: int, end: int) -> str:
+    """Return a part of a text without secrets, including those of which only some is in it."""
+    start = max(begin - NEAR, 0)
+    found = spans(text[start : end + NEAR])
+    parts = ((max(first + start, begin) - begin, min(last + start, end) - begin) for first, last in found)
+    return blotted(text[begin:end], parts)
+
+
+def end_of(text: str, most: int) -> str:
+    """Return the end of a text, in whole lines or at least words: half a secret can't be recognised.
+
+    :param most: characters."""
+    if len(text) <= most:
+        return text
+    end = text[-most:]
+    return next((rest for each in "\n\r " if (rest := end.partition(each)[2])), end)
 
 
 def mapped(value: object, change: Callable[[str], str]) -> object:
