@@ -19,9 +19,18 @@ Span = tuple[int, int]
 
 _SPACE = re.compile(r"\s")
 
-_END_KEY = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+_OF_KEY = "[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+_END_KEY = f"-----END {_OF_KEY}"
+_NEW_LINE = r"[ \t]*(?:\r?\n|\\+[nr])[ \t]*"
+_HEADER = r"(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|MessageID): [^\r\n\\\"']{0,256}"
+_BASE64 = "[A-Za-z0-9+/=]"
 PEM_KEY = re.compile(
-    rf"-----BEGIN [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----(?:.*?{_END_KEY}|.*)", re.DOTALL
+    rf"-----BEGIN {_OF_KEY}"
+    # up to its end
+    rf"(?:(?:[^-]|-(?!----(?:BEGIN|END) {_OF_KEY})){{0,65536}}+{_END_KEY}"
+    # or, where that is missing, headers and lines, whose ends may have become spaces
+    rf"|(?:(?:{_NEW_LINE})+{_HEADER})*+{_BASE64}*+(?:(?:{_NEW_LINE})++{_BASE64}+|[ \t]+{_BASE64}{{16,}})*+"
+    rf"(?:(?<={_BASE64}{{16}})[ \t]+{_BASE64}+)?)"
 )
 """A private key in PEM, whether its lines end as lines do or as in JSON. Its end may be missing."""
 
@@ -30,6 +39,9 @@ _CUT_KEY = re.compile(rf"\A[A-Za-z0-9+/=\s\\]*{_END_KEY}")
 
 # A value in quotes, in quotes of JSON within JSON, in single quotes.
 _QUOTED = r"""(?:"((?:[^"\\]|\\[\s\S])*)|\\"((?:[^"\\]|\\\\(?:\\")?|\\[^"\\])*)|'([^'\n]*))"""
+
+# Before what is no word of a language, nor an error's code.
+_RANDOM = r"(?=[\w.~+/=-]{8})(?=[\w.~+/=-]{0,255}(?:[\d+=]|(?-i:[a-z][A-Z])))"
 
 # Patterns by the words (in lower case) that they are tried at. The secret is the last group, or everything.
 _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
@@ -52,8 +64,15 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     (
         ("authorization",),
         re.compile(
-            r"authorization\\?[\"']?[ \t]*[:=][ \t]*\\?[\"']?"
-            r"(?:(?:Bearer|Basic|Digest|Negotiate|Token|AWS4-HMAC-SHA256)[ \t]+)?([^\s\"'\\\[][^\r\n\"'\\]*)",
+            r"""authorization\\?["']?[ \t]*[:=][ \t]*\[?(?:"""
+            r"""\\?["'](?:(?:Bearer|Basic|Digest|Negotiate|Token|AWS4-HMAC-SHA256)[ \t]+)?([^\r\n"'\\]+)"""
+            r"""|Digest[ \t]+(\S[^\r\n]*)"""
+            r"""|(?:Bearer|Basic|Negotiate|Token|AWS4-HMAC-SHA256)[ \t]+([^\s"'\\][^\r\n"'\\]*)"""
+            # within quotes
+            r"""|(?:(?<=["']authorization: )|(?<=["']proxy-authorization: ))([^\r\n"'\\]+)(?=\\?["'])"""
+            # one word: other words are an error's
+            rf"""|({_RANDOM}[^\s"'\\,\]]+)"""
+            r"""|([^\s"'\\]{1,1024}+)(?=[ \t]*(?:[\r\n"'\\]|\Z)|[^\s"'\\]))""",
             re.IGNORECASE,
         ),
     ),

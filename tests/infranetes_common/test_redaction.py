@@ -39,6 +39,11 @@ SECRETS = (
     "authorization: basic Planted=",
     "Authorization: Planted",
     '{"Authorization": ["Bearer Planted.Planted"]}',
+    "Authorization: Planted0123, Accept: */*",
+    "Authorization: Bearer a=b, Planted",
+    'Authorization: Digest username="Planted", response="Planted"',
+    '{"Authorization": "abc Planted"}',
+    """curl -H 'Authorization: abc Planted'""",
     "Proxy-Authorization=Token Planted",
     "bearer Planted0123",
     "AWS: Authorization: AWS4-HMAC-SHA256 Credential=x, Signature=Planted",
@@ -71,6 +76,10 @@ HARMLESS = (
     "user@host:path",
     "[::1]:2475",
     "the token: it has expired",
+    "pull access denied, repository does not exist or may require authorization: "
+    "server message: insufficient_scope: authorization failed",
+    "may require authorization: insufficient_scope: no",
+    "may require authorization: UNAUTHORIZED: authentication required",
     "password_file=/etc/infranetes/password",
     "--token-file /etc/infranetes/token",
     "providers.aws.secret_key: access_key and secret_key go together",
@@ -106,6 +115,27 @@ class ShapeTests(SynchronousTestCase):
             self.assertIn(HIDDEN, shown)
             for part in ("Plan", "ted", "OlBs"):
                 self.assertNotIn(part, shown, text)
+
+    def test_a_key_without_an_end_is_hidden_as_far_as_it_goes(self) -> None:
+        cut = KEY.partition("\n-----END")[0]
+        header = "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,0F\n\n"
+        for text in (
+            cut,
+            json.dumps(cut)[1:-1],
+            json.dumps(json.dumps(cut))[3:-3],
+            cut.replace("\n", "\n   "),
+        ):
+            self.assertEqual(redacted(f"{text}\n(end)\nand then"), f"{HIDDEN}\n(end)\nand then")
+            self.assertEqual(redacted(f"'{text}' is wrong"), f"'{HIDDEN}' is wrong")
+            self.assertEqual(redacted(f"a {text[:-3]}"), f"a {HIDDEN}")
+        self.assertEqual(redacted(cut.replace("Planted", header + "Planted", 1) + "\n:"), f"{HIDDEN}\n:")
+        self.assertEqual(redacted(f"{cut[:30]} {'QUJD' * 16} {'QUJD' * 16} QUJ"), HIDDEN)
+
+    def test_the_mention_of_a_key_hides_nothing_else(self) -> None:
+        for rest in (" is missing in the file\nfirst\nsecond", "\n[1]: it began\n" * 9):
+            self.assertEqual(redacted(f"-----BEGIN PRIVATE KEY-----{rest}"), f"{HIDDEN}{rest}")
+        text = f"-----BEGIN PRIVATE KEY----- is missing\n{KEY}"
+        self.assertEqual(redacted(text), f"{HIDDEN} is missing\n{HIDDEN}")
 
     def test_the_rest_of_the_text_stays(self) -> None:
         self.assertEqual(
