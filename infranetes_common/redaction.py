@@ -37,11 +37,19 @@ PEM_KEY = re.compile(
 # The rest of a private key whose beginning was cut off.
 _CUT_KEY = re.compile(rf"\A[A-Za-z0-9+/=\s\\]*{_END_KEY}")
 
-# A value in quotes, in quotes of JSON within JSON, in single quotes.
-_QUOTED = r"""(?:"((?:[^"\\]|\\[\s\S])*)|\\"((?:[^"\\]|\\\\(?:\\")?|\\[^"\\])*)|'([^'\n]*))"""
+# A value in quotes, in quotes of JSON within JSON, in single quotes; Python's bytes among them.
+_QUOTED = r"""[bru]?(?:"((?:[^"\\]|\\[\s\S])*)|\\"((?:[^"\\]|\\\\(?:\\")?|\\[^"\\])*)|'([^'\n]*))"""
 
+# Before what is hardly a word of a language.
+_CREDENTIAL = (
+    r"(?=[\w.~+/=-]{8})"
+    r"(?=[\w.~+/=-]{0,255}(?:[\d+/=]|[._-]\w)|[\w.~+/=-]{1,255}(?-i:[A-Z]))"
+)
 # Before what is no word of a language, nor an error's code.
 _RANDOM = r"(?=[\w.~+/=-]{8})(?=[\w.~+/=-]{0,255}(?:[\d+=]|(?-i:[a-z][A-Z])))"
+
+_OF_HEADER = r"""\\?["']?\s*+:\s*+\[?b?\\?["']?"""
+_COOKIE = r"""[^\s"'=;,\]]{1,128}+=(?:\\?"[^"\r\n]*"|[^\s"';,\]]*+)"""
 
 # Patterns by the words (in lower case) that they are tried at. The secret is the last group, or everything.
 _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
@@ -57,7 +65,8 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
         ("bearer", "basic", "negotiate"),
         re.compile(
             r"(?<!\w)(?:bearer|basic|negotiate)[ \t]+"
-            r"(?!realm=|(?:tokens?|authentication|authorization|credentials?)(?![\w.~+/=-]))([\w.~+/=-]{6,})",
+            rf"(?!realm=|(?:tokens?|authentication|authorization|credentials?)(?![\w.~+/=-])){_CREDENTIAL}"
+            r"([\w.~+/=-]+)",
             re.IGNORECASE,
         ),
     ),
@@ -81,6 +90,24 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
         ("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "dckr_pat_", "ya29.", "aiza"),
         re.compile(r"(?<!\w)(?:gh[opsur]_|github_pat_|glpat-|dckr_pat_|ya29\.|AIza)[\w.-]{16,}"),
     ),
+    # headers, also in a client's list of them
+    (
+        (
+            *("x-auth-token", "x-subject-token", "x-vault-token", "x-amz-security-token"),
+            "vmware-api-session-id",
+        ),
+        re.compile(
+            rf"(?:x-[a-z]{{3,8}}(?:-security)?-token|vmware-api-session-id){_OF_HEADER}([^\s\"',\]\\]+)",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        ("cookie",),
+        re.compile(
+            rf"cookie{_OF_HEADER}({_COOKIE}(?:;[ \t]*{_COOKIE})*+|[^\s\"',\]\\]+)",
+            re.IGNORECASE,
+        ),
+    ),
     # of a signed URL; of Google's API
     (("sig=",), re.compile(r"(?<![a-z])sig=([^\s&\"'<>]+)", re.IGNORECASE)),
     (("?key=", "&key="), re.compile(r"[?&]key=([^\s&\"'<>]+)", re.IGNORECASE)),
@@ -92,11 +119,21 @@ _WORDS = (
     *("api_key", "api-key", "apikey", "access_key", "access-key", "accesskey", "accountkey"),
     *("secret_key", "secret-key", "secretkey", "private_key", "privatekey", "key-data"),
 )
-# After such a word: KEY=VALUE, "KEY": "VALUE", KEY: "VALUE".
-_ASSIGNED = re.compile(rf"=(?:{_QUOTED}|([^\s&\"'<>]+))|(?:\\?[\"'])?[ \t]*:[ \t]*{_QUOTED}")
-_REST_OF_LINE = re.compile(r":[ \t]+([^\s\"'|>\[{]\S*)[ \t]*$", re.MULTILINE)
-_ARGUMENT = re.compile(rf"[ \t]+(?!--)(?:{_QUOTED}|([^\s\"'\\]+))")
-_LINE_BEGINS = re.compile(r"(?:^|\n)[ \t]*(?:- +)*[\w.-]*\Z")
+# After such a word: KEY=VALUE, KEY = "VALUE", "KEY": "VALUE", KEY: "VALUE".
+_ASSIGNED = re.compile(rf"[ \t]*+=[ \t]*+{_QUOTED}|=([^\s&\"'<>]+)|(?:\\?[\"'])?[ \t]*+:[ \t]*+{_QUOTED}")
+# At a line's beginning: KEY = VALUE, KEY: VALUE.
+_REST_OF_LINE = re.compile(
+    r"[ \t]*+=[ \t]*+([^\s\"'=][^\r\n]*)|:[ \t]++([^\s\"'|>\[{]\S*+)[ \t]*+$", re.MULTILINE
+)
+_ARGUMENT = re.compile(
+    rf"[ \t]++(?!--|(?:is|needs|has|must|was|requires|FILE)(?!\S))(?:{_QUOTED}|([^\s\"'\\]+))"
+)
+# No secrets: a program's words for nothing, what a parser did not expect, errors of OAuth.
+_NO_SECRET = re.compile(
+    r"[^\w\s]{0,3}|(?:None|nil|null|true|false)[.,;)\]}]*\s*|(?i:none|null|true|false)"
+    r"|invalid_(?:grant|client|request|scope|token)|unauthorized_client|unsupported_grant_type|access_denied"
+)
+_LINE_BEGINS = re.compile(r"[ \t]*(?:- +)*[\w.-]*")
 _FLAG_BEGINS = re.compile(r"(?<![\w-])--[\w-]*\Z")
 _MOST_BEFORE = 80  # characters between the beginning of a line and such a word
 
@@ -122,7 +159,8 @@ def _found(
     at = lower.find(word)
     while at >= 0:
         end = at + len(word)
-        if found := match(at, end):
+        found = match(at, end)
+        if found and not _NO_SECRET.fullmatch(text, *found.span(found.lastindex or 0)):
             yield found.span(found.lastindex or 0)
             end = max(end, found.end())
         at = lower.find(word, end)
@@ -137,11 +175,9 @@ def _value(text: str, at: int, end: int) -> re.Match[str] | None:
     if found := _ASSIGNED.match(text, end):
         return found
     before = text[max(at - _MOST_BEFORE, 0) : at]
-    if (found := _REST_OF_LINE.match(text, end)) and _LINE_BEGINS.search(before):
+    if _LINE_BEGINS.fullmatch(before, before.rfind("\n") + 1) and (found := _REST_OF_LINE.match(text, end)):
         return found
-    if (found := _ARGUMENT.match(text, end)) and _FLAG_BEGINS.search(before):
-        return found
-    return None
+    return _ARGUMENT.match(text, end) if "--" in before and _FLAG_BEGINS.search(before) else None
 
 
 def blotted(text: str, parts: Iterable[Span]) -> str:
