@@ -121,6 +121,9 @@ _WORDS = (
 )
 # After such a word: KEY=VALUE, KEY = "VALUE", "KEY": "VALUE", KEY: "VALUE".
 _ASSIGNED = re.compile(rf"[ \t]*+=[ \t]*+{_QUOTED}|=([^\s&\"'<>]+)|(?:\\?[\"'])?[ \t]*+:[ \t]*+{_QUOTED}")
+# A document's key that has a secret; one with spaces is a sentence.
+_SECRET_KEY = re.compile(rf"\S*(?:{'|'.join(_WORDS)}|authorization|cookie|session-id)", re.IGNORECASE)
+_NAMED = (("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value"))
 # At a line's beginning: KEY = VALUE, KEY: VALUE.
 _REST_OF_LINE = re.compile(
     r"[ \t]*+=[ \t]*+([^\s\"'=][^\r\n]*)|:[ \t]++([^\s\"'|>\[{]\S*+)[ \t]*+$", re.MULTILINE
@@ -241,11 +244,24 @@ def end_of(text: str, most: int) -> str:
 
 
 def mapped(value: object, change: Callable[[str], str]) -> object:
-    """Return a JSON document in which each text, and each key, is changed."""
+    """Return a JSON document in which each text, and each key, is changed. The values of keys for secrets are
+    hidden, as are those of pairs such as {"name": KEY, "value": VALUE}."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(str(key)): mapped(each, change) for key, each in value.items()}
+        secret = {key for key in value if _SECRET_KEY.fullmatch(str(key))}
+        secret |= {at for name, at in _NAMED if _SECRET_KEY.fullmatch(str(value.get(name)))}
+        return {
+            change(str(key)): mapped(_hidden(each) if key in secret else each, change)
+            for key, each in value.items()
+        }
     if isinstance(value, list | tuple):
         return [mapped(each, change) for each in value]
     return value
+
+
+def _hidden(value: object) -> object:
+    """Return a secret, or a list of them, hidden."""
+    if isinstance(value, list | tuple):
+        return [_hidden(each) for each in value]
+    return HIDDEN if isinstance(value, str) and not _NO_SECRET.fullmatch(value) else value
