@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 HIDDEN = "(hidden)"
-NEAR = 1024  # characters: a cut is moved as far to keep words or lines whole, and a secret is seen beyond it
+NEAR = 1024  # characters that a cut is moved by at most, to keep words or lines whole
+_BEYOND = 4096  # characters beyond a cut in which the rest of a secret is seen
 
 Span = tuple[int, int]
 """The beginning and the end of a part of a text."""
@@ -43,7 +44,7 @@ _QUOTED = r"""[bru]?(?:"((?:[^"\\]|\\[\s\S])*)|\\"((?:[^"\\]|\\\\(?:\\")?|\\[^"\
 # Before what is hardly a word of a language.
 _CREDENTIAL = (
     r"(?=[\w.~+/=-]{8})"
-    r"(?=[\w.~+/=-]{0,255}(?:[\d+/=]|[._-]\w)|[\w.~+/=-]{1,255}(?-i:[A-Z]))"
+    r"(?=[\w.~+/=-]{20}|[\w.~+/=-]{0,255}(?:[\d+/=]|[._-]\w)|[\w.~+/=-]{1,255}(?-i:[A-Z]))"
 )
 # Before what is no word of a language, nor an error's code.
 _RANDOM = r"(?=[\w.~+/=-]{8})(?=[\w.~+/=-]{0,255}(?:[\d+=]|(?-i:[a-z][A-Z])))"
@@ -208,7 +209,7 @@ def redacted_beginning(text: str, most: int) -> str:
     :param most: characters of the text that are kept; only little more of it is looked at."""
     if len(text) <= most:
         return redacted(text)
-    *others, last = _SPACE.split(text[max(most - NEAR, 0) : most + 1])
+    *others, last = _SPACE.split(text[most - min(NEAR, most // 4) : most + 1])
     return _part(text, 0, most - len(last[:-1]) if others else most).rstrip()
 
 
@@ -220,15 +221,15 @@ def redacted_end(text: str, most: int) -> str:
     if len(text) <= most:
         return redacted(text)
     begin = len(text) - most
-    near = text[begin - 1 : begin + NEAR]
+    near = text[begin - 1 : begin + min(NEAR, most // 4)]
     begin += next((at for each in "\n " if (at := near.find(each)) >= 0), 0)
     return _part(text, begin, len(text))
 
 
 def _part(text: str, begin: int, end: int) -> str:
     """Return a part of a text without secrets, including those of which only some is in it."""
-    start = max(begin - NEAR, 0)
-    found = spans(text[start : end + NEAR])
+    start = max(begin - _BEYOND, 0)
+    found = spans(text[start : end + _BEYOND])
     parts = ((max(first + start, begin) - begin, min(last + start, end) - begin) for first, last in found)
     return blotted(text[begin:end], parts)
 

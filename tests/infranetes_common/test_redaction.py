@@ -183,6 +183,9 @@ class ShapeTests(SynchronousTestCase):
         shown = redacted('{"password": "a", "name": "b"}')
         self.assertEqual(json.loads(shown), {"password": HIDDEN, "name": "b"})
 
+    def test_a_token_of_small_letters_alone_is_hidden_if_it_is_longer_than_words(self) -> None:
+        self.assertEqual(redacted(f"bearer {'planted' * 3}"), f"bearer {HIDDEN}")
+
     def test_an_empty_secret_takes_nothing_with_it(self) -> None:
         text = 'image docker.io/x, password="" and token: "" in pod web'
         self.assertEqual(redacted(text), text)
@@ -248,6 +251,17 @@ class CutTests(SynchronousTestCase):
             for shown in (redacted_beginning(text, 4 * NEAR), redacted_end(text, 4 * NEAR)):
                 self.assertGreaterEqual(len(shown), 3 * NEAR)
                 self.assertLessEqual(len(shown), 4 * NEAR)
+
+    def test_of_little_most_is_kept_too(self) -> None:
+        text = f"a {'x' * 9 * NEAR} b"
+        self.assertEqual(redacted_beginning(text, 200), text[:200])
+        self.assertEqual(redacted_end(text, 200), text[-200:])
+
+    def test_a_long_secret_at_the_cut_is_hidden(self) -> None:
+        text = f'{"word " * NEAR}"client-key-data": "{"LS0t" * 800}" {"word " * NEAR}'
+        at = text.index("LS0t") + 1500
+        self.assertNotIn("LS0t", redacted_beginning(text, at))
+        self.assertNotIn("LS0t", redacted_end(text, len(text) - at))
 
     def test_short_texts_are_whole(self) -> None:
         self.assertEqual(redacted_beginning("a b\n", 4), "a b\n")
