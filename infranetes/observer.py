@@ -145,7 +145,7 @@ NULL_OBSERVER: Observer = NullObserver()
 
 def reason_of(error: BaseException) -> str:
     """Return a failure's reason: its status, or ``cancelled`` if nobody waited for the result any more."""
-    return CANCELLED if isinstance(error, CancelledError) else errors.to_grpc(error).code.name.lower()
+    return CANCELLED if isinstance(error, CancelledError) else errors.code_of(error).name.lower()
 
 
 async def call_to_provider(

@@ -116,6 +116,11 @@ _BY_CODE: dict[Code, type[InfranetesError]] = {
 }
 
 
+def code_of(error: BaseException) -> Code:
+    """Return the code of the status with which an error leaves this process."""
+    return error.code if isinstance(error, GrpcError | InfranetesError) else Code.INTERNAL
+
+
 def to_grpc(error: BaseException) -> GrpcError:
     """Return the status with which an error leaves this process.
 

@@ -35,7 +35,7 @@ from twisted.python.log import ILogObserver as ILegacyLogObserver
 from zope.interface import implementer
 
 from infranetes_common.errors import ConfigError
-from infranetes_common.redaction import redacted
+from infranetes_common.redaction import redacted, redacted_beginning, redacted_end
 
 Format = Literal["text", "json"]
 
@@ -53,9 +53,9 @@ FIELDS = (
     "exit_code",
 )
 
-MAX_TEXT = (
-    16 * 1024
-)  # characters of a message; a peer may have sent part of it, and hiding secrets takes time
+# Characters of a message, a field or a traceback: a peer may have sent part of it, and hiding secrets takes
+# time.
+MAX_TEXT = 16 * 1024
 
 # Source: systemd.exec(5), SyslogLevelPrefix=, and sd-daemon(3)
 _PRIORITIES = {"debug": 7, "info": 6, "warn": 4, "error": 3, "critical": 2}
@@ -186,10 +186,7 @@ def _level(event: LogEvent) -> str:
 def message(event: LogEvent) -> str:
     """Return an event's message without secrets. Of a message over MAX_TEXT characters the end is dropped."""
     text = formatEvent(event)
-    if len(text) > MAX_TEXT:
-        # Up to a space: half a secret does not look like one.
-        text = f"{text[:MAX_TEXT].rpartition(' ')[0]} …"
-    return redacted(text)
+    return redacted(text) if len(text) <= MAX_TEXT else f"{redacted_beginning(text, MAX_TEXT)} …"
 
 
 def _message(event: LogEvent) -> str:
@@ -221,7 +218,7 @@ def _fields(event: LogEvent) -> dict[str, object]:
         elif isinstance(value, float):
             found[name] = round(value, 3)
         elif value is not None and value != "":
-            found[name] = redacted(_safe_str(value))
+            found[name] = redacted_beginning(_safe_str(value), MAX_TEXT)
     return found
 
 
@@ -238,5 +235,6 @@ def _quoted(value: object) -> str:
 
 
 def _traceback(event: LogEvent) -> str:
+    """Return the failure's traceback without secrets. Of a long one the end is kept: it names the error."""
     failure = event.get("log_failure")
-    return "" if failure is None else redacted(failure.getTraceback())
+    return "" if failure is None else redacted_end(failure.getTraceback(), MAX_TEXT)

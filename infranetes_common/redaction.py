@@ -12,21 +12,45 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 HIDDEN = "(hidden)"
+NEAR = 1024  # characters that a cut is moved by at most, to keep words or lines whole
+_BEYOND = 4096  # characters beyond a cut in which the rest of a secret is seen
 
 Span = tuple[int, int]
 """The beginning and the end of a part of a text."""
 
-_END_KEY = r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+_SPACE = re.compile(r"\s")
+
+_OF_KEY = "[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+_END_KEY = f"-----END {_OF_KEY}"
+_NEW_LINE = r"[ \t]*(?:\r?\n|\\+[nr])[ \t]*"
+_HEADER = r"(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|MessageID): [^\r\n\\\"']{0,256}"
+_BASE64 = "[A-Za-z0-9+/=]"
 PEM_KEY = re.compile(
-    rf"-----BEGIN [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----(?:.*?{_END_KEY}|.*)", re.DOTALL
+    rf"-----BEGIN {_OF_KEY}"
+    # up to its end
+    rf"(?:(?:[^-]|-(?!----(?:BEGIN|END) {_OF_KEY})){{0,65536}}+{_END_KEY}"
+    # or, where that is missing, headers and lines, whose ends may have become spaces
+    rf"|(?:(?:{_NEW_LINE})+{_HEADER})*+{_BASE64}*+(?:(?:{_NEW_LINE})++{_BASE64}+|[ \t]+{_BASE64}{{16,}})*+"
+    rf"(?:(?<={_BASE64}{{16}})[ \t]+{_BASE64}+)?)"
 )
 """A private key in PEM, whether its lines end as lines do or as in JSON. Its end may be missing."""
 
 # The rest of a private key whose beginning was cut off.
 _CUT_KEY = re.compile(rf"\A[A-Za-z0-9+/=\s\\]*{_END_KEY}")
 
-# A value in quotes, in quotes of JSON within JSON, in single quotes.
-_QUOTED = r"""(?:"((?:[^"\\]|\\[\s\S])*)|\\"((?:[^"\\]|\\\\(?:\\")?|\\[^"\\])*)|'([^'\n]*))"""
+# A value in quotes, in quotes of JSON within JSON, in single quotes; Python's bytes among them.
+_QUOTED = r"""[bru]?(?:"((?:[^"\\]|\\[\s\S])*)|\\"((?:[^"\\]|\\\\(?:\\")?|\\[^"\\])*)|'([^'\n]*))"""
+
+# Before what is hardly a word of a language.
+_CREDENTIAL = (
+    r"(?=[\w.~+/=-]{8})"
+    r"(?=[\w.~+/=-]{20}|[\w.~+/=-]{0,255}(?:[\d+/=]|[._-]\w)|[\w.~+/=-]{1,255}(?-i:[A-Z]))"
+)
+# Before what is no word of a language, nor an error's code.
+_RANDOM = r"(?=[\w.~+/=-]{8})(?=[\w.~+/=-]{0,255}(?:[\d+=]|(?-i:[a-z][A-Z])))"
+
+_OF_HEADER = r"""\\?["']?\s*+:\s*+\[?b?\\?["']?"""
+_COOKIE = r"""[^\s"'=;,\]]{1,128}+=(?:\\?"[^"\r\n]*"|[^\s"';,\]]*+)"""
 
 # Patterns by the words (in lower case) that they are tried at. The secret is the last group, or everything.
 _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
@@ -42,22 +66,48 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
         ("bearer", "basic", "negotiate"),
         re.compile(
             r"(?<!\w)(?:bearer|basic|negotiate)[ \t]+"
-            r"(?!realm=|(?:tokens?|authentication|authorization|credentials?)(?![\w.~+/=-]))([\w.~+/=-]{6,})",
+            rf"(?!realm=|(?:tokens?|authentication|authorization|credentials?)(?![\w.~+/=-])){_CREDENTIAL}"
+            r"([\w.~+/=-]+)",
             re.IGNORECASE,
         ),
     ),
     (
         ("authorization",),
         re.compile(
-            r"authorization\\?[\"']?[ \t]*[:=][ \t]*\\?[\"']?"
-            r"(?:(?:Bearer|Basic|Digest|Negotiate|Token|AWS4-HMAC-SHA256)[ \t]+)?([^\s\"'\\\[][^\r\n\"'\\]*)",
+            r"""authorization\\?["']?[ \t]*[:=][ \t]*\[?(?:"""
+            r"""\\?["'](?:(?:Bearer|Basic|Digest|Negotiate|Token|AWS4-HMAC-SHA256)[ \t]+)?([^\r\n"'\\]+)"""
+            r"""|Digest[ \t]+(\S[^\r\n]*)"""
+            r"""|(?:Bearer|Basic|Negotiate|Token|AWS4-HMAC-SHA256)[ \t]+([^\s"'\\][^\r\n"'\\]*)"""
+            # within quotes
+            r"""|(?:(?<=["']authorization: )|(?<=["']proxy-authorization: ))([^\r\n"'\\]+)(?=\\?["'])"""
+            # one word: other words are an error's
+            rf"""|({_RANDOM}[^\s"'\\,\]]+)"""
+            r"""|([^\s"'\\]{1,1024}+)(?=[ \t]*(?:[\r\n"'\\]|\Z)|[^\s"'\\]))""",
             re.IGNORECASE,
         ),
     ),
-    (("eyj",), re.compile(r"(?<!\w)eyJ[\w-]{10,4096}\.[\w-]{10,8192}(?:\.[\w-]*)?")),  # a JSON Web Token
+    (("eyj",), re.compile(r"(?<![\w-])eyJ[\w-]{10,4096}+\.[\w-]{10,8192}(?:\.[\w-]*)?")),  # a JSON Web Token
     (
         ("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "dckr_pat_", "ya29.", "aiza"),
         re.compile(r"(?<!\w)(?:gh[opsur]_|github_pat_|glpat-|dckr_pat_|ya29\.|AIza)[\w.-]{16,}"),
+    ),
+    # headers, also in a client's list of them
+    (
+        (
+            *("x-auth-token", "x-subject-token", "x-vault-token", "x-amz-security-token"),
+            "vmware-api-session-id",
+        ),
+        re.compile(
+            rf"(?:x-[a-z]{{3,8}}(?:-security)?-token|vmware-api-session-id){_OF_HEADER}([^\s\"',\]\\]+)",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        ("cookie",),
+        re.compile(
+            rf"cookie{_OF_HEADER}({_COOKIE}(?:;[ \t]*{_COOKIE})*+|[^\s\"',\]\\]+)",
+            re.IGNORECASE,
+        ),
     ),
     # of a signed URL; of Google's API
     (("sig=",), re.compile(r"(?<![a-z])sig=([^\s&\"'<>]+)", re.IGNORECASE)),
@@ -70,11 +120,24 @@ _WORDS = (
     *("api_key", "api-key", "apikey", "access_key", "access-key", "accesskey", "accountkey"),
     *("secret_key", "secret-key", "secretkey", "private_key", "privatekey", "key-data"),
 )
-# After such a word: KEY=VALUE, "KEY": "VALUE", KEY: "VALUE".
-_ASSIGNED = re.compile(rf"=(?:{_QUOTED}|([^\s&\"'<>]+))|(?:\\?[\"'])?[ \t]*:[ \t]*{_QUOTED}")
-_REST_OF_LINE = re.compile(r":[ \t]+([^\s\"'|>\[{]\S*)[ \t]*$", re.MULTILINE)
-_ARGUMENT = re.compile(rf"[ \t]+(?!--)(?:{_QUOTED}|([^\s\"'\\]+))")
-_LINE_BEGINS = re.compile(r"(?:^|\n)[ \t]*(?:- +)*[\w.-]*\Z")
+# After such a word: KEY=VALUE, KEY = "VALUE", "KEY": "VALUE", KEY: "VALUE".
+_ASSIGNED = re.compile(rf"[ \t]*+=[ \t]*+{_QUOTED}|=([^\s&\"'<>]+)|(?:\\?[\"'])?[ \t]*+:[ \t]*+{_QUOTED}")
+# A document's key that has a secret; one with spaces is a sentence.
+_SECRET_KEY = re.compile(rf"\S*(?:{'|'.join(_WORDS)}|authorization|cookie|session-id)", re.IGNORECASE)
+_NAMED = (("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value"))
+# At a line's beginning: KEY = VALUE, KEY: VALUE.
+_REST_OF_LINE = re.compile(
+    r"[ \t]*+=[ \t]*+([^\s\"'=][^\r\n]*)|:[ \t]++([^\s\"'|>\[{]\S*+)[ \t]*+$", re.MULTILINE
+)
+_ARGUMENT = re.compile(
+    rf"[ \t]++(?!--|(?:is|needs|has|must|was|requires|FILE)(?!\S))(?:{_QUOTED}|([^\s\"'\\]+))"
+)
+# No secrets: a program's words for nothing, what a parser did not expect, errors of OAuth.
+_NO_SECRET = re.compile(
+    r"[^\w\s]{0,3}|(?:None|nil|null|true|false)[.,;)\]}]*\s*|(?i:none|null|true|false)"
+    r"|invalid_(?:grant|client|request|scope|token)|unauthorized_client|unsupported_grant_type|access_denied"
+)
+_LINE_BEGINS = re.compile(r"[ \t]*(?:- +)*[\w.-]*")
 _FLAG_BEGINS = re.compile(r"(?<![\w-])--[\w-]*\Z")
 _MOST_BEFORE = 80  # characters between the beginning of a line and such a word
 
@@ -100,7 +163,8 @@ def _found(
     at = lower.find(word)
     while at >= 0:
         end = at + len(word)
-        if found := match(at, end):
+        found = match(at, end)
+        if found and not _NO_SECRET.fullmatch(text, *found.span(found.lastindex or 0)):
             yield found.span(found.lastindex or 0)
             end = max(end, found.end())
         at = lower.find(word, end)
@@ -115,11 +179,9 @@ def _value(text: str, at: int, end: int) -> re.Match[str] | None:
     if found := _ASSIGNED.match(text, end):
         return found
     before = text[max(at - _MOST_BEFORE, 0) : at]
-    if (found := _REST_OF_LINE.match(text, end)) and _LINE_BEGINS.search(before):
+    if _LINE_BEGINS.fullmatch(before, before.rfind("\n") + 1) and (found := _REST_OF_LINE.match(text, end)):
         return found
-    if (found := _ARGUMENT.match(text, end)) and _FLAG_BEGINS.search(before):
-        return found
-    return None
+    return _ARGUMENT.match(text, end) if "--" in before and _FLAG_BEGINS.search(before) else None
 
 
 def blotted(text: str, parts: Iterable[Span]) -> str:
@@ -127,7 +189,9 @@ def blotted(text: str, parts: Iterable[Span]) -> str:
     kept: list[str] = []
     end = 0
     for start, stop in sorted(parts):
-        if start >= end and stop > start:
+        if stop <= start:
+            continue
+        if start >= end:
             kept += [text[end:start], HIDDEN]
         end = max(end, stop)
     return "".join([*kept, text[end:]])
@@ -138,12 +202,67 @@ def redacted(text: str) -> str:
     return blotted(text, spans(text))
 
 
+def redacted_beginning(text: str, most: int) -> str:
+    """Return the beginning of a text without secrets, nor the first half of one. It ends with a word's end,
+    unless the last word is very long.
+
+    :param most: characters of the text that are kept; only little more of it is looked at."""
+    if len(text) <= most:
+        return redacted(text)
+    *others, last = _SPACE.split(text[most - min(NEAR, most // 4) : most + 1])
+    return _part(text, 0, most - len(last[:-1]) if others else most).rstrip()
+
+
+def redacted_end(text: str, most: int) -> str:
+    """Return the end of a text without secrets, nor the second half of one. It begins with a line, or at
+    least a word, unless there is none.
+
+    :param most: characters of the text that are kept; only little more of it is looked at."""
+    if len(text) <= most:
+        return redacted(text)
+    begin = len(text) - most
+    near = text[begin - 1 : begin + min(NEAR, most // 4)]
+    begin += next((at for each in "\n " if (at := near.find(each)) >= 0), 0)
+    return _part(text, begin, len(text))
+
+
+def _part(text: str, begin: int, end: int) -> str:
+    """Return a part of a text without secrets, including those of which only some is in it."""
+    start = max(begin - _BEYOND, 0)
+    found = spans(text[start : end + _BEYOND])
+    parts = ((max(first + start, begin) - begin, min(last + start, end) - begin) for first, last in found)
+    return blotted(text[begin:end], parts)
+
+
+def end_of(text: str, most: int) -> str:
+    """Return the end of a text, in whole lines or at least words: half a secret can't be recognised.
+
+    :param most: characters."""
+    if len(text) <= most:
+        return text
+    end = text[-most:]
+    return next((rest for each in "\n\r " if (rest := end.partition(each)[2])), end)
+
+
 def mapped(value: object, change: Callable[[str], str]) -> object:
-    """Return a JSON document in which each text, and each key, is changed."""
+    """Return a JSON document in which each text, and each key, is changed. The values of keys for secrets are
+    hidden, as are those of pairs such as {"name": KEY, "value": VALUE}."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(str(key)): mapped(each, change) for key, each in value.items()}
+        secret = {key for key in value if _SECRET_KEY.fullmatch(str(key))}
+        secret |= {at for name, at in _NAMED if _SECRET_KEY.fullmatch(str(value.get(name)))}
+        return {
+            change(str(key)): mapped(_hidden(each) if key in secret else each, change)
+            for key, each in value.items()
+        }
     if isinstance(value, list | tuple):
         return [mapped(each, change) for each in value]
     return value
+
+
+def _hidden(value: object) -> object:
+    """Return a secret, or a list of them, hidden."""
+    if isinstance(value, list | tuple):
+        return [_hidden(each) for each in value]
+    return HIDDEN if isinstance(value, str) and not _NO_SECRET.fullmatch(value) else value

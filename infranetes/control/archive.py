@@ -46,12 +46,3 @@ def write(file: BinaryIO, directory: str, parts: Mapping[str, bytes]) -> None:
             member = tarfile.TarInfo(f"{directory}/{name}")
             member.size, member.mode, member.mtime = len(content), MODE, int(time.time())
             archive.addfile(member, io.BytesIO(content))
-
-
-def end_of(text: str, most: int) -> str:
-    """Return the end of a text, in whole lines: half a secret can't be recognised.
-
-    :param most: characters."""
-    if len(text) <= most:
-        return text
-    return text[-most:].partition("\n")[2]

@@ -15,10 +15,10 @@ from twisted.python.failure import Failure
 
 from infranetes.config import Config
 from infranetes.control import render
-from infranetes.control.archive import end_of
 from infranetes.control.session import Session
 from infranetes_common.concurrency import settled
 from infranetes_common.errors import InfranetesError
+from infranetes_common.redaction import end_of
 from infranetes_common.wire import control, cri
 from txgrpc import Channel, GrpcError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 
-from infranetes.control.archive import end_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
+from infranetes_common.redaction import end_of
 
 UNIT, GUEST_UNIT = "infranetes", "infranetes-guest"
 SECONDS = 50.0

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from twisted.logger import Logger
 
+from infranetes_common.redaction import redacted_beginning
+
 PROGRESS_SECONDS = 120  # how long systemd waits for a start's next sign of progress after each
 MAX_STATUS = 500  # characters
 
@@ -83,4 +85,5 @@ class ServiceManager:
 
 
 def _one_line(words: str, most: int = 200) -> str:
-    return words.replace("\n", " ")[:most]
+    """Return words as a line without secrets: every local user may read a status."""
+    return redacted_beginning(words, most).replace("\n", " ")[:most]

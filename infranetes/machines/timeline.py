@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError
 
 from infranetes.observer import LaunchStep
 from infranetes.tracing import spans
-from infranetes_common.redaction import redacted
+from infranetes_common.redaction import redacted_beginning
 
 MAX_STEPS = 96
 MAX_BYTES = 32 * 1024  # of all steps' texts
@@ -23,10 +23,7 @@ _MAX_READ = 4 * MAX_WORDS  # characters of a text that are looked at
 def bounded(text: str) -> str:
     """Return a text, possibly an agent's, as one printable line without secrets, at most MAX_WORDS characters
     long."""
-    if len(text) > _MAX_READ:
-        text = text[:_MAX_READ]
-        text = text[: max(text.rfind(" "), text.rfind("\n"))]  # a secret's first half does not look like one
-    shown = " ".join(redacted(text).split())
+    shown = " ".join(redacted_beginning(text, _MAX_READ).split())
     shown = "".join(each if each.isprintable() else "?" for each in shown)
     return shown if len(shown) <= MAX_WORDS else f"{shown[: MAX_WORDS - 1]}…"
 

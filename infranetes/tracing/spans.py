@@ -165,4 +165,4 @@ def code_of(error: BaseException) -> Code:
     """Return the status of work that raised `error`."""
     if isinstance(error, CancelledError):
         return Code.CANCELLED
-    return errors.to_grpc(error).code
+    return errors.code_of(error)

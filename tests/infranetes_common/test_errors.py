@@ -47,6 +47,10 @@ class MappingTests(SynchronousTestCase):
             self.assertEqual(status.message, "https://(hidden)@proxy.example refused")
         self.assertEqual(status.metadata, (("key", "value"),))
 
+    def test_a_code_alone_is_that_of_the_status(self) -> None:
+        for error in (*(kind("no") for kind in kinds()), GrpcError(Code.ABORTED, ""), RuntimeError()):
+            self.assertIs(errors.code_of(error), errors.to_grpc(error).code)
+
     def test_what_nobody_expected_tells_its_kind_alone(self) -> None:
         status = errors.to_grpc(RuntimeError("with a password"))
         self.assertEqual(status.code, Code.INTERNAL)

@@ -181,11 +181,25 @@ class SecretTests(SynchronousTestCase):
                     self.assertNotIn("MHcCAQ", text)
 
     def test_of_a_very_long_message_the_end_is_dropped_but_no_secret_is_halved(self) -> None:
-        begins = "x" * (logging.MAX_TEXT - 30)
+        begins = "x" * (logging.MAX_TEXT - 20)
         text = logged(lambda log: log.info("{m}", m=f"{begins} https://me:MHcCAQ@registry/v2 {begins}"))
         self.assertLess(len(text), logging.MAX_TEXT + 100)
         self.assertTrue(text.endswith("x …\n"), text[-20:])
         self.assertNotIn("MHcCAQ", text)
+
+    def test_of_a_very_long_message_with_one_space_most_is_kept(self) -> None:
+        text = logged(lambda log: log.info("{m}", m="a " + "x" * 3 * logging.MAX_TEXT))
+        self.assertGreater(len(text), logging.MAX_TEXT)
+
+    def test_of_a_very_long_traceback_the_end_is_kept(self) -> None:
+        long = "https://me:MHcCAQ@registry/v2 refused it\n" * 2000 + "as it does"
+        _, *lines = logged(lambda log: fail(log, ValueError(long))).splitlines()
+        self.assertLess(len("".join(lines)), logging.MAX_TEXT * 1.1)
+        self.assertEqual(set(lines[:-1]), {"    https://(hidden)@registry/v2 refused it"})
+        self.assertEqual(lines[-1], "    as it does")
+
+    def test_a_very_long_field_is_cut(self) -> None:
+        self.assertLess(len(logged(lambda log: log.info("made", vm="x" * 10**6))), logging.MAX_TEXT + 100)
 
     def test_other_keys_of_an_event_stay_out(self) -> None:
         text = logged(lambda log: log.info("made", password="hunter2", identity={"key": KEY}), "json")

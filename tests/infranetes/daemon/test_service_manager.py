@@ -53,6 +53,14 @@ class StatusTests(SynchronousTestCase):
         self.manager.ready("serving")
         self.assertEqual(self.sent, ["READY=1\nSTATUS=serving"])
 
+    def test_no_secret_is_told_to_those_who_may_read_the_status(self) -> None:
+        secret = "https://me:hunter22@proxy.example"
+        self.manager.progress(f"waiting\nfor {secret}")
+        self.manager.ready(f"{'x' * (MAX_STATUS - 20)} {secret} refused it")
+        self.reload(f"no way to {secret}")
+        self.assertNotIn("hunter", "".join(self.sent))
+        self.assertIn("no way to https://(hidden)@proxy.example", self.sent[-1])
+
     def test_a_long_status_leaves_room_for_a_refusal(self) -> None:
         self.manager.ready("x" * 9999)
         said = self.reload("y" * 9999)

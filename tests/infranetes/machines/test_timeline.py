@@ -49,6 +49,10 @@ class TimelineTests(SynchronousTestCase):
             self.assertTrue(text.isprintable())
             self.assertLessEqual(len(text), MAX_WORDS)
 
+    def test_of_one_long_word_the_beginning_is_said(self) -> None:
+        self.timeline.note("x", "y" * 10**4)
+        self.assertEqual(len(self.timeline.steps[0].detail), MAX_WORDS)
+
     def test_what_is_said_has_no_secrets(self) -> None:
         secret = "https://me:hunter2@proxy.example/"
         self.timeline.note(secret, secret, container=secret, error=secret)
