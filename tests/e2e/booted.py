@@ -56,9 +56,16 @@ class Booted:
 
     :param network: the network namespace that it is in; without one it has its own, which can't be reached.
     :param devices: this machine's devices, below /dev, that it has besides those that all systems need.
+    :param seconds: for all units to have started.
     """
 
-    def __init__(self, root: CleanRoot, network: Path | None = None, devices: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        root: CleanRoot,
+        network: Path | None = None,
+        devices: Sequence[str] = (),
+        seconds: float = BOOT_SECONDS,
+    ) -> None:
         hierarchy = CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / "systemd"
         self._cgroup = hierarchy / root.path.name
         self._cgroup.mkdir()
@@ -73,7 +80,7 @@ class Booted:
             stderr=subprocess.DEVNULL,
         )
         try:
-            self._wait_booted()
+            self._wait_booted(seconds)
         except BaseException:
             self.end()
             raise
@@ -118,8 +125,8 @@ class Booted:
         """Run systemctl, which may fail, and return its output."""
         return self.run("systemctl", "--no-pager", *arguments).stdout.strip()
 
-    def _wait_booted(self) -> None:
-        until = time.monotonic() + BOOT_SECONDS
+    def _wait_booted(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
         state = ""
         while time.monotonic() < until:
             if self.pid and (self.path("run/systemd/private")).exists():

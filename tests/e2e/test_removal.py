@@ -37,7 +37,7 @@ class RemovalTests(UnitCase):
         uplink = Uplink()
         self.addCleanup(uplink.end)
         present = [each for each in DEVICES if Path("/dev", each).exists()]
-        self.system = Booted(self.root, uplink.path, present)
+        self.system = Booted(self.root, uplink.path, present, seconds=self.start_seconds)
         self.addCleanup(self.system.end)
 
     def qemus(self) -> list[str]:
