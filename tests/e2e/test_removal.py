@@ -12,10 +12,10 @@ from twisted.internet.defer import Deferred
 from tests.e2e import cleanroot
 from tests.e2e.booted import Booted
 from tests.e2e.qemu_case import IMAGES
-from tests.e2e.test_package import PACKAGES
 from tests.e2e.test_units import UnitCase
 from tests.e2e.uplink import Uplink
 
+NODE_PACKAGES = ("infranetes", "infranetes-common")
 DEVICES = ("net/tun", "kvm")
 VOLUME = "var/lib/infranetes/qemu/volumes/kept.raw"
 
@@ -27,11 +27,11 @@ class RemovalTests(UnitCase):
     start_seconds = 300.0  # with the template's boot, without KVM
 
     def setUp(self) -> None:
-        needed = {*cleanroot.depends(*PACKAGES), *cleanroot.depends("infranetes", field="Recommends")}
+        needed = {*cleanroot.depends(*NODE_PACKAGES), *cleanroot.depends("infranetes", field="Recommends")}
         self.root = cleanroot.CleanRoot(cleanroot.base(sorted({*needed, "systemd"}), purpose="qemu"))
         self.addCleanup(self.root.remove)
         shutil.copytree(IMAGES, self.root.path / "var/lib/infranetes/guest", symlinks=True)
-        done = self.root.install(*PACKAGES)
+        done = self.root.install(*NODE_PACKAGES)
         self.assertEqual(done.returncode, 0, done.stdout)
         (self.root.path / "etc/infranetes/infranetes.toml").write_text('provider = "qemu"\n')
         uplink = Uplink()
@@ -57,7 +57,7 @@ class RemovalTests(UnitCase):
             kept = self.system.path(VOLUME)
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text("data")
-            purged = self.system.run("dpkg", "--purge", *PACKAGES)
+            purged = self.system.run("dpkg", "--purge", *NODE_PACKAGES)
             self.assertEqual(purged.returncode, 0, purged.stdout)
             self.assertEqual(self.qemus(), [])
             self.assertEqual(self.links(), {"lo", "eth0"})
