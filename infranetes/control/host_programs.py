@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 from infranetes_common.commands import check, run
@@ -46,7 +47,7 @@ async def journal(reactor: IReactor, unit: str) -> str:
 def _turned(text: str) -> str:
     """Return a journal's entries in reverse order. The further lines of an entry are indented."""
     entries: list[list[str]] = []
-    for line in text.splitlines(keepends=True):
+    for line in io.StringIO(text):
         if entries and line[0] in " \t":
             entries[-1].append(line)
         else:

@@ -15,9 +15,10 @@ from typing import Any
 from google.protobuf.message import Message
 from twisted.trial.unittest import TestCase
 
-from infranetes.control import bundle, bundle_daemon
+from infranetes.control import bundle, bundle_daemon, host, host_programs
 from infranetes.control.bundle import support_bundle
 from infranetes.control.session import Session
+from infranetes_common.commands import Output
 from infranetes_common.concurrency import deferred, sleep
 from infranetes_common.reactors import installed
 from infranetes_common.wire import control
@@ -59,6 +60,14 @@ class FakeDaemon:
         return found
 
 
+async def _nothing(*_: object, **__: object) -> Output:
+    return Output(1, b"", b"there is no such program")
+
+
+async def _no_tables(*_: object) -> bytes:
+    return b""
+
+
 class BundleTests(TestCase):
     """Over a daemon of fakes."""
 
@@ -67,6 +76,10 @@ class BundleTests(TestCase):
     def setUp(self) -> None:
         self.file = Path(self.mktemp()).absolute().with_name("bundle.tar.gz")
         self.patch(bundle, "SECONDS", 5.0)
+        # Many programs at once; forking a process as large as a test runner takes long.
+        for module in (host, host_programs):
+            self.patch(module, "run", _nothing)
+        self.patch(host_programs, "check", _no_tables)
 
     @deferred
     async def bundle(self, daemon: Any, *, json: bool = True) -> str:  # Any: in place of a stub

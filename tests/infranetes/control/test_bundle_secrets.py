@@ -16,7 +16,7 @@ from typing import cast
 from twisted.internet import reactor
 from twisted.trial.unittest import TestCase
 
-from infranetes.control import bundle_daemon, host_programs
+from infranetes.control import bundle_daemon, host, host_programs
 from infranetes.control.bundle import support_bundle
 from infranetes.control.bundle_daemon import MAX_CONSOLE
 from infranetes.control.session import DONE, Session
@@ -141,7 +141,14 @@ class _Channel:
 
 
 async def _run(reactor: object, command: Sequence[str], *_: object, **__: object) -> Output:
-    return Output(0, everything().encode(), b"")
+    lines = everything().splitlines(keepends=True)
+    if "--reverse" in command:  # each line is an entry of the journal
+        lines = [f"{line.rstrip()}\n" for line in reversed(lines)]
+    return Output(0, "".join(lines).encode(), b"")
+
+
+async def _version(*_: object) -> Output:
+    return Output(0, b"1.0", b"")
 
 
 async def _check(*_: object) -> bytes:
@@ -154,6 +161,7 @@ class SecretsTests(TestCase):
         self.root.mkdir()
         self.patch(os, "environ", {**os.environ, "HOME": str(self.root)})
         self.patch(bundle_daemon, "Channel", _Channel)
+        self.patch(host, "run", _version)
         self.patch(host_programs, "run", _run)
         self.patch(host_programs, "check", _check)
         self.main = self.root / "infranetes.toml"
