@@ -18,19 +18,21 @@ _BEYOND = 4096  # characters beyond a cut in which the rest of a secret is seen
 Span = tuple[int, int]
 """The beginning and the end of a part of a text."""
 
+# Groups are never repeated possessively here, as in `(...)*+`: Python 3.11.2, which Debian 12 has, matches less
+# than they should.
 _SPACE = re.compile(r"\s")
 
 _OF_KEY = "[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 _END_KEY = f"-----END {_OF_KEY}"
-_NEW_LINE = r"[ \t]*(?:\r?\n|\\+[nr])[ \t]*"
+_NEW_LINES = r"[ \t]*(?:(?:\r?\n|\\+[nr])[ \t]*)+"
 _HEADER = r"(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|MessageID): [^\r\n\\\"']{0,256}"
 _BASE64 = "[A-Za-z0-9+/=]"
 PEM_KEY = re.compile(
     rf"-----BEGIN {_OF_KEY}"
     # up to its end
-    rf"(?:(?:[^-]|-(?!----(?:BEGIN|END) {_OF_KEY})){{0,65536}}+{_END_KEY}"
+    rf"(?:(?:[^-]|-(?!----(?:BEGIN|END) {_OF_KEY})){{0,65536}}{_END_KEY}"
     # or, where that is missing, headers and lines, whose ends may have become spaces
-    rf"|(?:(?:{_NEW_LINE})+{_HEADER})*+{_BASE64}*+(?:(?:{_NEW_LINE})++{_BASE64}+|[ \t]+{_BASE64}{{16,}})*+"
+    rf"|(?:{_NEW_LINES}{_HEADER})*{_BASE64}*(?:{_NEW_LINES}{_BASE64}+|[ \t]+{_BASE64}{{16,}})*"
     rf"(?:(?<={_BASE64}{{16}})[ \t]+{_BASE64}+)?)"
 )
 """A private key in PEM, whether its lines end as lines do or as in JSON. Its end may be missing."""
@@ -105,7 +107,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     (
         ("cookie",),
         re.compile(
-            rf"cookie{_OF_HEADER}({_COOKIE}(?:;[ \t]*{_COOKIE})*+|[^\s\"',\]\\]+)",
+            rf"cookie{_OF_HEADER}({_COOKIE}(?:;[ \t]*{_COOKIE})*|[^\s\"',\]\\]+)",
             re.IGNORECASE,
         ),
     ),
