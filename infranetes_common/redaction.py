@@ -18,8 +18,8 @@ _BEYOND = 4096  # characters beyond a cut in which the rest of a secret is seen
 Span = tuple[int, int]
 """The beginning and the end of a part of a text."""
 
-# Groups are never repeated possessively here, as in `(...)*+`: Debian 12's Python (3.11.2) matches such patterns
-# too short.
+# Groups are never repeated possessively here, as in `(...)*+`: Debian 12's Python (3.11.2) would match such
+# patterns too short.
 _SPACE = re.compile(r"\s")
 
 _OF_KEY = "[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
