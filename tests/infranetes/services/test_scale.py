@@ -53,14 +53,18 @@ class ScaleTests(TestCase):
         self.vms = [VM() for _ in range(VMS)]
         self.senders = [RuleSender(reactor, vm, self.table, changed, batches, pace) for vm in self.vms]
 
+    def stop(self) -> None:
+        for sender in self.senders:
+            sender.stop()
+
     def told(self) -> bool:
         return all(each.number == self.table.number for each in self.senders)
 
     @deferred
     async def test_all_vms_are_sent_the_same_messages_in_small_turns(self) -> None:
+        self.addCleanup(self.stop)
         for sender in self.senders:
             reactor.callLater(0, sender.start)
-            self.addCleanup(sender.stop)
         await until(self.told, "all VMs have all rules", 120)
         made = {id(message) for vm in self.vms for message in vm.messages}
         self.assertEqual(len(made), SERVICES // 500)
