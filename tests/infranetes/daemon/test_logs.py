@@ -63,7 +63,7 @@ class LogTests(DaemonCase):
 
     async def test_killed_again_and_again_no_line_is_lost_or_doubled(self) -> None:
         sandbox = await self.run_pod()
-        container = await self.run_container(sandbox, self.box(script=COUNTING.format(lines=300)))
+        container = await self.run_container(sandbox, self.box(script=COUNTING.format(lines=900)))
         path = self.log_directory / "web" / "main.log"
         for _ in range(3):
             seen = len(self.texts(path))
@@ -71,7 +71,7 @@ class LogTests(DaemonCase):
             await self.restart()
         await self.in_state(container, cri.CONTAINER_EXITED, 60.0)
         await self.stop_pod(sandbox)
-        self.assertEqual(self.texts(path), [f"line {i}" for i in range(300)])
+        self.assertEqual(self.texts(path), [f"line {i}" for i in range(900)])
 
     async def test_what_was_said_while_there_was_no_daemon(self) -> None:
         sandbox = await self.run_pod()
