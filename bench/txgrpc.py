@@ -182,7 +182,7 @@ def resident(pid: int | str) -> int:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return a process's processor time, which depends less on other processes than elapsed time does."""
+    """Return the processor time of a process; unlike elapsed time, it hardly depends on other processes."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

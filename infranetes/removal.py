@@ -3,7 +3,7 @@
 
 The package's maintainer script runs ``python3 -m infranetes.removal`` after it has stopped the daemon. VMs
 outlive the daemon, and without the package nothing would find them again. VMs at a cloud are only named, so
-that somebody ends them there.
+that somebody ends them there. This is a program of its own without a reactor, so it may wait and sleep.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from argparse import Namespace
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from infranetes import config as configuration
@@ -38,7 +38,7 @@ MAX_PART = 8 << 20  # bytes
 
 _PATH = re.compile(r"""["'](/[^"'\n]+)["']""")  # in a file that is not TOML
 
-Part = Coroutine[Any, Any, object]  # Any: whatever it awaits
+Part = Coroutine[Deferred[object], object, object]
 """Makes a text, or what becomes JSON; None: it adds files of its own."""
 
 

@@ -27,7 +27,7 @@ PATH = "/api/v1/namespaces/shop/pods/web"
 
 
 def container(request: int = 0, limit: int = 0, sidecar: bool = False) -> Json:
-    """Return a container with this memory request and limit; 0: none."""
+    """Return a container of a Pod object, with this memory request and limit; 0 leaves one out."""
     said = {key: {"memory": str(value)} for key, value in (("requests", request), ("limits", limit)) if value}
     return {"resources": said, **({"restartPolicy": "Always"} if sidecar else {})}
 

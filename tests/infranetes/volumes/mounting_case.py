@@ -13,7 +13,7 @@ from tests.infranetes.pods.fakes import box, pod
 
 
 def mounting(*paths: str, name: str = "main") -> cri.ContainerConfig:
-    """Return a container with these paths of the node mounted."""
+    """Return the configuration of a container in which these paths of the node are mounted."""
     mounts = [cri.Mount(container_path=f"/m{number}", host_path=path) for number, path in enumerate(paths)]
     config: cri.ContainerConfig = box(name, mounts=mounts)
     return config
@@ -47,7 +47,7 @@ class MountingCase(PodsTestCase):
         self.do(self.world.sandboxes.stop(sandbox or self.sandbox))
 
     def hang(self, holder: object, name: str, *, after: bool) -> MonkeyPatcher:
-        """Make a step hang, before or after it takes effect."""
+        """Make a step never return: it hangs before its effect, or `after` it."""
         step = getattr(holder, name)
 
         async def hanging(*asked: object, **more: object) -> None:

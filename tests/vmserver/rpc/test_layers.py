@@ -31,7 +31,7 @@ LAYER = layer({"hello": b"hello", "big": b"0123456789abcdef" * 40_000})
 
 @implementer(ITakesLayers)
 class LayeredProvider(FakeProvider):
-    """Run the fake's containers, and accept layers."""
+    """A container provider that fakes containers, and accepts images as layers."""
 
     def __init__(self, directory: Path, store: LayerStore) -> None:
         super().__init__(reactor, directory)

@@ -130,7 +130,7 @@ class RecordedTests(SessionCase):
             self.assertNotIn(f'"{secret}', text)
 
     def assertLacksWhatIsAccepted(self, name: str, recording: Recording, simulated: Recording) -> None:
-        """Assert that the simulator lacks exactly what was accepted for a recording."""
+        """Check that the simulator differs from a recording only in the accepted ways."""
         found, known = set(lacking(recording, simulated)), accepted(name)
         self.assertEqual(
             sorted(found - known),
