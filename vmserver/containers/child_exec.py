@@ -104,6 +104,6 @@ async def exec_sync(
     """
     protocol = Command(reactor, limit)
     arguments = as_command(command, cwd, oom_score_adj)
-    reactor.spawnProcess(protocol, arguments[0], arguments, env=dict(env), path="/")
+    reactor.spawnProcess(protocol, arguments[0], arguments, env=dict(env))
     protocol.transport.closeStdin()
     return await protocol.finished(within)

@@ -75,7 +75,7 @@ class ExecSession(ProcessProtocol):
         arguments = as_command(command, cwd, oom_score_adj)
         if streams.tty:
             with_terminal = {"TERM": "xterm", **env}
-            reactor.spawnProcess(session, arguments[0], arguments, env=with_terminal, path="/", usePTY=True)
+            reactor.spawnProcess(session, arguments[0], arguments, env=with_terminal, usePTY=True)
             return session
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -84,9 +84,7 @@ class ExecSession(ProcessProtocol):
                 1: "r" if streams.stdout else null,
                 2: "r" if streams.stderr else null,
             }
-            reactor.spawnProcess(
-                session, arguments[0], arguments, env=dict(env), path="/", childFDs=descriptors
-            )
+            reactor.spawnProcess(session, arguments[0], arguments, env=dict(env), childFDs=descriptors)
         finally:
             os.close(null)
         return session
