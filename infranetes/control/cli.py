@@ -16,7 +16,7 @@ from twisted.internet.task import react
 from infranetes import config as configuration
 from infranetes.config import CONTROL_SOCKET, Config
 from infranetes.config_check import Make, made_of_keys
-from infranetes.control.arguments import DEFAULT_CONFIG, exactly
+from infranetes.control.arguments import DEFAULT_CONFIG, command_first, exactly
 from infranetes.control.commands import COMMANDS, Command
 from infranetes.control.session import (
     DONE,
@@ -50,7 +50,7 @@ exit status:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line. What all commands share may be said before or after them."""
+    """Return the parser of the command line. Options that all commands have may also stand before them."""
     top = argparse.ArgumentParser(
         prog="infranetes-ctl",
         description="Asks this node's infranetes daemon about its VMs.",
@@ -120,7 +120,8 @@ def socket_of(options: argparse.Namespace) -> Path:
 
 def main(arguments: Sequence[str] | None = None, make: Make = made_of_keys) -> int:
     """Run the command and return the exit status. :param make: for `config check`."""
-    given = sys.argv[1:] if arguments is None else arguments
+    commands = {name for name, each in COMMANDS.items() if each.alone}
+    given = command_first(sys.argv[1:] if arguments is None else arguments, commands)
     options = parser().parse_args(given)
     options.make = make
     if options.command == "enter":
