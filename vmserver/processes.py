@@ -42,8 +42,9 @@ def as_command(command: Sequence[str], cwd: str, oom_score_adj: int) -> list[str
     """Return the arguments of a shell that sets its oom_score_adj, goes to `cwd` and executes `command`.
 
     The agent's own score protects it from the OOM killer: if a command inherited that, the kernel would kill
-    the application in its place. The shell changes the directory, not `spawnProcess`: without its `path`,
-    Twisted starts a process by posix_spawn, whose time does not grow with the agent's memory as fork's does.
+    the application in its place. The shell changes the directory, not `spawnProcess`: without a `path`,
+    Twisted 24.11 starts a process by posix_spawn, unless it has a terminal. Unlike fork's, its time does not
+    grow with the agent's memory.
 
     :param cwd: taken from "/" if it is relative.
     """

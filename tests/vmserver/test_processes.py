@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from unittest import skipIf
@@ -8,8 +9,11 @@ from unittest import skipIf
 from twisted.internet.process import Process
 from twisted.trial.unittest import TestCase
 
+from infranetes_common.errors import InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
 from vmserver.containers.child_exec import exec_sync
+from vmserver.containers.child_sessions import ExecSession
+from vmserver.containers.interface import Streams
 from vmserver.processes import as_command, oom_score_adj
 
 reactor = installed()
@@ -44,3 +48,22 @@ class StartTests(TestCase):
         self.patch(os, "fork", fork)
         result = await exec_sync(reactor, ["true"], {}, "/", oom_score_adj(os.getpid()), 10.0, 1024)
         self.assertEqual(result.exit_code, 0)
+
+    @skipIf(not hasattr(Process, "_trySpawnInsteadOfFork"), "a forked child reports it by itself")
+    async def test_a_command_that_is_too_long_is_refused(self) -> None:
+        mine = oom_score_adj(os.getpid())
+        command = ["true", "x" * 200_000]
+        with self.assertRaisesRegex(InvalidArgument, "too long for the kernel"):
+            await exec_sync(reactor, command, {}, "/", mine, 10.0, 1024)
+        streams = Streams(stdin=False, stdout=True, stderr=True, tty=False)
+        with self.assertRaisesRegex(InvalidArgument, "too long for the kernel"):
+            ExecSession.spawn(reactor, command, {}, "/", mine, streams)
+
+    async def test_the_kernel_starts_no_process(self) -> None:
+        def refuse(*_: object, **__: object) -> int:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+        self.patch(os, "fork", refuse)
+        self.patch(os, "posix_spawnp", refuse)
+        with self.assertRaisesRegex(Unavailable, "temporarily unavailable"):
+            await exec_sync(reactor, ["true"], {}, "/", oom_score_adj(os.getpid()), 10.0, 1024)

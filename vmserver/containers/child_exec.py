@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -11,7 +12,7 @@ from twisted.internet.interfaces import IDelayedCall, IProcessTransport
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from infranetes_common.errors import DeadlineExceeded
+from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.interface import ExecResult
 from vmserver.processes import as_command, kill_family
@@ -87,6 +88,35 @@ class Command(ProcessProtocol):
             raise DeadlineExceeded(f"the command was killed: it did not end within {within:g} s") from None
 
 
+def spawn(
+    reactor: IReactor,
+    protocol: ProcessProtocol,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    childFDs: Mapping[int, int | str] | None = None,
+    usePTY: bool = False,
+) -> None:
+    """Start a child as `spawnProcess` does.
+
+    :raise InvalidArgument: the arguments and the environment are too long for the kernel.
+    :raise Unavailable: the kernel starts no process now."""
+    try:
+        reactor.spawnProcess(
+            protocol, arguments[0], arguments, env=dict(env), childFDs=childFDs, usePTY=usePTY
+        )
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise InvalidArgument(
+                "the command and its environment are too long for the kernel: give it what is long in a file "
+                "or on its standard input"
+            ) from None
+        raise Unavailable(
+            f"the command can't be started: {error.strerror}; try again, and if that goes on, look at the "
+            f"VM's memory and its number of processes"
+        ) from None
+
+
 async def exec_sync(
     reactor: IReactor,
     command: Sequence[str],
@@ -101,9 +131,9 @@ async def exec_sync(
     :param oom_score_adj: of the container. :param within: seconds; 0: as long as it takes.
     :param limit: bytes returned of each stream.
     :raise DeadlineExceeded: out of time; the command and its descendants have been killed.
+    :raise InvalidArgument, Unavailable: see `spawn`.
     """
     protocol = Command(reactor, limit)
-    arguments = as_command(command, cwd, oom_score_adj)
-    reactor.spawnProcess(protocol, arguments[0], arguments, env=dict(env))
+    spawn(reactor, protocol, as_command(command, cwd, oom_score_adj), env)
     protocol.transport.closeStdin()
     return await protocol.finished(within)

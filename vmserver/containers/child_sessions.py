@@ -32,7 +32,7 @@ from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers import pipes
-from vmserver.containers.child_exec import DRAIN_SECONDS, exit_code
+from vmserver.containers.child_exec import DRAIN_SECONDS, exit_code, spawn
 from vmserver.containers.interface import ISession, Streams
 from vmserver.containers.sessions import Output, WriteGate
 from vmserver.processes import as_command, kill_family
@@ -70,12 +70,14 @@ class ExecSession(ProcessProtocol):
         oom_score_adj: int,
         streams: Streams,
     ) -> ExecSession:
-        """Start `command` in `cwd` with this oom_score_adj, the container's."""
+        """Start `command` in `cwd` with this oom_score_adj, the container's.
+
+        :raise InvalidArgument, Unavailable: see `child_exec.spawn`."""
         session = cls(reactor, streams)
         arguments = as_command(command, cwd, oom_score_adj)
         if streams.tty:
             with_terminal = {"TERM": "xterm", **env}
-            reactor.spawnProcess(session, arguments[0], arguments, env=with_terminal, usePTY=True)
+            spawn(reactor, session, arguments, with_terminal, usePTY=True)
             return session
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -84,7 +86,7 @@ class ExecSession(ProcessProtocol):
                 1: "r" if streams.stdout else null,
                 2: "r" if streams.stderr else null,
             }
-            reactor.spawnProcess(session, arguments[0], arguments, env=dict(env), childFDs=descriptors)
+            spawn(reactor, session, arguments, env, childFDs=descriptors)
         finally:
             os.close(null)
         return session
