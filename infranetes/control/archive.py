@@ -26,7 +26,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     try:
         made = os.open(path, flags, MODE)
     except FileExistsError:
-        raise FailedPrecondition(f"{path} is there already: remove it, or give another FILE") from None
+        raise FailedPrecondition(f"{path} is there already: give a FILE that is not") from None
     except OSError as error:
         raise FailedPrecondition(f"{path} can't be made: {error.strerror}") from None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from infranetes.control.tables import at
 from infranetes_common import quantities
 
 DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
-VALUED = ("--config", "--socket")  # those options of all commands that have a value
 
 _DESTINATION = re.compile(
     r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<v4>[0-9.]+)):(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?"
@@ -89,7 +88,7 @@ def sizes(command: argparse.ArgumentParser) -> None:
         "--provider",
         default="",
         metavar="NAME",
-        help="whose (default: the first that has sizes)",
+        help="the provider whose sizes are listed (default: the first that has sizes)",
     )
     command.add_argument("--limit", type=_count, default=0, metavar="N", help="how many are listed")
 
@@ -155,25 +154,6 @@ def exactly(words: Sequence[str], given: Sequence[str]) -> list[str]:
     behind = list(given[list(given).index("--") + 1 :])
     before = sum(word != "--" for word in words) - sum(word != "--" for word in behind)
     return [*words[: max(before, 0)], *behind[max(-before, 0) :]]
-
-
-def command_first(given: Sequence[str], commands: Collection[str]) -> list[str]:
-    """Move the command before the options in front of it, which may be its own, as in `--watch pods`.
-
-    A word that follows an option may be that option's value. It is taken for the command if it is the name of
-    one, unless the option is known to have a value.
-    """
-    before = ""
-    for place, word in enumerate(given):
-        if word in ("--", "--version"):
-            break
-        if not word.startswith("-"):
-            if word in commands and before not in VALUED:
-                return [word, *given[:place], *given[place + 1 :]]
-            if not before.startswith("-") or "=" in before or before == "--json":
-                break
-        before = word
-    return list(given)
 
 
 def logs(command: argparse.ArgumentParser) -> None:

@@ -16,7 +16,8 @@ from twisted.internet.task import react
 from infranetes import config as configuration
 from infranetes.config import CONTROL_SOCKET, Config
 from infranetes.config_check import Make, made_of_keys
-from infranetes.control.arguments import DEFAULT_CONFIG, command_first, exactly
+from infranetes.control.arguments import DEFAULT_CONFIG, exactly
+from infranetes.control.command_line import CommandLine
 from infranetes.control.commands import COMMANDS, Command
 from infranetes.control.session import (
     DONE,
@@ -49,35 +50,38 @@ exit status:
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line. Options that all commands have may also stand before them."""
-    top = argparse.ArgumentParser(
+def parser() -> CommandLine:
+    """Return the parser of the command line."""
+    top = CommandLine(
         prog="infranetes-ctl",
         description="Asks this node's infranetes daemon about its VMs.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action="version", version=f"infranetes-ctl {__version__}")
     _add_shared(top)
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     _add_shared(shared)
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    made = {name: _add(commands, name, each, shared) for name, each in COMMANDS.items() if each.alone}
+    commands = top.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
+    top.commands = {name: _add(commands, name, each, shared) for name, each in COMMANDS.items() if each.alone}
     for whole in sorted({each.part_of for each in COMMANDS.values() if each.part_of}):
-        parts = made[whole].add_subparsers(metavar="[COMMAND]", title="commands")
+        parts = top.commands[whole].add_subparsers(metavar="[COMMAND]", title="commands")
         for name, each in COMMANDS.items():
             if each.part_of != whole:
                 continue
             bare = argparse.ArgumentParser(add_help=False)
             each.arguments(bare)
-            made[whole].set_defaults(**vars(bare.parse_args([])))
+            top.commands[whole].set_defaults(**vars(bare.parse_args([])))
             # Without SUPPRESS, `pool --handler NAME drain` would mean all pools.
             part = _add(parts, name, each, shared, argument_default=argparse.SUPPRESS)
             part.set_defaults(command=name)
+            top.parts[whole, name] = part
     return top
 
 
 def _add_shared(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--version", action="version", version=f"infranetes-ctl {__version__}")
     to.add_argument("--json", action="store_true", help="answer with JSON")
     to.add_argument(
         "--config", type=Path, metavar="FILE", help=f"the daemon's configuration (default: {DEFAULT_CONFIG})"
@@ -103,6 +107,7 @@ def _add(
         help=command.words,
         description=command.words,
         argument_default=argument_default,
+        allow_abbrev=False,
     )
     command.arguments(added)
     return added
@@ -120,9 +125,8 @@ def socket_of(options: argparse.Namespace) -> Path:
 
 def main(arguments: Sequence[str] | None = None, make: Make = made_of_keys) -> int:
     """Run the command and return the exit status. :param make: for `config check`."""
-    commands = {name for name, each in COMMANDS.items() if each.alone}
-    given = command_first(sys.argv[1:] if arguments is None else arguments, commands)
-    options = parser().parse_args(given)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser().read(given)
     options.make = make
     if options.command == "enter":
         options.words = exactly(options.words, given)

@@ -132,26 +132,28 @@ COMMANDS: dict[str, Command] = {
         arguments.watch,
     ),
     "end-orphans": Command(
-        "end those, or the ones named", answered("end-orphans", calls.end_orphans), arguments.end_orphans
+        "destroy the orphans, all of them or those named",
+        answered("end-orphans", calls.end_orphans),
+        arguments.end_orphans,
     ),
     "pool": Command(
         "list the VMs that wait for pods", answered("pool", calls.pool, _VMS), arguments.watched_pool
     ),
     "drain": Command(
-        "end the VMs that wait for pods, and make no more until `pool fill`",
+        "end the VMs that wait for pods, and make no more until `pool fill`; also `pool drain`",
         answered("drain", calls.drain),
         arguments.drain,
         part_of="pool",
     ),
     "fill": Command(
-        "make VMs that wait for pods again",
+        "make VMs that wait for pods again; also `pool fill`",
         answered("fill", calls.fill),
         arguments.handler,
         part_of="pool",
     ),
     "config": Command("show the configuration that is in force", answered("config", calls.config)),
     "show": Command(
-        "show it: each key, its value, where that is from, and what waits for a restart",
+        "show each key that is in force, its value, where that is from, and what waits for a restart",
         answered("config", calls.config),
         part_of="config",
         alone=False,

@@ -9,10 +9,9 @@ import json
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.control.arguments import command_first
 from infranetes.control.cli import main, parser
-from infranetes.control.commands import COMMANDS
 from infranetes.control.session import USAGE
+from infranetes_common import __version__
 
 
 class RefusalTests(SynchronousTestCase):
@@ -39,48 +38,85 @@ class OrderTests(SynchronousTestCase):
     """Options before the command."""
 
     def order(self, line: str) -> str:
-        return " ".join(command_first(line.split(), COMMANDS))
+        return " ".join(parser().in_order(line.split()))
 
-    def test_a_commands_own_options(self) -> None:
-        for line in (
-            "--json --watch pods",
-            "-w --socket /run/other.sock pods",
-            "-f console web",
-            "--limit 5 sizes",
-            "--tail=5 logs web",
-            "--handler small pool drain",
-            "--service default/web services",
+    def test_every_option_of_every_command(self) -> None:
+        """Its value is the name of a command."""
+        top = parser()
+        for name, one in [
+            *top.commands.items(),
+            *((" ".join(names), each) for names, each in top.parts.items()),
+        ]:
+            for action in one._actions:
+                for option in action.option_strings:
+                    words = [option] if action.nargs == 0 else [option, "pods"]
+                    expected = [*name.split(), *words, "x"]
+                    self.assertEqual(top.in_order([*words, *name.split(), "x"]), expected)
+                    if " " in name:
+                        whole, part = name.split()
+                        self.assertEqual(top.in_order([whole, *words, part, "x"]), expected)
+
+    def test_no_option_has_a_value_with_one_command_and_none_with_another(self) -> None:
+        top = parser()
+        kinds: dict[str, bool] = {}
+        for one in (top, *top.commands.values(), *top.parts.values()):
+            for action in one._actions:
+                for option in action.option_strings:
+                    self.assertEqual(kinds.setdefault(option, action.nargs != 0), action.nargs != 0, option)
+
+    def test_both_places_mean_the_same(self) -> None:
+        for before, after in (
+            ("--json --watch pods", "pods --json --watch"),
+            ("-f console web", "console web -f"),
+            ("--limit 5 sizes", "sizes --limit 5"),
+            ("--tail=5 logs web", "logs web --tail 5"),
+            ("--dry-run pool drain", "pool drain --dry-run"),
+            ("--handler config pool drain", "pool drain --handler config"),
+            ("--handler drain pool", "pool --handler drain"),
+            ("--service pods services", "services --service pods"),
         ):
-            before = parser().parse_args(command_first(line.split(), COMMANDS))
-            words = line.split()
-            command = next(word for word in words if word in COMMANDS)
-            at = words.index(command)
-            rest = words[at + 1 :]
-            if command == "pool":
-                rest, command = rest[1:], "pool drain"
-            after = parser().parse_args([*command.split(), *rest, *words[:at]])
-            self.assertEqual(before, after, line)
-
-    def test_a_value_that_is_a_commands_name(self) -> None:
-        self.assertEqual(self.order("--config pods --watch top"), "top --config pods --watch")
-        self.assertEqual(self.order("--socket=pods top"), "top --socket=pods")
+            self.assertEqual(parser().read(before.split()), parser().read(after.split()), before)
 
     def test_help_is_the_commands(self) -> None:
         self.assertEqual(self.order("-h top"), "top -h")
 
     def test_what_has_no_command_is_left(self) -> None:
-        for line in (
-            "",
-            "--version",
-            "--version pods",
-            "nonsense pods",
-            "--json nonsense pods",
-            "-- pods",
-            "-w no sense pods",
-        ):
+        for line in ("", "--version", "nonsense pods", "--json nonsense pods", "-- pods", "-w no sense pods"):
             self.assertEqual(self.order(line), line)
         self.assertEqual(self.order("--tail=5 nonsense pods"), "--tail=5 nonsense pods")
 
     def test_what_follows_the_command_is_left(self) -> None:
         line = "enter web -- infranetes-ctl --watch pods"
         self.assertEqual(self.order(line), line)
+        self.assertEqual(self.order("pool x --dry-run drain"), "pool x --dry-run drain")
+
+
+class WrongWordsTests(SynchronousTestCase):
+    """What is said of words that no command takes."""
+
+    def refusal(self, line: str) -> str:
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told), self.assertRaises(SystemExit) as ended:
+            parser().read(line.split())
+        self.assertEqual(ended.exception.code, USAGE)
+        return told.getvalue()
+
+    def test_the_usage_is_that_of_the_command(self) -> None:
+        self.assertIn("usage: infranetes-ctl logs", self.refusal("logs web --since 5m"))
+        self.assertIn("usage: infranetes-ctl pool drain", self.refusal("--dry pool drain"))
+        self.assertIn("usage: infranetes-ctl [-h]", self.refusal("--nonsense"))
+
+    def test_options_of_an_entered_command_follow_dashes(self) -> None:
+        words = self.refusal("enter web ls -l")
+        self.assertIn("usage: infranetes-ctl enter", words)
+        self.assertIn("unrecognized arguments: -l (options of the command that is run follow a `--`)", words)
+
+    def test_options_are_not_abbreviated(self) -> None:
+        self.assertIn("unrecognized arguments: --js", self.refusal("pods --js"))
+
+    def test_the_version_may_be_asked_of_a_command(self) -> None:
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told), self.assertRaises(SystemExit) as ended:
+            parser().read(["pods", "--version"])
+        self.assertEqual(ended.exception.code, 0)
+        self.assertEqual(told.getvalue(), f"infranetes-ctl {__version__}\n")
