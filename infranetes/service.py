@@ -45,7 +45,12 @@ class Options(DaemonOptions):
     optParameters = [  # noqa: RUF012  usage.Options wants it so
         ["config", "c", None, "The configuration, a TOML file; without one, every key has its default."],
         ["listen", "l", None, "The CRI socket: a path or unix://PATH (socket)."],
-        ["podprovider", "p", None, "Who makes the VMs: qemu, simulated, or a plug-in's name (provider)."],
+        [
+            "podprovider",
+            "p",
+            None,
+            "What makes the VMs: qemu, aws, azure, gcp, openstack, vsphere, simulated or a plug-in (provider).",
+        ],
         [
             "imgprovider",
             None,

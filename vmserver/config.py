@@ -54,7 +54,7 @@ class LimitsConfig:
 class Config:
     """The agent's whole configuration."""
 
-    provider: str = "docker"  # the ContainerProvider: docker, systemd, machine, or a plug-in's name
+    provider: str = "docker"  # the ContainerProvider: docker, oci, systemd, machine or a plug-in's name
     providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: checked by each provider
     choices: tuple[str, ...] = ()  # names of further ContainerProviders that a pod may choose
     choice_file: Path = Path("/var/lib/vmserver/provider")  # the name of the pod's choice, kept over reboots

@@ -29,12 +29,22 @@ class Options(DaemonOptions):
     name = "vmserver"
     optParameters = [  # noqa: RUF012  usage.Options wants it so
         ["config", "c", None, "The configuration, a TOML file; without one, every key has its default."],
-        ["provider", None, None, "The ContainerProvider: docker, systemd, machine, fake or a plug-in."],
+        [
+            "provider",
+            None,
+            None,
+            "What runs containers: docker, oci, systemd, machine, fake or a plug-in (provider).",
+        ],
         ["contprovider", None, None, "The same as --provider, by its earlier names: fake is machine."],
-        ["listen", None, None, "HOST:PORT of the TLS listener, in place of the identity's."],
+        ["listen", None, None, "HOST:PORT of the TLS listener, in place of the identity's (listen)."],
         ["cert", None, None, "The machine's certificate and its CA's, PEM (identity.cert); with --key."],
         ["key", None, None, "The certificate's private key, PEM, mode 0600 (identity.key); with --cert."],
-        ["run-dir", None, None, "Where identity and sandbox files are kept until the machine's end."],
+        [
+            "run-dir",
+            None,
+            None,
+            "Where identity and sandbox files are kept until the machine's end (run_dir).",
+        ],
     ]
 
     read_again: Callable[[], Config]

@@ -14,8 +14,8 @@ DEFAULT_DIR = Path("/var/lib/infranetes/guest")
 CURRENT = "current"  # a symbolic link in the directory of images, to the one in use
 MANIFEST = "manifest.json"
 BUILD_HINT = (
-    "make one with `infranetes-guest build --debs DIRECTORY`, where DIRECTORY has the packages' .deb files, "
-    "or with `make image` in the source tree"
+    "infranetes-guest.service builds one, as `infranetes-guest build` does now (with `--debs DIRECTORY` of "
+    "packages that are in no archive), and `make image` in the source tree"
 )
 
 

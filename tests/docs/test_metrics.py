@@ -11,9 +11,11 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.machines.agent.container_watch import Reach
+from infranetes.machines.pool_record import PoolState
 from infranetes.monitoring.gauges import node_gauges
 from infranetes.monitoring.metrics import Metrics
 from infranetes.observer import CANCELLED, OK, Launch, LaunchKind, LaunchStep
+from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.providers.cloud.calls import HELD_BACK
 from infranetes.providers.cloud.interface import Action, ErrorKind
 from tests.infranetes.pods.fakes import FakeNode
@@ -103,6 +105,15 @@ class ValueTests(SynchronousTestCase):
         )
         actions = words(self.metrics["infranetes_cloud_calls_total"])
         self.assertEqual(set(actions) - {"action"}, {each.name.lower() for each in Action})
+
+    def test_states(self) -> None:
+        for whose, states in (
+            ("sandboxes", SandboxState),
+            ("containers", ContainerState),
+            ("the pool's VMs", PoolState),
+        ):
+            told = words(self.values[f"`state` of {whose}"])
+            self.assertEqual(told, [each.value for each in states], whose)
 
     def test_how_far_agents_are(self) -> None:
         self.assertEqual(set(words(self.metrics["infranetes_agents"])), {each.value for each in Reach})

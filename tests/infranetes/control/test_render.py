@@ -54,6 +54,20 @@ class RenderTests(SynchronousTestCase):
         self.assertEqual(document["pods"][0]["vm"]["cost_per_hour"], 0.1)
         self.assertIsNone(document["pods"][1]["vm"])
 
+    def test_prices_have_a_column_only_where_one_is_known(self) -> None:
+        free = control.Pod(id="ab" * 16, namespace="default", name="web", state="ready", vm=vm())
+        priced = control.Pod(
+            id="cd" * 16, namespace="default", name="api", state="ready", vm=vm(cost_per_hour=0.1)
+        )
+        for pods, shown in (([free], False), ([free, priced], True)):
+            text = as_text("pods", control.ListPodsResponse(provider="qemu", pods=pods), OPTIONS)
+            self.assertEqual("USD" in text, shown, text)
+        for one, shown in ((vm(), False), (vm(cost_per_hour=0.1), True)):
+            text = as_text("orphans", control.ListOrphansResponse(vms=[one]), OPTIONS)
+            self.assertEqual("USD" in text, shown, text)
+            pool = control.GetPoolResponse(vms=[control.Pooled(vm=one, state="idle")], wanted=1)
+            self.assertEqual("USD" in as_text("pool", pool, OPTIONS), shown)
+
     def test_trouble_is_told(self) -> None:
         aws = control.Provider(name="aws", trouble="no credentials")
         answer = control.ListPodsResponse(provider="qemu", providers=[control.Provider(name="qemu"), aws])

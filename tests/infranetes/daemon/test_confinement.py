@@ -93,6 +93,9 @@ class UnitFileTests(SynchronousTestCase):
         for words, unit in EXPOSED.items():
             self.assertLessEqual(self.exposure(*unit), float(told[words]), words)
 
+    def test_the_daemon_alone_is_exposed_by_at_most_3(self) -> None:
+        self.assertLessEqual(self.exposure(*EXPOSED["`infranetes.service`"]), 3.0)
+
     def test_each_capability_is_explained_by_the_code_that_needs_it_and_no_other_is(self) -> None:
         text = PAGE.read_text().split("\n## What the daemon is root for\n")[1].split("\n## ")[0]
         rows = re.findall(r"^\| (`CAP_[^|]+)\|[^|]+\|([^|]+)\|$", text, flags=re.M)

@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from typing import IO
 
 from twisted.internet.threads import deferToThread
 
@@ -128,23 +129,37 @@ class CtlTests(CtlCase):
             self.assertIsInstance(document, dict)
             self.assertEqual(list(document) == ["error"], code == FAILED, f"{name}: {document}")
 
-    async def test_pods_are_watched(self) -> None:
-        await self.start()
-        program = [sys.executable, "-m", "infranetes.control.cli", "pods", "--watch", "--config"]
+    def watch(self, command: str) -> tuple[subprocess.Popen[str], IO[str]]:
+        """Start `COMMAND --watch`, and return the process and its output."""
+        program = [sys.executable, "-m", "infranetes.control.cli", command, "--watch", "--config"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         watching = subprocess.Popen(
             [*program, str(self.root / "infranetes.toml")], stdout=subprocess.PIPE, env=environment, text=True
         )
         self.addCleanup(watching.wait)
         self.addCleanup(watching.kill)
-        sandbox = await self.run_pod("web")
         assert watching.stdout is not None
-        lines = watching.stdout
+        self.addCleanup(watching.stdout.close)
+        return watching, watching.stdout
+
+    async def test_pods_are_watched(self) -> None:
+        await self.start()
+        watching, lines = self.watch("pods")
+        sandbox = await self.run_pod("web")
         while (told := json.loads(await deferToThread(lines.readline)))["pod"]["state"] != "ready":
             self.assertEqual(told["pod"]["id"], sandbox)
         watching.send_signal(signal.SIGINT)
         self.assertEqual(await deferToThread(watching.wait), INTERRUPTED)
-        lines.close()
+
+    async def test_what_pods_use_is_watched(self) -> None:
+        await self.start()
+        sandbox = await self.run_pod("web")
+        watching, lines = self.watch("top")
+        for _ in range(2):
+            told = json.loads(await deferToThread(lines.readline))
+            self.assertEqual(told["pod"]["id"], sandbox)
+        watching.send_signal(signal.SIGINT)
+        self.assertEqual(await deferToThread(watching.wait), INTERRUPTED)
 
     async def test_without_a_daemon_it_says_so(self) -> None:
         (self.root / "infranetes.toml").write_text(self.written())

@@ -18,7 +18,7 @@ from infranetes_common.wire import control, cri
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from txgrpc import Channel, Code, GrpcError
 
-COMMAND = "infranetes-guest build --debs "
+COMMAND = "`infranetes-guest build`"
 
 
 def put_image(images: Path) -> None:
