@@ -16,10 +16,12 @@ from twisted.python.failure import Failure
 
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError
 from infranetes_common.reactors import IReactor
+from infranetes_common.redaction import redacted_end
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": PATH, "LC_ALL": "C.UTF-8"}
 MAX_OUTPUT = 1 << 20
+MOST_WORDS = 1000  # characters of an `Output.message`
 
 
 @attrs.frozen
@@ -31,8 +33,11 @@ class Output:
     stderr: bytes
 
     def message(self) -> str:
-        """The command's own words about its failure: the last 1000 characters of stderr, else of stdout."""
-        return (self.stderr or self.stdout).decode(errors="replace").strip()[-1000:] or "no output"
+        """The command's own words about its failure: the last 1000 characters of stderr, else of stdout.
+
+        They are without secrets: what is cut off must not be what a secret is recognised by."""
+        said = (self.stderr or self.stdout).decode(errors="replace").strip()
+        return redacted_end(said, MOST_WORDS) or "no output"
 
 
 class _Command(ProcessProtocol):

@@ -32,8 +32,10 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.reactors import IReactor
+from infranetes_common.redaction import end_of, redacted_end
 
 STDERR_BYTES = 16 * 1024
+MOST_WORDS = 400  # characters of an error's message that are skopeo's own
 WATCH_SECONDS = 1.0
 INHERITED = re.compile(
     r"PATH|HOME|XDG_RUNTIME_DIR|DOCKER_CONFIG|REGISTRY_AUTH_FILE|SSL_CERT_(FILE|DIR)"
@@ -115,11 +117,12 @@ class Skopeo:
             return bytes(run.out)
         if len(run.out) >= limit:
             raise FailedPrecondition(f"the registry's answer for image {reference} is over {limit - 1} bytes")
-        if status == 127 and b"setpriv" in run.err:
+        said = run.said()
+        if status == 127 and "setpriv" in said:
             raise FailedPrecondition(
                 f"{self._config.skopeo!r} (images.skopeo) is not installed; install Debian's skopeo"
             )
-        raise classify(run.err.decode(errors="replace"), reference)
+        raise classify(said, reference)
 
     async def _watched(self, run: _Run, reference: Reference, watch: Watch | None) -> int:
         """Wait for the exit status. However this ends, the process has ended, too."""
@@ -165,12 +168,16 @@ class _Run(ProcessProtocol):
             self.kill()
 
     def errReceived(self, data: bytes) -> None:
-        self.err = (self.err + data)[-STDERR_BYTES:]
+        self.err = (self.err + data)[-STDERR_BYTES - 1 :]  # one more shows that this is not all
 
     def processEnded(self, reason: Failure) -> None:
         ended = reason.value
         assert isinstance(ended, ProcessDone | ProcessTerminated)
         self.ended.succeed(ended.exitCode if ended.exitCode is not None else 128 + (ended.signal or 0))
+
+    def said(self) -> str:
+        """Return the end of its messages, in whole lines or at least words."""
+        return end_of(self.err.decode("latin-1"), STDERR_BYTES).encode("latin-1").decode(errors="replace")
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessExitedAlready):
@@ -213,7 +220,8 @@ def classify(said: str, reference: Reference) -> InfranetesError:
     words = re.sub(r"\\(.)", lambda m: " " if m[1] in "nrt" else m[1], fatal[-1]) if fatal else said
     # The image's name must not be taken for a cause of the failure.
     stripped = words.replace(str(reference), "IMAGE").replace(reference.repository, "REPOSITORY")
-    shown = "".join(c if c.isprintable() else " " for c in words).strip()[-400:] or "skopeo gave no reason"
+    end = redacted_end(words.strip(), MOST_WORDS)
+    shown = "".join(c if c.isprintable() else " " for c in end).strip() or "skopeo gave no reason"
     for pattern, kind, meaning in _WORDS:
         if re.search(pattern, stripped):
             return kind(f"image {reference}: {meaning} ({shown})")

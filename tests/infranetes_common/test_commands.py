@@ -9,6 +9,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu.process import pids_by_argument
 from infranetes_common import commands
+from infranetes_common.commands import Output
 from infranetes_common.concurrency import start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError
 from infranetes_common.reactors import installed
@@ -32,6 +33,13 @@ class RunTests(TestCase):
             InfranetesError,
         )
         self.assertIn("nosuch0", str(error))
+
+    def test_the_end_of_long_words_has_no_half_of_a_secret(self) -> None:
+        words = f"{'word ' * 300}GET /?token={'Planted' * 100} failed"
+        for output in (Output(1, b"", words.encode()), Output(1, words.encode(), b"")):
+            self.assertEqual(output.message().replace("word ", ""), "GET /?token=(hidden) failed")
+        url = f"GET https://b.example/?X-Amz-Security-Token={'Planted' * 200}&x=1"
+        self.assertEqual(Output(1, b"", url.encode()).message(), "(hidden)&x=1")
 
     async def test_one_that_hangs_is_killed_and_not_waited_for(self) -> None:
         began = time.monotonic()

@@ -15,6 +15,7 @@ from pathlib import Path
 from infranetes_common.commands import ENVIRONMENT, find_program
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.identity import Network, Route
+from infranetes_common.redaction import redacted_end
 
 _SECONDS = 60.0  # enough for an emulated VM
 _PROC_SYS = Path("/proc/sys")
@@ -41,7 +42,7 @@ def apply(network: Network, card: str, proc_sys: Path = _PROC_SYS) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FailedPrecondition(f"the network's routes can't be set: {error}") from error
     if done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip()[-500:]
+        words = redacted_end(done.stderr.decode(errors="replace").strip(), 500)
         raise FailedPrecondition(f"the network's routes can't be set: {words}; of {script!r}"[:2000])
 
 

@@ -16,6 +16,7 @@ from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.interface import InstanceState
 from infranetes_common.errors import NotFound, Unavailable
+from infranetes_common.redaction import redacted_end
 
 CONSOLE_CHARACTERS = 1000
 
@@ -79,5 +80,5 @@ class Boots(Generic[D]):
             )
         except CloudError:
             console = ""
-        tail = f"; its console ends with: {console[-CONSOLE_CHARACTERS:]}" if console else ""
+        tail = f"; its console ends with: {redacted_end(console, CONSOLE_CHARACTERS)}" if console else ""
         return f"VM {vm.id} has ended: {vm.detail or 'the cloud gives no reason'}{tail}"

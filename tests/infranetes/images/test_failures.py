@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images import index
 from infranetes.images.reference import parse
-from infranetes.images.skopeo import classify
+from infranetes.images.skopeo import STDERR_BYTES, _Run, classify
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -47,6 +47,24 @@ class WordsTests(SynchronousTestCase):
         ):
             error = classify(f'level=fatal msg="{words}"', parse("example.org/web:1"))
             self.assertIsInstance(error, Unauthenticated, words)
+
+    def test_the_end_of_long_words_has_no_half_of_a_secret(self) -> None:
+        url = f"https://b.s3.example/x?X-Amz-Signature=ab&X-Amz-Security-Token={'Planted' * 128}"
+        for words in (rf'level=fatal msg="copying: Get \"{url}\": i/o timeout"', f'Get "{url}": i/o timeout'):
+            error = classify(words, parse("example.org/web:1"))
+            self.assertIsInstance(error, Unavailable)
+            self.assertIn('(hidden)": i/o timeout', str(error))
+            self.assertNotIn("Planted", str(error))
+
+    def test_of_more_words_than_are_kept_the_first_is_whole(self) -> None:
+        run = _Run(1)
+        run.errReceived(b"one two\n")
+        self.assertEqual(run.said(), "one two\n")
+        for part in (b"GET /?token=", b"Planted\xc3\xa4" * STDERR_BYTES, b" failed\n", b"x" * 100):
+            run.errReceived(part)
+        self.assertEqual(run.said(), "x" * 100)
+        run.errReceived(b"\nagain\xff")
+        self.assertEqual(run.said(), "x" * 100 + "\nagain\ufffd")
 
 
 def skopeos(directory: Path) -> list[int]:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from libcloud.common.exceptions import exception_from_message
 from libcloud.common.types import InvalidCredsError, MalformedResponseError
+from twisted.internet.defer import succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -26,15 +29,18 @@ from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.offers import AwsOffers
 from infranetes.providers.cloud.aws.quotas import quota_of
 from infranetes.providers.cloud.aws.settings import Settings
+from infranetes.providers.cloud.boots import Boots
 from infranetes.providers.cloud.errors import classify
 from infranetes.providers.cloud.interface import Cloud, CloudVM, ErrorKind, Offer
 from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.sizes import choose, estimated_prices, need_of
 from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
 from infranetes.providers.interface import InstanceState, ProviderContext, Size
 from infranetes_common import config
-from infranetes_common.errors import ConfigError, InvalidArgument
+from infranetes_common.concurrency import start
+from infranetes_common.errors import ConfigError, InvalidArgument, Unavailable
 from tests.support.clouds import sigv4
 
 TREE = Path(__file__).resolve().parents[4]
@@ -293,6 +299,25 @@ class LedgerTests(SynchronousTestCase):
         self.ledger.record_launch(self.found("i-1", created_at=2.0))
         self.ledger.record(self.found("i-2", created_at=0.0, token="other"))
         self.assertEqual([one.id for one in self.ledger.duplicates()], ["i-0"])
+
+
+class BootTests(SynchronousTestCase):
+    def test_of_a_console_the_end_is_told_without_half_of_a_secret(self) -> None:
+        vm = CloudVM("i-1", "t", "s", InstanceState.ENDED, detail="it has crashed")
+        console = "[1.0] booted\n" * 99 + f"curl /?token={'Planted' * 150} failed\n[2.0] halted"
+        fake: Any = SimpleNamespace(
+            call=lambda *_, **__: succeed(console),
+            entries={vm.id: SimpleNamespace(vm=vm)},
+            waiting=lambda id: nullcontext(lambda: succeed(None)),
+            get=None,
+            _thd_console_output=lambda driver, id: console,
+        )
+        boots = Boots(fake, CloudSettings(), fake, fake, fake.waiting, fake.get)
+        error = self.failureResultOf(start(boots.wait_running(vm.id)), Unavailable)
+        self.assertEqual(
+            error.getErrorMessage(),
+            "VM i-1 has ended: it has crashed; its console ends with: (hidden) failed\n[2.0] halted",
+        )
 
 
 class ErrorTests(SynchronousTestCase):
