@@ -10,7 +10,15 @@ import attrs
 from attrs.validators import ge, in_
 
 from infranetes.machines.pool_config import PoolConfig
-from infranetes.providers.annotations import CONTAINER_PROVIDERS, CONTAINERS, NETWORK, NETWORKS, PREFIX, read
+from infranetes.providers.annotations import (
+    CONTAINER_PROVIDERS,
+    CONTAINERS,
+    NETWORK,
+    NETWORKS,
+    PREFIX,
+    TABLE,
+    read,
+)
 from infranetes.providers.interface import Size
 from infranetes_common.config import Bytes
 from infranetes_common.errors import InvalidArgument
@@ -26,7 +34,12 @@ _MAX_VALUE = 4096
 # The annotations that a handler sets by keys of its own.
 _BY_KEYS = {PREFIX + CONTAINERS: "contprovider", PREFIX + NETWORK.name: "network"}
 # Annotations that don't concern how a VM is made, which a handler can't set.
-_NOT_SET = (PREFIX + "service-proxy", PREFIX + "shared-paths", "infranetes.sharedpaths")
+_NOT_SET = {
+    name
+    for row in TABLE
+    if row.name in ("service-proxy", "shared-paths")
+    for name in (PREFIX + row.name, *row.aliases)
+}
 
 
 @attrs.frozen
@@ -106,9 +119,8 @@ def _set_fault(name: str, value: str) -> str:
         return f"{name} is set by this table's key {_BY_KEYS[name]}"
     if name in _NOT_SET or len(value) > _MAX_VALUE:
         return f"{name[:80]} can't be set: it is the pod's own"
-    if name.startswith(PREFIX):
-        try:
-            read({name: value})
-        except InvalidArgument as error:
-            return str(error)
+    try:
+        read({name: value})
+    except InvalidArgument as error:
+        return str(error)
     return ""

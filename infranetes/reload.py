@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import attrs
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.config import LEVELS, Config, Reading
@@ -61,11 +62,14 @@ class Reload:
     async def __call__(self) -> None:
         """Reload. An error in the file is logged, and changes nothing."""
         self._manager.reloading()
-        refusal = UNEXPECTED
         try:
             refusal = await self._reload()
-        finally:
-            self._manager.reloaded(refusal)
+        except CancelledError:  # the daemon stops
+            raise
+        except Exception:
+            self._manager.reloaded(UNEXPECTED)
+            raise
+        self._manager.reloaded(refusal)
 
     async def _reload(self) -> str:
         """Return why nothing was reloaded; "": the file is in force."""

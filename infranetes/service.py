@@ -49,7 +49,7 @@ class Options(DaemonOptions):
             "podprovider",
             "p",
             None,
-            "What makes the VMs: qemu, aws, azure, gcp, openstack, vsphere, simulated or a plug-in (provider).",
+            "Makes the VMs: qemu, aws, azure, gcp, openstack, vsphere, simulated or a plug-in (provider).",
         ],
         [
             "imgprovider",

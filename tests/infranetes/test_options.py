@@ -115,6 +115,8 @@ class OptionsTests(SynchronousTestCase):
             ('annotations = {set = {"infranetes.io/containers" = "oci"}}', "this table's key contprovider"),
             ('annotations = {set = {"infranetes.io/network" = "vpc"}}', "this table's key network"),
             ('annotations = {set = {"infranetes.io/shared-paths" = "/x"}}', "the pod's own"),
+            ('annotations = {set = {"infranetes.startproxy" = "true"}}', "the pod's own"),
+            ('annotations = {set = {"infranetes.sethostname" = "maybe"}}', "infranetes.sethostname"),
         ):
             self.assertIn(word, self.refused(text=f"[handlers.x]\n{text}\n"), text)
         cni = '[handlers.x]\nnetwork = "cni"\n'
