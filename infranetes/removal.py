@@ -12,19 +12,24 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from infranetes import config
 from infranetes.config import Config
 from infranetes.hostports.hostports import table_name
+from infranetes.hostports.table import Routes, is_open, localnet_of, script, write_route_localnet
 from infranetes.pods.states import SandboxState
 from infranetes.pods.store import FILE
+from infranetes.providers.cloud.interface import TOKEN
 from infranetes.providers.qemu import bridge, uids
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.process import pids_by_argument
@@ -38,23 +43,31 @@ _MACS = (bridge.MAC, NODE_MAC)  # of the pods' bridges, and of the overlay's dev
 _END_SECONDS, _PAUSE = 10.0, 0.05
 _PORT_SECONDS = 3.0  # that the kernel may need to remove the port of a VM that has ended
 _COMMAND_SECONDS = 30.0
-# A VM may be left of sandboxes in all states but this one.
-_VMS_ELSEWHERE = """
-    SELECT provider, instance_id FROM sandboxes WHERE instance_id != '' AND state != ?
-    UNION SELECT provider, instance_id FROM pool WHERE instance_id != ''
+# A VM may be left of sandboxes in all states but these.
+_WITHOUT_VM = (SandboxState.STOPPED.value, SandboxState.VACANT.value)
+_VMS = """
+    SELECT provider, instance_id, token FROM sandboxes WHERE state NOT IN (?, ?)
+    UNION SELECT provider, instance_id, token FROM pool
 """
 
+_T = TypeVar("_T")
 
-def vms_elsewhere(state_dir: Path) -> dict[str, list[str]]:
-    """Return the ids of the VMs that a provider has outside of this node, by the provider's name."""
+
+def vms_elsewhere(state_dir: Path, own: str) -> dict[str, list[str]]:
+    """Return the VMs that a provider has, or may have, outside of this node, by the provider's name.
+
+    Each VM is named by its id, or by its tag if the provider had not answered yet when the daemon ended.
+
+    :param own: the node's own provider, which records of the first release do not name."""
     found: dict[str, list[str]] = {}
     path = state_dir / FILE
     if not path.exists():
         return found
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        for provider, id in connection.execute(_VMS_ELSEWHERE, (SandboxState.STOPPED.value,)):
+        for recorded, id, token in connection.execute(_VMS, _WITHOUT_VM):
+            provider = recorded or own
             if provider not in LOCAL_PROVIDERS:
-                found.setdefault(provider, []).append(id)
+                found.setdefault(provider, []).append(id or f"the one tagged {TOKEN}={token}")
     return found
 
 
@@ -88,20 +101,61 @@ def remove_network(state_dir: Path) -> None:
     """Delete the pods' bridges, the overlay's devices, and the nftables tables of both and of host ports.
 
     A bridge to which something is still connected stays: it belongs to another daemon, whose VMs run.
-    """
-    links = _unused_links()
-    tables = {table_name(state_dir)}
-    for link in links:
-        tables |= {f"infranetes_{link}", f"infranetes_{link}_firewalls"}
-    for family, name in _tables():
-        if name in tables:
-            _try("nft", "delete", "table", family, name)
-    for link in links:
-        _try("ip", "link", "delete", "dev", link)
+
+    :raise Unavailable: something could not be deleted. Everything else is."""
+    troubles: list[str] = []
+
+    def attempt(work: Callable[[], _T]) -> _T | None:
+        try:
+            return work()
+        except (OSError, ValueError, InfranetesError) as error:
+            troubles.append(str(error))
+            return None
+
+    links = attempt(_unused_links) or []
+    tables = {name for link in links for name in (f"infranetes_{link}", f"infranetes_{link}_firewalls")}
+    for link in links:  # before the tables, which protect them
+        attempt(partial(_said, "ip", "link", "delete", "dev", link))
+    for family, name in attempt(_tables) or []:
+        if (family, name) == ("ip", table_name(state_dir)):
+            attempt(partial(_end_host_ports, name))
+        elif name in tables:
+            attempt(partial(_said, "nft", "delete", "table", family, name))
+    if troubles:
+        raise Unavailable("; ".join(troubles))
+
+
+def _end_host_ports(name: str) -> None:
+    """Set route_localnet back where the daemon has set it, then delete the table of the host ports.
+
+    Of the table, what guards 127.0.0.1 stays while route_localnet is still 1: another program has set it, or
+    it can't be set back.
+
+    :raise Unavailable: it can't be set back."""
+    localnet = localnet_of(_said("nft", "-j", "list", "table", "ip", name))
+    troubles = []
+    for interface in (each for each, ours in localnet.items() if ours):
+        try:
+            write_route_localnet(interface, "0")
+        except OSError as error:
+            troubles.append(f"route_localnet of {interface} can't be set back to 0: {error.strerror}")
+    left = {interface: ours for interface, ours in localnet.items() if is_open(interface)}
+    if left:
+        _said("nft", "-f", "-", stdin=script(name, {}, Routes(), left).encode())
+        _say(
+            f"the nftables table ip {name} stays: it keeps other machines from what listens on 127.0.0.1, "
+            f"because route_localnet is 1 for {', '.join(sorted(left))}"
+        )
+    else:
+        _said("nft", "delete", "table", "ip", name)
+    if troubles:
+        raise Unavailable("; ".join(troubles))
 
 
 def _unused_links() -> list[str]:
     """Return the names of our links, except bridges with ports. Waits for ports that are disappearing."""
+    if shutil.which("ip") is None:  # then there are none
+        return []
     until = time.monotonic() + _PORT_SECONDS
     while True:
         found = json.loads(_said("ip", "-j", "link"))
@@ -112,34 +166,38 @@ def _unused_links() -> list[str]:
         time.sleep(_PAUSE)
 
 
-def _tables() -> Iterator[tuple[str, str]]:
-    for entry in json.loads(_said("nft", "-j", "list", "tables"))["nftables"]:
-        if table := entry.get("table"):
-            yield table["family"], table["name"]
+def _tables() -> list[tuple[str, str]]:
+    """Return the family and the name of each nftables table."""
+    if shutil.which("nft") is None:
+        return []
+    listed = json.loads(_said("nft", "-j", "list", "tables"))["nftables"]
+    return [(entry["table"]["family"], entry["table"]["name"]) for entry in listed if "table" in entry]
 
 
-def _said(*command: str) -> bytes:
-    return subprocess.run(command, check=True, capture_output=True, timeout=_COMMAND_SECONDS).stdout  # noqa: S603
-
-
-def _try(*command: str) -> None:
+def _said(*command: str, stdin: bytes = b"") -> bytes:
+    """Run a program and return its output. :raise Unavailable: it fails, or does not end."""
     try:
-        _said(*command)
+        return subprocess.run(  # noqa: S603
+            command, input=stdin, check=True, capture_output=True, timeout=_COMMAND_SECONDS
+        ).stdout
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"`{' '.join(command)}` does not end") from None
     except subprocess.CalledProcessError as error:
-        _say(f"{' '.join(command)}: {error.stderr.decode(errors='replace').strip()}")
+        words = error.stderr.decode(errors="replace").strip()
+        raise Unavailable(f"`{' '.join(command)}` failed: {words}") from None
 
 
 def _say(words: str) -> None:
     print(f"infranetes: {words}", file=sys.stderr)
 
 
-def _state_dir(file: str) -> Path:
-    """Return the configured state directory, or the default one if the configuration can't be read."""
+def _configuration(file: str) -> Config:
+    """Return the configuration, or the default one if it can't be read."""
     try:
-        return config.load(file if Path(file).exists() else None, {}).state_dir
+        return config.load(file if Path(file).exists() else None, {})
     except InfranetesError as error:
-        default = Config().state_dir
-        _say(f"{error}. The VMs that have records in {default} are ended")
+        default = Config()
+        _say(f"{error}. The VMs that have records in {default.state_dir} are ended")
         return default
 
 
@@ -147,18 +205,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 1 if something could not be ended."""
     parser = argparse.ArgumentParser(prog="python3 -m infranetes.removal", description=__doc__)
     parser.add_argument("--config", default=CONFIGURATION, metavar="FILE")
-    state_dir = _state_dir(parser.parse_args(arguments).config)
+    configuration = _configuration(parser.parse_args(arguments).config)
+    state_dir = configuration.state_dir
     failed = False
     try:
-        for provider, ids in sorted(vms_elsewhere(state_dir).items()):
-            _say(f"VMs of {provider} still run and cost money; end them there: {', '.join(sorted(ids))}")
+        for provider, vms in sorted(vms_elsewhere(state_dir, configuration.provider).items()):
+            _say(f"VMs of {provider} may still run and cost money; end them there: {', '.join(sorted(vms))}")
     except sqlite3.Error as error:
         _say(f"VMs at clouds may still run: {state_dir / FILE} can't be read: {error}")
         failed = True
     for step in (end_vms, remove_network):
         try:
             step(state_dir)
-        except (OSError, subprocess.SubprocessError, ValueError, InfranetesError) as error:
+        except (OSError, ValueError, InfranetesError) as error:
             _say(str(error))
             failed = True
     return int(failed)

@@ -31,6 +31,7 @@ from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 
+PROC_SYS = Path("/proc/sys")
 _SECONDS = 15.0  # for each child process
 
 _log = Logger()
@@ -51,7 +52,7 @@ class Table:
     :param name: of the nftables table, which is this daemon's alone.
     """
 
-    def __init__(self, reactor: IReactor, name: str, proc_sys: Path = Path("/proc/sys")) -> None:
+    def __init__(self, reactor: IReactor, name: str, proc_sys: Path = PROC_SYS) -> None:
         self._reactor = reactor
         self._name = name
         self._proc_sys = proc_sys
@@ -114,10 +115,7 @@ class Table:
         if self._localnet is None:
             command = ["nft", "-j", "list", "map", "ip", self._name, "localnet"]
             found = await run(self._reactor, command, _SECONDS)
-            self._localnet = {}
-            for each in json.loads(found.stdout).get("nftables", ()) if found.code == 0 else ():
-                for interface, ours in each.get("map", {}).get("elem", ()):
-                    self._localnet[interface] = bool(ours)
+            self._localnet = localnet_of(found.stdout) if found.code == 0 else {}
         return self._localnet
 
     async def current(self) -> set[str] | None:
@@ -166,25 +164,47 @@ class Table:
         networks = sorted({network for found in interfaces.values() for network in found})
         return Routes(tuple(interfaces), tuple(networks), tuple(routed))
 
-    def _path(self, interface: str) -> Path:
-        return self._proc_sys / "net/ipv4/conf" / interface / "route_localnet"
-
     def _is_open(self, interface: str) -> bool:
-        try:
-            return self._path(interface).read_text().strip() == "1"
-        except FileNotFoundError:  # the interface is gone
-            return False
+        return is_open(interface, self._proc_sys)
 
     async def _write(self, interface: str, value: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            # In a thread, since the write may have to wait for the kernel's lock of network devices.
-            await run_in_thread(self._reactor, self._path(interface).write_text, value)
+        # In a thread, since the write may have to wait for the kernel's lock of network devices.
+        await run_in_thread(self._reactor, write_route_localnet, interface, value, self._proc_sys)
 
     async def _ip(self, *words: str) -> bytes:
         return await check(self._reactor, ["ip", "-j", *words], _SECONDS)
 
     async def _nft(self, text: str) -> None:
         await check(self._reactor, ["nft", "-f", "-"], _SECONDS, text.encode())
+
+
+def localnet_of(listed: bytes) -> dict[str, bool]:
+    """Return the map `localnet` in what `nft -j` lists: the interfaces that host ports have needed, and
+    whether a daemon with this table has set route_localnet there."""
+    return {
+        interface: bool(ours)
+        for each in json.loads(listed).get("nftables", ())
+        if each.get("map", {}).get("name") == "localnet"
+        for interface, ours in each["map"].get("elem", ())
+    }
+
+
+def is_open(interface: str, proc_sys: Path = PROC_SYS) -> bool:
+    """Return whether an interface has route_localnet = 1. One that is gone has not."""
+    try:
+        return _setting(interface, proc_sys).read_text().strip() == "1"
+    except FileNotFoundError:
+        return False
+
+
+def write_route_localnet(interface: str, value: str, proc_sys: Path = PROC_SYS) -> None:
+    """Set an interface's route_localnet, unless the interface is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        _setting(interface, proc_sys).write_text(value)
+
+
+def _setting(interface: str, proc_sys: Path) -> Path:
+    return proc_sys / "net/ipv4/conf" / interface / "route_localnet"
 
 
 def elements(ports: Mapping[HostPort, str]) -> tuple[list[str], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import subprocess
@@ -12,26 +13,34 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TypeAlias
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes import removal
 from infranetes.hostports.hostports import table_name
+from infranetes.hostports.mappings import HostPort
+from infranetes.hostports.table import Routes, script
+from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.pods import database
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.states import SandboxState
 from infranetes.pods.store import FILE
 from infranetes.providers.qemu import bridge
 from infranetes.providers.qemu.record import RECORD
+from infranetes_common.errors import Unavailable
 from infranetes_common.overlay import NODE_MAC
 from tests.support.spaces import ROOT, Space
 
 SECONDS = 10.0
+Done: TypeAlias = "subprocess.CompletedProcess[str]"
 
 
-def command(*words: str, inside: Space | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the module as the maintainer script does, in a network namespace if one is given."""
-    whole = [sys.executable, "-m", "infranetes.removal", *words]
+def command(*words: str, inside: Space | None = None, by: tuple[str, ...] = ()) -> Done:
+    """Run the module as the maintainer script does, in a network namespace if one is given.
+
+    :param by: a command that runs it."""
+    whole = [*by, sys.executable, "-m", "infranetes.removal", *words]
     if inside is not None:
         whole = inside.command(*whole)
     return subprocess.run(whole, capture_output=True, text=True, cwd=ROOT, check=False)
@@ -146,6 +155,129 @@ class NetworkTests(RemovalCase):
         self.assertIn("infranetes_infranetes0", space.said("nft", "list", "tables"))
         self.assertIn("infranetes0", space.said("ip", "link"))
 
+    def node_without(self, *missing: str) -> tuple[Space, Done]:
+        """Return a node with a bridge and tables, and the outcome of a removal without these programs."""
+        space = Space("rm")
+        self.addCleanup(space.end)
+        space.ip(f"link add infranetes0 address {bridge.MAC} type bridge")
+        space.said("nft", "add", "table", "ip", table_name(self.state_dir))
+        programs = self.state_dir / "programs"
+        programs.mkdir()
+        for name in {"ip", "nft"} - set(missing):
+            (programs / name).symlink_to(shutil.which(name) or name)
+        by = ("env", f"PATH={programs}")
+        return space, command("--config", str(self.config), inside=space, by=by)
+
+    def test_without_ip_the_tables_go(self) -> None:
+        space, done = self.node_without("ip")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(space.said("nft", "list", "tables"), "")
+
+    def test_without_nft_the_bridges_go(self) -> None:
+        space, done = self.node_without("nft")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertNotIn("infranetes0", space.said("ip", "link"))
+
+    def test_a_node_that_has_neither(self) -> None:
+        _, done = self.node_without("ip", "nft")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_a_program_that_hangs_keeps_nothing_else_from_going(self) -> None:
+        programs = self.state_dir / "programs"
+        programs.mkdir()
+        calls = self.state_dir / "calls"
+        link = json.dumps([{"ifname": "infranetes0", "address": bridge.MAC}])
+        tables = json.dumps({"nftables": [{"table": {"family": "ip", "name": "infranetes_infranetes0"}}]})
+        for name, listed in (("ip", link), ("nft", tables)):
+            (programs / name).write_text(
+                f"#!/bin/sh\necho {name} $* >>{calls}\n"
+                f"case $* in *list*|'-j link') echo '{listed}';; *) exec /bin/sleep 60;; esac\n"
+            )
+            (programs / name).chmod(0o755)
+        self.patch(os, "environ", {"PATH": str(programs)})
+        self.patch(removal, "_COMMAND_SECONDS", 0.5)
+        with self.assertRaises(Unavailable) as caught:
+            removal.remove_network(self.state_dir)
+        deletions = ["ip link delete dev infranetes0", "nft delete table ip infranetes_infranetes0"]
+        called = calls.read_text().splitlines()
+        for each in deletions:
+            self.assertIn(each, called)
+            self.assertIn(f"`{each}` does not end", str(caught.exception))
+
+
+class LoopbackTests(RemovalCase):
+    """route_localnet, with which neighbours reach services on 127.0.0.1 unless the host ports' table guards
+    it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.space = Space("rm")
+        self.addCleanup(self.space.end)
+        self.space.ip("link add wire0 type bridge")
+        self.name = table_name(self.state_dir)
+
+    def run_with(self, localnet: dict[str, bool], by: tuple[str, ...] = ()) -> Done:
+        """Remove a node that forwards one port, by wire0 whose route_localnet is 1."""
+        self.set("1")
+        ports = {HostPort("tcp", "", 8080, 80): "10.0.0.2"}
+        file = self.state_dir / "script"
+        file.write_text(script(self.name, ports, Routes(), localnet))
+        self.space.said("nft", "-f", str(file))
+        return self.again(by)
+
+    def again(self, by: tuple[str, ...] = ()) -> Done:
+        return command("--config", str(self.config), inside=self.space, by=by)
+
+    def set(self, value: str) -> None:
+        self.space.said("sh", "-c", f"echo {value} >/proc/sys/net/ipv4/conf/wire0/route_localnet")
+
+    @property
+    def setting(self) -> str:
+        return self.space.said("cat", "/proc/sys/net/ipv4/conf/wire0/route_localnet").strip()
+
+    def check_guarded(self, ours: bool) -> None:
+        """Check that of the table only what the guard needs is left."""
+        table = self.space.said("nft", "list", "table", "ip", self.name)
+        self.assertIn('iifname != "lo" ip daddr 127.0.0.0/8 drop', table)
+        self.assertIn(f'"wire0" : 0x0000000{ours:d}', table)
+        self.assertNotIn("8080", table)
+
+    def test_it_is_set_back_before_the_table_goes(self) -> None:
+        done = self.run_with({"wire0": True, "gone0": True, "gone1": False})
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(self.setting, "0")
+        self.assertEqual(self.space.said("nft", "list", "tables"), "")
+
+    def test_the_setting_of_a_bridge_ends_with_the_bridge(self) -> None:
+        self.space.ip(f"link set wire0 address {bridge.MAC}")
+        done = self.run_with({"wire0": False})
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(self.space.said("nft", "list", "tables"), "")
+
+    def test_somebody_elses_setting_stays_and_is_guarded(self) -> None:
+        done = self.run_with({"wire0": False})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"the nftables table ip {self.name} stays", done.stderr)
+        self.assertIn("wire0", done.stderr)
+        self.assertEqual(self.setting, "1")
+        self.check_guarded(ours=False)
+        self.set("0")
+        done = self.again()
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(self.space.said("nft", "list", "tables"), "")
+
+    def test_the_guard_stays_where_the_setting_can_not_be_set_back(self) -> None:
+        read_only = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+        done = self.run_with({"wire0": True}, by=("sh", "-ec", f'{read_only} && exec "$@"', "sh"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("route_localnet of wire0 can't be set back to 0: Read-only file system", done.stderr)
+        self.assertIn(f"the nftables table ip {self.name} stays", done.stderr)
+        self.assertEqual(self.setting, "1")
+        self.check_guarded(ours=True)
+        done = self.again()
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual((self.setting, self.space.said("nft", "list", "tables")), ("0", ""))
+
 
 class PurgeTests(SynchronousTestCase):
     """The maintainer script that runs after the removal, with other paths."""
@@ -213,27 +345,66 @@ class PurgeTests(SynchronousTestCase):
 
 
 class CommandTests(RemovalCase):
-    def sandbox(self, number: int, provider: str, **fields: object) -> None:
+    def sandbox(
+        self, number: int, provider: str, state: SandboxState = SandboxState.READY, id: str = ""
+    ) -> None:
+        """Record a sandbox with the token tNUMBER. :param id: of its VM."""
         record = SandboxRecord(
-            f"{number}" * 32, f"{number + 3}" * 32, SandboxState.READY, f"p{number}", b"", "", number,
-            provider=provider, instance_id=f"i-{number}",
+            f"{number}" * 32, f"t{number}", state, f"p{number}", b"", "", number,
+            provider=provider, instance_id=id,
         )  # fmt: skip
+        self.put("sandboxes", record)
+
+    def pool(self, number: int, provider: str, state: PoolState, id: str = "") -> None:
+        record = PoolRecord(f"{number}", f"t{number}", state, 0, 0, 1, instance_id=id, provider=provider)
+        self.put("pool", record)
+
+    def put(self, table: str, record: SandboxRecord | PoolRecord) -> None:
         with contextlib.closing(database.open_database(self.state_dir / FILE)) as connection:
-            database.apply(connection, [database.put("sandboxes", record)])
+            self.assertEqual(database.apply(connection, [database.put(table, record)]), [None])
 
     def run_in_a_network_of_its_own(self) -> subprocess.CompletedProcess[str]:
         space = Space("rm")
         self.addCleanup(space.end)
         return command("--config", str(self.config), inside=space)
 
-    def test_vms_at_clouds_are_named(self) -> None:
-        self.sandbox(1, "aws")
-        self.sandbox(2, "qemu")
-        self.sandbox(3, "aws")
+    def named(self) -> list[str]:
+        """Return what a removal says of VMs."""
         done = self.run_in_a_network_of_its_own()
         self.assertEqual(done.returncode, 0)
-        self.assertIn("VMs of aws still run and cost money; end them there: i-1, i-3\n", done.stderr)
-        self.assertNotIn("i-2", done.stderr)
+        return [line.removeprefix("infranetes: ") for line in done.stderr.splitlines()]
+
+    def test_vms_at_clouds_are_named(self) -> None:
+        self.sandbox(1, "aws", id="i-1")
+        self.sandbox(2, "qemu", id="i-2")
+        self.sandbox(3, "aws", SandboxState.LOST, id="i-3")
+        self.sandbox(4, "aws", SandboxState.STOPPED, id="i-4")
+        self.pool(5, "gcp", PoolState.IDLE, id="i-5")
+        words = "may still run and cost money; end them there"
+        self.assertEqual(self.named(), [f"VMs of aws {words}: i-1, i-3", f"VMs of gcp {words}: i-5"])
+
+    def test_vms_that_were_being_launched_are_named_by_their_tokens(self) -> None:
+        """The provider had not answered yet, so nobody knows the id."""
+        self.sandbox(1, "aws", SandboxState.LAUNCHING)
+        self.sandbox(2, "aws", SandboxState.BOOTING)
+        self.sandbox(3, "aws", SandboxState.ABANDONED)
+        self.sandbox(4, "aws", SandboxState.STOPPING)
+        self.sandbox(5, "aws", SandboxState.VACANT)
+        self.sandbox(6, "aws", id="i-6")
+        self.sandbox(7, "qemu", SandboxState.LAUNCHING)
+        self.pool(8, "gcp", PoolState.BOOTING)
+        words = "may still run and cost money; end them there"
+        tagged = ", ".join(f"the one tagged infranetes-token=t{number}" for number in (1, 2, 3, 4))
+        self.assertEqual(
+            self.named(),
+            [f"VMs of aws {words}: i-6, {tagged}", f"VMs of gcp {words}: the one tagged infranetes-token=t8"],
+        )
+
+    def test_records_of_a_release_with_one_provider_are_the_nodes_own(self) -> None:
+        self.sandbox(1, "", id="i-1")
+        self.assertEqual(self.named(), [])
+        self.config.write_text(f'state_dir = "{self.state_dir}"\nprovider = "aws"\n')
+        self.assertEqual(self.named(), ["VMs of aws may still run and cost money; end them there: i-1"])
 
     def test_a_store_that_cant_be_read_is_told_and_the_rest_goes_on(self) -> None:
         (self.state_dir / FILE).parent.mkdir()
@@ -245,5 +416,6 @@ class CommandTests(RemovalCase):
 
     def test_a_broken_configuration_leaves_the_default_directory(self) -> None:
         self.config.write_text("no_such_key = 1\n")
-        self.assertEqual(removal._state_dir(str(self.config)), Path("/var/lib/infranetes"))
-        self.assertEqual(removal._state_dir(str(self.state_dir / "none")), Path("/var/lib/infranetes"))
+        default = Path("/var/lib/infranetes")
+        self.assertEqual(removal._configuration(str(self.config)).state_dir, default)
+        self.assertEqual(removal._configuration(str(self.state_dir / "none")).state_dir, default)
