@@ -67,5 +67,7 @@ class RemovalTests(UnitCase):
             left = [str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()]
             self.assertEqual(left, ["qemu/volumes/kept.raw"])
             self.assertFalse(self.system.path("run/infranetes").exists())
+            for package in ("infranetes", "infranetes_common"):
+                self.assertFalse(self.system.path(f"usr/lib/python3/dist-packages/{package}").exists())
 
         return Deferred.fromCoroutine(scenario())
