@@ -28,6 +28,10 @@ from infranetes.pods.states import SandboxState
 from infranetes.pods.store import FILE
 from infranetes.providers.qemu import bridge
 from infranetes.providers.qemu.record import RECORD
+from infranetes.providers.qemu.room import UNIT
+from infranetes.providers.qemu.snapshot_files import SnapshotFiles
+from infranetes.providers.qemu.volume_files import VolumeFiles
+from infranetes.providers.volumes import FromSnapshot
 from infranetes_common.errors import Unavailable
 from infranetes_common.overlay import NODE_MAC
 from tests.support.spaces import ROOT, Space
@@ -291,15 +295,11 @@ class PurgeTests(SynchronousTestCase):
             script = script.replace(path, f"{self.root}{path}")
         (self.root / "postrm").write_text(script)
         self.state = self.root / "var/lib/infranetes"
-        for file in (
-            "store/infranetes.sqlite",
-            "qemu/lock",
-            "qemu/volumes/snapshots/.none",
-            "images/blobs/a",
-        ):
+        for file in ("store/infranetes.sqlite", "qemu/lock", "images/blobs/a"):
             self.write(file)
-        (self.state / "qemu/volumes/snapshots/.none").unlink()
+        (self.state / "qemu/volumes/snapshots").mkdir(parents=True)
         (self.root / "run/infranetes/qemu").mkdir(parents=True)
+        self.deleted = set(self.left()) - {"postrm"}
 
     def write(self, file: str) -> None:
         (self.state / file).parent.mkdir(parents=True, exist_ok=True)
@@ -329,6 +329,41 @@ class PurgeTests(SynchronousTestCase):
         self.assertIn(f"{self.state}/qemu/volumes has persistent volumes", self.purge())
         kept = ["qemu/volumes/db.raw", "qemu/volumes/snapshots/db.snapshot/data"]
         self.assertEqual(self.left(), ["postrm", *(f"var/lib/infranetes/{file}" for file in kept)])
+
+    def test_volumes_stay_wherever_state_dir_and_volumes_dir_were(self) -> None:
+        usual, chosen = self.state / "node2/qemu/volumes", self.state / "pv"
+        for directory in (usual, chosen):
+            volumes, snapshots = VolumeFiles(directory), SnapshotFiles(directory)
+            snapshots.begin("before").write_text("data")
+            snapshots.finish("before", "db", 1.0)
+            for name in ("db", "disk", "my.cloud-disk-1"):
+                volumes.begin(name, UNIT)
+                volumes.finish(name, UNIT, FromSnapshot("before"))
+            (directory / "device.raw").symlink_to("/dev/sdb")
+        (usual / "notes").touch()
+        kept = self.left()
+        for file in ("node2/store/infranetes.sqlite", "node2/qemu/vms/1/disk.qcow2", "pv/.mounts"):
+            self.write(file)
+        said = self.purge()
+        self.assertEqual(self.left(), [file for file in kept if file not in self.deleted])
+        told = [line for line in said.splitlines() if "has persistent volumes" in line]
+        self.assertEqual(told, [f"infranetes: {each} has persistent volumes" for each in (usual, chosen)])
+
+    def test_disks_of_images_are_no_volumes(self) -> None:
+        for directory in ("guest", "node2/guest"):
+            for part in ("disk.raw", "vmlinuz", "initrd", "manifest.json"):
+                self.write(f"{directory}/key/{part}")
+            (self.state / directory / "current").symlink_to("key")
+            for name in (
+                ".build-1/disk.raw",
+                ".build-1/root/README.source",
+                "clouds/aws-docker-1.raw",
+                "clouds/.aws-docker-1.raw.cloud-disk-1/disk.raw",
+                "clouds/.aws-docker-1.raw.cloud-disk-1/tree/README.source",
+            ):
+                self.write(f"{directory}/{name}")
+        self.assertEqual(self.purge(), "")
+        self.assertFalse(self.state.exists())
 
     def test_what_is_mounted_there_stays(self) -> None:
         (self.root / "other").mkdir()

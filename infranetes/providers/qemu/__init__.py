@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu.provider import QemuProvider
@@ -18,9 +17,6 @@ __all__ = ["QemuProvider", "create"]
 
 _MAX_SOCKET_PATH = 107  # unix(7)
 _LONGEST_SOCKET = "0" * 32 + "/identity"
-# What purging the package deletes, and the one directory in it that stays. Source: debian/infranetes.postrm.
-_PURGED = Path("/var/lib/infranetes")
-_KEPT = _PURGED / "qemu" / "volumes"
 
 
 def create(reactor: IReactor, table: Mapping[str, object], context: ProviderContext) -> QemuProvider:
@@ -31,11 +27,5 @@ def create(reactor: IReactor, table: Mapping[str, object], context: ProviderCont
         raise ConfigError(
             f"{context.source}: run_dir: {socket} is too long for a socket's path "
             f"(at most {_MAX_SOCKET_PATH} bytes); choose a shorter directory"
-        )
-    volumes = settings.volumes_dir
-    if volumes is not None and volumes.is_relative_to(_PURGED) and volumes != _KEPT:
-        raise ConfigError(
-            f"{context.source}: providers.qemu.volumes_dir: {volumes} would be deleted if the package were "
-            f"purged; choose {_KEPT}, or a directory outside of {_PURGED}"
         )
     return QemuProvider(reactor, settings, context)

@@ -36,10 +36,6 @@ class StartTests(DaemonCase):
             ({"sockett": "/x"}, "infranetes.toml: sockett:"),
             ({"socket": 7}, "infranetes.toml: socket:"),
             ({"socket": "relative"}, "socket: 'relative' is not an absolute path"),
-            (
-                {"provider": "qemu", "providers": {"qemu": {"volumes_dir": "/var/lib/infranetes/pv"}}},
-                "providers.qemu.volumes_dir: /var/lib/infranetes/pv would be deleted",
-            ),
             ({"socket": "/" + "x" * 200}, "too long for a socket"),
             ({"provider": "nobody"}, "infranetes.toml: provider: no provider is called 'nobody'"),
             (
