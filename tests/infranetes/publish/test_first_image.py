@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +15,18 @@ from infranetes.guest.image import GuestImage
 from infranetes.guest.reporting import Build
 from infranetes.publish import command, first_image
 from infranetes_common.errors import InfranetesError
+from tests.support.spaces import ROOT
+
+# The command, with an archive that can't be reached. Arguments: the configuration's file.
+_COMMAND = """
+import sys
+from infranetes.publish import command, first_image
+from infranetes_common.errors import InfranetesError
+def downloaded(progress):
+    raise InfranetesError("the archive can't be reached")
+first_image.downloaded = downloaded
+sys.exit(command.main(["first-image", "--config", sys.argv[1]]))
+"""
 
 
 class FirstImageTests(SynchronousTestCase):
@@ -58,3 +72,54 @@ class FirstImageTests(SynchronousTestCase):
         (self.images / image.CURRENT).symlink_to("one")
         qemu = f'[providers.qemu]\nimage_dir = "{self.images}"\n'
         self.assertEqual((self.run_command(qemu), self.begun), (0, 0))
+
+
+class ServiceTests(SynchronousTestCase):
+    """The command in mounts like those of infranetes-guest.service."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp()).absolute()
+        self.images = self.directory / "pods/images"
+        self.images.parent.mkdir(parents=True)
+        (self.directory / "infranetes.toml").write_text(f'[providers.qemu]\nimage_dir = "{self.images}"\n')
+
+    def said(self, *mounts: str) -> str:
+        """Run the command after these commands, and return why it fails."""
+        command = " && ".join((*mounts, 'exec "$@"'))
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-ec", command, "sh", sys.executable, "-c", _COMMAND,
+             str(self.directory / "infranetes.toml")],
+            capture_output=True, text=True, check=False, cwd=ROOT,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 1, done.stderr)
+        return done.stderr
+
+    def read_only(self, *before: str) -> tuple[str, ...]:
+        where = self.images.parent
+        return (f"mount --bind {where} {where}", *before, f"mount -o remount,bind,ro {where}")
+
+    def private_tmp(self) -> str:
+        own = self.directory / "systemd-private-1-infranetes-guest.service-1/tmp"
+        own.mkdir(parents=True)
+        return f"mount --bind {own} {self.images.parent}"
+
+    def test_a_directory_that_is_read_only(self) -> None:
+        said = self.said(*self.read_only())
+        self.assertIn(f"providers.qemu.image_dir: {self.images} is read-only", said)
+        self.assertIn(f"`systemctl edit infranetes-guest` and add ReadWritePaths={self.images}", said)
+
+    def test_a_directory_that_is_read_only_but_for_itself(self) -> None:
+        self.images.mkdir()
+        writable = self.read_only(f"mount --bind {self.images} {self.images}")
+        self.assertIn("the archive can't be reached", self.said(*writable))
+
+    def test_a_directory_in_the_services_own_tmp(self) -> None:
+        said = self.said(self.private_tmp())
+        self.assertIn(f"providers.qemu.image_dir: {self.images} is in a temporary directory", said)
+        self.assertIn("`systemctl edit infranetes-guest` and add PrivateTmp=no", said)
+
+    def test_a_directory_that_is_everybodys_in_the_services_own_tmp(self) -> None:
+        others = self.directory / "others"
+        others.mkdir()
+        said = self.said(self.private_tmp(), f"mkdir {self.images}", f"mount --bind {others} {self.images}")
+        self.assertIn("the archive can't be reached", said)
