@@ -8,6 +8,7 @@ to the text: words that announce a secret are searched for as they are, and patt
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -116,14 +117,37 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     (("?key=", "&key="), re.compile(r"[?&]key=([^\s&\"'<>]+)", re.IGNORECASE)),
 )
 
-# The last words of keys whose value is a secret.
+# The last words of keys whose value is a secret. The nouns may as well be what a sentence is about.
+_NOUNS = ("secret", "token", "signature", "credential", "auth")
 _WORDS = (
-    *("password", "passwd", "passphrase", "pwd", "secret", "token", "signature", "credential", "auth"),
+    *("password", "passwd", "passphrase", "pwd", *_NOUNS),
     *("api_key", "api-key", "apikey", "access_key", "access-key", "accesskey", "accountkey"),
     *("secret_key", "secret-key", "secretkey", "private_key", "privatekey", "key-data"),
 )
-# After such a word: KEY=VALUE, KEY = "VALUE", "KEY": "VALUE", KEY: "VALUE".
-_ASSIGNED = re.compile(rf"[ \t]*+=[ \t]*+{_QUOTED}|=([^\s&\"'<>]+)|(?:\\?[\"'])?[ \t]*+:[ \t]*+{_QUOTED}")
+_SIGN = re.compile(r"(\\?[\"'])?[ \t]*+([=:])")
+# After such a word: KEY=VALUE, KEY = "VALUE".
+_EQUALS = re.compile(rf"[ \t]*+=[ \t]*+{_QUOTED}|=([^\s&\"'<>]+)")
+# "KEY": "VALUE", KEY: "VALUE".
+_COLON = re.compile(rf"(?:\\?[\"'])?[ \t]*+:[ \t]*+{_QUOTED}")
+# "KEY": NUMBER, KEY: NUMBER; before the end of a line or of a pair in a document.
+_NUMBER = re.compile(
+    r"(?:\\?[\"'][ \t]*+:[ \t]*+|[ \t]*+:[ \t]++)(-?\d[\d.eE+-]{3,64}+)(?=[ \t]*+(?:[,;}\])\r\n]|\Z))"
+)
+_BARE = r"[^\s\"'<>,;}\])]"
+# KEY:VALUE, as Go prints structs and maps. After a noun a port, a version or a tag is none.
+_JOINED = re.compile(rf":(?![/:*&({{\[])({_BARE}++)")
+_JOINED_TO_NOUN = re.compile(
+    rf":(?![/:*&({{\[]|(?:v\d[\w.-]{{0,15}}|\d{{1,5}}|\d+\.[\w.-]*|latest)(?![\w.-]))({_BARE}++)"
+)
+# KEY: VALUE within a line, where the value is no word of a language; after a noun, not even a host's name.
+_WITHIN = re.compile(
+    rf"[ \t]*+:[ \t]++(?={_BARE}{{6}})(?={_BARE}{{0,255}}?(?:\d|[a-z][A-Z]))({_BARE}++)(?<!:)"
+)
+_AFTER_NOUN = re.compile(rf"[ \t]*+:[ \t]++(?=[\w+=]{{20}})(?=[\w+=]{{0,255}}?\d)({_BARE}++)(?<!:)")
+_IN_YAML = re.compile(r"[ \t]*(?:- +)*[\w.-]+/[\w.-]*")  # before the last word of a key that has a slash
+_OF_SHELL = re.compile(r"(?<![\w-])(?:OLD)?\Z")  # before PWD, which is a directory
+_ENDS_OF_WORDS = ("_", ")", "]", '"', "'")  # besides letters and digits
+_OF_NAMES = f"{string.ascii_letters}{string.digits}_.-"
 # A document's key that has a secret; one with spaces is a sentence.
 _SECRET_KEY = re.compile(rf"\S*(?:{'|'.join(_WORDS)}|authorization|cookie|session-id)", re.IGNORECASE)
 _NAMED = (("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value"))
@@ -138,6 +162,7 @@ _ARGUMENT = re.compile(
 _NO_SECRET = re.compile(
     r"[^\w\s]{0,3}|(?:None|nil|null|true|false)[.,;)\]}]*\s*|(?i:none|null|true|false)"
     r"|invalid_(?:grant|client|request|scope|token)|unauthorized_client|unsupported_grant_type|access_denied"
+    r"|(?i:ok|yes|no|on|off|enabled|disabled|required|optional|missing|valid|invalid|expired|revoked|failed|denied)"
 )
 _LINE_BEGINS = re.compile(r"[ \t]*(?:- +)*[\w.-]*")
 _FLAG_BEGINS = re.compile(r"(?<![\w-])--[\w-]*\Z")
@@ -178,12 +203,51 @@ def _at(pattern: re.Pattern[str], text: str, at: int, end: int) -> re.Match[str]
 
 def _value(text: str, at: int, end: int) -> re.Match[str] | None:
     """Match the value after a key's last word, which stands at a place in a text."""
-    if found := _ASSIGNED.match(text, end):
-        return found
+    sign = _SIGN.match(text, end)
     before = text[max(at - _MOST_BEFORE, 0) : at]
-    if _LINE_BEGINS.fullmatch(before, before.rfind("\n") + 1) and (found := _REST_OF_LINE.match(text, end)):
-        return found
-    return _ARGUMENT.match(text, end) if "--" in before and _FLAG_BEGINS.search(before) else None
+    if sign is None:
+        return _ARGUMENT.match(text, end) if "--" in before and _FLAG_BEGINS.search(before) else None
+    if sign[2] == ":":
+        if sign[1] is None:
+            return _after_colon(text, at, end, before)
+        return _COLON.match(text, end) or _NUMBER.match(text, end)
+    if text.startswith(("=/", '="/'), end) and text[at:end] == "PWD" and _OF_SHELL.search(before):
+        return None
+    return _EQUALS.match(text, end) or _rest_of_line(text, end, before)
+
+
+def _after_colon(text: str, at: int, end: int, before: str) -> re.Match[str] | None:
+    """Match the value after a word and a colon. That may be a key's, or what a message is about."""
+    quoted = _COLON.match(text, end)
+    rest = before.rstrip(_OF_NAMES)
+    if rest.endswith("/"):  # a path or an image's name, unless it is a key in YAML
+        if quoted is None or not _IN_YAML.fullmatch(before, before.rfind("\n") + 1):
+            return None
+        return None if _has_words(quoted) else quoted
+    # In client_secret and clientSecret it is a key's.
+    in_key = before.endswith("_") or (before[-1:].islower() and text[at].isupper())
+    if in_key or text[at:end].lower() not in _NOUNS:
+        found = quoted or _NUMBER.match(text, end) or _rest_of_line(text, end, before)
+        return found or _JOINED.match(text, end) or _WITHIN.match(text, end)
+    word = rest.rstrip(" \t")
+    in_sentence = len(word) < len(rest) and (word[-1:].isalnum() or word.endswith(_ENDS_OF_WORDS))
+    if quoted:
+        return None if in_sentence and _has_words(quoted) else quoted
+    if rest.endswith(":"):  # within a name with colons
+        return None
+    found = None if in_sentence else _NUMBER.match(text, end) or _rest_of_line(text, end, before)
+    return found or _JOINED_TO_NOUN.match(text, end) or _AFTER_NOUN.match(text, end)
+
+
+def _has_words(found: re.Match[str]) -> bool:
+    """Return whether a value is several words: what a program says, and hardly a secret."""
+    return len(found[found.lastindex or 0].split(None, 1)) > 1
+
+
+def _rest_of_line(text: str, end: int, before: str) -> re.Match[str] | None:
+    """Match the value after a key that begins its line."""
+    begins = _LINE_BEGINS.fullmatch(before, before.rfind("\n") + 1)
+    return _REST_OF_LINE.match(text, end) if begins else None
 
 
 def blotted(text: str, parts: Iterable[Span]) -> str:
