@@ -14,7 +14,8 @@ from functools import partial
 
 HIDDEN = "(hidden)"
 NEAR = 1024  # characters that a cut is moved by at most, to keep words or lines whole
-_BEYOND = 4096  # characters beyond a cut in which the rest of a secret is seen
+BEFORE = 16 * 1024  # characters before an end in which the beginning of a secret is seen
+_BEYOND = 4096  # characters beyond a beginning in which the rest of a secret is seen
 
 Span = tuple[int, int]
 """The beginning and the end of a part of a text."""
@@ -280,10 +281,10 @@ def redacted_beginning(text: str, most: int) -> str:
 
 
 def redacted_end(text: str, most: int) -> str:
-    """Return the end of a text without secrets, nor the second half of one. It begins with a line, or at
-    least a word, unless there is none.
+    """Return the end of a text without secrets, nor the second half of one that has at most BEFORE characters.
+    It begins with a line, or at least a word, unless there is none.
 
-    :param most: characters of the text that are kept; only little more of it is looked at."""
+    :param most: characters of the text that are kept; of the rest, only BEFORE characters are looked at."""
     if len(text) <= most:
         return redacted(text)
     begin = len(text) - most
@@ -294,7 +295,7 @@ def redacted_end(text: str, most: int) -> str:
 
 def _part(text: str, begin: int, end: int) -> str:
     """Return a part of a text without secrets, including those of which only some is in it."""
-    start = max(begin - _BEYOND, 0)
+    start = max(begin - BEFORE, 0)
     found = spans(text[start : end + _BEYOND])
     parts = ((max(first + start, begin) - begin, min(last + start, end) - begin) for first, last in found)
     return blotted(text[begin:end], parts)

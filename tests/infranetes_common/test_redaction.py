@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.redaction import (
     _WORDS,
+    BEFORE,
     HIDDEN,
     NEAR,
     blotted,
@@ -351,6 +352,11 @@ class CutTests(SynchronousTestCase):
         at = text.index("LS0t") + 1500
         self.assertNotIn("LS0t", redacted_beginning(text, at))
         self.assertNotIn("LS0t", redacted_end(text, len(text) - at))
+
+    def test_a_secret_that_begins_long_before_the_end_is_hidden(self) -> None:
+        for long in (700, BEFORE // 8):
+            text = f'{"word " * NEAR}password: "{"Planted " * long}" end'
+            self.assertEqual(redacted_end(text, 300), f'{HIDDEN}" end')
 
     def test_short_texts_are_whole(self) -> None:
         self.assertEqual(redacted_beginning("a b\n", 4), "a b\n")
