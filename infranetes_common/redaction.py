@@ -281,8 +281,8 @@ def redacted_beginning(text: str, most: int) -> str:
 
 
 def redacted_end(text: str, most: int) -> str:
-    """Return the end of a text without secrets, nor the second half of one that has at most BEFORE characters.
-    It begins with a line, or at least a word, unless there is none.
+    """Return the end of a text without secrets, nor the second half of one, if that has at most BEFORE
+    characters. It begins with a line, or at least a word, unless there is none.
 
     :param most: characters of the text that are kept; of the rest, only BEFORE characters are looked at."""
     if len(text) <= most:
