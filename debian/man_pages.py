@@ -127,11 +127,16 @@ def command_page(parser: argparse.ArgumentParser, whatis: str, sections: Section
     return page(parser.prog, 1, whatis, found)
 
 
-def ctl_page() -> str:
-    status = (ctl.parser().epilog or "").removeprefix("exit status:\n")
+def exit_status(parser: argparse.ArgumentParser) -> tuple[str, str]:
+    """Return the section of the exit status, from the parser's epilog."""
+    status = (parser.epilog or "").removeprefix("exit status:\n")
     shown = re.sub(r"\n {7}", " ", status)
     codes = [tuple(line.split(maxsplit=1)) for line in shown.splitlines()]
-    sections = [("EXIT STATUS", listed([(code, words) for code, words in codes]))]
+    return "EXIT STATUS", listed([(code, words) for code, words in codes])
+
+
+def ctl_page() -> str:
+    sections = [exit_status(ctl.parser())]
     sections.append(("FILES", listed(CONTROL_SOCKET)))
     return command_page(
         ctl.parser(), "ask this node's infranetes daemon about its virtual machines", sections
@@ -141,7 +146,9 @@ def ctl_page() -> str:
 def guest_page() -> str:
     files = listed([("/var/lib/infranetes/guest", "guest images")])
     return command_page(
-        guest.parser(), "build and publish the image that a pod's virtual machine boots", [("FILES", files)]
+        guest.parser(),
+        "build and publish the image that a pod's virtual machine boots",
+        [exit_status(guest.parser()), ("FILES", files)],
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import json
 import signal
 import sys
 import time
@@ -26,6 +27,13 @@ from infranetes_common import __version__
 from infranetes_common.errors import InfranetesError
 
 _UNDONE = "nothing is left of the build"
+_EPILOG = """\
+exit status:
+  0    done
+  1    failed; standard error says why
+  2    the command line is wrong
+  130  interrupted
+"""
 
 
 @attrs.frozen
@@ -44,11 +52,14 @@ Add: TypeAlias = Callable[[Subparsers], Mapping[str, Subcommand]]
 def parser(further: Add) -> tuple[argparse.ArgumentParser, Mapping[str, Subcommand]]:
     """Return the parser of the command line, and the subcommands by their names."""
     top = argparse.ArgumentParser(
-        prog="infranetes-guest", description="The image that a pod's virtual machine boots."
+        prog="infranetes-guest",
+        description="The image that a pod's virtual machine boots.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"infranetes-guest {__version__}")
-    commands = top.add_subparsers(dest="command", required=True)
-    builder = commands.add_parser("build", help="build the image, unless it is there already")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    builder = _add(commands, "build", "build the image, unless it is there already")
     builder.add_argument(
         "--debs",
         type=Path,
@@ -63,16 +74,24 @@ def parser(further: Add) -> tuple[argparse.ArgumentParser, Mapping[str, Subcomma
         help="what runs containers in it (%(default)s): docker; oci, which is conmon and crun; both: oci, "
         "and Docker for pods that choose it",
     )
-    shower = commands.add_parser("show", help="show the image in use")
-    disk_maker = commands.add_parser(
-        "cloud-disk", help="make a disk of the image that a cloud's machines boot"
-    )
+    shower = _add(commands, "show", "show the image in use")
+    for each in (builder, shower):
+        each.add_argument("--json", action="store_true", help="print the image as JSON on standard output")
+    disk_maker = _add(commands, "cloud-disk", "make a disk of the image that a cloud's machines boot")
     _add_disk_arguments(disk_maker)
     for each in (builder, shower, disk_maker):
         each.add_argument(
-            "--image-dir", type=Path, default=images.DEFAULT_DIR, help="where images are (%(default)s)"
+            "--image-dir",
+            type=Path,
+            default=images.DEFAULT_DIR,
+            metavar="DIRECTORY",
+            help="where images are (%(default)s)",
         )
     return top, {**_SUBCOMMANDS, **further(commands)}
+
+
+def _add(commands: Subparsers, name: str, words: str) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
 
 
 def main(arguments: Sequence[str] | None = None, further: Add = lambda parsers: {}) -> int:
@@ -120,7 +139,7 @@ def _build(options: argparse.Namespace) -> None:
         debs = options.debs or stack.enter_context(downloaded(progress))
         containers = recipe.CONTAINERS[options.containers]
         made = build(options.image_dir, debs, progress, force=options.force, containers=containers)
-    show(made)
+    show(made, options.json)
 
 
 def _make_disk(options: argparse.Namespace) -> None:
@@ -144,8 +163,11 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def show(image: GuestImage) -> None:
-    """Print what an image is made of."""
+def show(image: GuestImage, as_json: bool = False) -> None:
+    """Print what an image is made of. In JSON, times are seconds since 1970 UTC."""
+    if as_json:
+        print(json.dumps({**attrs.asdict(image), "directory": str(image.directory)}, indent=2))
+        return
     built = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(image.built_at))
     print(f"guest image {image.directory}")
     print(f"  built   {built}")
@@ -158,7 +180,7 @@ def show(image: GuestImage) -> None:
 _SUBCOMMANDS: Mapping[str, Subcommand] = {
     "build": Subcommand(_build),
     "cloud-disk": Subcommand(_make_disk),
-    "show": Subcommand(lambda options: show(images.current(options.image_dir))),
+    "show": Subcommand(lambda options: show(images.current(options.image_dir), options.json)),
 }
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from infranetes_common.errors import ConfigError, FailedPrecondition, NotFound
 DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
 _DISKS = "clouds"  # below the directory of guest images: disks that are being published
 _DAY = 86400.0
+_BOOT_MODE = "legacy-bios"
 
 
 class Connect(Protocol):
@@ -78,7 +79,11 @@ def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
         "unless there is one or the configuration has no VMs of QEMU.",
     )
     first.add_argument(
-        "--config", type=Path, default=DEFAULT_CONFIG, help="which VMs there are (%(default)s)"
+        "--config",
+        type=Path,
+        default=DEFAULT_CONFIG,
+        metavar="FILE",
+        help="which VMs there are (%(default)s)",
     )
     publish = commands.add_parser(
         "publish",
@@ -94,6 +99,12 @@ def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
         default=DEFAULT_KIND,
         help="what runs the pod's containers (%(default)s); machine: the pod is the VM",
     )
+    publish.add_argument(
+        "--boot-mode",
+        choices=("legacy-bios", "uefi", "uefi-preferred"),
+        default=_BOOT_MODE,
+        help="aws: how instances boot the image (%(default)s)",
+    )
     publish.add_argument("--name", default="", metavar="NAME:VERSION", help="of an image of --kind machine")
     publish.add_argument(
         "--disk", type=Path, metavar="FILE", help="a raw disk, in place of one that is made now"
@@ -108,7 +119,11 @@ def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
         help="run in the tree of the disk that is made, for packages of your own",
     )
     publish.add_argument(
-        "--image-dir", type=Path, default=images.DEFAULT_DIR, help="where guest images are (%(default)s)"
+        "--image-dir",
+        type=Path,
+        default=images.DEFAULT_DIR,
+        metavar="DIRECTORY",
+        help="where guest images are (%(default)s)",
     )
     lister = commands.add_parser(
         "images",
@@ -116,6 +131,7 @@ def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
         description="List the images that `publish` has made. None is removed that the configuration names "
         "or that is known to be in use.",
     )
+    lister.set_defaults(boot_mode=_BOOT_MODE)  # nothing is registered
     _add_cloud(lister)
     _add_clouds_own(lister)
     which = lister.add_mutually_exclusive_group()
@@ -134,11 +150,12 @@ def add_subcommands(commands: Subparsers) -> Mapping[str, Subcommand]:
 
 
 def _add_cloud(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("cloud", choices=sorted(CLOUDS))
+    parser.add_argument("cloud", choices=sorted(CLOUDS), help="the cloud")
     parser.add_argument(
         "--config",
         type=Path,
         default=DEFAULT_CONFIG,
+        metavar="FILE",
         help="whose table [providers.CLOUD] says which account, and with which credentials (%(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
@@ -150,12 +167,6 @@ def _add_clouds_own(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="URL",
         help="aws: of EBS' direct APIs, in place of the region's own",
-    )
-    parser.add_argument(
-        "--boot-mode",
-        choices=("legacy-bios", "uefi", "uefi-preferred"),
-        default="legacy-bios",
-        help="aws: how instances boot the image (%(default)s)",
     )
     parser.add_argument(
         "--bucket", default="", metavar="NAME", help="gcp: of Cloud Storage, where the disk is for a while"

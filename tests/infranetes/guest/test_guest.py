@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -171,6 +173,15 @@ class BuildTests(SynchronousTestCase):
         self.assertEqual(self.names(), {made.key, "current"})
         self.assertEqual(self.build().key, made.key)
         self.assertEqual((self.built, self.has_docker), (1, True))
+
+    def test_it_is_shown_as_json_too(self) -> None:
+        made = self.build()
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            self.assertEqual(cli.main(["show", "--json", "--image-dir", str(self.images)]), 0)
+        shown = json.loads(said.getvalue())
+        self.assertEqual((shown["key"], shown["codename"]), (made.key, made.codename))
+        self.assertEqual(shown["packages"], list(made.packages))
 
     def test_what_runs_containers_makes_another_image(self) -> None:
         docker = self.build(containers=recipe.DOCKER)
