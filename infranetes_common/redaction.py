@@ -149,9 +149,6 @@ _IN_YAML = re.compile(r"[ \t]*(?:- +)*[\w.-]+/[\w.-]*")  # before the last word 
 _OF_SHELL = re.compile(r"(?<![\w-])(?:OLD)?\Z")  # before PWD, which is a directory
 _ENDS_OF_WORDS = ("_", ")", "]", '"', "'")  # besides letters and digits
 _OF_NAMES = f"{string.ascii_letters}{string.digits}_.-"
-# A document's key that has a secret; one with spaces is a sentence.
-_SECRET_KEY = re.compile(rf"\S*(?:{'|'.join(_WORDS)}|authorization|cookie|session-id)", re.IGNORECASE)
-_NAMED = (("name", "value"), ("Name", "Value"), ("key", "value"), ("Key", "Value"))
 # At a line's beginning: KEY = VALUE, KEY: VALUE.
 _REST_OF_LINE = re.compile(
     r"[ \t]*+=[ \t]*+([^\s\"'=][^\r\n]*)|:[ \t]++([^\s\"'|>\[{]\S*+)[ \t]*+$", re.MULTILINE
@@ -251,6 +248,11 @@ def _rest_of_line(text: str, end: int, before: str) -> re.Match[str] | None:
     return _REST_OF_LINE.match(text, end) if begins else None
 
 
+def is_harmless(value: str) -> bool:
+    """Return whether a value can't be a secret whatever its key is, as `null` and `disabled`."""
+    return _NO_SECRET.fullmatch(value) is not None
+
+
 def blotted(text: str, parts: Iterable[Span]) -> str:
     """Return a text in which HIDDEN stands for each of the parts, which may overlap."""
     kept: list[str] = []
@@ -309,27 +311,3 @@ def end_of(text: str, most: int) -> str:
         return text
     end = text[-most:]
     return next((rest for each in "\n\r " if (rest := end.partition(each)[2])), end)
-
-
-def mapped(value: object, change: Callable[[str], str]) -> object:
-    """Return a JSON document in which each text, and each key, is changed. The values of keys for secrets are
-    hidden, as are those of pairs such as {"name": KEY, "value": VALUE}."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        secret = {key for key in value if _SECRET_KEY.fullmatch(str(key))}
-        secret |= {at for name, at in _NAMED if _SECRET_KEY.fullmatch(str(value.get(name)))}
-        return {
-            change(str(key)): mapped(_hidden(each) if key in secret else each, change)
-            for key, each in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [mapped(each, change) for each in value]
-    return value
-
-
-def _hidden(value: object) -> object:
-    """Return a secret, or a list of them, hidden."""
-    if isinstance(value, list | tuple):
-        return [_hidden(each) for each in value]
-    return HIDDEN if isinstance(value, str) and not _NO_SECRET.fullmatch(value) else value

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from urllib.parse import quote, quote_plus
 
-from infranetes_common.redaction import PEM_KEY, blotted, mapped, spans
+from infranetes.control.secret_keys import mapped
+from infranetes_common.redaction import PEM_KEY, blotted, spans
 
 SHORTEST = 6  # characters; texts are not searched for shorter secrets, which would be in every one
 _SHORTEST_LINE = 16  # characters of a key's line that is searched for on its own
 # Values that are no secrets, although their keys sound so.
-_WORDS = {"bearer", "basic", "password", "secret", "default", "enabled", "disabled", "required", "(hidden)"}
+_PLAIN = {"bearer", "basic", "password", "secret", "default", "enabled", "disabled", "required", "(hidden)"}
 _PEM_MARK = re.compile(r"-+(?:(?:BEGIN|END)[A-Z0-9 ]*-*)?")
 _SCHEME = re.compile(r"(?:Bearer|Basic|Token)[ \t]+", re.IGNORECASE)
 
@@ -45,7 +46,7 @@ class Scrubber:
 
 
 def _is_worth(value: str) -> bool:
-    return len(value) >= SHORTEST and value.lower() not in _WORDS and not _PEM_MARK.fullmatch(value)
+    return len(value) >= SHORTEST and value.lower() not in _PLAIN and not _PEM_MARK.fullmatch(value)
 
 
 def _meant(value: str) -> Iterator[str]:

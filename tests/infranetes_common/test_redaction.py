@@ -20,7 +20,6 @@ from infranetes_common.redaction import (
     NEAR,
     blotted,
     end_of,
-    mapped,
     redacted,
     redacted_beginning,
     redacted_end,
@@ -383,25 +382,3 @@ class PartTests(SynchronousTestCase):
         hidden = {at for start, stop in parts for at in range(start, stop)}
         kept = "".join(each for at, each in enumerate(text) if at not in hidden)
         self.assertEqual(blotted(text, parts).replace(HIDDEN, ""), kept)
-
-    def test_a_document_is_changed_in_every_text(self) -> None:
-        document = {"a": ["x", 1, None, ("x",)], "x": {"b": True}}
-        self.assertEqual(mapped(document, str.upper), {"A": ["X", 1, None, ["X"]], "X": {"B": True}})
-
-    def test_a_key_of_a_document_gives_its_value_away(self) -> None:
-        for key in ("password", "example.com/api-token", "clientSecret", "X-Auth-Token", "Cookie"):
-            self.assertEqual(mapped({"a": {key: "abcd", "b": "c"}}, str), {"a": {key: HIDDEN, "b": "c"}})
-            self.assertEqual(mapped({key: ["abcd", 1]}, str), {key: [HIDDEN, 1]})
-            for name, value in (("name", "value"), ("Key", "Value")):
-                named = {name: key, value: "abcd", "b": "c"}
-                self.assertEqual(mapped([named], str), [{**named, value: HIDDEN}])
-
-    def test_other_keys_of_a_document_keep_their_values(self) -> None:
-        for document in (
-            {"token_file": "/x", "secretName": "x", "tokens": "x", "name": "token", "automountToken": False},
-            {"secret": [{"a": "b"}], "token": {"a": ["b"]}},
-            {"password": "", "token": "null", "secret": {"a": "b"}},
-            {"a search for the secrets of /etc/infranetes/token": "it can't be read"},
-            {"name": "HOME", "value": "/root"},
-        ):
-            self.assertEqual(mapped(document, str), document)
