@@ -164,7 +164,8 @@ def _add_configuration(bundle: Bundle, options: Namespace) -> list[str]:
     for number, file in enumerate(_files_of(main)):
         name, text = f"configuration/{number:02d}-{word(file.name)}.json", ""
         try:
-            text = file.read_text(encoding="utf-8")
+            content = file.read_bytes()
+            text = content.decode(errors="replace")  # its secrets are looked for in any case
             table = tomllib.loads(text)
         except (OSError, ValueError, RecursionError) as error:
             bundle.lacks(name, error)
@@ -174,7 +175,12 @@ def _add_configuration(bundle: Bundle, options: Namespace) -> list[str]:
         shown = without_secrets(table)
         tables.append(table)
         secrets += shown.secrets
-        bundle.documents[name] = {"file": str(file), "table": shown.table}
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            bundle.lacks(name, error)
+        else:
+            bundle.documents[name] = {"file": str(file), "table": shown.table}
     unread: dict[str, str] = {}
     secrets += secrets_of_files({"": tables}, unread)
     for path, why in unread.items():

@@ -22,6 +22,7 @@ from infranetes.control.bundle_daemon import MAX_CONSOLE
 from infranetes.control.session import DONE, Session
 from infranetes_common.commands import Output
 from infranetes_common.reactors import IReactor
+from infranetes_common.redaction import HIDDEN
 from infranetes_common.wire import control, cri
 from txgrpc import Code, GrpcError
 from txgrpc.client import Stub
@@ -268,6 +269,22 @@ class SecretsTests(TestCase):
         self.main.write_text(f'kubernetes.kubeconfig = "{large}"\n')
         missing = json.loads((await self.parts())["manifest.json"])["missing"]
         self.assertIn(f"a search for the secrets of {large}", missing)
+
+    async def test_a_file_that_is_not_utf_8_has_secrets_all_the_same(self) -> None:
+        async def pool(*_: object, **__: object) -> control.GetPoolResponse:
+            return control.GetPoolResponse(trouble="it was planted-latin, and planted1plug-in")
+
+        self.patch(_Daemon, "GetPool", pool)
+        toml = 'cluster = "kn\xf6del"\naws.secret_key = "planted-latin"\nproviders.x.a = "planted1plug-in"\n'
+        for rest, shown in (("", HIDDEN), ("nonsense\n", "planted1plug-in")):
+            self.main.write_bytes((toml + rest).encode("latin-1"))
+            parts = await self.parts()
+            self.assertEqual(json.loads(parts["pool.json"])["trouble"], f"it was {HIDDEN}, and {shown}")
+            self.assertIn(
+                "configuration/00-infranetes.toml.json", json.loads(parts["manifest.json"])["missing"]
+            )
+            self.assertNotIn("configuration/00-infranetes.toml.json", parts)
+            (self.root / "bundle.tar.gz").unlink()
 
     async def test_an_error_is_told_without_secrets(self) -> None:
         async def refuse(*_: object, **__: object) -> None:
