@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Control service of ``proto/control.proto``, which infranetes-ctl calls."""
+"""The Control service of ``proto/control.proto``, which infranetes-ctl calls.
+
+Its answers quote errors and what clouds say, but without secrets. Consoles are as the guest wrote them.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from infranetes.pods.states import WITH_VM
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
 from infranetes_common.concurrency import settled, shielded, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
+from infranetes_common.redaction import redacted
 from infranetes_common.wire import control, cri
 from txgrpc import Call
 
@@ -65,7 +69,7 @@ def shown_vm(
         vm.id, vm.address, vm.created_at = record.instance_id, record.address, record.created_at
         vm.sandbox_id = record.id
     if instance is not None:
-        vm.id, vm.state, vm.detail = instance.id, instance.state.value, instance.detail
+        vm.id, vm.state, vm.detail = instance.id, instance.state.value, redacted(instance.detail)
         vm.address = vm.address or instance.address  # a pod may have an address besides its VM's
         vm.sandbox_id = instance.sandbox_id
         vm.size = instance.size or vm.size
@@ -84,7 +88,7 @@ def recorded_pod(record: SandboxRecord, metadata: cri.PodSandboxMetadata) -> con
         uid=metadata.uid,
         attempt=metadata.attempt,
         state=record.state.value,
-        message=record.message,
+        message=redacted(record.message),
         created_at=record.created_at,
         provider=record.provider,
         handler=record.runtime_handler,
@@ -125,9 +129,10 @@ class ControlService:
     async def ListPods(self, request: control.ListPodsRequest, call: Call) -> control.ListPodsResponse:
         return control.ListPodsResponse(
             provider=self._node.side.name,
-            trouble=self._node.side.trouble,
+            trouble=redacted(self._node.side.trouble),
             providers=[
-                control.Provider(name=side.name, trouble=side.trouble) for side in self._node.sides.values()
+                control.Provider(name=side.name, trouble=redacted(side.trouble))
+                for side in self._node.sides.values()
             ],
             pods=[shown_pod(self._node, sandbox) for sandbox in self._node.inventory]
             + ([past_pod(each) for each in self._node.inventory.past] if request.past else []),
@@ -137,7 +142,9 @@ class ControlService:
         self, request: control.ListOrphansRequest, call: Call
     ) -> control.ListOrphansResponse:
         found, troubles = await self._reconciler.orphans()
-        return control.ListOrphansResponse(vms=[_orphan(*each) for each in found], troubles=troubles)
+        return control.ListOrphansResponse(
+            vms=[_orphan(*each) for each in found], troubles=map(redacted, troubles)
+        )
 
     async def EndOrphans(self, request: control.EndOrphansRequest, call: Call) -> control.EndOrphansResponse:
         found, troubles = await self._reconciler.orphans()
@@ -154,7 +161,7 @@ class ControlService:
         else:
             answer = await shielded(self._end(chosen))
         if not request.ids:  # those that are named have been found
-            answer.troubles.extend(troubles)
+            answer.troubles.extend(map(redacted, troubles))
         return answer
 
     async def GetPool(self, request: control.GetPoolRequest, call: Call) -> control.GetPoolResponse:
@@ -162,7 +169,7 @@ class ControlService:
         troubles = {pool.trouble: None for pool in pools if pool.trouble}
         return control.GetPoolResponse(
             drained=all(pool.drained for pool in pools),
-            trouble="; ".join(troubles),
+            trouble=redacted("; ".join(troubles)),
             wanted=sum(pool.wanted for pool in pools),
             vms=[_pooled(member) for pool in pools for member in pool.members.values()],
         )
@@ -223,7 +230,7 @@ class ControlService:
             sandbox_id=newest.sandbox_id,
             vm_id=newest.instance_id,
             ended_at=int(newest.ended_at * _NANOS),
-            detail=newest.detail,
+            detail=redacted(newest.detail),
             text=newest.text[-_MAX_CONSOLE:],
             output=newest.output[-_MAX_CONSOLE:],
         )
@@ -259,7 +266,9 @@ class ControlService:
                 node.observer.orphan_ended(side.name)
                 _log.warn("vm {vm}, an orphan, is ended as infranetes-ctl asked", vm=instance.id)
             else:
-                response.failed.append(control.Failure(vm=_orphan(side, instance), error=str(result.value)))
+                response.failed.append(
+                    control.Failure(vm=_orphan(side, instance), error=redacted(str(result.value)))
+                )
         return response
 
 
@@ -271,7 +280,7 @@ def _pooled(member: Member) -> control.Pooled:
     return control.Pooled(
         id=member.id,
         state=member.state.value,
-        message=member.record.message,
+        message=redacted(member.record.message),
         vm=shown_vm(
             member.machine.instance,
             member.record,

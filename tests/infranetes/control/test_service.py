@@ -186,6 +186,26 @@ class ControlTests(PodsTestCase):
             request = getattr(control, f"{method}Request")()
             self.failureResultOf(start(getattr(self.service, method)(request, None)), Unavailable)
 
+    def test_no_answer_has_secrets(self) -> None:
+        said = "no way through https://me:planted@proxy.example"
+        node, provider = self.world.node, self.world.provider
+        sandbox = node.inventory.sandbox(self.run_pod())
+        sandbox.record = attrs.evolve(sandbox.record, message=said)
+        for id, instance in provider.instances.items():
+            provider.instances[id] = attrs.evolve(instance, detail=said)
+        self.do(self.world.reconciler.once(self.world.side))
+        for member in node.pool.members.values():
+            member.record = attrs.evolve(member.record, message=said)
+        node.pool.trouble = said
+        self.stray("vm-lost", detail=said)
+        east: Any = SimpleNamespace(name="east")
+        node.add_side(east).trouble = said
+        self.patch(provider, "destroy", lambda id: fail(Unavailable(said)))
+        for method, times in {"ListPods": 3, "ListOrphans": 2, "EndOrphans": 3, "GetPool": 5}.items():
+            text = str(self.ask(method))
+            self.assertNotIn("planted", text)
+            self.assertEqual(text.count("https://(hidden)@proxy.example"), times, method)
+
     def test_orphans_of_a_provider_that_can_not_be_asked_are_not_none(self) -> None:
         east: Any = SimpleNamespace(name="east")  # nothing of it is asked
         side = self.world.node.add_side(east)
