@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.redaction import redacted_end
 
 Progress = Callable[[str], None]
 
@@ -54,7 +55,7 @@ def run(
             process.send_signal(end_by)
             raise
     if process.returncode != 0:
-        end = "\n".join(line for line in output if line)[-4000:]
+        end = redacted_end("\n".join(line for line in output if line), 4000)
         raise InfranetesError(f"{name or command[0]} failed with exit code {process.returncode}:\n{end}")
 
 

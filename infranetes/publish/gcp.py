@@ -44,6 +44,7 @@ from infranetes_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from infranetes_common.redaction import redacted_end
 
 KEY, KIND = "infranetes-publication", "infranetes-kind"  # labels
 FEATURES = ("VIRTIO_SCSI_MULTIQUEUE", "GVNIC", "UEFI_COMPATIBLE")
@@ -233,7 +234,9 @@ def _pack(disk: DiskPlan, archive: Path, report: Report) -> None:
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
         if done.returncode:
-            raise InfranetesError(f"tar can't pack {disk.path}: {' '.join(done.stderr.split())[-400:]}")
+            raise InfranetesError(
+                f"tar can't pack {disk.path}: {redacted_end(' '.join(done.stderr.split()), 400)}"
+            )
         work.replace(archive)
     finally:
         work.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ from infranetes.publish.progress import readable
 from infranetes.publish.vsphere_library import Shelf, StoredItem
 from infranetes.publish.vsphere_ovf import envelope
 from infranetes_common.errors import AlreadyExists, InfranetesError, PermissionDenied, Unavailable
+from infranetes_common.redaction import redacted_end
 
 _MARK = "Published by Infranetes"  # begins descriptions; the kind and the publication's key follow
 _DEPLOY_SECONDS = 2 * 3600.0
@@ -155,7 +156,9 @@ def _convert(disk: Path, vmdk: Path, report: Report) -> None:
             text=True,
         )
         if done.returncode:
-            raise InfranetesError(f"qemu-img can't convert {disk}: {' '.join(done.stderr.split())[-400:]}")
+            raise InfranetesError(
+                f"qemu-img can't convert {disk}: {redacted_end(' '.join(done.stderr.split()), 400)}"
+            )
         work.replace(vmdk)
     except FileNotFoundError as error:
         if error.filename != "qemu-img":

@@ -17,6 +17,7 @@ from twisted.internet.interfaces import IReactorThreads
 
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.redaction import redacted_end
 
 MAX_POLICY_BYTES = 256 * 1024
 
@@ -79,7 +80,7 @@ class ProfileLoader:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise FailedPrecondition(f"{_FIELD}: profile {name} can't be loaded: {error}") from error
         if done.returncode:
-            message = done.stderr.decode(errors="replace").strip()[-500:]
+            message = redacted_end(done.stderr.decode(errors="replace").strip(), 500)
             raise InvalidArgument(f"{_FIELD}: profile {name} can't be loaded: {message}")
         loaded = self._listed.read_text(errors="replace").splitlines()
         if not any(line.rpartition(" (")[0] == name for line in loaded):

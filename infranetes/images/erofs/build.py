@@ -19,6 +19,7 @@ from infranetes.images.erofs.process import BuilderProcess, Ended
 from infranetes_common.concurrency import IMAGES, run_in_thread, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
 from infranetes_common.reactors import IReactor
+from infranetes_common.redaction import redacted_end
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -138,7 +139,9 @@ def _error(ended: Ended, diff_id: str, target: Path) -> InfranetesError:
     if code == FULL:
         return _full(diff_id, target)
     how = f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
-    return InfranetesError(f"the process that makes the disk of layer {diff_id} {how}: {why[-500:]}")
+    return InfranetesError(
+        f"the process that makes the disk of layer {diff_id} {how}: {redacted_end(why, 500)}"
+    )
 
 
 def _full(diff_id: str, target: Path) -> ResourceExhausted:

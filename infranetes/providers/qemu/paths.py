@@ -10,6 +10,7 @@ import attrs
 from infranetes.providers.qemu.consoles import tail
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.record import CONSOLE, DISK, OUTPUT, VmRecord
+from infranetes_common.redaction import BEFORE, redacted_end
 
 _LAST_OUTPUT = 1000
 
@@ -39,7 +40,8 @@ class VmPaths:
 
     def last_output(self) -> str:
         """Return the end of QEMU's own output, or if it is empty the end of the console."""
-        return tail(self.output, _LAST_OUTPUT) or tail(self.console, _LAST_OUTPUT)
+        said = tail(self.output, _LAST_OUTPUT + BEFORE) or tail(self.console, _LAST_OUTPUT + BEFORE)
+        return redacted_end(said, _LAST_OUTPUT)
 
 
 @attrs.frozen
