@@ -10,14 +10,21 @@ from collections.abc import Sequence
 
 from tests.harness import days
 
-#: Each takes from 90 s to four minutes of a process.
+#: Each takes from half a minute to four minutes of a process.
 LONG: Sequence[str] = (
+    "tests.infranetes.daemon.test_agents",
     "tests.infranetes.daemon.test_aws_machines",
     "tests.infranetes.daemon.test_crash",
     "tests.infranetes.daemon.test_crash_soak",
     "tests.infranetes.daemon.test_hostile",
     "tests.infranetes.providers.cloud.test_aws_snapshots",
     "tests.infranetes.providers.cloud.test_aws_volumes",
+    "tests.infranetes.providers.cloud.test_azure_faults",
+    "tests.infranetes.providers.cloud.test_faults",
+    "tests.infranetes.providers.cloud.test_openstack_faults",
+    "tests.infranetes.providers.cloud.test_openstack_requests",
+    "tests.infranetes.providers.cloud.test_vsphere_faults",
+    "tests.infranetes.providers.cloud.test_vsphere_library",
     "tests.infranetes.providers.cloud.test_vsphere_volumes",
     "tests.infranetes.publish.test_aws",
     "tests.infranetes_simulation.test_namespaces",
