@@ -131,7 +131,9 @@ class CtlTests(CtlCase):
 
     def watch(self, command: str) -> tuple[subprocess.Popen[str], IO[str]]:
         """Start `COMMAND --watch`, and return the process and its output."""
-        program = [sys.executable, "-m", "infranetes.control.cli", command, "--watch", "--config"]
+        # A shell that starts the tests in the background has them, and their children, ignore SIGINT.
+        python = ["env", "--default-signal=INT", sys.executable]
+        program = [*python, "-m", "infranetes.control.cli", command, "--watch", "--config"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         watching = subprocess.Popen(
             [*program, str(self.root / "infranetes.toml")], stdout=subprocess.PIPE, env=environment, text=True
