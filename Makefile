@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Infranetes: build, test and run. Works on Debian 12 with only make and git there: what else a
+# Infranetes: build, test and run. Works on Debian 12 and 13 with only make and git there: what else a
 # target needs is installed by apt (as root or through sudo; it says what) and into .venv.
 
 PYTHON ?= python3
