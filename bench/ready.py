@@ -30,7 +30,7 @@ from tests.support import process_memory
 #: Whether a pod is a VM, by whose figures these are.
 KINDS = {"": True, "containerd": False}
 IMAGES = {"1 MiB": f"{images.PREFIX}/{images.BUSYBOX}", "80 MiB": f"{images.PREFIX}/{images.DEBIAN}"}
-PODS = 5
+PODS = 20  # the fewest of which a p95 is not the longest
 AT_ONCE = 30
 IDLE_SECONDS = 20.0
 TARGET = 1.5
@@ -125,7 +125,7 @@ def _in_turn(pods: Pods, size: str, image: str, report: Report) -> None:
         name = f"pod Ready by kubelet, {size}"
         report.add("ready", f"{name}, the first", first, "s", note="once", whose=kind)
         note = f"{PODS} pods of each kind, in turn"
-        report.latencies("ready", name, others, (50, 100), None, "s", note, kind)
+        report.latencies("ready", name, others, (50, 95, 100), None, "s", note, kind)
         medians.append(statistics.median(others))
     ours, theirs = medians
     report.add("ready", f"pod Ready by kubelet, {size}, beside containerd", ours / theirs, "x", TARGET)

@@ -25,7 +25,7 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from tests.support.registry import Registry
 
-PODS = 5  # of each image
+PODS = 20  # of each image: the fewest of which a p95 is not the longest
 COMMANDS = 3  # in each pod
 PULL_SECONDS = 900.0
 FIRST, SECOND, EXEC = "RunPodSandbox to a container running", "a pod's second container", "ExecSync"
@@ -84,7 +84,7 @@ async def _all_sizes(
             await ready()
             ran.append(await _pod(client, logs / name, f"pod-{name}-{number}", image, seconds))
         target = {50: TARGETS[size]} if judged else {}
-        report.latencies("waits", f"{size}: {FIRST}", ran, (50, 100), target, "s", note, whose)
+        report.latencies("waits", f"{size}: {FIRST}", ran, (50, 95, 100), target, "s", note, whose)
     for what, target_seconds in ((SECOND, SECOND_TARGET), (EXEC, EXEC_TARGET)):
         target = {50: target_seconds} if judged else {}
         note = f"{len(seconds[what])} times, in pods of all three images"

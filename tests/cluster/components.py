@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ API_SERVER = f"https://{NODE_ADDRESS}:6443"
 ETCD = "http://127.0.0.1:2379"
 DOMAIN = "cluster.local"
 SOCKET = "/run/infranetes/infranetes.sock"
+#: The files that the quick start puts into a node's /etc.
+QUICK_START = ROOT / "docs" / "quick-start" / "etc"
 KUBELET_DIRECTORY = "/var/lib/kubelet"
 INFRANETES, CONTAINERD, MIXED = "infranetes", "containerd", "mixed"
 #: kubelet's runtimes: with these every pod is a VM; none is, for comparison; those of a RuntimeClass are.
@@ -304,8 +307,10 @@ def vms_by_default() -> Mapping[str, Any]:
 
 
 def beside(socket: Path) -> Mapping[str, Any]:
-    """Return the daemon's configuration of the runtime of the node's other pods."""
-    return {"delegate": {"socket": str(socket)}, "handlers": {"infranetes": {"network": "cni"}}}
+    """Return the quick start's configuration of the daemon, with the socket of this node's containerd."""
+    file = QUICK_START / "infranetes/infranetes.toml.d/10-cluster.toml"
+    found = tomllib.loads(file.read_text())
+    return {**found, "delegate": {**found["delegate"], "socket": str(socket)}}
 
 
 def provider(name: str, cgroup: str) -> Mapping[str, Any]:

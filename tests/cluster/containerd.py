@@ -7,10 +7,12 @@ registry, `PRIVATE`, uses TLS and requires a password.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from tests.cluster import images
-from tests.cluster.components import NODE_SUBNET, Program
+from tests.cluster.components import NODE_SUBNET, QUICK_START, Program
 from tests.interop.critest_images import PAUSE
 from tests.interop.critest_runtimes import Containerd
 from tests.support import oci
@@ -33,6 +35,7 @@ class Node(Containerd):
     :ivar socket: containerd's CRI socket."""
 
     subnet = NODE_SUBNET
+    conflist = QUICK_START / "cni/net.d/10-pods.conflist"
 
     def __init__(self, place: Path) -> None:
         super().__init__(place / "containerd")
@@ -56,6 +59,12 @@ class Node(Containerd):
         table = f'[host."https://{PRIVATE}"]\nca = "{self._private.ca_file}"'
         (trusted / "hosts.toml").write_text(table)
         return Program("containerd", command, restarted=True)
+
+    def network(self) -> dict[str, Any]:
+        """Return the quick start's network, with this cluster's addresses."""
+        found: dict[str, Any] = json.loads(self.conflist.read_text())
+        found["plugins"][0]["ipam"]["ranges"] = [[{"subnet": self.subnet}]]
+        return found
 
     def _lead(self, registry: str, *hosts: str) -> None:
         """Make pulls from a registry try these hosts, one after another, until one has the image."""

@@ -16,7 +16,7 @@ from tests.e2e import cleanroot
 from tests.e2e.booted import Booted
 from tests.e2e.cleanroot import TREE
 from tests.e2e.test_package import PACKAGES
-from tests.e2e.test_repository import KEYRING, RepositoryCase
+from tests.e2e.test_repository import KEYRING, POD_NEEDS, RepositoryCase
 from tests.e2e.uplink import Uplink
 
 RELEASE = cleanroot.RELEASE
@@ -38,7 +38,7 @@ class FirstImageTests(RepositoryCase):
         """Return a root of that release whose apt knows the repository, and Debian's archive as here."""
         needed = {*cleanroot.depends("infranetes", "infranetes-common")}
         recommended = {*cleanroot.depends("infranetes", field="Recommends")}
-        packages = sorted({*needed, *recommended, "systemd", "autopkgtest", "dpkg-dev"})
+        packages = sorted({*needed, *recommended, *POD_NEEDS, "systemd", "autopkgtest", "dpkg-dev"})
         root = cleanroot.CleanRoot(cleanroot.base(packages, release, "recommended"))
         self.addCleanup(root.remove)
         self.make_repository(root)
@@ -71,6 +71,7 @@ class FirstImageTests(RepositoryCase):
         said = system.run("journalctl", "--no-pager", "--output=cat", *units).stdout
         self.assertEqual(ran.returncode, 0, f"{ran.stdout[-3000:]}; the journal: {said[-6000:]}")
         self.assertIn("is ready at", ran.stdout)
+        self.assertIn("has written its words and ended", ran.stdout)
         self.assertRegex(ran.stdout, r"(?m)^pod-qemu +PASS$")
         self.assertEqual(
             system.systemctl("show", "--property=Result", "--value", "infranetes-guest"), "success", said
@@ -92,7 +93,9 @@ class AutopkgtestTests(RepositoryCase):
 
     def test_autopkgtest_runs_the_packages_own_test_of_a_simulated_pod(self) -> None:
         root = cleanroot.CleanRoot(
-            cleanroot.base(["autopkgtest", "dpkg-dev", *cleanroot.depends(*PACKAGES)], RELEASE, "tested")
+            cleanroot.base(
+                ["autopkgtest", "dpkg-dev", *POD_NEEDS, *cleanroot.depends(*PACKAGES)], RELEASE, "tested"
+            )
         )
         self.addCleanup(root.remove)
         self.make_repository(root)

@@ -15,7 +15,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_choice", "test_user_namespaces", "test_vm_network", "test_clock"),
     ("test_postgresql", "test_memory", "test_qemu_firewalls", "test_services"),
     ("test_vm_image_volumes", "test_oci", "test_repository", "test_removal"),
-    ("test_cloud_disk", "test_unit_pod"),
+    ("test_cloud_disk", "test_unit_pod", "test_upgrade"),
     ("test_docker_volumes", "test_full_volumes", "test_package_upgrade", "test_more_cloud_disks"),
 )
 

@@ -18,6 +18,8 @@ from tests.e2e.cleanroot import TREE
 from tests.e2e.test_package import PACKAGES, START_SECONDS
 
 KEYRING = "/etc/apt/keyrings/infranetes.gpg"
+#: What the packages' own tests of pods need besides the packages; see debian/tests/control.
+POD_NEEDS = ("busybox-static", "docker-registry")
 
 
 class RepositoryCase(unittest.SynchronousTestCase):
@@ -50,9 +52,9 @@ class RepositoryTests(RepositoryCase):
     def root(self, release: str) -> cleanroot.CleanRoot:
         """Return a root of that release whose apt knows only the repository."""
         if release == cleanroot.RELEASE:
-            tar = cleanroot.base(cleanroot.depends(*PACKAGES))
-        else:  # the packages that `make test-suite` has made
-            tar = suites.base(release)
+            tar = cleanroot.base([*cleanroot.depends(*PACKAGES), *POD_NEEDS], purpose="repository")
+        else:
+            tar = suites.base(release, "repository", POD_NEEDS)
         root = cleanroot.CleanRoot(tar)
         self.addCleanup(root.remove)
         self.make_repository(root)
@@ -92,6 +94,7 @@ class RepositoryTests(RepositoryCase):
         ran = system.run("/opt/tests/pod-simulated", timeout=180)
         self.assertEqual(ran.returncode, 0, ran.stdout)
         self.assertIn("is ready at", ran.stdout)
+        self.assertIn("has written its words and ended", ran.stdout)
 
     def test_debian_12_has_a_service_that_waits_for_an_image_and_says_so(self) -> None:
         self.check_first_start("bookworm")

@@ -44,6 +44,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_resize": ("real VMs",),
     "tests.e2e.test_services": ("real VMs",),
     "tests.e2e.test_unit_pod": ("real VMs",),
+    "tests.e2e.test_upgrade": ("real VMs",),
     "tests.e2e.test_user_namespaces": ("real VMs",),
     "tests.e2e.test_vm_network": ("real VMs",),
     "tests.e2e.test_volume_snapshots": ("real VMs",),

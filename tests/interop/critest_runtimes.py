@@ -212,7 +212,7 @@ class Containerd(Runtime):
             )
         networks = self.root / "net.d"
         networks.mkdir()
-        (networks / "10-conformance.conflist").write_text(json.dumps(self._network()))
+        (networks / "10-conformance.conflist").write_text(json.dumps(self.network()))
         plugin = {
             "sandbox_image": f"{REGISTRIES[0]}/{PAUSE[0]}:{PAUSE[1]}",
             "restrict_oom_score_adj": True,  # may not be lowered without CAP_SYS_RESOURCE
@@ -231,7 +231,8 @@ class Containerd(Runtime):
         path.write_text(toml(config))
         return ["containerd", "--config", str(path)], {}
 
-    def _network(self) -> dict[str, Any]:
+    def network(self) -> dict[str, Any]:
+        """Return the configuration of the CNI's network."""
         addresses = {
             "type": "host-local",
             "ranges": [[{"subnet": self.subnet}]],

@@ -16,7 +16,7 @@ SLICES: Sequence[Sequence[str]] = (
     ("test_kubectl.CopyTests", "test_kubectl.PortForwardTests"),
     ("test_node.KubeletTests", "test_sets.DaemonSetTests"),
     ("test_node.DrainTests",),
-    ("test_mixed.KilledTests",),
+    ("test_mixed.QuickStartTests", "test_mixed.KilledTests"),
     ("test_mixed_images.PolicyTests",),
     ("test_own_volumes.VolumeTests",),
     ("test_own_volumes.FlexVolumeTests",),

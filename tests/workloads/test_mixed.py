@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a node with both kinds of pods either runtime may be killed, and neither's pods are lost."""
+"""A node with both kinds of pods: the quick start's pod; either runtime killed, and neither's pods lost."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from tests.cluster.case import container, host_path, states, until
+from tests.cluster.components import NODE_SUBNET
+from tests.cluster.paths import ROOT
 from tests.workloads.mixed import MixedCase, in_a_vm, on_the_node
 
 #: Each run of a container leaves a file of its own on the node.
@@ -15,6 +19,24 @@ COUNT = "i=0; while true; do echo $i; i=$((i+1)); sleep 0.2; done"
 KILLED = (("containerd",), ("infranetes",), ("containerd", "infranetes"))
 KINDS = {"vm": in_a_vm, "runc": on_the_node}
 LINES = 10
+
+
+class QuickStartTests(MixedCase):
+    """The pod of the quick start. The node has the quick start's delegate, handler and CNI network."""
+
+    def test_it_runs_and_its_log_shows_the_vms_kernel(self) -> None:
+        own = self.cluster.paths.place / "runtime-classes.yaml"
+        self.addCleanup(self.kubectl, "apply", "--filename", str(own))
+        self.here("apply", "--filename", str(ROOT / "docs/quick-start/hello.yaml"))
+        found = self.wait_until_ready("hello")
+        until(lambda: self.logs("hello"), "it has written its line", 60)
+        words = self.logs("hello").split()
+        self.assertEqual(words[:2], ["Linux", "hello"])
+        self.assertNotEqual(words[2], os.uname().release)
+        (pod,) = self.pods_of_the_daemon()
+        self.assertEqual((pod["name"], pod["state"]), ("hello", "ready"))
+        self.assertEqual(pod["vm"]["address"], found["status"]["podIP"])
+        self.assertIn(ip_address(found["status"]["podIP"]), ip_network(NODE_SUBNET))
 
 
 class KilledTests(MixedCase):
