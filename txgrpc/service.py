@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor_pb2 import MethodDescriptorProto
 from google.protobuf.message import Message
 
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ class Method:
 
     @classmethod
     def from_descriptor(cls, described: MethodDescriptor) -> Method:
+        written = MethodDescriptorProto()  # 4.21 of PyPI tells only there what is streamed
+        described.CopyToProto(written)
         return cls(
             name=described.name,
             path=f"/{described.containing_service.full_name}/{described.name}",
             request_class=message_class(described.input_type),
             response_class=message_class(described.output_type),
-            client_streaming=bool(described.client_streaming),
-            server_streaming=bool(described.server_streaming),
+            client_streaming=written.client_streaming,
+            server_streaming=written.server_streaming,
         )
 
 
@@ -54,7 +57,7 @@ def message_class(described: Descriptor) -> type[Message]:
     old: Any = described  # Any: before 4.22
     try:
         found = old._concrete_class
-    except (AttributeError, TypeError):  # the class is not made yet
+    except (AttributeError, TypeError, SystemError):  # the class is not made yet; the last is of PyPI's 4.21
         found = factory.MessageFactory(described.file.pool).GetPrototype(described)
     return found
 

@@ -17,6 +17,7 @@ from twisted.internet.defer import Deferred
 
 from infranetes_common.wire import cri, vmserver
 from tests.support.hostile.agent import Attack, HostileAgent
+from txgrpc.service import Method
 
 MIB = 1024 * 1024
 NAN = float("nan")
@@ -75,7 +76,8 @@ for _method in vmserver.Agent.methods:
         ("broken", _broken, _broken_stream),
         ("corpus", partial(_corpus, method=_method.name), partial(_corpus_stream, method=_method.name)),
     ):
-        ATTACKS[_method.name, _name] = _many if _method.server_streaming else _one
+        streams = Method.from_descriptor(_method).server_streaming
+        ATTACKS[_method.name, _name] = _many if streams else _one
 
 
 # ---- figures
