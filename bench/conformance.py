@@ -18,6 +18,8 @@ from bench.daemon import ROOT
 from bench.figures import Missing, Report, say
 from bench.setup import TEMPLATES, Setup
 from infranetes_common.reactors import IReactor
+from tests.interop.critest import CACHE
+from tests.interop.critest_images import fetch
 
 SAMPLES = 10
 NEEDS = {
@@ -29,6 +31,11 @@ NEEDS = {
     "gcc": "apt-get install gcc libc6-dev",
     "docker-registry": "apt-get install docker-registry",
 }
+
+
+def prepare() -> None:
+    """Fetch the packages of critest's images, which its own process, without a network, can't."""
+    fetch(CACHE / "images")
 
 
 async def run(reactor: IReactor, report: Report, samples: int = SAMPLES) -> None:

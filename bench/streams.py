@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from bench.conformance import beside_containerd
+from bench.conformance import beside_containerd, prepare
 from bench.figures import Report, say
 from infranetes_common.reactors import IReactor
+
+__all__ = ["prepare", "run"]
 
 MIB = 100
 TARGET = 20.0

@@ -23,7 +23,7 @@ class Crio(Killable):
         """Write the configuration; return the command line, and additions to its environment."""
         for name in ("net.d", "hooks", "exits", "attach"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
-        (self.root / "net.d" / "10-conformance.conflist").write_text(json.dumps(self._network()))
+        (self.root / "net.d" / "10-conformance.conflist").write_text(json.dumps(self.network()))
         registries = self.root / "registries.conf"
         registries.write_text(
             "\n".join(

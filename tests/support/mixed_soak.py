@@ -92,8 +92,8 @@ class Found(TypedDict):
 class Node(Killable):
     """A containerd with the CNI reference plug-ins, which keep a file for each address that they assign."""
 
-    def _network(self) -> dict[str, Any]:
-        network = super()._network()
+    def network(self) -> dict[str, Any]:
+        network = super().network()
         (bridge, _) = network["plugins"]
         return {**network, "plugins": [{**bridge, "ipMasq": False}]}
 
