@@ -175,7 +175,9 @@ def _tables() -> list[tuple[str, str]]:
 
 
 def _said(*command: str, stdin: bytes = b"") -> bytes:
-    """Run a program and return its output. :raise Unavailable: it fails, or does not end."""
+    """Run a program, and return its standard output.
+
+    :raise Unavailable: it fails, or has not ended after `_COMMAND_SECONDS`."""
     try:
         return subprocess.run(  # noqa: S603
             command, input=stdin, check=True, capture_output=True, timeout=_COMMAND_SECONDS

@@ -243,7 +243,7 @@ def _has_words(found: re.Match[str]) -> bool:
 
 
 def _rest_of_line(text: str, end: int, before: str) -> re.Match[str] | None:
-    """Match the value after a key that begins its line."""
+    """Match the rest of the line, as the value of a key at the beginning of that line."""
     begins = _LINE_BEGINS.fullmatch(before, before.rfind("\n") + 1)
     return _REST_OF_LINE.match(text, end) if begins else None
 

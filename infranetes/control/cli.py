@@ -56,8 +56,8 @@ def parser() -> CommandLine:
         prog="infranetes-ctl",
         description="Asks this node's infranetes daemon about its VMs.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.hints["enter"] = " (options of the command that is run follow a `--`)"
     _add_shared(top)
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     _add_shared(shared)

@@ -5,27 +5,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 
 class CommandLine(argparse.ArgumentParser):
     """Parses what comes before a command as what comes behind it, as in `--watch pods`.
 
     :ivar commands: the parsers of the commands, by name. :ivar parts: those of their parts, by both names.
+    :ivar hints: what is added to the error about arguments that a command does not take, by its name.
     """
 
-    def __init__(self, **kwargs: Any) -> None:  # Any: argparse's own
-        super().__init__(**{**kwargs, "allow_abbrev": False})
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, None, description, epilog, formatter_class=raw, allow_abbrev=False)
         self.commands: dict[str, argparse.ArgumentParser] = {}
         self.parts: dict[tuple[str, str], argparse.ArgumentParser] = {}
+        self.hints: dict[str, str] = {}
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words; exit with the usage of the command that was given if they are wrong."""
         given = self.in_order(words)
         options, left = self.parse_known_args(given)
         if left:
-            hint = " (options of the command that is run follow a `--`)" if given[0] == "enter" else ""
-            self._named(given).error(f"unrecognized arguments: {' '.join(left)}{hint}")
+            words = f"unrecognized arguments: {' '.join(left)}{self.hints.get(given[0], '')}"
+            self._named(given).error(words)
         return options
 
     def in_order(self, given: Sequence[str]) -> list[str]:

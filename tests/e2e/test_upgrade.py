@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from twisted.internet.threads import deferToThread
 
@@ -20,18 +18,8 @@ class QemuUpgradeTests(PodCase, UpgradeCase):
 
     timeout = 1500  # each release makes a template
 
-    async def vms(self) -> list[Mapping[str, Any]]:
+    async def vms(self) -> list[Mapping[str, str]]:
         return [{"tap": line} for line in self.taps().splitlines()]
-
-    async def lives_on(self, first: Path, then: Path) -> None:
-        async def replace() -> None:
-            await self.kill()
-            self.tree = then
-            await self.start()
-
-        self.tree = first
-        await self.start()
-        await self.check_pods_live_on(replace)
 
     async def test_this_release_goes_on_with_the_vms_of_the_one_before(self) -> None:
         await self.lives_on(await deferToThread(previous_release), ROOT)

@@ -383,7 +383,7 @@ class CommandTests(RemovalCase):
     def sandbox(
         self, number: int, provider: str, state: SandboxState = SandboxState.READY, id: str = ""
     ) -> None:
-        """Record a sandbox with the token tNUMBER. :param id: of its VM."""
+        """Put a sandbox into the daemon's store; number 1 gets the token t1. :param id: of its VM."""
         record = SandboxRecord(
             f"{number}" * 32, f"t{number}", state, f"p{number}", b"", "", number,
             provider=provider, instance_id=id,

@@ -20,7 +20,7 @@ reactor = installed()
 
 
 class AsCommandTests(TestCase):
-    """The shell around a container's command."""
+    """A container's command is started by a shell, in the directory that was asked for."""
 
     def directory(self, cwd: str) -> str:
         command = as_command(["/bin/pwd"], cwd, oom_score_adj(os.getpid()))

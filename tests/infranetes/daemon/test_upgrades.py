@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from pathlib import Path
 
 from twisted.internet.threads import deferToThread
 
@@ -27,16 +26,6 @@ class UpgradeTests(UpgradeCase):
 
     async def test_the_release_before_goes_on_with_the_pods_of_this_one(self) -> None:
         await self.lives_on(ROOT, await deferToThread(previous_release))
-
-    async def lives_on(self, first: Path, then: Path) -> None:
-        async def replace() -> None:
-            await self.kill()
-            self.tree = then
-            await self.start()
-
-        self.tree = first
-        await self.start()
-        await self.check_pods_live_on(replace)
 
     async def test_the_release_before_refuses_a_store_of_a_later_schema_and_leaves_all_as_it_is(self) -> None:
         """As the previous release would refuse this one's, if this release had changed the schema."""

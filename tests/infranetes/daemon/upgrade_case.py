@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
@@ -15,6 +16,20 @@ class UpgradeCase(DaemonCase):
     """A node with pods whose release is replaced."""
 
     timeout = 300
+
+    async def lives_on(self, first: Path, then: Path) -> None:
+        """Check that the daemon of one tree goes on with the pods of another tree's daemon, which is killed.
+
+        :param first: the tree whose daemon launches the VMs."""
+
+        async def replace() -> None:
+            await self.kill()
+            self.tree = then
+            await self.start()
+
+        self.tree = first
+        await self.start()
+        await self.check_pods_live_on(replace)
 
     async def check_pods_live_on(self, replace: Callable[[], Awaitable[None]]) -> None:
         """Check that the next daemon has the first one's pods and agents, and can do everything with them.
