@@ -25,6 +25,7 @@ from tests.harness.outcomes import Outcomes
 from tests.harness.reporter import LineReporter
 from tests.harness.schedule import Schedule, Unit, tests_of, units, within
 from tests.harness.workers import RemoteSuite, Workers
+from tests.support.kept import keeping
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_SUMMARY = 3000  # characters of each failed test at the end
@@ -121,7 +122,7 @@ def main(arguments: list[str]) -> int:
     try:
         suite = select(given)
         chosen = units(test.id() for test in suite)
-        jobs = min(given.jobs, len(chosen))
+        jobs = 1 if keeping() else min(given.jobs, len(chosen))  # somebody is to see what a kept test says
         if jobs > 1:
             run_side_by_side(jobs, chosen, given, outcomes)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from infranetes_common.errors import FailedPrecondition
 from infranetes_common.wire import cri
 from tests.e2e.pod_network import pod_network
 from tests.infranetes.daemon.case import DaemonCase, reactor
+from tests.support.kept import keeping
 
 IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
 DOCKER_ALONE = f"{IMAGES}-docker"  # made by `make image-docker`
@@ -46,6 +48,8 @@ class PodCase(DaemonCase):
         self.network = pod_network()
         self.config["provider"] = "qemu"
         self.config["contprovider"] = self.contprovider
+        if keeping():
+            self.config["control"] = {"enter": True}
         self.config["providers"] = {
             "qemu": {
                 "bridge": self.network.bridge,
@@ -54,6 +58,11 @@ class PodCase(DaemonCase):
                 "template_dir": TEMPLATES,
             }
         }
+
+    def ways_in(self) -> Iterable[str]:
+        """Return commands for the daemon and its VMs."""
+        for way in super().ways_in():
+            yield way.replace("console POD", "console POD, enter POD")
 
     async def end_everything(self) -> None:
         try:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from infranetes.providers.interface import Instance
 from infranetes.providers.qemu.bridge import Bridge
 from infranetes.providers.qemu.process import pids_by_argument
 from tests.contract.pod_provider_case import ProviderCase, reactor
+from tests.support.kept import KeptCase, namespaces
 
 IMAGES = Path(os.environ.get("INFRANETES_TEST_IMAGES", DEFAULT_DIR))
 # All tests share one template, and so does the next run, because a boot takes minutes without KVM.
@@ -31,7 +32,7 @@ def said(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-class QemuCase(ProviderCase):
+class QemuCase(KeptCase, ProviderCase):
     provider_name = "qemu"
     start_timeout = 900.0
     boot_timeout = 90.0
@@ -51,6 +52,18 @@ class QemuCase(ProviderCase):
         # QEMU's user can't enter a home directory, which this tree may be in.
         self.open_dir = Path(tempfile.mkdtemp(prefix="infranetes-"))
         return super().setUp()
+
+    def kept_logs(self) -> Iterable[Path]:
+        """Return the VMs' consoles, and what their QEMUs have said."""
+        return self.vms().glob("*/*.log") if "state_dir" in vars(self) else ()
+
+    def ways_in(self) -> Iterable[str]:
+        """Return commands for each VM."""
+        yield from namespaces(os.getpid())
+        for directory in sorted(self.vms().glob("[!.]*")):
+            pids = pids_by_argument([name := f"guest=infranetes-{directory.name}"]).get(name, [])
+            yield f"tail -f {directory}/console.log    # of QEMU, process {pids}"
+        yield f"ls {self.run_dir}/qemu    # their sockets"
 
     def table(self) -> Mapping[str, Any]:
         return self.settings

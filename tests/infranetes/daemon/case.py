@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from twisted.trial.unittest import TestCase
 from infranetes.images import ImagesConfig, ImageStore
 from infranetes_common.wire import cri
 from infranetes_simulation.provider.farm_client import FarmClient
+from tests.support.kept import KeptCase, namespaces
 from tests.support.oci import busybox
 from tests.support.registry import Registry
 from txgrpc import Channel, Code, GrpcError
@@ -78,8 +79,8 @@ def toml(table: Mapping[str, Any], prefix: str = "") -> str:
     return "\n".join(lines)
 
 
-class DaemonCase(TestCase):
-    """A directory, and daemons that use it one after the other.
+class DaemonCase(KeptCase, TestCase):
+    """A directory, and daemons that use it one after the other. Their logs are kept when the test fails.
 
     :ivar config: the content of the configuration file; change it before `start`.
     """
@@ -94,8 +95,7 @@ class DaemonCase(TestCase):
 
     def setUp(self) -> None:
         self.root = self.make_root()
-        if not os.environ.get("KEEP"):
-            self.addCleanup(shutil.rmtree, self.root, True)
+        self.addCleanup(shutil.rmtree, self.root, True)
         self.socket = self.root / "run" / "infranetes.sock"
         self.log_directory = self.root / "pods"
         self.log_directory.mkdir()
@@ -119,6 +119,31 @@ class DaemonCase(TestCase):
     def written(self) -> str:
         """Return the text of the configuration file."""
         return toml(self.config)
+
+    # ---- what is kept when it fails
+
+    def kept_logs(self) -> Iterable[Path]:
+        """Return the logs of the daemons, the containers and the VMs."""
+        if "root" not in vars(self):  # it failed before
+            return ()
+        vms = (self.root / "state/qemu/vms").glob("*/*.log")
+        return (
+            self.root / "daemon.log",
+            self.root / "run/simulated/farm.log",
+            *self.log_directory.glob("*/*.log"),
+            *vms,
+        )
+
+    def ways_in(self) -> Iterable[str]:
+        """Return commands for the daemon and its VMs."""
+        if not self.alive or self.process is None:
+            yield f"tail {self.root}/daemon.log    # the daemon has ended"
+            return
+        yield from namespaces(self.process.pid)
+        yield f"tail -f {self.root}/daemon.log    # of process {self.process.pid}"
+        yield f"{ROOT}/build/tools/crictl --runtime-endpoint unix://{self.socket} pods"
+        ctl = f"{sys.executable} -m infranetes.control.cli --config {self.root}/infranetes.toml"
+        yield f"cd {ROOT}; {ctl} pods    # describe, logs, console POD"
 
     # ---- the process
 

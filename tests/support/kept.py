@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of a test that fails: its logs; with KEEP=1 all that it made, until somebody has looked."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import TimeoutError, maybeDeferred
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SkipTest, TestCase
+
+from infranetes_common.reactors import installed
+
+VARIABLE = "KEEP"
+LOOK_SECONDS = 7 * 86_400.0  # for which a kept test may be looked at
+AFTER_SECONDS = 60.0  # for keeping the logs once a test has failed
+LOOK_PAUSE = 0.5
+
+if TYPE_CHECKING:
+    _Base = TestCase
+else:
+    _Base = object
+
+
+def keeping() -> bool:
+    """Return whether failed tests are to be kept."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def namespaces(pid: int) -> list[str]:
+    """Return the command that enters a process's network and mounts, if they are not the machine's."""
+    try:
+        own = all(os.path.samefile(f"/proc/{pid}/ns/{kind}", f"/proc/1/ns/{kind}") for kind in ("net", "mnt"))
+    except OSError:
+        return []
+    return [] if own else [f"nsenter --target {pid} --net --mount    # first: it has namespaces of its own"]
+
+
+class KeptCase(_Base):
+    """A mixin for a case with programs of its own: if a test fails, copies of their logs are kept.
+
+    With the environment variable KEEP, a test stops where it fails, before it cleans up: daemons, VMs and
+    simulated clouds stay as they are until the file that it names is deleted.
+    """
+
+    # Hooks.
+
+    def kept_logs(self) -> Iterable[Path]:
+        """Return the files that say what happened."""
+        raise NotImplementedError
+
+    def ways_in(self) -> Iterable[str]:
+        """Return commands that show what runs."""
+        return ()
+
+    # The mixin.
+
+    def run(self, result: Any) -> Any:  # Any: as in trial
+        """Run the test."""
+        for name in ("setUp", self._testMethodName):
+            setattr(self, name, self._watched(getattr(self, name)))
+        return super().run(result)
+
+    def getTimeout(self) -> float:
+        """Return how long trial lets any part of the test take; the test's own timeout ends it earlier."""
+        return float(super().getTimeout()) + (LOOK_SECONDS if keeping() else AFTER_SECONDS)
+
+    def _watched(self, function: Callable[[], Any]) -> Callable[[], Coroutine[Any, Any, Any]]:
+        def timed_out(_: object, seconds: float) -> Failure:
+            return Failure(
+                TimeoutError(f"{self.id()} ({function.__name__}) still running at {seconds:g} secs")
+            )
+
+        @functools.wraps(function)
+        async def watched() -> Any:
+            seconds = super(KeptCase, self).getTimeout()
+            try:
+                return await maybeDeferred(function).addTimeout(seconds, installed(), timed_out)
+            except SkipTest:
+                raise
+            except BaseException:
+                await self._show(Failure())
+                raise
+
+        return watched
+
+    async def _show(self, failure: Failure) -> None:
+        directory = Path(self.mktemp()).absolute()
+        kept = [log for log in self.kept_logs() if log.is_file()]
+        for number, log in enumerate(kept):
+            directory.mkdir(exist_ok=True)
+            shutil.copyfile(log, directory / f"{number}-{log.name}")
+        if kept:
+            say(f"\nThe logs of {self.id()} are in {directory}: {', '.join(map(str, kept))}")
+        if keeping():
+            await self._wait_for_a_look(failure, directory)
+
+    async def _wait_for_a_look(self, failure: Failure, directory: Path) -> None:
+        faulthandler.cancel_dump_traceback_later()  # nothing is stuck
+        sign = directory.with_name("kept")
+        sign.touch()
+        say(
+            failure.getTraceback(),
+            f"{self.id()} has failed. What it made is kept until you run",
+            f"    rm {sign}",
+        )
+        say("To look at it:", *(f"    {way}" for way in self.ways_in()))
+        while sign.exists():
+            await deferLater(installed(), LOOK_PAUSE, lambda: None)
+
+
+def say(*lines: str) -> None:
+    """Print lines at once."""
+    print(*lines, sep="\n", flush=True, file=sys.stdout)
