@@ -7,12 +7,12 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from unittest import skipUnless
 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.contrib.queries import RULES, RULES_TEST, panels
+from tests.harness.needs import Need, Tier, needs
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.metrics import MetricsCase
 from tests.infranetes.monitoring.client import get
@@ -21,7 +21,7 @@ _BUILT = ROOT / "build" / "tools" / "promtool"
 PROMTOOL = str(_BUILT) if _BUILT.exists() else shutil.which("promtool")
 INTERVAL = "$__rate_interval"  # Grafana's
 
-_there = skipUnless(PROMTOOL, "there is no promtool: make promtool")
+_needs_promtool = needs(Need("promtool", "make promtool", Tier.NIGHTLY, lambda: PROMTOOL is not None))
 
 
 def promtool(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -30,7 +30,7 @@ def promtool(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
 
 
-@_there
+@_needs_promtool
 class QueryTests(SynchronousTestCase):
     """What is in contrib/."""
 
@@ -53,7 +53,7 @@ class QueryTests(SynchronousTestCase):
         self.assertPasses(promtool("check", "rules", str(path)))
 
 
-@_there
+@_needs_promtool
 class MetricsTests(MetricsCase):
     """What a daemon exposes."""
 

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from twisted.trial.unittest import SkipTest, SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.control.commands import COMMANDS
 from tests.docs.zsh import ALL, Zsh
+from tests.harness.needs import needs_programs
 
 TREE = Path(__file__).resolve().parents[2]
 
@@ -80,13 +80,12 @@ class BashTests(SynchronousTestCase):
         self.assertEqual(self.offered("infranetes-ctl", "sizes", "--cpu", ""), set())
 
 
+@needs_programs("zsh")
 class ZshTests(SynchronousTestCase):
     """What a zsh in a terminal makes of keys."""
 
     def typed(self, command: str, keys: str) -> list[str]:
         """The words that `command` was run with after these keys and Enter."""
-        if shutil.which("zsh") is None:
-            raise SkipTest("zsh is not installed: apt-get install zsh")
         directory = Path(self.mktemp()).absolute()
         functions = directory / "functions"
         functions.mkdir(parents=True)

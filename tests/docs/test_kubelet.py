@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from twisted.trial.unittest import SkipTest, SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config
 from infranetes_common import quantities
+from tests.harness.needs import KUBERNETES, ROOT_USER, needs
 
 TREE = Path(__file__).resolve().parents[2]
 TOOLS = TREE / "build" / "tools" / "kubernetes"
@@ -38,19 +39,11 @@ def documents() -> list[dict[str, Any]]:  # Any: YAML
     return [each for text in examples() for each in yaml.safe_load_all(text)]
 
 
-def tool(name: str) -> Path:
-    """One of Kubernetes' programs. :raise SkipTest: it is not built."""
-    if not os.access(TOOLS / name, os.X_OK):
-        raise SkipTest(f"{name} is not built: make cluster-tools")
-    return TOOLS / name
-
-
+@needs(ROOT_USER, KUBERNETES)
 class KubeletTests(SynchronousTestCase):
     def said(self, config: str) -> str:
         """What the real kubelet says of a configuration. As nobody it ends right after it has checked it."""
-        program = tool("kubelet")
-        if os.getuid() != 0:
-            raise SkipTest("kubelet is run as nobody, which takes root")
+        program = TOOLS / "kubelet"
         directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, directory)
         directory.chmod(0o755)
@@ -95,9 +88,10 @@ class KubeletTests(SynchronousTestCase):
         self.assertEqual(config["maxParallelImagePulls"], ours.images.max_parallel_pulls)
 
 
+@needs(KUBERNETES)
 class KubeadmTests(SynchronousTestCase):
     def validate(self, text: str) -> subprocess.CompletedProcess[str]:
-        program = tool("kubeadm")
+        program = TOOLS / "kubeadm"
         file = Path(self.mktemp())
         file.write_text(text)
         return subprocess.run(

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from twisted.trial.unittest import SkipTest, SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes import service as node
 from infranetes.config import Config
@@ -19,6 +18,7 @@ from infranetes.control import cli as ctl
 from infranetes.control.commands import COMMANDS
 from infranetes.providers import registry
 from infranetes_common.config_text import defaults
+from tests.harness.needs import needs_programs
 from vmserver import service as agent
 from vmserver.config import Config as AgentConfig
 
@@ -41,8 +41,6 @@ class ManPageTests(SynchronousTestCase):
         return made()[name].replace("\\-", "-")
 
     def warnings(self, *command: str) -> None:
-        if shutil.which(command[0]) is None:
-            raise SkipTest(f"{command[0]} is not installed")
         for name, page in made().items():
             file = Path(self.mktemp())
             file.write_text(page)
@@ -51,9 +49,11 @@ class ManPageTests(SynchronousTestCase):
             )
             self.assertEqual((done.returncode, done.stderr), (0, ""), name)
 
+    @needs_programs("groff")
     def test_groff_takes_them_without_a_warning(self) -> None:
         self.warnings("groff", "-ww", "-z", "-man", "-Kutf8")
 
+    @needs_programs("man")
     def test_man_takes_them_without_a_warning(self) -> None:
         self.warnings("man", "--warnings", "--encoding=UTF-8", "-Tutf8", "-Z", "--local-file")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twisted.internet.threads import deferToThread
 
+from tests.harness.needs import Tier, needs, tool
 from tests.infranetes.daemon import test_tracing
 from tests.infranetes.daemon.case import ROOT
 
@@ -34,11 +35,9 @@ service:
 """
 
 
+@needs(tool("otelcol", Tier.NIGHTLY, "otelcol"))
 class OtelcolTests(test_tracing.TraceTests):
     """What a call is seen to consist of, by a collector that others wrote."""
-
-    if not OTELCOL.exists():
-        skip = f"{OTELCOL} is missing: make otelcol"
 
     def before(self, collector: str) -> str:
         with socket.socket() as lent:

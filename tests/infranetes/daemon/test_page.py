@@ -16,6 +16,7 @@ from twisted.web.static import Data
 from infranetes.observer import LaunchStep
 from infranetes_common.concurrency import deferred
 from infranetes_simulation.provider.settings import BEHAVIOUR_ANNOTATION, FAILS
+from tests.harness.needs import Need, Tier, find_program, needs
 from tests.infranetes.daemon.metrics import MetricsCase
 from tests.support.chromium import Chromium, Page
 from txgrpc import GrpcError
@@ -37,6 +38,7 @@ TOO_WIDE = """[...document.querySelectorAll('body *')]
     .filter(([, , right]) => right > window.innerWidth)"""
 
 
+@needs(Need("Chromium", "make test-page", Tier.NIGHTLY, lambda: find_program("chromium") is not None))
 class BrowserCase(MetricsCase):
     """A daemon with metrics, and a browser."""
 

@@ -6,15 +6,13 @@
 
 from __future__ import annotations
 
-from unittest import SkipTest
-
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_tools
 from tests.support.clouds.moto import REGION
-from tests.support.clouds.vcsim import PROGRAM
 from tests.support.infrastructure import SOUND
 from tests.support.volume_soak import VolumeSoak
 
@@ -38,7 +36,6 @@ class VolumeSoakTests(TestCase):
     async def test_on_compute_engine(self) -> None:
         await self.check("gcp")
 
+    @needs_tools("vcsim")
     async def test_on_vsphere(self) -> None:
-        if not PROGRAM.exists():
-            raise SkipTest(f"{PROGRAM} is missing: make tools")
         await self.check("vsphere")
