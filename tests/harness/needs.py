@@ -7,12 +7,12 @@ A decorator on a test method or a class says it::
     @needs_programs("skopeo", "mkfs.erofs")
     class PullTests(TestCase): ...
 
-`NEEDS` in a package's ``__init__`` says it for all that is in the package. Subclasses inherit what their bases
-need. Where the machine lacks something, the test is skipped, by trial alone too; with ``CI`` in the
+`NEEDS` in a package's ``__init__`` says it for all that is in the package. Subclasses inherit what their
+bases need. Where the machine lacks something, the test is skipped, by trial alone too; with ``CI`` in the
 environment it is not, so that it fails.
 
-A tier is a set of tests with a `make` target, and holds all the smaller ones. A test is in the smallest tier that
-gives all that it needs.
+A tier is a set of tests with a `make` target, and holds all the smaller ones. A test is in the smallest tier
+that gives all that it needs.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def needs_of(test: unittest.TestCase) -> tuple[Need, ...]:
 def tier_of(test: unittest.TestCase) -> Tier:
     """Return the smallest tier that a test is in.
 
-    A test or a class says otherwise by `tier`, for something of a tier that a smaller one gives it all the same.
+    A test or a class says otherwise by `tier`, where a smaller one gives it what it needs all the same.
     """
     method = getattr(test, getattr(test, "_testMethodName", ""), None)
     stated: Tier | None = getattr(method, "tier", None) or getattr(test, "tier", None)
