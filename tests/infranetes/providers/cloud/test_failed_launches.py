@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -99,7 +99,7 @@ class FailedLaunchTests(SynchronousTestCase):
         )
         self.launcher: Launcher[None] = Launcher(
             self.clock, cloud, self.settings, context, calls, self.ledger, self.watcher.waiting,
-            self.watcher.launching, self.watcher.unwanted, lambda vm: succeed(self.destroy(vm, "")),
+            self.watcher.launching, self.watcher.unwanted, self.destroy_now,
         )  # fmt: skip
         running = start(self.watcher.run())
         running.addErrback(lambda failure: None)
@@ -109,6 +109,9 @@ class FailedLaunchTests(SynchronousTestCase):
         self.destroyed.append(vm.id)
         del self.cloud.vms[vm.id]
         self.ledger.record_destroyed(vm.id, vm.token)
+
+    async def destroy_now(self, vm: CloudVM) -> None:
+        self.destroy(vm, "its launch failed")
 
     def launch(self, outcome: CloudVM | CloudError) -> Deferred[CloudVM]:
         self.cloud.launches.append(outcome)
