@@ -43,7 +43,7 @@ APT_REPO := apt-utils gpg gpg-agent
 # Debian's own releases of the libraries, for test-debian.
 APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-protobuf python3-attr \
 	python3-cattr python3-cryptography python3-openssl python3-service-identity python3-treq \
-	python3-zstandard python3-h11 python3-wsproto python3-jeepney python3-hypothesis python3-grpcio \
+	python3-zstandard python3-h11 python3-wsproto python3-jeepney python3-hypothesis python3-coverage python3-grpcio \
 	python3-libcloud python3-prometheus-client python3-boto3 python3-pyvmomi python3-yaml python3-jsonschema \
 	python3-matplotlib
 
@@ -329,6 +329,16 @@ ACCELERATOR ?= auto
 .PHONY: bench
 bench: venv proto apt-test image image-docker ## Take the figures: a table, and JSON in BENCH_JSON=; BENCHES= picks some
 	@$(AS_ROOT) $(BIN)/python -m bench --json "$(BENCH_JSON)" --accelerator "$(ACCELERATOR)" $(BENCHES)
+
+# ---- Bugs put in on purpose ----------------------------------------------------------------------
+
+MODULES ?= txgrpc
+SAMPLE ?= 60
+SEED ?= 1
+
+.PHONY: mutants
+mutants: venv proto ## Put bugs into MODULES=, a SAMPLE= of each chosen by SEED=, and show which no test notices; MUTANTS=FLAGS
+	@$(AS_ROOT) $(BIN)/python -m tests.mutants --sample "$(SAMPLE)" --seed "$(SEED)" $(MUTANTS) $(MODULES)
 
 # ---- Cleaning ------------------------------------------------------------------------------------
 

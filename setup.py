@@ -42,6 +42,7 @@ TRACING = ["opentelemetry-sdk>=1.20", "opentelemetry-exporter-otlp-proto-http>=1
 EXTRAS = {
     "test": [
         "hypothesis>=6.67",
+        "coverage>=6.5",
         "setuptools>=65",
         "grpcio>=1.51",
         "moto[server,ec2]>=5.2",
