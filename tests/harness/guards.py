@@ -22,8 +22,18 @@ from tests.harness import leaks, stalls
 from tests.harness.blocking import BlockingGuard
 
 STUCK_SECONDS = 300.0  # when a test runs longer, the stacks of all threads are printed
+BEYOND_TIMEOUT = 60.0  # that a test with a longer time-out of its own has beyond that
 LIMIT_VARIABLE = "INFRANETES_TEST_BLOCKED_MS"
 DEFAULT_LIMIT = "50"
+
+
+_ends_when_stuck = False
+
+
+def end_when_stuck() -> None:
+    """Have this process end when a test never does, after the stacks are printed; a worker's tests go on."""
+    global _ends_when_stuck
+    _ends_when_stuck = True
 
 
 class BlockedReactor(Exception):
@@ -65,7 +75,9 @@ class GuardedReporter(TestResultDecorator):  # type: ignore[misc]  # its base is
         self._originalReporter.startTest(test)
         self._succeeded = False
         self._before = leaks.holdings()
-        faulthandler.dump_traceback_later(STUCK_SECONDS, repeat=True, file=2)
+        longest = float(getattr(test, "timeout", None) or 0) + BEYOND_TIMEOUT
+        stuck = getattr(test, "stuck_seconds", max(STUCK_SECONDS, longest))
+        faulthandler.dump_traceback_later(stuck, repeat=True, file=2, exit=_ends_when_stuck)
         if isinstance(test, TestCase):
             self._guard.exempt(test)
 

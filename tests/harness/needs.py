@@ -67,6 +67,11 @@ class Need:
     _is_there: Callable[[], bool] = attrs.field(eq=False, repr=False)
 
     @property
+    def asks_for_root(self) -> bool:
+        """Whether only root has it."""
+        return self in (ROOT_USER, NETWORK, MOUNTS, VMS)
+
+    @property
     def is_met(self) -> bool:
         """Whether this process has it."""
         return _met(self)

@@ -10,6 +10,7 @@ class Outcomes:
     """How each test ended, by its dotted name. A test that failed in any way counts as failed.
 
     :ivar failed: the traceback of each test that failed.
+    :ivar on_start: called with the name of each test that starts.
     :ivar on_end: called with the name of each test that has ended.
     """
 
@@ -18,6 +19,7 @@ class Outcomes:
         self.skipped: dict[str, str] = {}
         self.passed: dict[str, None] = {}
         self.seconds: dict[str, float] = {}
+        self.on_start: Callable[[str], object] = lambda test: None
         self.on_end: Callable[[str], object] = lambda test: None
 
     def join(self, other: Outcomes) -> None:

@@ -27,6 +27,7 @@ class LineReporter(Reporter):
     def startTest(self, test: SynchronousTestCase) -> None:
         super().startTest(test)
         self._write(f"{test.id()} ... ")
+        self.outcomes.on_start(test.id())
         self._started = time.monotonic()
 
     def stopTest(self, test: SynchronousTestCase) -> None:

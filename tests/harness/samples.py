@@ -23,6 +23,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from tests.harness.needs import Need, Tier, needs, nightly
+
 reactor: Any = the_reactor
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -277,5 +279,61 @@ class Dying(SynchronousTestCase):
     def test_2_dies(self) -> None:
         os._exit(3)
 
-    def test_3_never_runs(self) -> None:
+    def test_3_runs_all_the_same(self) -> None:
+        pass
+
+
+class Endless(SynchronousTestCase):
+    """Tests of which the first never ends."""
+
+    stuck_seconds = 0.5
+
+    def test_1_sleeps(self) -> None:
+        time.sleep(1000)
+
+    def test_2_runs_all_the_same(self) -> None:
+        pass
+
+
+class Patient(SynchronousTestCase):
+    """Tests that write a file when they begin, then wait for another one, beside a child of their own."""
+
+    def wait(self) -> None:
+        directory = Path(os.environ["INFRANETES_TEST_PATIENCE"])
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        self.addCleanup(child.wait)
+        self.addCleanup(child.kill)
+        name = self.id().removeprefix(f"{__name__}.")
+        (directory / "new").write_text(os.readlink("/proc/self/ns/net"))
+        (directory / "new").rename(directory / name)
+        while not (directory / "enough").exists():
+            time.sleep(0.01)
+
+    def test_1(self) -> None:
+        self.wait()
+
+    def test_2(self) -> None:
+        self.wait()
+
+
+class PatientToo(Patient):
+    """The same in another class, which may run beside it."""
+
+
+@needs(Need("a unicorn", "catch one", Tier.TEST, lambda: False))
+class Needy(SynchronousTestCase):
+    """Tests that need what no machine has."""
+
+    def test_1(self) -> None:
+        pass
+
+    def test_2(self) -> None:
+        pass
+
+
+@nightly
+class Nocturnal(SynchronousTestCase):
+    """A test that takes hours."""
+
+    def test_1(self) -> None:
         pass

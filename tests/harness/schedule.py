@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import threading
 import unittest
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
+
+from tests.harness.durations import Durations, slow_of
+from tests.harness.needs import needs_of
 
 # Tests that share a word never run at the same time. A name stands for all tests in that package or module.
 SHARED: Mapping[str, tuple[str, ...]] = {
@@ -81,97 +85,12 @@ ALONE: Mapping[str, str] = {
     "tests.infranetes.daemon.test_hostile": "measures how long calls take beside a hostile agent",
     "tests.infranetes.daemon.test_live_mounts": "measures how long a change takes to be seen",
 }
-# About how many seconds each long test takes; any other counts as one second. This decides only the order.
-SECONDS: Mapping[str, float] = {
-    "tests.e2e.test_demo": 300,
-    "tests.e2e.test_package": 120,
-    "tests.e2e.test_package_upgrade": 100,
-    "tests.e2e.test_pod": 300,
-    "tests.e2e.test_pod_docker": 250,
-    "tests.e2e.test_empty_dirs": 30,
-    "tests.e2e.test_full_disk": 70,
-    "tests.e2e.test_memory": 100,
-    "tests.e2e.test_oci": 200,
-    "tests.e2e.test_attached_volumes": 20,
-    "tests.e2e.test_choice": 150,
-    "tests.e2e.test_clock": 100,
-    "tests.e2e.test_cloud_disk": 300,
-    "tests.e2e.test_more_cloud_disks": 200,
-    "tests.e2e.test_docker_volumes": 120,
-    "tests.e2e.test_full_volumes": 80,
-    "tests.e2e.test_vm_image_volumes": 250,
-    "tests.e2e.test_postgresql": 200,
-    "tests.e2e.test_volume_troubles": 60,
-    "tests.e2e.test_cni": 40,
-    "tests.e2e.test_network_policies": 60,
-    "tests.e2e.test_qemu_disks": 150,
-    "tests.e2e.test_qemu_firewalls": 100,
-    "tests.e2e.test_qemu_provider": 300,
-    "tests.e2e.test_resize": 30,
-    "tests.e2e.test_repository": 120,
-    "tests.e2e.test_services": 100,
-    "tests.e2e.test_units": 60,
-    "tests.e2e.test_unit_pod": 150,
-    "tests.e2e.test_user_namespaces": 120,
-    "tests.e2e.test_vm_network": 90,
-    "tests.harness.test_runner": 40,
-    "tests.infranetes.daemon.test_agents": 120,
-    "tests.infranetes.daemon.test_aws": 50,
-    "tests.infranetes.daemon.test_confinement": 20,
-    "tests.infranetes.daemon.test_upgrades": 60,
-    "tests.infranetes.daemon.test_enter": 60,
-    "tests.infranetes.daemon.test_azure": 15,
-    "tests.infranetes.daemon.test_crash": 120,
-    "tests.infranetes.daemon.test_delegate_images": 30,
-    "tests.infranetes.daemon.test_delegate": 30,
-    "tests.infranetes.daemon.test_gcp": 40,
-    "tests.infranetes.daemon.test_crash_soak": 100,
-    "tests.infranetes.daemon.test_crash_soak.FaultySoakTests": 250,
-    "tests.infranetes.daemon.test_layers": 80,
-    "tests.infranetes.daemon.test_mixed_soak": 30,
-    "tests.infranetes.daemon.test_namespaces": 30,
-    "tests.infranetes.daemon.test_user_namespaces": 40,
-    "tests.infranetes.daemon.test_vsphere": 40,
-    "tests.infranetes.guest.test_guest.BuildTests": 30,
-    "tests.infranetes.images.test_disks": 60,
-    "tests.infranetes.images.test_disks_ends": 60,
-    "tests.infranetes.images.erofs": 30,
-    "tests.infranetes.images.test_failures": 60,
-    "tests.infranetes.images.test_store": 60,
-    "tests.infranetes.logs.test_container.KilledAnywhereTests": 40,
-    "tests.infranetes.logs.test_processes": 80,
-    "tests.infranetes.overlay": 30,
-    "tests.infranetes.pods.test_races": 50,
-    "tests.infranetes.providers.cloud.test_aws": 60,
-    "tests.infranetes.providers.cloud.test_azure": 35,
-    "tests.infranetes.providers.cloud.test_azure_faults": 60,
-    "tests.infranetes.providers.cloud.test_azure_requests": 15,
-    "tests.infranetes.providers.cloud.test_faults": 80,
-    "tests.infranetes.providers.cloud.test_gcp": 60,
-    "tests.infranetes.providers.cloud.test_gcp_snapshots": 15,
-    "tests.infranetes.providers.cloud.test_gcp_volumes": 20,
-    "tests.infranetes.providers.cloud.test_openstack": 40,
-    "tests.infranetes.providers.cloud.test_openstack_faults": 60,
-    "tests.infranetes.providers.cloud.test_openstack_requests": 15,
-    "tests.infranetes.providers.cloud.test_requests": 30,
-    "tests.infranetes.providers.cloud.test_silence": 20,
-    "tests.infranetes.providers.cloud.test_vsphere": 120,
-    "tests.infranetes.providers.cloud.test_vsphere_faults": 120,
-    "tests.infranetes.providers.cloud.test_vsphere_library": 60,
-    "tests.infranetes.providers.test_qemu_firewall_changes": 40,
-    "tests.infranetes.providers.test_qemu_firewalls": 30,
-    "tests.infranetes.policies.test_faults": 15,
-    "tests.infranetes.services.test_faults": 30,
-    "tests.interop": 60,
-    "tests.txgrpc.test_hostile": 40,
-    "tests.vmserver.containers": 60,
-    "tests.vmserver.containers.oci.test_provider": 90,
-    "tests.vmserver.containers.oci.test_recovery.KilledAgentTests": 150,
-    "tests.vmserver.containers.test_docker": 120,
-    "tests.vmserver.firewall": 30,
-    "tests.vmserver.rpc.test_firewalls_of_pods": 15,
-    "tests.vmserver.layers.test_killed": 30,
-}
+# Of these words, each of several workers that are isolated has a machine of its own.
+OWN: frozenset[str] = frozenset(
+    {"host ports", "bridge", "published volumes", "addresses of a pod's firewall"}
+)
+# How many units may share a word at the same time where workers are isolated; of any other word, one.
+AT_ONCE: Mapping[str, int] = {"real VMs": 2}
 
 
 def within(name: str, container: str) -> bool:
@@ -190,15 +109,16 @@ def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 @attrs.frozen
 class Unit:
-    """The tests of one class, which run one after another."""
+    """The tests of one class, which run one after another.
+
+    :ivar seconds: about how long they take.
+    :ivar as_root: whether they need root.
+    """
 
     name: str
     tests: tuple[str, ...]
-
-    @property
-    def seconds(self) -> float:
-        """About how long its tests take."""
-        return max((seconds for name, seconds in SECONDS.items() if within(self.name, name)), default=1.0)
+    seconds: float = 1.0
+    as_root: bool = False
 
     @property
     def shared(self) -> frozenset[str]:
@@ -211,28 +131,40 @@ class Unit:
         return any(within(self.name, name) for name in ALONE)
 
 
-def units(tests: Iterable[str]) -> list[Unit]:
-    """Group tests, given by their dotted names, by class."""
-    found: dict[str, list[str]] = {}
+def units(tests: Iterable[unittest.TestCase], durations: Durations) -> list[Unit]:
+    """Group tests by class."""
+    grouped: dict[str, list[unittest.TestCase]] = {}
     for test in tests:
-        found.setdefault(test.rpartition(".")[0] or test, []).append(test)
-    return [Unit(name, tuple(tests)) for name, tests in found.items()]
+        grouped.setdefault(test.id().rpartition(".")[0] or test.id(), []).append(test)
+    return [
+        Unit(
+            name,
+            tuple(test.id() for test in members),
+            sum(durations.expected(test.id(), slow_of(test)) for test in members),
+            any(need.asks_for_root for test in members for need in needs_of(test)),
+        )
+        for name, members in grouped.items()
+    ]
 
 
 class Schedule:
     """Hands out units to workers, in any thread: the longest first, those that run alone at the end.
 
     Units that share something each count as long as all of them together, because they wait for each other.
+
+    :param isolated: whether each worker has a machine of its own, as far as namespaces make one.
     """
 
-    def __init__(self, given: Iterable[Unit]) -> None:
-        given = list(given)
+    def __init__(self, units: Iterable[Unit], isolated: bool = False) -> None:
+        units = list(units)
+        self._isolated = isolated
 
         def urgency(unit: Unit) -> tuple[bool, float, float, str]:
-            together = sum(other.seconds for other in given if other is unit or other.shared & unit.shared)
+            words = self._shared(unit)
+            together = sum(other.seconds for other in units if other is unit or self._shared(other) & words)
             return unit.alone, -together, -unit.seconds, unit.name
 
-        self._waiting = sorted(given, key=urgency)
+        self._waiting = sorted(units, key=urgency)
         self._running: list[Unit] = []
         self._changed = threading.Condition()
 
@@ -265,4 +197,13 @@ class Schedule:
         """Return whether a unit may run beside those that run now."""
         if unit.alone:
             return not self._running
-        return not any(other.alone or other.shared & unit.shared for other in self._running)
+        if any(other.alone for other in self._running):
+            return False
+        in_use = Counter(word for other in self._running for word in self._shared(other))
+        return all(in_use[word] < self._at_once(word) for word in self._shared(unit))
+
+    def _shared(self, unit: Unit) -> frozenset[str]:
+        return unit.shared - OWN if self._isolated else unit.shared
+
+    def _at_once(self, word: str) -> int:
+        return AT_ONCE.get(word, 1) if self._isolated else 1

@@ -7,18 +7,20 @@ Only steal, the time for which the host reports that others had the processor, i
 
 So each processor has a watcher, with a priority above every program that is not real-time, which repeatedly
 sleeps for a few milliseconds. When it wakes late, nothing ran there meanwhile. Run as a program, this module
-is the watchers: ``stalls.py FD`` writes to the shared memory FD until its standard input is closed. They must
+is the watchers: ``stalls.py FILE`` writes to the shared FILE until its standard input is closed. They must
 run as root; otherwise no stall is ever found.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +39,7 @@ SIZE = 8 * _FIELDS * (os.cpu_count() or 1)
 class Stalls:
     """The stalls of this machine's processors.
 
-    :param memory: the descriptor of the shared memory that the watchers write to.
+    :param memory: the descriptor of the file that the watchers write to.
     """
 
     def __init__(self, memory: int) -> None:
@@ -61,20 +63,20 @@ def watch(environment: Mapping[str, str] = os.environ) -> Stalls:
         with contextlib.suppress(OSError), open(path, "rb") as shared:
             if os.fstat(shared.fileno()).st_size == SIZE:
                 return Stalls(shared.fileno())
-    memory = os.memfd_create("stalls", os.MFD_CLOEXEC)
-    os.ftruncate(memory, SIZE)
-    watchers = subprocess.Popen(
-        [sys.executable, __file__, str(memory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pass_fds=[memory],
-    )
-    assert watchers.stdout is not None
-    with watchers.stdout as ready:
-        ready.read(len(os.sched_getaffinity(0)))
-    _running.append(watchers)  # keeps their standard input open until this process ends
-    os.environ[VARIABLE] = f"/proc/{os.getpid()}/fd/{memory}"
-    return Stalls(memory)
+    # A file, and not only a descriptor: workers that are isolated, or started by sudo, open it by its name.
+    descriptor, path = tempfile.mkstemp(prefix="infranetes-stalls-")
+    atexit.register(Path(path).unlink, missing_ok=True)
+    with open(descriptor, "rb") as shared:
+        os.ftruncate(descriptor, SIZE)
+        watchers = subprocess.Popen(
+            [sys.executable, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert watchers.stdout is not None
+        with watchers.stdout as ready:
+            ready.read(len(os.sched_getaffinity(0)))
+        _running.append(watchers)  # keeps their standard input open until this process ends
+        os.environ[VARIABLE] = path
+        return Stalls(shared.fileno())
 
 
 _running: list[subprocess.Popen[bytes]] = []
@@ -117,9 +119,10 @@ def _watch(processor: int, fields: memoryview) -> None:
             steal = _steal(processor)
 
 
-def main(memory: int) -> None:
+def main(path: str) -> None:
     """Watch every processor."""
-    fields = memoryview(mmap.mmap(memory, SIZE)).cast("q")
+    with open(path, "r+b") as shared:
+        fields = memoryview(mmap.mmap(shared.fileno(), SIZE)).cast("q")
     children: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the test run that reads the stalls
     for processor in os.sched_getaffinity(0):
@@ -138,4 +141,4 @@ def main(memory: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1])

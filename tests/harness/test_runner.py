@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -17,12 +18,23 @@ from tests.harness.guards import LIMIT_VARIABLE
 SAMPLES = "tests.harness.samples"
 
 
-def run(*arguments: str) -> tuple[int, str, dict[str, str]]:
-    """Run the runner; return its exit code, its output, and each test's word by the name of its method."""
-    with tempfile.TemporaryDirectory() as place:
+def run(
+    *arguments: str, place: Path | None = None, ci: bool | None = None
+) -> tuple[int, str, dict[str, str]]:
+    """Run the runner; return its exit code, its output, and each test's word by the name of its method.
+
+    :param place: the directory of runs. :param ci: whether CI is in the environment; None: as it is here.
+    """
+    environment = dict(os.environ)
+    if ci is not None:
+        environment.pop("CI", None)
+    if ci:
+        environment["CI"] = "1"
+    with tempfile.TemporaryDirectory() as temporary:
         done = subprocess.run(
-            [sys.executable, "-m", "tests", f"--temp-directory={place}/trial", *arguments],
+            [sys.executable, "-m", "tests", f"--temp-directory={place or temporary}", *arguments],
             cwd=ROOT,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -193,9 +205,9 @@ class SideBySideTests(SynchronousTestCase):
         self.assertEqual(ends[0], ends[1])
         self.assertEqual(ends[0][1], "102 passed, 8 failed, 1 skipped")
 
-    def test_a_process_that_dies_fails_what_it_has_not_ended(self) -> None:
+    def test_a_process_that_dies_fails_the_test_that_ran_and_another_runs_the_rest(self) -> None:
         code, output, _words = run(f"{SAMPLES}.Dying", f"{SAMPLES}.FailingOnce", "--jobs", "2")
-        self.assertEqual((code, output.splitlines()[-1]), (1, "101 passed, 3 failed, 0 skipped"), output)
+        self.assertEqual((code, output.splitlines()[-1]), (1, "102 passed, 2 failed, 0 skipped"), output)
         self.assertIn("ended without a result, with code 3", output)
 
     def test_a_test_that_blocks_fails_there_too(self) -> None:

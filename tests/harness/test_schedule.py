@@ -13,15 +13,40 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests.cluster import slices as cluster_slices
 from tests.e2e import slices as e2e_slices
 from tests.harness import long, schedule
+from tests.harness.durations import Durations, slow
+from tests.harness.needs import needs_root
 from tests.harness.schedule import Schedule, Unit, tests_of, units
 from tests.workloads import slices
 
 TREE = Path(__file__).resolve().parents[2]
 
 
+def of(*named: tuple[str, float]) -> list[Unit]:
+    """Return units of one test each, by their names and seconds."""
+    return [Unit(name, (f"{name}.test",), seconds) for name, seconds in named]
+
+
+class Quick(SynchronousTestCase):
+    """Two tests that are scheduled below."""
+
+    def test_1(self) -> None:
+        pass
+
+    def test_2(self) -> None:
+        pass
+
+
+@needs_root
+@slow(7, "it is an example")
+class Needy(SynchronousTestCase):
+    """A test that says of itself how long it takes, and what it needs."""
+
+    def test(self) -> None:
+        pass
+
+
 class ScheduleTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.patch(schedule, "SECONDS", {"a": 10.0, "b.B": 30.0, "vm": 20.0, "alone": 99.0})
         self.patch(schedule, "SHARED", {"vm": ("machines",), "vn": ("machines", "bridge")})
         self.patch(schedule, "ALONE", {"alone": "for a reason"})
 
@@ -30,47 +55,57 @@ class ScheduleTests(SynchronousTestCase):
         assert unit is not None
         return unit.name
 
-    def test_a_class_is_a_unit(self) -> None:
-        found = units(["a.A.test_1", "a.B.test_1", "a.A.test_2", "broken"])
+    def test_a_class_is_a_unit_as_long_as_its_tests_and_as_needy(self) -> None:
+        durations = Durations(Path(self.mktemp()))
+        durations.record({Quick("test_1").id(): 4.0, Quick("test_2").id(): 5.0})
+        found = units([Quick("test_1"), Needy("test"), Quick("test_2")], durations)
+        here = __name__
         self.assertEqual(
             found,
             [
-                Unit("a.A", ("a.A.test_1", "a.A.test_2")),
-                Unit("a.B", ("a.B.test_1",)),
-                Unit("broken", ("broken",)),
+                Unit(f"{here}.Quick", (f"{here}.Quick.test_1", f"{here}.Quick.test_2"), 9.0, False),
+                Unit(f"{here}.Needy", (f"{here}.Needy.test",), 7.0, True),
             ],
         )
 
     def test_the_longest_go_first_and_the_lonely_last(self) -> None:
-        given = Schedule(units(["alone.A.t", "a.A.t", "c.C.t", "b.B.t", "ab.A.t"]))
+        given = Schedule(of(("alone.A", 99), ("a.A", 10), ("c.C", 1), ("b.B", 30), ("ab.A", 1)))
         self.assertEqual([self.taken(given) for _ in range(4)], ["b.B", "a.A", "ab.A", "c.C"])
 
     def test_what_shares_something_does_not_run_side_by_side(self) -> None:
-        given = Schedule(units(["vm.One.t", "vm.Two.t", "vn.Three.t", "a.A.t"]))
+        given = Schedule(of(("vm.One", 20), ("vm.Two", 20), ("vn.Three", 1), ("a.A", 10)))
         # vm.One, vm.Two and vn.Three together take longer than any other unit, so one of them is first.
         self.assertEqual([self.taken(given), self.taken(given)], ["vm.One", "a.A"])
-        given.done(Unit("vm.One", ("vm.One.t",)))
+        given.done(*of(("vm.One", 20)))
         self.assertEqual(self.taken(given), "vm.Two")
 
+    def test_isolated_workers_share_less(self) -> None:
+        self.patch(schedule, "OWN", frozenset({"bridge"}))
+        self.patch(schedule, "AT_ONCE", {"machines": 2})
+        self.patch(schedule, "SHARED", {"vm": ("machines",), "br": ("bridge",)})
+        given = Schedule(of(("br.A", 9), ("br.B", 8), ("vm.A", 3), ("vm.B", 2), ("vm.C", 1)), isolated=True)
+        self.assertEqual([self.taken(given) for _ in range(4)], ["br.A", "br.B", "vm.A", "vm.B"])
+        self.assertFalse(given.may_run(*of(("vm.C", 1))))
+
     def test_what_runs_alone_waits_for_all_others(self) -> None:
-        given = Schedule(units(["alone.A.t", "a.A.t"]))
+        given = Schedule(of(("alone.A", 1), ("a.A", 1)))
         self.assertEqual(self.taken(given), "a.A")
         self.assertFalse(given.may_run(Unit("alone.A", ())))
-        given.done(Unit("a.A", ("a.A.t",)))
+        given.done(*of(("a.A", 1)))
         self.assertEqual(self.taken(given), "alone.A")
         self.assertFalse(given.may_run(Unit("c.C", ())))
-        given.done(Unit("alone.A", ("alone.A.t",)))
+        given.done(*of(("alone.A", 1)))
         self.assertIsNone(given.take())
 
     def test_nothing_is_given_after_the_end(self) -> None:
-        given = Schedule(units(["a.A.t"]))
+        given = Schedule(of(("a.A", 1)))
         given.stop()
         self.assertIsNone(given.take())
 
 
 class DeclarationTests(SynchronousTestCase):
     def test_all_names_are_of_tests(self) -> None:
-        for name in {*schedule.SECONDS, *schedule.SHARED, *schedule.ALONE}:
+        for name in {*schedule.SHARED, *schedule.ALONE}:
             tests = list(tests_of(TestLoader().loadByNames([name], recurse=True)))
             self.assertTrue(tests and all(test.id().startswith(name) for test in tests), name)
 
