@@ -18,17 +18,19 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def kill_family(leader: int) -> None:
-    """SIGKILL a process, its descendants, and every process of the group that it leads.
+    """SIGKILL a process, its descendants, and every process of the group that it leads; of init, none.
 
     The cost depends on the number of descendants alone, not on what else runs (proc(5): task/TID/children).
     """
+    if leader <= 1:
+        return
     own = os.getpid()
     doomed = family(leader)
     with contextlib.suppress(ProcessLookupError):
-        if leader > 1 and os.getpgid(leader) == leader:
+        if os.getpgid(leader) == leader:
             os.killpg(leader, signal.SIGKILL)
     for pid in doomed:
-        if pid > 1 and pid != own:
+        if pid != own:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -75,8 +75,10 @@ class ShellSession(ExecSession):
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL every process of the session that `leader` led. Blocks: it looks at all processes."""
-    if leader <= 1:
+    """SIGKILL every process of the session that `leader` led, but not of init's, or of this process's own.
+
+    Blocks: it looks at all processes."""
+    if leader <= 1 or leader == os.getsid(0):
         return
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

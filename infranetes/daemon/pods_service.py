@@ -18,7 +18,6 @@ from infranetes.daemon.handlers import pools_with
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import ports_in_force
-from infranetes.pods.inventory import Sandbox
 from infranetes.pods.pod_network import restore_pod_network
 from infranetes.pods.reconcile import Reconciler
 from infranetes.pods.records import Contents
@@ -150,26 +149,9 @@ class PodsService(Service):
         await node.volumes.stop()
         closing: list[Deferred[None]] = []
         for sandbox in node.inventory:
-            _cancel(sandbox)
+            sandbox.leave()
             if sandbox.client is not None:
                 closing.append(start(sandbox.client.close()))
         for result in await settled(closing):  # concurrently, since a silent agent takes seconds
             if isinstance(result, Failure):
                 _log.debug("an agent's connection failed to close: {error}", error=result.value)
-
-
-def _cancel(sandbox: Sandbox) -> None:
-    """End what is under way for a sandbox, and its agent's stream of events."""
-    flights = [sandbox.launching, sandbox.stopping, sandbox.removing, sandbox.ending]
-    for container in sandbox.containers.values():
-        flights += [container.creating, container.removing]
-    sandbox.loads.cancel()
-    for flight in flights:
-        if flight is not None and not flight.done:
-            flight.cancel()
-    if sandbox.deserted is not None and sandbox.deserted.active():
-        sandbox.deserted.cancel()
-    if sandbox.watch is not None:
-        sandbox.watch.stop()
-    if sandbox.machine.rules is not None:
-        sandbox.machine.rules.stop()

@@ -41,7 +41,14 @@ from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmO
 from infranetes.machines.spec import first_certificate, instance_spec
 from infranetes.machines.timeline import Timeline
 from infranetes.observer import LaunchStep, call_to_provider
-from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPlacesVms, Size
+from infranetes.providers.interface import (
+    Instance,
+    InstanceSpec,
+    InstanceState,
+    IPlacesVms,
+    Size,
+    launched_with,
+)
 from infranetes_common.concurrency import Flight, backoff, sleep, start, within
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -373,17 +380,17 @@ class PodMachine:
 
     async def _destroy(self) -> None:
         context, facts = self._context, self.facts
-        ids = {facts.instance_id} - {""}
-        if not ids:  # the answer to the launch was never recorded, but the provider knows the token
-            listing = self._asked("list", context.provider.list)
-            instances = await within(
-                context.clock, context.times.destroy, listing, "listing the provider's VMs"
-            )
-            ids = {one.id for one in instances if one.token == facts.token}
-        for instance_id in ids:
+        for instance_id in [facts.instance_id] if facts.instance_id else await self._unrecorded():
             destroying = self._asked("destroy", partial(context.provider.destroy, instance_id))
             what = f"destroying the VM of sandbox {facts.id}"
             await within(context.clock, context.times.destroy, destroying, what)
+
+    async def _unrecorded(self) -> list[str]:
+        """Return the ids of what a launch made whose answer was never recorded: the VMs with its token."""
+        context = self._context
+        listing = self._asked("list", context.provider.list)
+        instances = await within(context.clock, context.times.destroy, listing, "listing the provider's VMs")
+        return [one.id for one in launched_with(self.facts.token, instances)]
 
 
 def _certified(facts: VmFacts, signed: Signed) -> VmFacts:

@@ -199,6 +199,22 @@ class Sandbox:
         if self.events is not None:
             self.events.sandbox_interrupted(self)
 
+    def leave(self) -> None:
+        """End what is under way for the sandbox, and its agent's stream: the next daemon goes on with it."""
+        flights = [self.launching, self.stopping, self.removing, self.ending]
+        for container in self.containers.values():
+            flights += [container.creating, container.removing]
+        self.loads.cancel()
+        for flight in flights:
+            if flight is not None and not flight.done:
+                flight.cancel()
+        if self.deserted is not None and self.deserted.active():
+            self.deserted.cancel()
+        if self.watch is not None:
+            self.watch.stop()
+        if self.machine.rules is not None:
+            self.machine.rules.stop()
+
     def check_stays(self) -> None:
         """Check that the sandbox may get more containers.
 

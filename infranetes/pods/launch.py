@@ -114,7 +114,8 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone, granted
     )
     up = await sandbox.machine.bring_up(request, deadline, lambda: _connected(node, sandbox))
-    assert sandbox.client is not None and sandbox.watch is not None
+    watch = sandbox.watch
+    assert sandbox.client is not None and watch is not None
     with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):
         if found:
             await sandbox.machine.place(parent, size)
@@ -127,11 +128,11 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     with timeline.step("the VM joins the pods' network", launch=LaunchStep.NETWORK):
         await join_pod_network(node, sandbox)
     tell_of_services(sandbox)
-    sandbox.watch.start()
+    watch.start()
     left = deadline - clock.seconds()
     with timeline.step("the agent's stream of events begins", launch=LaunchStep.EVENTS):
-        await within(clock, left, sandbox.watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
-    if not sandbox.watch.live:
+        await within(clock, left, watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
+    if not watch.live:
         raise Unavailable(f"the agent of sandbox {sandbox.id} ended the connection")
     with timeline.step("its host ports are opened, and it is recorded", launch=LaunchStep.RECORD):
         await node.hostports.put(ports_of(sandbox))

@@ -8,7 +8,7 @@ run the contract suite of `tests.contract.pod_provider` over it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +102,15 @@ class Instance:
     size: str = ""  # an instance type, for people; "": the provider does not tell
     cost_per_hour: float | None = None  # US dollars; None: the provider does not tell
     zone: str = ""  # its zone, as `volumes.VolumeDisk.zone` names it; "": the provider has no zones
+
+
+def launched_with(token: str, instances: Iterable[Instance]) -> list[Instance]:
+    """Return the VMs that were launched with this token.
+
+    :raise ValueError: there is no token, and no VM may be taken for its."""
+    if not token:
+        raise ValueError("VMs are found by a token, and it is empty")
+    return [instance for instance in instances if instance.token == token]
 
 
 @attrs.frozen

@@ -78,6 +78,7 @@ class Flight(Generic[T]):
     def __init__(self, work: Work[T], deserted: Callable[[], None] = lambda: None) -> None:
         self.waiters = 0
         self.done = False
+        self._cancelled = False
         self._work = _started(work)
         self._deserted = deserted
         self._joined: dict[Deferred[T], None] = {}
@@ -95,8 +96,12 @@ class Flight(Generic[T]):
         return joined
 
     def cancel(self) -> None:
-        """Cancel the work itself. Waiting callers get the result that it then ends with."""
-        self._work.cancel()
+        """Cancel the work itself, once: what it does to clean up is not cut short by a second call.
+
+        Waiting callers get the result that it then ends with."""
+        if not self._cancelled:
+            self._cancelled = True
+            self._work.cancel()
 
     def _leave(self, joined: Deferred[T]) -> None:
         if joined in self._joined:

@@ -231,7 +231,7 @@ def _rename(directory: int, temporary: bytes, name: bytes) -> None:
 
 
 def _remove_all(directory: int, name: bytes, depth: int = 0) -> None:
-    """Remove whatever is there, with all that is in it; never through a link."""
+    """Remove whatever is there, with all that is in it; never through a link, nor what is mounted there."""
     if depth > 2 * MAX_DEPTH:
         raise OSError(errno.ENAMETOOLONG, f"over {2 * MAX_DEPTH} directories in one another")
     try:
@@ -239,6 +239,12 @@ def _remove_all(directory: int, name: bytes, depth: int = 0) -> None:
         return
     except IsADirectoryError:
         pass
+    try:
+        os.rmdir(name, dir_fd=directory)  # of a mount point EBUSY, even if it is not empty
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
     inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
     try:
         for each in os.listdir(inner):

@@ -7,14 +7,14 @@ import subprocess
 from unittest import skipIf
 
 from twisted.internet.process import Process
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.errors import InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
 from vmserver.containers.child_exec import exec_sync
 from vmserver.containers.child_sessions import ExecSession
 from vmserver.containers.interface import Streams
-from vmserver.processes import as_command, oom_score_adj
+from vmserver.processes import as_command, kill_family, oom_score_adj
 
 reactor = installed()
 
@@ -35,6 +35,33 @@ class AsCommandTests(TestCase):
 
     def test_a_missing_directory_ends_it(self) -> None:
         self.assertRaises(subprocess.CalledProcessError, self.directory, "/no such directory")
+
+
+class FamilyTests(SynchronousTestCase):
+    """`kill_family`, whose signals are noted and not sent."""
+
+    def setUp(self) -> None:
+        self.killed: list[int] = []
+        self.patch(os, "kill", lambda pid, signal: self.killed.append(pid))
+        self.patch(os, "killpg", lambda group, signal: self.killed.append(-group))
+
+    def test_never_that_of_init_of_the_kernel_or_of_everybody(self) -> None:
+        for leader in (1, 0, -1):
+            kill_family(leader)
+            self.assertEqual(self.killed, [], leader)
+
+    def test_never_the_agent_itself(self) -> None:
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+            kill_family(os.getpid())
+        self.assertIn(child.pid, self.killed)
+        self.assertNotIn(os.getpid(), self.killed)
+
+    def test_only_the_leader_of_a_group_takes_the_group_with_it(self) -> None:
+        for leads in (False, True):
+            self.killed.clear()
+            with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=leads) as child:
+                kill_family(child.pid)
+            self.assertEqual(self.killed, [-child.pid, child.pid] if leads else [child.pid])
 
 
 class StartTests(TestCase):

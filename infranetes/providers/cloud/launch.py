@@ -87,11 +87,11 @@ class Launcher(Generic[D]):
         :raise CloudError, InfranetesError: it can't be launched, and nothing of it remains."""
         if (spec.cluster, spec.node) != (self._context.cluster, self._context.node):
             raise InvalidArgument(f"a VM for {spec.cluster}/{spec.node} can't be launched by this node")
+        self._unwanted.pop(spec.token, None)
         existing = self._ledger.for_token(spec.token)
         if existing is not None:
             return existing
         request, attempts = self._request(spec)
-        self._unwanted.pop(spec.token, None)
         try:
             return self._ledger.record_launch(await self._launch(request, attempts))
         except (CloudError, InfranetesError) as error:

@@ -78,8 +78,10 @@ def next_free(uids: UidRange, taken: Container[int], last: int | None) -> int:
 def kill_processes(uid: int) -> None:
     """Kill every process of `uid`: a QEMU that was taken over may have left some. Blocks.
 
-    :raise Unavailable: some do not end.
+    :raise InvalidArgument: it is root. :raise Unavailable: some do not end.
     """
+    if uid < 1:
+        raise InvalidArgument(f"the processes of user {uid} are not a VM's alone")
     left: list[int] = []
     for attempt in range(_KILL_TRIES):
         time.sleep(_KILL_PAUSE * attempt)

@@ -13,7 +13,7 @@ from infranetes_common import __version__
 from infranetes_common.wire import cri
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.test_service_rules import Services
+from tests.infranetes.pods.fakes import FakeServices
 
 
 class StatusTests(PodsTestCase):
@@ -40,6 +40,6 @@ class StatusTests(PodsTestCase):
         )
 
     def test_services_where_vms_are_told_of_them(self) -> None:
-        self.world.services = self.world.node.services = Services()
+        self.world.services = self.world.node.services = FakeServices()
         self.run_pod()
         self.assertEqual(self.info()["services"], {"rules": 7, "vms": 1, "current_vms": 0})

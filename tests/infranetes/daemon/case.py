@@ -27,6 +27,7 @@ from twisted.trial.unittest import TestCase
 from infranetes.images import ImagesConfig, ImageStore
 from infranetes_common.wire import cri
 from infranetes_simulation.provider.farm_client import FarmClient
+from tests.support import warm
 from tests.support.kept import KeptCase, namespaces
 from tests.support.oci import busybox
 from tests.support.registry import Registry
@@ -37,6 +38,7 @@ reactor: Any = the_reactor
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 60.0
 IMAGE = "busybox"
+FARM = "infranetes_simulation.farm"
 _TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
 
 
@@ -92,6 +94,8 @@ class DaemonCase(KeptCase, TestCase):
     unneeded = frozenset({"ContainerdHasNoDeprecationWarnings"})
     #: The source tree from which the daemon is run.
     tree = ROOT
+    #: Whether daemons are started as a user would start them, and not by `warm`.
+    cold = False
 
     def setUp(self) -> None:
         self.root = self.make_root()
@@ -108,7 +112,8 @@ class DaemonCase(KeptCase, TestCase):
             "providers": {"simulated": {"boot_seconds": 0.05, "jitter_seconds": 0.0}},
         }
         self.environment: dict[str, str] = {}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.config["providers"]["simulated"]["farm_command"] = warm.command("-m", FARM)
+        self.process: subprocess.Popen[bytes] | warm.Process | None = None
         self.channel: Channel | None = None
         self.addCleanup(lambda: Deferred.fromCoroutine(self.end_everything()))
 
@@ -149,7 +154,7 @@ class DaemonCase(KeptCase, TestCase):
 
     def spawn(
         self, *flags: str, crash: tuple[str, int] | None = None, background: str = ""
-    ) -> subprocess.Popen[bytes]:
+    ) -> subprocess.Popen[bytes] | warm.Process:
         """Start a daemon and don't wait. `background`: the pid file of a daemon that detaches itself."""
         path = self.root / "infranetes.toml"
         path.write_text(self.written())
@@ -160,14 +165,17 @@ class DaemonCase(KeptCase, TestCase):
             command = [sys.executable, "-m", module, crash[0], str(crash[1]), journal]
         command += [f"--pidfile={background}"] if background else ["--nodaemon", "--pidfile="]
         command += ["infranetes", "--config", str(path), *flags]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.tree),
+            "PYTHONUNBUFFERED": "1",
+            **self.environment,
+        }
         with open(self.root / "daemon.log", "ab") as log:
+            if not self.cold and self.tree == ROOT and command[0] == sys.executable:
+                return warm.Process(command[1:], log.fileno(), ROOT, environment)
             return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.tree,
-                env={**os.environ, "PYTHONPATH": str(self.tree), "PYTHONUNBUFFERED": "1", **self.environment},
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.tree, env=environment
             )
 
     @property
@@ -219,7 +227,8 @@ class DaemonCase(KeptCase, TestCase):
         process = self.process
         assert process is not None
         await self.until(lambda: process.poll() is not None, "the daemon ends", seconds)
-        return int(process.returncode)
+        assert process.returncode is not None
+        return process.returncode
 
     async def kill(self) -> None:
         """Send SIGKILL at once, and wait for the end."""

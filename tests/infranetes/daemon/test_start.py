@@ -83,6 +83,7 @@ class StartTests(DaemonCase):
 
     async def test_in_the_background(self) -> None:
         """With twistd's own way to detach, errors are printed before the command returns."""
+        self.cold = True
         pid_file = self.root / "pid"
         self.process = self.spawn(background=str(pid_file))
         self.assertEqual(await self.ended(), 0, self.log)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.machines.context import VmFacts, VmRequest
@@ -11,7 +11,7 @@ from infranetes.machines.pod_machine import BroughtUp, PodMachine
 from infranetes.providers.interface import InstanceState, Size
 from infranetes_common.concurrency import Flight, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
-from tests.infranetes.pods.fakes import FakeNode
+from tests.infranetes.pods.fakes import FakeNode, FakeServices
 
 ID, TOKEN = "1d" * 16, "70" * 16
 
@@ -203,6 +203,37 @@ class TearDownTests(MachineCase):
         self.machine = PodMachine(self.world.side, Owner(VmFacts(ID, TOKEN)))
         self.successResultOf(self.down())
         self.assertEqual(self.provider.instances, {})
+
+    def test_finding_it_by_its_token_costs_no_other_vm(self) -> None:
+        neighbour = PodMachine(self.world.side, Owner(VmFacts("2d" * 16, "71" * 16)))
+        kept = self.successResultOf(self.up(neighbour)).instance
+        self.successResultOf(self.up())
+        self.machine = PodMachine(self.world.side, Owner(VmFacts(ID, TOKEN)))
+        self.successResultOf(self.down())
+        self.assertEqual(self.provider.instances, {kept.id: kept})
+
+    def test_without_a_token_nothing_is_destroyed(self) -> None:
+        self.successResultOf(self.up())
+        self.machine = PodMachine(self.world.side, Owner(VmFacts(ID, "")))
+        self.failureResultOf(self.down(), ValueError)
+        self.assertEqual(len(self.provider.instances), 1)
+
+    def test_a_recorded_vm_is_destroyed_without_a_look_at_the_others(self) -> None:
+        neighbour = PodMachine(self.world.side, Owner(VmFacts("2d" * 16, "71" * 16)))
+        kept = self.successResultOf(self.up(neighbour)).instance
+        self.successResultOf(self.up())
+        self.patch(self.provider, "list", lambda: fail(Unavailable("not now")))
+        self.successResultOf(self.down())
+        self.assertEqual(self.provider.instances, {kept.id: kept})
+
+    def test_nothing_is_sent_to_it_any_more(self) -> None:
+        services = self.world.node.services = FakeServices()
+        self.successResultOf(self.up())
+        self.machine.tell_of_services()
+        self.machine.tell_of_services()
+        self.successResultOf(self.down())
+        self.assertEqual([(each.started, each.stopped) for each in services.senders], [(1, 1)])
+        self.assertIsNone(self.machine.rules)
 
     def test_what_can_not_be_destroyed_is_tried_again(self) -> None:
         self.successResultOf(self.up())

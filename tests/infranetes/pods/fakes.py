@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,8 @@ from twisted.internet.task import Clock
 from infranetes.authority import Authority
 from infranetes.certificates import Signed
 from infranetes.hostports.hostports import HostPorts
-from infranetes.hostports.table import Table
+from infranetes.hostports.mappings import HostPort
+from infranetes.hostports.table import Table, elements
 from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.container_watch import WatchTimes
@@ -29,6 +30,7 @@ from infranetes.machines.timekeeping import Timekeeping
 from infranetes.pods import database
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext, Times
+from infranetes.pods.host_ports import ports_in_force
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.logs import Logs
 from infranetes.pods.reconcile import Reconciler
@@ -37,8 +39,9 @@ from infranetes.pods.sandbox_vm import reachable_machines
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.store import Store
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPodProvider
+from infranetes.services.timing import Progress
 from infranetes.volumes.volumes import Volumes
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import Event, start
 from infranetes_common.errors import NotFound
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
@@ -254,10 +257,65 @@ class NoVolumes:
         pass
 
 
-class NoTable:
-    """No pod has host ports."""
+class FakeTable:
+    """The kernel's table of host ports. :ivar ports: the address that each one leads to."""
 
     guards = False
+
+    def __init__(self) -> None:
+        self.ports: dict[HostPort, str] = {}
+
+    async def replace(self, ports: Mapping[HostPort, str]) -> None:
+        self.ports = dict(ports)
+
+    async def current(self) -> set[str]:
+        return {one for each in elements(self.ports) for one in each}
+
+    async def forget_flows(self, ports: Sequence[HostPort]) -> None:
+        pass
+
+    def loopback_open(self) -> bool:
+        return True
+
+
+class FakeSender:
+    """What tells one VM of Services. :ivar told: happens once the VM has the rules; the test decides."""
+
+    trouble = "nobody answers"
+
+    def __init__(self) -> None:
+        self.told: Event[None] = Event()
+        self.started = self.stopped = 0
+
+    @property
+    def running(self) -> bool:
+        return self.started > self.stopped
+
+    def start(self) -> None:
+        self.started += 1
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def progress(self) -> Progress:
+        return Progress(-1, None, self.trouble, None, None, None, 0)
+
+    async def when_told(self) -> None:
+        await self.told.wait()
+
+
+class FakeServices:
+    """The cluster's Services. :ivar senders: one for each VM that gets the rules."""
+
+    def __init__(self) -> None:
+        self.senders: list[FakeSender] = []
+
+    def status(self) -> Mapping[str, object]:
+        return {"rules": 7}
+
+    def sender(self, agent: AgentClient) -> FakeSender:
+        self.senders.append(FakeSender())
+        return self.senders[-1]
 
 
 class FakeAuthority:
@@ -289,6 +347,7 @@ class FakeNode:
         self.store = InlineStore()
         self.agents: dict[str, FakeAgent] = {}
         self.services: ServiceRules | None = None
+        self.table = FakeTable()
         self.provider = self.make_provider()
         self.times = Times(watch=WatchTimes(unknown_after=5.0), **times)
         self.begin()
@@ -306,7 +365,7 @@ class FakeNode:
             lambda sandbox_id, host, port: cast(AgentClient, self.agents[sandbox_id]),
             cast(Logs, self.logs),
             cast(Volumes, NoVolumes()),
-            HostPorts(cast(Table, NoTable())),
+            HostPorts(cast(Table, self.table), unused=lambda port: None),
             NodeNames("c", "n"),
             self.times,
         )
@@ -325,6 +384,8 @@ class FakeNode:
         loaded = start(self.reconciler.load(contents, _at_once))
         assert loaded.called
         loaded.addErrback(lambda failure: failure.raiseException())
+        restored = start(self.node.hostports.restore(ports_in_force(self.node.inventory)))
+        assert restored.called
         self.node.renewal.start()
         self.node.timekeeping.start()
 
@@ -374,6 +435,19 @@ class FakeNode:
                 sandbox.watch.stop()
         for agent in self.agents.values():
             agent.streams.clear()
+
+    def stop(self) -> None:
+        """Stop the daemon as `PodsService.stopService` does: what is under way is left to the next one."""
+        self.node.stopping = True
+        self.reconciler.stop()
+        self.node.renewal.stop()
+        self.node.timekeeping.stop()
+        if self.node.firewalls is not None:
+            self.node.firewalls.stop()
+        stopped = start(self.node.pool.stop())
+        assert stopped.called
+        for sandbox in self.node.inventory:
+            sandbox.leave()
 
     def restart(self) -> None:
         """Kill the daemon, and start the next one and its provider."""

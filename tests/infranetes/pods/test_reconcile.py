@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, succeed
 
 from infranetes.pods import listing
 from infranetes.pods.sandbox_stop import AGENT_SECONDS
+from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.providers.interface import Instance, InstanceState
+from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes_common.concurrency import start
 from infranetes_common.errors import Unavailable
 from infranetes_common.wire import cri
@@ -279,6 +281,35 @@ class PassTests(PodsTestCase):
         self.world.provider.destroy_error = None
         self.do(self.world.reconciler.once(self.world.side))
         self.assertNotIn(stray, self.world.provider.instances)
+
+    def test_one_that_the_list_still_shows_is_not_destroyed_in_every_pass(self) -> None:
+        """A cloud's list lags behind: a VM that was destroyed is given a pass to leave it."""
+        self.stray()
+        lagging = list(self.world.provider.instances.values())
+        self.patch(self.world.provider, "list", lambda: succeed(lagging))
+        destroyed = []
+        for _ in range(5):
+            self.do(self.world.reconciler.once(self.world.side))
+            destroyed.append([call for call, _ in self.world.provider.calls].count("destroy"))
+        self.assertEqual(destroyed, [0, 1, 1, 2, 2])
+
+    def test_each_pass_also_frees_volumes_of_the_same_provider(self) -> None:
+        swept: list[str] = []
+
+        class Volumes:
+            async def sweep(self, side: ProviderSide) -> None:
+                swept.append(side.name)
+
+        self.world.node.pod_volumes = cast(PodVolumes, Volumes())
+        self.world.wait(self.world.times.sweep * 2)
+        self.world.node.pod_volumes = None
+        self.assertEqual(swept, ["fake"] * 2)
+
+    def test_host_ports_and_tunnels_are_compared_with_the_records_too(self) -> None:
+        id = self.run_pod(pod(port_mappings=[cri.PortMapping(host_port=8080, container_port=80)]))
+        self.world.table.ports = {}  # somebody else's doing
+        self.world.wait(self.world.times.sweep)
+        self.assertEqual(list(self.world.table.ports.values()), [self.record(id).address])
 
     def test_passes_go_on_after_one_that_failed(self) -> None:
         stray = self.stray()

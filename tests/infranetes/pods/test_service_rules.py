@@ -7,51 +7,13 @@ from collections.abc import Mapping
 
 from twisted.internet.defer import Deferred
 
-from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pooled import RULES_SECONDS
 from infranetes.pods import service_rules
 from infranetes.pods.states import ContainerState
-from infranetes.services.timing import Progress
-from infranetes_common.concurrency import Event, start
+from infranetes_common.concurrency import start
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, box, pod
-
-
-class Sender:
-    """Sends rules to one VM."""
-
-    trouble = "nobody answers"
-
-    def __init__(self) -> None:
-        self.told: Event[None] = Event()
-        self.running = False
-
-    def start(self) -> None:
-        self.running = True
-
-    def stop(self) -> None:
-        self.running = False
-
-    def progress(self) -> Progress:
-        return Progress(-1, None, self.trouble, None, None, None, 0)
-
-    async def when_told(self) -> None:
-        await self.told.wait()
-
-
-class Services:
-    """The cluster's Services. :ivar senders: one for each VM that gets the rules."""
-
-    def __init__(self) -> None:
-        self.senders: list[Sender] = []
-
-    def status(self) -> Mapping[str, object]:
-        return {"rules": 7}
-
-    def sender(self, agent: AgentClient) -> Sender:
-        self.senders.append(Sender())
-        return self.senders[-1]
+from tests.infranetes.pods.fakes import FakeNode, FakeServices, box, pod
 
 
 class PooledTests(PodsTestCase):
@@ -59,7 +21,7 @@ class PooledTests(PodsTestCase):
 
     def setUp(self) -> None:
         self.world = FakeNode(pool=PoolConfig(sizes=(PoolSize(count=1),)), launch=100.0)
-        self.services = self.world.services = self.world.node.services = Services()
+        self.services = self.world.services = self.world.node.services = FakeServices()
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
 
@@ -80,7 +42,7 @@ class PooledTests(PodsTestCase):
 class ServiceRulesTests(PodsTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.services = self.world.services = self.world.node.services = Services()
+        self.services = self.world.services = self.world.node.services = FakeServices()
 
     def a_pod(self, name: str = "web", annotations: Mapping[str, str] | None = None) -> str:
         config = pod(name)

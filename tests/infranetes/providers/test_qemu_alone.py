@@ -84,6 +84,13 @@ class UserTests(TestCase):
         self.assertEqual(process.wait(10), -signal.SIGKILL)
         self.assertEqual(uids.next_free(RANGE, (), wanted - 1), wanted)
 
+    def test_root_has_no_vm_whose_processes_could_be_ended(self) -> None:
+        signalled: list[int] = []
+        self.patch(os, "kill", lambda pid, signal: signalled.append(pid))
+        for uid in (0, -1):
+            self.assertRaises(InvalidArgument, uids.kill_processes, uid)
+        self.assertEqual(signalled, [])
+
     def test_whoever_has_a_file_where_all_may_write_is_left_out(self) -> None:
         wanted = RANGE.first + 9
         with tempfile.NamedTemporaryFile() as file:

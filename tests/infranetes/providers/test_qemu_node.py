@@ -12,12 +12,12 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.providers.qemu import accelerator, process
-from infranetes.providers.qemu.bridge import Bridge, BridgePort, open_tap
+from infranetes.providers.qemu import accelerator, bridge, process
+from infranetes.providers.qemu.bridge import MAC, Bridge, BridgePort, open_tap, port_group
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.process import WatchedProcess, pids_by_argument
 from infranetes_common import commands
@@ -115,12 +115,13 @@ class BridgeTests(TestCase):
     def tearDown(self) -> Any:
         return Deferred.fromCoroutine(self.network.remove())
 
-    def bridge(self) -> Any:
-        [found] = json.loads(said("ip", "-j", "address", "show", "dev", BRIDGE))
-        return found
+    def addresses(self, name: str = BRIDGE) -> list[str]:
+        [found] = json.loads(said("ip", "-j", "address", "show", "dev", name))
+        return [f"{each['local']}/{each['prefixlen']}" for each in found["addr_info"]]
 
-    def addresses(self) -> list[str]:
-        return [f"{each['local']}/{each['prefixlen']}" for each in self.bridge()["addr_info"]]
+    def link(self, name: str) -> Any:
+        [found] = json.loads(said("ip", "-d", "-j", "link", "show", "dev", name))
+        return found
 
     def table(self, family: str) -> str:
         return said("nft", "list", "table", family, f"infranetes_{BRIDGE}")
@@ -129,7 +130,7 @@ class BridgeTests(TestCase):
         for _ in range(2):
             await self.network.set_up(SUBNET, [])
             self.assertEqual(self.addresses(), ["10.217.0.1/24"])
-            self.assertEqual(self.bridge()["mtu"], 1400)
+            self.assertEqual(self.link(BRIDGE)["mtu"], 1400)
             self.assertIn("ip saddr 10.217.0.0/24 ip daddr != 10.217.0.0/24 masquerade", self.table("ip"))
         self.assertEqual(Path("/proc/sys/net/ipv4/ip_forward").read_text().strip(), "1")
         await self.network.remove()
@@ -178,6 +179,14 @@ class BridgeTests(TestCase):
         )
         self.assertIn("lo", str(error))
 
+    async def test_an_overlays_device_may_have_the_subnets_first_address(self) -> None:
+        said("ip", "link", "add", "name", "inftest2", "type", "bridge")
+        self.addCleanup(said, "ip", "link", "delete", "inftest2")
+        said("ip", "address", "add", "10.217.0.0/32", "dev", "inftest2")
+        await self.network.set_up(SUBNET, [])
+        said("ip", "address", "add", "10.217.0.4/32", "dev", "inftest2")
+        await self.assertFailure(Deferred.fromCoroutine(self.network.set_up(SUBNET, [])), InvalidArgument)
+
     async def test_a_vm_may_send_as_itself_alone(self) -> None:
         await self.network.set_up(SUBNET, [BridgePort("infaaaa", "10.217.0.5")])
         port = BridgePort("infbbbb", "10.217.0.6")
@@ -194,12 +203,58 @@ class BridgeTests(TestCase):
         tap = open_tap("inftesttap")
         try:
             await self.network.join(BridgePort("inftesttap", "10.217.0.7"))
-            [found] = json.loads(said("ip", "-j", "link", "show", "dev", "inftesttap"))
-            self.assertEqual((found["master"], found["mtu"]), (BRIDGE, 1400))
             self.assertRaises(OSError, open_tap, "inftesttap")
+            self.assertEqual(self.link("inftesttap")["master"], BRIDGE)
         finally:
             os.close(tap)
         self.assertNotIn("inftesttap", said("ip", "link"))
+
+    async def test_what_the_kernel_does_with_a_vms_port(self) -> None:
+        await self.network.set_up(SUBNET, [])
+        tap = open_tap("inftesttap")
+        self.addCleanup(os.close, tap)
+        port = BridgePort("inftesttap", "10.217.0.7")
+        for _ in range(2):
+            await self.network.join(port)
+            found = self.link("inftesttap")
+            kept = found["linkinfo"]["info_slave_data"]
+            self.assertEqual((found["mtu"], "UP" in found["flags"]), (1400, True))
+            self.assertEqual(int(found["group"]), port_group(BRIDGE), "by which the table knows the ports")
+            self.assertEqual((kept["learning"], kept["flood"]), (False, False))
+            self.assertEqual(int(kept["group_fwd_mask"], 16), 0xFFFD)
+            entries = json.loads(said("bridge", "-j", "fdb", "show", "dev", "inftesttap"))
+            self.assertEqual([each["mac"] for each in entries if each["state"] == "static"], [port.mac])
+            self.assertEqual(self.addresses("inftesttap"), [])
+
+    async def test_what_the_kernel_does_with_the_bridge(self) -> None:
+        for mtu in (1400, 1300, 1500):
+            await Bridge(reactor, BRIDGE, mtu).set_up(SUBNET, [])
+            found = self.link(BRIDGE)
+            self.assertEqual((found["mtu"], found["address"], "UP" in found["flags"]), (mtu, MAC, True))
+            self.assertEqual(found["linkinfo"]["info_data"]["mcast_snooping"], 0)
+            self.assertEqual(self.addresses(), ["10.217.0.1/24"])
+            self.assertEqual(Path(f"/proc/sys/net/ipv6/conf/{BRIDGE}/disable_ipv6").read_text(), "1\n")
+
+    async def test_the_ports_that_are_there_follow_the_bridges_mtu(self) -> None:
+        await self.network.set_up(SUBNET, [])
+        name = "inf0123456789ab"
+        tap = open_tap(name)
+        self.addCleanup(os.close, tap)
+        port = BridgePort(name, "10.217.0.7")
+        await self.network.join(port)
+        await Bridge(reactor, BRIDGE, 1300).set_up(SUBNET, [port])
+        self.assertEqual((self.link(name)["mtu"], self.link(BRIDGE)["mtu"]), (1300, 1300))
+
+    async def test_the_mtu_is_by_default_that_of_the_first_default_route(self) -> None:
+        lo, first, second = (
+            {"ifname": name, "address": "", "mtu": mtu}
+            for name, mtu in (("lo", 65536), ("a", 9001), ("b", 1480))
+        )
+        for routes, mtu in ((["b", "a"], 1480), (["a"], 9001), ([], 1500), (["gone", "a"], 1500)):
+            answer = json.dumps([{"dst": "default", "dev": name} for name in routes])
+            self.patch(bridge, "check", lambda *_, answer=answer: succeed(answer))
+            found = await Bridge(reactor, BRIDGE, 0)._uplink_mtu([lo, first, second])  # type: ignore[list-item]
+            self.assertEqual(found, mtu, routes)
 
 
 class AcceleratorTests(TestCase):

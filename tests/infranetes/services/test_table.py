@@ -144,6 +144,17 @@ class TableTests(SynchronousTestCase):
         self.assertEqual(self.endpoints(), {"10.96.0.3": []})
         self.assertEqual(self.vm.snapshots, 1)
 
+    def test_a_rule_that_came_back_is_not_forgotten_with_old_removals(self) -> None:
+        self.patch(table, "REMEMBERED", 2)
+        for number in range(5):
+            self.table.put_service(a_service(f"s{number}", f"10.96.0.{number}"))
+        self.table.remove_service(Name("ns", "s0"))
+        self.table.put_service(a_service("s0", "10.96.0.0"))
+        for number in range(1, 4):
+            self.table.remove_service(Name("ns", f"s{number}"))
+        self.assertEqual(self.endpoints(), {"10.96.0.4": [], "10.96.0.0": []})
+        self.assertEqual(self.table.count, 2)
+
     def test_the_ranges_of_all_service_cidrs_count_and_are_told_when_they_change(self) -> None:
         one, other = ip_network("10.96.0.0/12"), ip_network("fd00::/108")
         for name, given_ranges in (("a", (one,)), ("b", (one, other)), ("a", ()), ("a", ())):

@@ -16,7 +16,16 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.mounts import find_source
-from infranetes.volumes.published import FILE, PublishedVolume, for_pod, publish, read, targets, unpublish
+from infranetes.volumes.published import (
+    FILE,
+    PublishedVolume,
+    document,
+    for_pod,
+    publish,
+    read,
+    targets,
+    unpublish,
+)
 from infranetes.volumes.tmpfs import Tmpfs
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
@@ -198,6 +207,41 @@ class ReadTests(PublishedCase):
             self.read(self.target)
         file.write_text(whole)
         self.assertEqual(self.read(self.target), self.volume)
+
+
+class StrangerTests(PublishedCase):
+    """A mount of somebody else's, of a file system that has a source like ours.
+
+    An NFS server may be called `infranetes`; what is mounted here is a ramfs, which takes any source, too."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        uid = secrets.token_hex(4)
+        self.place = self.top / "pods" / uid / "volumes" / "kubernetes.io~nfs" / "data"
+        self.place.mkdir(parents=True)
+        source = f"infranetes:{self.volume.volume}"
+        subprocess.run(["mount", "-t", "ramfs", source, self.place], check=True)
+        (self.place / FILE).write_text(json.dumps(document(self.volume)))
+        self.uid = uid
+
+    def test_it_is_no_volume(self) -> None:
+        self.assertIsNone(self.read(self.place))
+        self.assertIsNone(self.read(self.place / FILE))
+        self.assertEqual(targets(self.volume.volume, self.table), [])
+        self.assertEqual(for_pod(self.uid, self.table), [])
+
+    def test_it_is_not_unmounted(self) -> None:
+        with self.assertRaisesRegex(FailedPrecondition, "a ramfs is mounted there"):
+            unpublish(str(self.place), self.table)
+        self.assertEqual((self.mounts_at(str(self.place)), os.listdir(self.place)), (1, [FILE]))
+
+    def test_what_was_published_above_it_goes_alone(self) -> None:
+        self.target = str(self.place)
+        self.publish()
+        self.assertEqual(self.read(self.place), self.volume)
+        with self.assertRaisesRegex(FailedPrecondition, "a ramfs is mounted there"):
+            self.unpublish()
+        self.assertEqual((self.mounts_at(self.target), os.listdir(self.place)), (1, [FILE]))
 
 
 class MountTests(PublishedCase):

@@ -195,6 +195,15 @@ class FlightTests(SynchronousTestCase):
         work.last.callback(None)
         self.assertEqual(self.successResultOf(waiting), "done")
 
+    def test_a_second_cancellation_does_not_cut_the_clean_up_short(self) -> None:
+        work = Stubborn()
+        flight = Flight(work.run())
+        for _ in range(2):
+            flight.cancel()
+        self.assertFalse(flight.done)
+        work.last.callback(None)
+        self.assertEqual(self.successResultOf(flight.join()), "done")
+
 
 class ShieldedTests(SynchronousTestCase):
     def test_the_result(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from typing import Any
@@ -11,7 +12,8 @@ import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, ResourceExhausted
+from infranetes_common.filesync import write
 from infranetes_common.filesync.apply import Applier
 from infranetes_common.filesync.manifest import (
     DIRECTORY,
@@ -101,6 +103,101 @@ class PartTests(TreeCase):
         self.assertEqual((modes, program.stat().st_mode & 0o7777), ([0o755], 0o755))
 
 
+class LeftoverTests(TreeCase):
+    """Nothing of an entry that was not written stays behind, neither a file nor an open descriptor."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.small = self.node / "small"
+        self.small.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", self.small], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", str(self.small)])
+        self.before = len(os.listdir("/proc/self/fd"))
+
+    def feed_all(self, *changes: Any, tree: Tree | None = None) -> Applier:
+        applier = Applier(tree or self.ours, BOUNDS)
+        applier.feed(changes)
+        applier.finish()
+        self.assertEqual(len(os.listdir("/proc/self/fd")), self.before)
+        return applier
+
+    def test_of_a_file_that_finds_no_room(self) -> None:
+        applier = self.feed_all(
+            Entry(b"small/big", FILE, 0o600, 0, 0, 600_000), b"1" * 300_000, b"2" * 300_000,
+            Entry(b"small/next", FILE, 0o600, 0, 0, 200_000), b"3" * 200_000,
+            Entry(b"small", SYMLINK, 0o777, 0, 0, target=b"x"),
+        )  # fmt: skip
+        self.assertEqual(list(applier.failed), [b"small/big", b"small"])
+        error = self.assertRaises(ResourceExhausted, applier.check_whole)
+        self.assertIn("small/big: No space left on device; small: ", str(error))
+        self.assertEqual(os.listdir(self.small), ["next"])
+        self.assertEqual((self.small / "next").stat().st_size, 200_000)
+
+    def test_of_a_single_file_that_finds_no_room(self) -> None:
+        self.patch(write, "SPOOL_BYTES", 1000)
+        file = self.small / "file"
+        file.write_bytes(b"before")
+        tree = Tree(file, file=True, setid=False)
+        applier = self.feed_all(
+            Entry(b"", FILE, 0o600, 0, 0, 600_000), b"1" * 300_000, b"2" * 300_000, tree=tree
+        )
+        self.assertRaises(ResourceExhausted, applier.check_whole)
+        self.assertEqual((os.listdir(self.small), file.read_bytes()), (["file"], b"before"))
+
+    def test_of_what_can_not_take_its_place(self) -> None:
+        for entry, content in (
+            (Entry(b"small", FILE, 0o600, 0, 0, 1), [b"1"]),
+            (Entry(b"small", SYMLINK, 0o777, 0, 0, target=b"x"), []),
+        ):
+            self.assertEqual(self.feed_all(entry, *content).failed, {b"small": "Device or resource busy"})
+            self.assertEqual((os.listdir(self.node), os.listdir(self.small)), (["small"], []))
+
+    def test_what_is_mounted_in_the_place_of_an_entry_keeps_its_files(self) -> None:
+        (self.small / "precious").touch()
+        (self.node / "above").mkdir()
+        (self.node / "above" / "bound").mkdir()
+        bound = self.node / "above" / "bound"
+        subprocess.run(["mount", "--bind", self.small, bound], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", str(bound)])
+        self.feed_all(
+            Entry(b"small", FILE, 0o600, 0, 0, 1), b"1", Entry(b"small", SYMLINK, 0o777, 0, 0, target=b"x"),
+            Entry(b"above", FILE, 0o600, 0, 0, 1), b"1",
+        )  # fmt: skip
+        self.assertEqual(os.listdir(self.small), ["precious"])
+
+    def test_of_what_has_no_directory_any_more(self) -> None:
+        applier = self.feed_all(
+            Entry(b"gone/a", FILE, 0o600, 0, 0, 2), b"1", b"2",
+            Entry(b"gone/b", SYMLINK, 0o777, 0, 0, target=b"x"),
+            Entry(b"gone/c", DIRECTORY, 0o700, 0, 0),
+            Removed(b"gone/d"),
+        )  # fmt: skip
+        self.assertEqual(applier.failed, dict.fromkeys([b"gone/a", b"gone/b", b"gone/c"]))
+        self.assertRaises(Changed, applier.check_whole)
+        self.assertEqual(os.listdir(self.node), ["small"])
+
+    def test_of_a_file_that_changed_while_it_was_sent_or_whose_sender_fell_silent(self) -> None:
+        entry = Entry(b"file", FILE, 0o600, 0, 0, 4)
+        self.feed_all(entry, b"12", Unread(b"file"))
+        applier = Applier(self.ours, BOUNDS)
+        applier.feed([entry, b"12"])
+        applier.abort()
+        self.assertEqual(os.listdir(self.node), ["small"])
+        self.assertEqual(len(os.listdir("/proc/self/fd")), self.before)
+
+    def test_of_a_file_whose_owner_can_not_be_set(self) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+        self.patch(os, "fchown", refuse)
+        self.patch(os, "chown", refuse)
+        applier = self.feed_all(
+            Entry(b"file", FILE, 0o600, 0, 0, 1), b"1", Entry(b"link", SYMLINK, 0o777, 0, 0, target=b"x")
+        )
+        self.assertEqual(set(applier.failed), {b"file", b"link"})
+        self.assertEqual(os.listdir(self.node), ["small"])
+
+
 _names = st.sampled_from([b"a", b"b", b"..", b".", b"", b"out", b"/", b"a\0", b"x" * 256])
 _paths = st.lists(_names, max_size=4).map(b"/".join) | st.binary(max_size=8)
 _entries = st.builds(
@@ -177,6 +274,11 @@ class HostileTests(TreeCase):
     def test_a_file_of_the_wrong_length_leaves_nothing(self) -> None:
         entry = Entry(b"file", FILE, 0o600, 0, 0, 4)
         self.assertRaises(InvalidArgument, self.feed, entry, b"abc")
-        self.assertRaises(InvalidArgument, self.feed, entry, b"abcde")
         self.assertRaises(InvalidArgument, self.feed, b"data")
+        for content in ([b"abcde"], [b"abc", b"de"], [b"", b"abcde"]):
+            applier = Applier(self.ours, BOUNDS)
+            self.assertRaises(InvalidArgument, applier.feed, [entry, *content])
         self.assertEqual(os.listdir(self.node), [])
+        applier = Applier(self.ours, BOUNDS)
+        self.assertRaises(InvalidArgument, applier.feed, [entry, b"abcd", b"e"])
+        self.assertEqual((self.node / "file").read_bytes(), b"abcd")

@@ -198,6 +198,14 @@ class SessionsEndTests(SynchronousTestCase):
             self.assertIsNone(other.poll())
             other.kill()
 
-    def test_never_that_of_init(self) -> None:
-        shell.kill_session(1)
-        shell.kill_session(0)
+    def test_never_that_of_init_of_the_kernel_or_of_the_agent_itself(self) -> None:
+        killed: list[int] = []
+        self.patch(os, "kill", lambda pid, signal: killed.append(pid))
+        own = os.getsid(0)
+        for leader in (0, 1, own):
+            self.patch(os, "getsid", lambda pid, leader=leader: leader if pid else own)
+            shell.kill_session(leader)
+            self.assertEqual(killed, [], f"session {leader}")
+        self.patch(os, "getsid", lambda pid: 2 if pid else own)
+        shell.kill_session(2)
+        self.assertIn(os.getpid(), killed, "it would have killed whatever it found")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -63,6 +64,15 @@ class CgroupTests(SynchronousTestCase):
         self.assertEqual(sorted(group.processes()), sorted(child.pid for child in children))
         group.kill()
         self.assertEqual([child.wait(10) for child in children], [-9, -9])
+
+    def test_a_process_that_has_no_pid_here_is_not_taken_for_the_agents_own_group(self) -> None:
+        """The kernel shows the processes of an outer namespace as 0, and kill(0) would be a suicide."""
+        signalled: list[int] = []
+        self.patch(os, "kill", lambda pid, signal: signalled.append(pid))
+        self.write("pids/cgroup.procs")
+        self.write("pids/pods/c1/cgroup.procs", "0\n")
+        Cgroup("/pods/c1", self.root).kill()
+        self.assertEqual(signalled, [])
 
     def test_one_that_is_gone_is_dead_already(self) -> None:
         group = Cgroup("/pods/c1", self.root)
