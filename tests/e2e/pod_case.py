@@ -21,7 +21,17 @@ IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
 DOCKER_ALONE = f"{IMAGES}-docker"  # made by `make image-docker`
 # The node's default ContainerProvider; empty: the first of the guest image.
 CONTPROVIDER = os.environ.get("INFRANETES_TEST_CONTPROVIDER", "")
+# All tests share one template, and so does the next run, because a boot takes minutes without KVM.
 TEMPLATES = os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates")
+
+
+def templates_of(variant: str) -> str:
+    """Return the directory of the templates of VMs that are unlike those of most tests.
+
+    A directory keeps the three that were used last; with a few variants in it, tests that run side by side
+    would take the shared one away from each other.
+    """
+    return f"{TEMPLATES}-{variant}"
 
 
 def providers(images: str) -> tuple[str, ...]:
@@ -55,7 +65,7 @@ class PodCase(DaemonCase):
                 "bridge": self.network.bridge,
                 "pod_cidr": self.network.subnet,
                 "image_dir": self.images,
-                "template_dir": TEMPLATES,
+                "template_dir": templates_of("docker") if self.images == DOCKER_ALONE else TEMPLATES,
             }
         }
 

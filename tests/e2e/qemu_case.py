@@ -19,11 +19,10 @@ from infranetes.providers.interface import Instance
 from infranetes.providers.qemu.bridge import Bridge
 from infranetes.providers.qemu.process import pids_by_argument
 from tests.contract.pod_provider_case import ProviderCase, reactor
-from tests.support.kept import KeptCase, namespaces
+from tests.e2e.pod_case import TEMPLATES
+from tests.support.kept import KeptCase
 
 IMAGES = Path(os.environ.get("INFRANETES_TEST_IMAGES", DEFAULT_DIR))
-# All tests share one template, and so does the next run, because a boot takes minutes without KVM.
-TEMPLATES = Path(os.environ.get("INFRANETES_TEST_TEMPLATES", "/var/lib/infranetes/test-templates"))
 BRIDGE = "inftest0"
 QEMU = "/usr/bin/qemu-system-x86_64"
 
@@ -46,7 +45,7 @@ class QemuCase(KeptCase, ProviderCase):
         self.settings: dict[str, Any] = {
             "bridge": BRIDGE,
             "image_dir": str(IMAGES),
-            "template_dir": str(TEMPLATES),
+            "template_dir": TEMPLATES,
             "pod_cidr": self.pod_cidr,
         }
         # QEMU's user can't enter a home directory, which this tree may be in.
@@ -59,7 +58,6 @@ class QemuCase(KeptCase, ProviderCase):
 
     def ways_in(self) -> Iterable[str]:
         """Return commands for each VM."""
-        yield from namespaces(os.getpid())
         for directory in sorted(self.vms().glob("[!.]*")):
             pids = pids_by_argument([name := f"guest=infranetes-{directory.name}"]).get(name, [])
             yield f"tail -f {directory}/console.log    # of QEMU, process {pids}"

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 from infranetes_common.wire import cri
-from tests.e2e.pod_case import PodCase
+from tests.e2e.pod_case import PodCase, templates_of
 from tests.infranetes.daemon.case import images, reactor
 from txgrpc import Code, GrpcError
 
@@ -73,6 +73,7 @@ class ChoiceTests(PodCase):
         """Here the node chooses for its pods, and not as their image does."""
         self.config["contprovider"] = "docker"
         self.config["images"] = {"preload": [(await images()).reference]}
+        self.config["providers"]["qemu"]["template_dir"] = templates_of("preloaded")  # into Docker
         await self.start()
         sandbox = await self.run_pod()
         main = await self.run_container(sandbox, self.looker())

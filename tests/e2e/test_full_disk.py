@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 
-from tests.e2e.pod_case import PodCase
+from tests.e2e.pod_case import PodCase, templates_of
 from tests.infranetes.daemon.case import reactor
 
 
@@ -14,7 +14,7 @@ class FullDiskTests(PodCase):
 
     async def test_a_pod_fills_its_own_disk_alone(self) -> None:
         """The disk has the configured size, or the one that the pod asks for. The node's may be full, too."""
-        self.config["providers"]["qemu"]["disk"] = "9GiB"
+        self.config["providers"]["qemu"].update(disk="9GiB", template_dir=templates_of("9GiB"))
         await self.start()
         greedy, other = await self.run_pod("greedy"), await self.run_pod("other")
         large = await self.run_pod("large", annotations={"infranetes.io/disk": "12Gi"})

@@ -38,7 +38,8 @@ from infranetes_common.wire import vmserver
 from tests.contract.leased_addresses import LeasedAddressContract
 from tests.contract.pod_provider import PodProviderContract
 from tests.contract.pod_provider_case import reactor
-from tests.e2e.qemu_case import BRIDGE, IMAGES, QEMU, TEMPLATES, QemuCase, said
+from tests.e2e.pod_case import TEMPLATES
+from tests.e2e.qemu_case import BRIDGE, IMAGES, QEMU, QemuCase, said
 from txgrpc import GrpcError
 
 _START = """
@@ -123,9 +124,9 @@ print(json.dumps({"descriptors": seen, "written": written, "reached": reached}))
 _OWN = (record.DISK, record.CONSOLE, record.OUTPUT)  # the files that a VM may write to
 
 
-def _newest(directory: Path) -> str:
+def _newest(directory: Path) -> Path:
     """Return the template that was used last."""
-    return max(directory.glob("[0-9a-f]*"), key=lambda each: (each / "used").stat().st_mtime).name
+    return max(directory.glob("[0-9a-f]*"), key=lambda each: (each / "used").stat().st_mtime)
 
 
 def _digest(path: Path) -> str:
@@ -159,7 +160,7 @@ class QemuTests(QemuCase, TestCase):
         (attacker,), (victim,) = (self.pids(instance) for instance in instances)
         user = Path(f"/proc/{attacker}").stat().st_uid
         self.assertNotEqual(user, Path(f"/proc/{victim}").stat().st_uid)
-        shared = [path for path in (TEMPLATES / _newest(TEMPLATES)).iterdir() if path.is_file()]
+        shared = [path for path in _newest(Path(TEMPLATES)).iterdir() if path.is_file()]
         shared += [path for path in current(IMAGES).disk.parent.iterdir() if path.is_file()]
         untouched = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in shared}
         memory = _digest(Path(f"/proc/{victim}/fd/{Fd.RAM:d}"))

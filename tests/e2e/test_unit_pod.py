@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from infranetes_common.wire import cri
-from tests.e2e.pod_case import PodCase
+from tests.e2e.pod_case import TEMPLATES, PodCase
 from tests.infranetes.daemon.case import DaemonCase
 from tests.infranetes.daemon.unit import UnitCase
 
@@ -14,8 +16,7 @@ READY = cri.PodSandboxStateValue(state=cri.SANDBOX_READY)
 class UnitPodTests(UnitCase, PodCase):
     def setUp(self) -> None:
         super().setUp()
-        # They are below the test's directory, because the sandbox lets the daemon write nowhere else.
-        self.config["providers"]["qemu"]["template_dir"] = str(self.root / "templates")
+        self.lend(Path(TEMPLATES))
 
     async def start(self, *flags: str, crash: tuple[str, int] | None = None) -> None:
         await DaemonCase.start(self, *flags, crash=crash)  # there are no simulated machines to keep

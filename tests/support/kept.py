@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import os
+import secrets
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +36,6 @@ else:
 def keeping() -> bool:
     """Return whether failed tests are to be kept."""
     return bool(os.environ.get(VARIABLE))
-
-
-def namespaces(pid: int) -> list[str]:
-    """Return the command that enters a process's network and mounts, if they are not the machine's."""
-    try:
-        own = all(os.path.samefile(f"/proc/{pid}/ns/{kind}", f"/proc/1/ns/{kind}") for kind in ("net", "mnt"))
-    except OSError:
-        return []
-    return [] if own else [f"nsenter --target {pid} --net --mount    # first: it has namespaces of its own"]
 
 
 class KeptCase(_Base):
@@ -107,16 +101,31 @@ class KeptCase(_Base):
         faulthandler.cancel_dump_traceback_later()  # nothing is stuck
         sign = directory.with_name("kept")
         sign.touch()
-        say(
-            failure.getTraceback(),
-            f"{self.id()} has failed. What it made is kept until you run",
-            f"    rm {sign}",
-        )
-        say("To look at it:", *(f"    {way}" for way in self.ways_in()))
-        while sign.exists():
-            await deferLater(installed(), LOOK_PAUSE, lambda: None)
+        with _findable() as shell:
+            say(failure.getTraceback(), f"{self.id()} has failed. All that it made is kept until you run:")
+            say(f"    rm {sign}", "To look at it, in a shell that sees what the test sees:", f"    {shell}")
+            say(*(f"    {way}" for way in self.ways_in()))
+            while sign.exists():
+                await deferLater(installed(), LOOK_PAUSE, lambda: None)
+
+
+@contextlib.contextmanager
+def _findable() -> Iterator[str]:
+    """Return a context manager for the command of a shell in this process's namespaces.
+
+    They are found by a process in them, as processes may have other ids outside.
+    """
+    name = f"kept-{secrets.token_hex(4)}"
+    with subprocess.Popen([name, "infinity"], executable=shutil.which("sleep")) as found:
+        try:
+            yield f"nsenter --target $(pgrep --full '[{name[0]}]{name[1:]}') --net --mount --pid"
+        finally:
+            found.kill()
 
 
 def say(*lines: str) -> None:
-    """Print lines at once."""
-    print(*lines, sep="\n", flush=True, file=sys.stdout)
+    """Print lines at once, and if a file or pipe takes them, on the terminal too."""
+    print(*lines, sep="\n", flush=True)
+    if not sys.stdout.isatty():
+        with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+            print(*lines, sep="\n", file=terminal)

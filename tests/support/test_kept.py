@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.support.kept import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,20 +72,37 @@ class KeptTests(SynchronousTestCase):
         self.assertTrue(output.endswith("1 passed, 0 failed, 0 skipped\n"), output)
         self.assertNotIn("logs of", output)
 
+    def shown(self, lines: Iterator[str]) -> str:
+        """Return what a run prints until it keeps a test."""
+        output = ""
+        while not re.search(r"^ +program \d+$", output, flags=re.M):
+            output += next(lines)
+        return output
+
+    @needs_mounts
+    @needs_programs("ps", "nsenter")
+    def test_a_shell_sees_what_a_kept_test_sees(self) -> None:
+        lines = self.lines(self.started("test_fails", KEEP="1"))
+        output = self.shown(lines)
+        [pid] = re.findall(r"^ +program (\d+)$", output, flags=re.M)
+        [shell] = re.findall(r"^ +(nsenter .*)$", output, flags=re.M)
+        seen = subprocess.run(["sh"], input=f"{shell} cat /proc/{pid}/comm", capture_output=True, text=True)
+        self.end(output, lines)
+        self.assertEqual(seen.stdout, "sleep\n", seen.stderr)
+
+    def end(self, output: str, lines: Iterator[str]) -> str:
+        """Tell a run that its test was looked at; return the rest that it prints."""
+        [sign] = re.findall(r"^ +rm (\S+)$", output, flags=re.M)
+        Path(sign).unlink()
+        return "".join(lines)
+
     def test_keep_leaves_everything_until_somebody_has_looked(self) -> None:
         lines = self.lines(self.started("test_fails", KEEP="1"))
-        shown = []
-        for line in lines:
-            shown.append(line)
-            if "program " in line:
-                break
-        output = "".join(shown)
+        output = self.shown(lines)
         self.assertIn("on purpose", output)
         [pid] = re.findall(r"^ +program (\d+)$", output, flags=re.M)
-        [sign] = re.findall(r"^ +rm (\S+)$", output, flags=re.M)
         self.assertIn(b"sleep", Path(f"/proc/{pid}/cmdline").read_bytes())
-        Path(sign).unlink()
-        rest = "".join(lines)
+        rest = self.end(output, lines)
         self.assertTrue(rest.endswith("0 passed, 1 failed, 0 skipped\n"), rest)
         self.assertNotIn("left behind", rest)
         self.assertFalse(Path(f"/proc/{pid}").exists())

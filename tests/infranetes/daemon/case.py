@@ -28,7 +28,7 @@ from infranetes.images import ImagesConfig, ImageStore
 from infranetes_common.wire import cri
 from infranetes_simulation.provider.farm_client import FarmClient
 from tests.support import warm
-from tests.support.kept import KeptCase, namespaces
+from tests.support.kept import KeptCase
 from tests.support.oci import busybox
 from tests.support.registry import Registry
 from txgrpc import Channel, Code, GrpcError
@@ -144,7 +144,6 @@ class DaemonCase(KeptCase, TestCase):
         if not self.alive or self.process is None:
             yield f"tail {self.root}/daemon.log    # the daemon has ended"
             return
-        yield from namespaces(self.process.pid)
         yield f"tail -f {self.root}/daemon.log    # of process {self.process.pid}"
         yield f"{ROOT}/build/tools/crictl --runtime-endpoint unix://{self.socket} pods"
         ctl = f"{sys.executable} -m infranetes.control.cli --config {self.root}/infranetes.toml"

@@ -75,6 +75,13 @@ class UnitCase(DaemonCase):
         root.chmod(0o755)
         return root
 
+    def lend(self, directory: Path) -> None:
+        """Let the test's daemons write to a directory of the machine, which is read-only for the manager."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _beside(self.manager, "mount", "--bind", str(directory), str(directory))
+        self.addCleanup(_beside, self.manager, "umount", str(directory))
+        _beside(self.manager, "mount", "--options", "remount,bind,rw", str(directory))
+
     async def start(self, *flags: str, crash: tuple[str, int] | None = None) -> None:
         farm = FarmClient(
             reactor, Settings().farm_command, self.root / "state" / "simulated",
