@@ -32,6 +32,7 @@ from tests.harness.rundir import NoRoom, run_directory
 from tests.harness.schedule import Schedule, Unit, tests_of, units, within
 from tests.harness.speed import slowness
 from tests.harness.workers import Machine, RemoteSuite, Workers
+from tests.support.kept import keeping
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "build" / "tests"
@@ -151,7 +152,10 @@ def show_end(tests: Tests, outcomes: Outcomes, slowest: int) -> None:
 
 
 def prepare(given: argparse.Namespace) -> None:
-    """Set what was left open: the limit of callbacks, which a slow machine's speed scales."""
+    """Set what was left open: the limit of callbacks, which a slow machine's speed scales. Of tests that are
+    kept when they fail, one runs at a time."""
+    if keeping():
+        given.jobs = 1
     if given.blocked is None:
         factor = slowness()
         given.blocked = round(float(guards.DEFAULT_LIMIT) * factor)
