@@ -134,24 +134,39 @@ promtool: | apt-base ## Build Prometheus' promtool into build/tools (once, some 
 otelcol: | apt-base ## Build OpenTelemetry's collector into build/tools (once, some minutes)
 	@PYTHON=$(PYTHON) tests/interop/otelcol
 
-# today: leave out the tests that have other days.
+# The tests, in tiers of which each holds the one before: docs/testing.md. TESTS= picks some.
+RUN_TESTS = env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests
+
+.PHONY: check test test-all test-nightly
+check: venv proto ## Run every test that needs neither root nor another program: three minutes
+	@$(RUN_TESTS) --tier check $(TESTS)
+
+test: venv proto apt-test tools image ## Run all tests but those of VMs and clusters, and the life of one real VM: twelve minutes; as root or with sudo
+	@$(RUN_TESTS) --tier test $(TESTS)
+
+test-all: venv proto apt-test tools image image-docker ## Run all tests but those that take hours: with real VMs, too
+	@$(AS_ROOT) $(RUN_TESTS) --tier all $(TESTS)
+
+test-nightly: venv proto apt-test tools image image-docker cluster-tools delegate-tools promtool otelcol ## Run all tests there are, soaks and clusters too, then Kubernetes' own suites: hours
+	$(call need,$(APT_PAGE) $(APT_CLUSTER))
+	@PYTHON=$(PYTHON) tests/cluster/tools metrics
+	@PYTHON=$(PYTHON) tests/cluster/tools storage
+	@$(AS_ROOT) $(RUN_TESTS) --tier nightly $(TESTS)
+	@$(MAKE) --no-print-directory conformance
+	@$(MAKE) --no-print-directory kubernetes
+
+.PHONY: test-vms
+test-vms: venv proto apt-test tools image image-docker ## Run the tests with real VMs that have their turn today, or that the last day's change touches; CI_DAY= another day
+	@$(AS_ROOT) $(RUN_TESTS) $(or $(TESTS),$$($(BIN)/python -m tests.harness.turns vms))
+
+# today: leave out the tests of clusters that have other days.
 DAY ?= all
 
-.PHONY: test
-test: venv proto apt-test tools image image-docker ## Run every test but those of clusters and other delegates, the ones with real VMs too; TESTS= picks some, CONTAINERS= the guest image, DAY=today leaves out those that have other days
-	@env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --without tests.cluster --without tests.workloads --without tests.delegates \
-		$(if $(filter today,$(DAY)),$$($(BIN)/python -m tests.e2e)) $(TESTS)
-
-.PHONY: test-fast
-test-fast: venv proto apt-test tools ## Run all tests but those with real VMs; DAY=today leaves out long ones that have other days; some of them: .venv/bin/trial tests.PACKAGE
-	@$(BIN)/python -m tests --without tests.e2e --without tests.cluster --without tests.workloads --without tests.delegates \
-		$(if $(filter today,$(DAY)),$$($(BIN)/python -m tests.harness.long)) $(TESTS)
-
 .PHONY: test-debian
-test-debian: proto apt-test tools ## Run the fast tests on Debian's own releases of the libraries
+test-debian: proto apt-test tools ## Run the tests without VMs on Debian's own releases of the libraries
 	$(call need,$(APT_DEBIAN_LIBS))
 	@/usr/bin/python3 setup.py --quiet egg_info # plug-ins are found by what this writes
-	@/usr/bin/python3 -m tests --without tests.e2e --without tests.cluster --without tests.workloads --without tests.delegates $(TESTS)
+	@/usr/bin/python3 -m tests --tier test --without tests.e2e $(TESTS)
 
 .PHONY: test-page
 test-page: venv proto ## Have Debian's Chromium, which is installed for that, look at a node's page: pods, launches, console, requests, a phone

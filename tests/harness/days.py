@@ -9,11 +9,6 @@ import time
 VARIABLE = "CI_DAY"
 
 
-def with_clusters(day: int) -> bool:
-    """Return whether clusters have their turn on that day; on the others, tests with real VMs have."""
-    return day % 2 == 0
-
-
 def today() -> int:
     """Return the number of days since 1970, in UTC; the environment variable CI_DAY overrides it."""
     return int(os.environ.get(VARIABLE, "") or time.time() // 86400)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CI runs beside `make test`, for which there is no time each day: it takes turns by change and day.
+
+``python -m tests.harness.turns vms`` prints the tests with real VMs that have their turn today: each module
+has every third day, and one that the change of the last day touches has every day. ``turns other`` prints
+the arguments of `make` for one of what takes longest. `CI_DAY`, a number of days since 1970, makes both the
+same again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from tests.harness import days
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "tests.e2e"
+#: Each slice takes about as long as the others.
+VMS: Sequence[Sequence[str]] = (
+    (
+        *("test_pod", "test_cloud_disk", "test_oci", "test_choice", "test_removal", "test_user_namespaces"),
+        *("test_qemu_firewalls", "test_vm_network", "test_full_disk", "test_volume_troubles", "test_resize"),
+        *("test_block_volumes", "test_accelerator"),
+    ),
+    (
+        *("test_qemu_provider", "test_pod_docker", "test_postgresql", "test_qemu_disks", "test_package"),
+        *("test_repository", "test_clock", "test_services", "test_full_volumes", "test_network_policies"),
+        *("test_empty_dirs", "test_huge_pages", "test_nfs"),
+    ),
+    (
+        *("test_vm_image_volumes", "test_more_cloud_disks", "test_unit_pod", "test_docker_volumes"),
+        *("test_package_upgrade", "test_package_tracing", "test_memory", "test_upgrade", "test_units"),
+        *("test_cni", "test_attached_volumes", "test_qemu_namespaces", "test_volume_snapshots"),
+    ),
+)
+#: Tests with real VMs by the paths whose change has them run at once.
+TOUCHED: Mapping[str, Sequence[str]] = {
+    "infranetes/providers/qemu/": ("test_qemu_provider", "test_vm_network"),
+    "infranetes/machines/": ("test_pod",),
+    "infranetes/pods/": ("test_pod",),
+    "infranetes/volumes/": ("test_attached_volumes", "test_volume_troubles"),
+    "infranetes/services/": ("test_services",),
+    "infranetes/policies/": ("test_network_policies",),
+    "infranetes/guest/": ("test_pod",),
+    "vmserver/containers/oci/": ("test_oci",),
+    "vmserver/containers/docker/": ("test_pod_docker",),
+    "vmserver/proxy/": ("test_services",),
+    "vmserver/firewall/": ("test_network_policies",),
+    "debian/": ("test_package", "test_units"),
+}
+_FIRST_IMAGE = (
+    "tests.e2e.first_image.FirstImageTests.test_a_pod_runs_in_a_vm_though_nobody_has_built_an_image_on"
+)
+#: The arguments of `make`, each with the path whose change has it run at once.
+OTHERS: Sequence[tuple[str, str]] = (
+    ("test-cluster DAY=today", "tests/cluster/"),
+    ("test-page", "infranetes/monitoring/page.py"),
+    ("conformance", "tests/interop/critest-expected.toml"),
+    ("test-otelcol", "infranetes/tracing/"),
+    ("test-suite SUITE=trixie", "debian/rules"),
+    ("test-promtool", "contrib/"),
+    (f"test-first-image TESTS={_FIRST_IMAGE}", "infranetes/guest/"),
+    ("test-suite SUITE=trixie DEMO=1", "demo/"),
+)
+
+
+def changed() -> Sequence[str]:
+    """Return the paths that the commits of the last day before HEAD's have changed."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, check=False, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    end = git("log", "-1", "--format=%ct")
+    before = git("rev-list", "-1", f"--before={int(end) - 86400}", "HEAD") if end else ""
+    return git("diff", "--name-only", before, "HEAD").splitlines() if before else []
+
+
+def touched(paths: Collection[str]) -> set[str]:
+    """Return the modules with real VMs that a change of these paths touches."""
+    modules = {name for prefix, names in TOUCHED.items() for name in names if _any_below(paths, prefix)}
+    own = {Path(path).stem for path in paths if path.startswith("tests/e2e/test_") and path.endswith(".py")}
+    return modules | own & {name for names in VMS for name in names}
+
+
+def _any_below(paths: Collection[str], prefix: str) -> bool:
+    return any(path.startswith(prefix) for path in paths)
+
+
+def vms(day: int, paths: Collection[str]) -> list[str]:
+    """Return the dotted names of the modules with real VMs that run on a day, with that change."""
+    today = VMS[day % len(VMS)]
+    return [f"{PACKAGE}.{name}" for name in (*today, *sorted(touched(paths) - set(today)))]
+
+
+def other(day: int, paths: Collection[str]) -> str:
+    """Return the arguments of `make` that run on a day; one whose path has changed comes first."""
+    turn = day % len(OTHERS)
+    order = [*OTHERS[turn:], *OTHERS[:turn]]
+    return next((words for words, path in order if _any_below(paths, path)), order[0][0])
+
+
+def main(arguments: list[str]) -> None:
+    """Print what is asked for."""
+    if arguments == ["vms"]:
+        print(*vms(days.today(), changed()))
+    elif arguments == ["other"]:
+        print(other(days.today(), changed()))
+    else:
+        sys.exit("python -m tests.harness.turns vms|other")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
