@@ -73,6 +73,75 @@ class PartTests(TreeCase):
         self.assertEqual((self.node / "..data").read_text(), "old")
         self.assertEqual(set(self.applier.failed), {b"busy", b"..data", b"old"})
 
+    def test_which_links_lead_to_what_failed(self) -> None:
+        for failed, link, target, leads in (
+            (b"busy", b"l", b"busy", True),
+            (b"busy", b"l", b"busy/key", True),
+            (b"busy", b"l", b"./in/../busy", True),
+            (b"busy", b"in/l", b"../busy/key", True),
+            (b"gone/key", b"l", b"gone", True),
+            (b"busy", b"l", b"busybody", False),
+            (b"busy", b"in/l", b"busy", False),
+            (b"busy", b"l", b"/busy", False),
+            (b"busy", b"l", b"old", False),
+        ):
+            (self.node / "in").mkdir(exist_ok=True)
+            at = self.node / os.fsdecode(link)
+            at.unlink(missing_ok=True)
+            at.symlink_to("before")
+            self.applier = Applier(self.ours, BOUNDS)
+            self.feed_all(Entry(failed, FILE, 0o600, 0, 0), Entry(link, SYMLINK, 0o777, 0, 0, target=target))
+            self.assertEqual(os.readlink(at), "before" if leads else os.fsdecode(target), (failed, target))
+
+    def test_a_link_that_was_not_there_is_made_and_holds_nothing_back(self) -> None:
+        (self.node / "old").touch()
+        self.feed_all(
+            Entry(b"busy", FILE, 0o600, 0, 0),
+            Entry(b"link", SYMLINK, 0o777, 0, 0, target=b"busy/key"),
+            Removed(b"old"),
+        )
+        self.assertEqual(sorted(os.listdir(self.node)), ["busy", "link"])
+
+    def test_an_absolute_link_leads_out_of_the_tree_even_if_its_top_failed(self) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+        (self.node / "link").symlink_to("before")
+        self.patch(os, "fchown", refuse)
+        link = Entry(b"link", SYMLINK, 0o777, 0, 0, target=b"/after")
+        self.feed_all(Entry(b"", DIRECTORY, 0o755, 0, 0), link)
+        self.assertEqual(os.readlink(self.node / "link"), "/after")
+
+    def test_the_first_reason_counts(self) -> None:
+        self.feed_all(Entry(b"busy", FILE, 0o600, 0, 0), Unread(b"busy"))
+        self.assertEqual(self.applier.failed, {b"busy": "Device or resource busy"})
+
+    def test_a_message_names_a_few_of_many(self) -> None:
+        def refuse(*_: object) -> int:
+            raise OSError(errno.EDQUOT, "quota")
+
+        self.patch(os, "write", refuse)
+        for number in range(5):
+            self.feed_all(Entry(b"%d" % number, FILE, 0o600, 0, 0, 1), b"x")
+        error = self.assertRaises(ResourceExhausted, self.applier.check_whole)
+        self.assertTrue(
+            str(error).endswith("can't be written whole: 0: quota; 1: quota; 2: quota and 2 more")
+        )
+
+    def test_what_is_removed(self) -> None:
+        """What is gone already, what is not empty, and what is neither file nor link: no failure."""
+        for name in ("empty", "full", "full/in"):
+            (self.node / name).mkdir()
+        (self.node / "file").touch()
+        (self.node / "link").symlink_to("full")
+        os.mkfifo(self.node / "pipe")
+        names = (b"empty", b"full", b"file", b"link", b"pipe", b"gone", b"gone/too", b"file/below")
+        self.feed_all(*map(Removed, names))
+        self.assertEqual(self.applier.failed, {})
+        self.assertEqual(sorted(os.listdir(self.node)), ["busy", "full", "pipe"])
+        self.feed_all(Removed(b"busy"))
+        self.assertEqual(self.applier.failed, {b"busy": "Device or resource busy"})
+
     def test_what_could_not_be_read_stays_as_it_was(self) -> None:
         (self.node / "file").write_text("before")
         self.feed_all(
@@ -101,6 +170,9 @@ class PartTests(TreeCase):
         self.patch(os, "pwrite", noted)
         self.feed(Entry(b"", FILE, 0o4755, 0, 0, 4), b"evil", tree=tree)
         self.assertEqual((modes, program.stat().st_mode & 0o7777), ([0o755], 0o755))
+        program.chmod(0o4755)
+        self.feed(Entry(b"", FILE, 0o4755, 0, 0, 4), b"good", tree=Tree(program, file=True, setid=True))
+        self.assertEqual((modes[1:], program.stat().st_mode & 0o7777), ([0o4755], 0o4755))
 
 
 class LeftoverTests(TreeCase):
@@ -270,6 +342,23 @@ class HostileTests(TreeCase):
             with self.subTest(path=path[:20]):
                 self.assertRaises(InvalidArgument, self.feed, Entry(path, DIRECTORY, 0o755, 0, 0))
                 self.assertRaises(InvalidArgument, self.feed, Removed(path))
+                self.assertRaises(InvalidArgument, self.feed, Unread(path))
+        self.assertRaises(InvalidArgument, self.feed, Removed(b""))
+
+    def test_what_is_not_a_file_in_a_volume_that_is_one(self) -> None:
+        (self.node / "file").write_bytes(b"content")
+        tree = Tree(self.node / "file", file=True, setid=False)
+        for change in (
+            Entry(b"", DIRECTORY, 0o755, 0, 0),
+            Entry(b"", SYMLINK, 0o777, 0, 0, target=b"x"),
+            Entry(b"file", FILE, 0o600, 0, 0),
+            Removed(b""),
+            Removed(b"file"),
+        ):
+            self.assertRaises(InvalidArgument, self.feed, change, tree=tree)
+        for kind, target in ((FILE, b""), (SYMLINK, b"x")):
+            self.assertRaises(InvalidArgument, self.feed, Entry(b"", kind, 0o600, 0, 0, target=target))
+        self.assertEqual((self.node / "file").read_bytes(), b"content")
 
     def test_a_file_of_the_wrong_length_leaves_nothing(self) -> None:
         entry = Entry(b"file", FILE, 0o600, 0, 0, 4)
