@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,10 +40,22 @@ class HangingMounts:
         if said != b"mounted\n":
             self.end()
             raise AssertionError("no FUSE file system can be mounted here")
+        self._connections = [str(os.minor(directory.stat().st_dev)) for directory in directories]
 
     def hang(self) -> None:
         """Make every access wait from now on."""
         self._server.send_signal(signal.SIGSTOP)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether accesses to all of the mounts wait at this moment."""
+        with tempfile.TemporaryDirectory() as control:
+            subprocess.run(["mount", "-t", "fusectl", "none", control], check=True)
+            try:
+                counts = [Path(control, each, "waiting").read_text() for each in self._connections]
+            finally:
+                subprocess.run(["umount", control], check=True)
+        return all(map(int, counts))
 
     def go_on(self) -> None:
         """Answer the accesses that wait, and serve on."""

@@ -85,6 +85,7 @@ class DaemonCase(KeptCase, TestCase):
     """A directory, and daemons that use it one after the other. Their logs are kept when the test fails.
 
     :ivar config: the content of the configuration file; change it before `start`.
+    :ivar constants: other values for constants of the daemon's modules, by their full names.
     """
 
     timeout = 120
@@ -112,6 +113,7 @@ class DaemonCase(KeptCase, TestCase):
             "providers": {"simulated": {"boot_seconds": 0.05, "jitter_seconds": 0.0}},
         }
         self.environment: dict[str, str] = {}
+        self.constants: dict[str, float] = {}
         self.config["providers"]["simulated"]["farm_command"] = warm.command("-m", FARM)
         self.process: subprocess.Popen[bytes] | warm.Process | None = None
         self.channel: Channel | None = None
@@ -158,6 +160,9 @@ class DaemonCase(KeptCase, TestCase):
         path = self.root / "infranetes.toml"
         path.write_text(self.written())
         command = list(_TWISTD)
+        if self.constants:
+            changed = json.dumps(self.constants)
+            command = [sys.executable, "-m", "tests.infranetes.daemon.constants", changed]
         if crash is not None:
             journal = str(self.root / "journal")
             module = "tests.infranetes.daemon.crashing"

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from tests.support.fuse import HangingMounts
 from txgrpc import Code
 
 PODS = 12  # more than the reactor has threads
-USUAL_SECONDS = 5.0  # on a machine that is busy with other tests
+NEVER = 1000.0  # a deadline of the daemon's that lets a test fail if anything waits for it
+SOON = 2.0
 
 
 class HangingTests(DaemonCase):
@@ -46,28 +46,45 @@ class HangingTests(DaemonCase):
             sandboxes.append(sandbox)
         return sandboxes, containers
 
-    async def test_ten_that_hang_stop_no_other_pods_launch_log_or_end(self) -> None:
+    async def hang(self) -> None:
+        """Let the file servers go, and wait until the daemon waits for each of them."""
+        self.server.hang()
+        await self.until(lambda: self.server.awaited, "the daemon looks at all mounts", 60.0)
+
+    async def test_those_that_hang_stop_no_other_pods_launch_log_or_end(self) -> None:
+        self.constants = {
+            "infranetes.volumes.published_mounts.FIND_SECONDS": NEVER,
+            "infranetes.volumes.sync.SOURCE_SECONDS": NEVER,
+            "infranetes.volumes.volumes.FIND_SECONDS": NEVER,
+        }
         await self.start()
-        sandboxes, containers = await self.run_all()
+        await self.run_all()
         lines = "i=0; while sleep 0.1; do i=$((i+1)); echo line $i; done"
         await self.run_container(await self.run_pod("talking"), self.box(script=lines))
         await self.until(lambda: "line 1" in self.log_of("talking"), "a line")
-        self.server.hang()
-        await self.sleep(3.0)  # so that each has been examined at least once more
-
+        await self.hang()
         shared = self.files / "shared"
-        for attempt in range(3):
-            began, written = time.monotonic(), self.log_of("talking").count("line")
+        for attempt in range(2):
+            written = self.log_of("talking").count("line")
             name = f"other-{attempt}"
             sandbox = await self.run_pod(name)
             config = self.box(script="echo last words; exit 3", mounts=[self.mount(shared)])
             container = await self.run_container(sandbox, config)
-            await self.in_state(container, cri.CONTAINER_EXITED, USUAL_SECONDS)
+            await self.in_state(container, cri.CONTAINER_EXITED)
             self.assertIn("last words", self.log_of(name))
             await self.stop_pod(sandbox)
-            self.assertLess(time.monotonic() - began, USUAL_SECONDS)
-            await self.until(lambda: self.log_of("talking").count("line") > written, "a line", 2.0)  # noqa: B023
+            await self.until(lambda: self.log_of("talking").count("line") > written, "a line")  # noqa: B023
+        self.assertTrue(self.server.awaited)
 
+    async def test_what_is_done_with_those_that_hang(self) -> None:
+        self.constants = {
+            "infranetes.volumes.sync.SOURCE_SECONDS": SOON,
+            "infranetes.volumes.volumes.FIND_SECONDS": SOON,
+            "infranetes.volumes.writeback.STILL_SECONDS": SOON,
+        }
+        await self.start()
+        sandboxes, containers = await self.run_all()
+        await self.hang()
         config = self.box("second", mounts=[self.mount(self.hanging[0])])
         request = cri.CreateContainerRequest(pod_sandbox_id=sandboxes[0], config=config)
         call = self.runtime.CreateContainer(request, timeout=60.0)
@@ -75,22 +92,20 @@ class HangingTests(DaemonCase):
         self.assertIn(f"config.mounts[0] ({self.hanging[0]} at /mnt): ", message)
         self.assertIn("does not answer", message)
         stop = cri.StopContainerRequest(container_id=containers[1])
-        await self.runtime.StopContainer(stop, timeout=30.0)
+        await self.runtime.StopContainer(stop, timeout=60.0)
         status = await self.in_state(containers[1], cri.CONTAINER_EXITED)
         self.assertEqual(status.reason, "VolumesNotWritten")
         self.assertIn(f"not everything that it wrote is on the node: {self.hanging[1]}: ", status.message)
-        began = time.monotonic()
         await self.stop_pod(sandboxes[0])
-        self.assertLess(time.monotonic() - began, 20.0)
 
         await self.all_say("is not copied to the VM", 0)
         assert self.process is not None
         self.process.terminate()
-        await self.ended(15.0)
+        await self.ended()
         known = len(self.log)
         await self.start()
         ready = cri.PodSandboxStateValue(state=cri.SANDBOX_READY)
-        self.assertEqual(len(await self.sandboxes(state=ready)), PODS)  # the talker, and all but one
+        self.assertEqual(len(await self.sandboxes(state=ready)), PODS - 1)
         await self.all_say("is not copied to the VM", known)
         self.server.go_on()
         await self.all_say("is copied again", known)

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -22,8 +20,10 @@ from infranetes_common.concurrency import Notifier, start
 from infranetes_common.wire import cri
 from tests.infranetes.daemon import case
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+from tests.support.hostile.watched import FORMAT
 
 HONEST = 10
+WAIT_SECONDS = 60.0  # for an answer about an honest pod, on a machine of any speed
 
 
 class HostileProcess(ProcessProtocol):
@@ -92,16 +92,10 @@ class HostileCase(DaemonCase):
         self.volume = self.root / "volume"
         self.volume.mkdir()
         self.turns = self.root / "turns"
-        self.forget_longest_turn()
-        self.environment["LONGEST_TURN"] = str(self.turns)
+        self.forget_turns()
+        self.environment["WATCHED"] = str(self.turns)
         self.patch(case, "_TWISTD", (sys.executable, "-m", "tests.support.hostile.watched"))
         await self.start()
-        assert self.process is not None
-        found = subprocess.run(
-            ["/usr/bin/pgrep", "-f", str(self.root / "run" / "simulated" / "farm.sock")], capture_output=True
-        )
-        processes = [self.process.pid, os.getpid(), *map(int, found.stdout.split())]
-        self._schedstats = [f"/proc/{pid}/task/{pid}/schedstat" for pid in processes]
         self.pods: dict[str, str] = {}
         for number in range(self.honest):
             sandbox = await self.run_pod(f"honest{number}")
@@ -144,55 +138,40 @@ class HostileCase(DaemonCase):
     @property
     def longest_turn(self) -> float:
         """The longest turn of the daemon's reactor, in seconds of processor time."""
-        return float(struct.unpack("d", self.turns.read_bytes())[0])
+        return float(struct.unpack(FORMAT, self.turns.read_bytes())[0])
 
-    def forget_longest_turn(self) -> None:
-        """Make `longest_turn` the longest since now."""
+    @property
+    def longest_call(self) -> float:
+        """The longest time that the daemon took for an answer which it has at hand, about an honest pod.
+
+        In seconds of its reactor's processor time.
+        """
+        return float(struct.unpack(FORMAT, self.turns.read_bytes())[1])
+
+    def forget_turns(self) -> None:
+        """Make `longest_turn` and `longest_call` those since now."""
         with open(self.turns, "r+b" if self.turns.exists() else "wb") as file:
-            file.write(bytes(8))
+            file.write(bytes(struct.calcsize(FORMAT)))
 
-    def _worked_and_waited(self) -> tuple[float, float]:
-        """Return the seconds that the daemon's reactor computed, and those that it, the farm and the test
-        waited for a processor.
-
-        Source: the first two fields of schedstat (Linux' Documentation/scheduler/sched-stats), nanoseconds.
-        """
-        found = [Path(path).read_text().split() for path in self._schedstats]
-        return int(found[0][0]) / 1e9, sum(int(one[1]) for one in found) / 1e9
-
-    async def calls_of_honest(self, seconds: float) -> list[float]:
-        """Measure lists, statuses, statistics and updates of honest pods. Return seconds, shortest first.
-
-        A call's time is the processor time that the daemon's reactor used meanwhile, for whatever purpose. If
-        it is shorter, the elapsed time less the time that the daemon, the farm and this process waited for a
-        processor is taken instead: on a busy machine the reactor works on other calls while the farm waits.
-        """
-        took: list[float] = []
+    async def call_honest(self, seconds: float) -> None:
+        """Ask for the states and statistics of the honest pods and update them: once, and for so long."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while True:
             for sandbox, container in self.pods.items():
-                for call in (
-                    lambda c=container: self.runtime.ContainerStatus(
-                        cri.ContainerStatusRequest(container_id=c), timeout=10.0
-                    ),
-                    lambda s=sandbox: self.runtime.ListContainers(
-                        cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id=s)), timeout=10.0
-                    ),
-                    lambda c=container: self.runtime.ContainerStats(
-                        cri.ContainerStatsRequest(container_id=c), timeout=10.0
-                    ),
-                    lambda c=container: self.runtime.UpdateContainerResources(
-                        cri.UpdateContainerResourcesRequest(
-                            container_id=c, linux=cri.LinuxContainerResources(cpu_shares=512)
-                        ),
-                        timeout=10.0,
-                    ),
-                ):
-                    worked, waited = self._worked_and_waited()
-                    begun = time.monotonic()
-                    await call()
-                    seconds = time.monotonic() - begun
-                    more_worked, more_waited = self._worked_and_waited()
-                    took.append(min(more_worked - worked, max(seconds - (more_waited - waited), 0.0)))
-                await self.sleep(0)
-        return sorted(took)
+                await self.runtime.PodSandboxStatus(
+                    cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox), timeout=WAIT_SECONDS
+                )
+                await self.runtime.ListContainers(
+                    cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id=sandbox)),
+                    timeout=WAIT_SECONDS,
+                )
+                await self.runtime.ContainerStats(
+                    cri.ContainerStatsRequest(container_id=container), timeout=WAIT_SECONDS
+                )
+                resources = cri.LinuxContainerResources(cpu_shares=512)
+                await self.runtime.UpdateContainerResources(
+                    cri.UpdateContainerResourcesRequest(container_id=container, linux=resources),
+                    timeout=WAIT_SECONDS,
+                )
+            if time.monotonic() > until:
+                return
