@@ -80,11 +80,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.harness.test_runner": ("busy machine",),
 }
 # Tests that run alone, and why.
-ALONE: Mapping[str, str] = {
-    "tests.infranetes.daemon.test_hanging": "measures how long calls take beside others that hang",
-    "tests.infranetes.daemon.test_hostile": "measures how long calls take beside a hostile agent",
-    "tests.infranetes.daemon.test_live_mounts": "measures how long a change takes to be seen",
-}
+ALONE: Mapping[str, str] = {}
 # Of these words, each of several workers that are isolated has a machine of its own.
 OWN: frozenset[str] = frozenset(
     {"host ports", "bridge", "published volumes", "addresses of a pod's firewall"}

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import time
-
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu.process import pids_by_argument
@@ -42,10 +40,8 @@ class RunTests(TestCase):
         self.assertEqual(Output(1, b"", url.encode()).message(), "(hidden)&x=1")
 
     async def test_one_that_hangs_is_killed_and_not_waited_for(self) -> None:
-        began = time.monotonic()
-        await self.assertFailure(start(commands.run(reactor, ["sleep", "61.25"], 0.2)), DeadlineExceeded)
-        self.assertLess(time.monotonic() - began, 5.0)
-        await until(lambda: not pids_by_argument(["61.25"]), "it is killed")
+        await self.assertFailure(start(commands.run(reactor, ["sleep", "3661.25"], 0.2)), DeadlineExceeded)
+        await until(lambda: not pids_by_argument(["3661.25"]), "it is killed")
 
     def test_a_program_that_is_not_there_is_named(self) -> None:
         with self.assertRaises(FailedPrecondition) as caught:

@@ -32,12 +32,14 @@ from tests.support.kept import KeptCase
 from tests.support.oci import busybox
 from tests.support.registry import Registry
 from txgrpc import Channel, Code, GrpcError
+from txgrpc.channel import Backoff
 
 reactor: Any = the_reactor
 
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 60.0
 IMAGE = "busybox"
+_OFTEN = Backoff(first=0.02, most=0.1)  # since most daemons are there in a moment
 FARM = "infranetes_simulation.farm"
 _TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
 
@@ -198,7 +200,8 @@ class DaemonCase(KeptCase, TestCase):
 
     async def connect(self) -> None:
         await self.disconnect()
-        self.channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.socket)))
+        endpoint = UNIXClientEndpoint(reactor, str(self.socket))
+        self.channel = Channel(reactor, endpoint, backoff=_OFTEN)
         self.runtime = self.channel.stub(cri.RuntimeService)
         self.image_service = self.channel.stub(cri.ImageService)
         until = time.monotonic() + START_SECONDS * self.patience

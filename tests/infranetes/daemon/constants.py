@@ -3,7 +3,8 @@
 
     python -m tests.infranetes.daemon.constants JSON TWISTD-ARGUMENTS...
 
-JSON is an object of values by name, such as {"infranetes.volumes.volumes.FIND_SECONDS": 1}.
+JSON is an object of values by name, such as {"infranetes.volumes.volumes.FIND_SECONDS": 1}; the name may also
+be of a field of a constant.
 """
 
 from __future__ import annotations
@@ -12,16 +13,22 @@ import importlib
 import json
 import sys
 
+import attrs
 from twisted.scripts.twistd import run
 
 
 def change(values: dict[str, float]) -> None:
-    """Give constants of modules these values. :raise AttributeError: there is no such constant."""
+    """Give constants of modules and fields of them these values. :raise AttributeError: there is none."""
     for name, value in values.items():
-        module_name, _, constant = name.rpartition(".")
-        module = importlib.import_module(module_name)
-        getattr(module, constant)
-        setattr(module, constant, value)
+        owner, _, changed = name.rpartition(".")
+        if owner.rpartition(".")[2].isupper():
+            owner, _, constant = owner.rpartition(".")
+            module = importlib.import_module(owner)
+            setattr(module, constant, attrs.evolve(getattr(module, constant), **{changed: value}))
+        else:
+            module = importlib.import_module(owner)
+            getattr(module, changed)
+            setattr(module, changed, value)
 
 
 if __name__ == "__main__":

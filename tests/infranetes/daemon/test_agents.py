@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
 
 from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
+
+NEVER = 1000.0  # longer than a test may take: what waits for it fails
+SOON = 1.0
+LISTING = 4.0  # how long lists wait for agents that were lost just now
 
 
 class AgentTests(DaemonCase):
@@ -16,16 +20,30 @@ class AgentTests(DaemonCase):
     async def setUp(self) -> None:
         super().setUp()
         self.config["times"] = {"unknown_after": 1.0}
+        self.constants = {
+            "infranetes.machines.agent.client.CONNECT_SECONDS": SOON,
+            "infranetes.machines.agent.client.KEEPALIVE_SECONDS": SOON,
+            "infranetes.machines.agent.limits.CHANNEL.handshake_timeout": SOON,
+            "infranetes.machines.agent.limits.CHANNEL.keepalive_timeout": SOON,
+        }
         await self.start()
+
+    def file(self, name: str) -> Path:
+        """Return a file that a command in a VM makes: simulated VMs share the node's files."""
+        return self.root / name
 
     async def behave(self, sandbox: str, behaviour: str, after: float = 0) -> None:
         vm = next(vm for vm in await self.vms() if vm["sandbox_id"] == sandbox)
         await self.farm("behave", id=vm["id"], behaviour=behaviour, after=after)
 
     async def states(self) -> dict[str, int]:
-        return {each.id: each.state for each in await self.containers()}
+        """List the containers. A list that waits for lost agents fails."""
+        listed = await self.runtime.ListContainers(cri.ListContainersRequest(), timeout=0.75 * LISTING)
+        return {each.id: each.state for each in listed.containers}
 
     async def test_a_lost_one_is_unknown_and_the_others_are_not_waited_for(self) -> None:
+        self.config["times"] |= {"listing": LISTING}
+        await self.restart()
         pods = [await self.run_pod(f"p{number}") for number in range(4)]
         containers = [await self.run_container(pod, self.box(script="sleep 1000")) for pod in pods]
         ended = await self.run_container(pods[0], self.box("ended", script="true"))
@@ -34,20 +52,14 @@ class AgentTests(DaemonCase):
             await self.behave(pods[0], behaviour)
             status = await self.in_state(containers[0], cri.CONTAINER_UNKNOWN)
             self.assertTrue(status.message)
-            seconds = []
-            for _ in range(20):
-                begun = time.monotonic()
-                states = await self.states()
-                seconds.append(time.monotonic() - begun)
             self.assertEqual(
-                states,
+                await self.states(),
                 {
                     containers[0]: cri.CONTAINER_UNKNOWN,
                     ended: cri.CONTAINER_EXITED,
                     **dict.fromkeys(containers[1:], cri.CONTAINER_RUNNING),
                 },
             )
-            self.assertLess(sorted(seconds)[10], 0.2)
             command = cri.ExecSyncRequest(container_id=containers[0], cmd=["true"], timeout=1)
             call = self.runtime.ExecSync(command, timeout=30.0)
             await self.refused_in(call, (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED))
@@ -70,24 +82,23 @@ class AgentTests(DaemonCase):
     async def test_an_agent_that_dies_in_the_middle_of_a_command(self) -> None:
         sandbox = await self.run_pod()
         container = await self.run_container(sandbox, self.box(script="sleep 1000"))
-        command = cri.ExecSyncRequest(container_id=container, cmd=["sleep", "30"], timeout=60)
-        call = self.runtime.ExecSync(command, timeout=70.0)
-        await self.sleep(0.5)
-        begun = time.monotonic()
+        script = f"touch {self.file('begun')}; sleep {NEVER:.0f}"
+        command = cri.ExecSyncRequest(container_id=container, cmd=["sh", "-c", script], timeout=int(NEVER))
+        call = self.runtime.ExecSync(command, timeout=NEVER)
+        await self.until(self.file("begun").exists, "the command runs")
         await self.behave(sandbox, "no-agent")
         await self.refused(Code.UNAVAILABLE, call)
-        self.assertLess(time.monotonic() - begun, 5)
         await self.behave(sandbox, "normal")
         await self.in_state(container, cri.CONTAINER_RUNNING, 40.0)
         await self.remove_pod(sandbox)
 
     async def test_a_vm_that_dies_in_the_middle_of_a_stop(self) -> None:
         sandbox = await self.run_pod()
-        script = "trap '' TERM; while :; do sleep 0.1; done"
+        script = f"trap 'touch {self.file('told')}' TERM; while :; do sleep 0.1; done"
         container = await self.run_container(sandbox, self.box(script=script))
-        stop = cri.StopContainerRequest(container_id=container, timeout=30)
-        call = self.runtime.StopContainer(stop, timeout=60.0)
-        await self.sleep(0.5)
+        stop = cri.StopContainerRequest(container_id=container, timeout=int(NEVER))
+        call = self.runtime.StopContainer(stop, timeout=NEVER)
+        await self.until(self.file("told").exists, "the stop has begun")
         await self.behave(sandbox, "dies-after")
         await call
         status = await self.container_status(container)
@@ -98,9 +109,7 @@ class AgentTests(DaemonCase):
         container = await self.run_container(sandbox, self.box(script="sleep 1000"))
         await self.behave(sandbox, "unreachable")
         await self.in_state(container, cri.CONTAINER_UNKNOWN)
-        begun = time.monotonic()
         await self.stop_pod(sandbox)
-        self.assertLess(time.monotonic() - begun, 10)
         self.assertEqual(await self.vms(), [])
         await self.in_state(container, cri.CONTAINER_EXITED)
         await self.remove_pod(sandbox)
