@@ -9,7 +9,12 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 TREE = Path(__file__).resolve().parents[2]
-PAGES = [TREE / "README.md", TREE / "CHANGELOG.md", *sorted((TREE / "docs").glob("*.md"))]
+PAGES = [
+    TREE / "README.md",
+    TREE / "CHANGELOG.md",
+    TREE / "CONTRIBUTING.md",
+    *sorted((TREE / "docs").glob("*.md")),
+]
 
 
 class LinkTests(SynchronousTestCase):

@@ -83,7 +83,12 @@ class ContentTests(unittest.SynchronousTestCase):
     def test_every_link_of_the_pages_and_every_path_to_them_leads_to_a_file(self) -> None:
         top = "usr/share/doc/infranetes/"
         found = set(contents("infranetes"))
-        pages = [TREE / "README.md", TREE / "CHANGELOG.md", *sorted((TREE / "docs").glob("*.md"))]
+        pages = [
+            TREE / "README.md",
+            TREE / "CHANGELOG.md",
+            TREE / "CONTRIBUTING.md",
+            *sorted((TREE / "docs").glob("*.md")),
+        ]
         for page in pages:
             where = top + str(page.relative_to(TREE))
             self.assertTrue(where in found, where)
