@@ -32,6 +32,7 @@ from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
 from tests.e2e.cloud_network import END_TOO, METADATA, TAP, CloudNetwork
 from tests.e2e.qemu_case import IMAGES, QEMU
+from tests.harness.durations import slow
 from tests.support.waiting import until
 from txgrpc import Channel
 
@@ -113,6 +114,7 @@ except OSError as error:
 """
 
 
+@slow(100, "it boots the disks of clouds from the firmware on")
 class CloudDiskCase(TestCase):
     """Makes a cloud's disk, boots it, and asks the agent in the machine.
 

@@ -14,6 +14,7 @@ from infranetes.providers.qemu.bridge import Bridge
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.wire import cri
 from tests.e2e.pod_network import pod_network
+from tests.harness.durations import slow
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from tests.support.kept import keeping
 
@@ -42,6 +43,7 @@ def providers(images: str) -> tuple[str, ...]:
         return ()
 
 
+@slow(40, "its VMs are emulated where there is no KVM")
 class PodCase(DaemonCase):
     """A test case with the daemon as a process, and QEMU.
 

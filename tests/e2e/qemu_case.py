@@ -20,6 +20,7 @@ from infranetes.providers.qemu.bridge import Bridge
 from infranetes.providers.qemu.process import pids_by_argument
 from tests.contract.pod_provider_case import ProviderCase, reactor
 from tests.e2e.pod_case import TEMPLATES
+from tests.harness.durations import slow
 from tests.support.kept import KeptCase
 
 IMAGES = Path(os.environ.get("INFRANETES_TEST_IMAGES", DEFAULT_DIR))
@@ -31,6 +32,7 @@ def said(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@slow(10, "its VMs are emulated where there is no KVM")
 class QemuCase(KeptCase, ProviderCase):
     provider_name = "qemu"
     start_timeout = 900.0

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from demo.__main__ import BRIDGE
 from demo.pod import processes_naming
+from tests.harness.durations import slow
 
 TREE = Path(__file__).resolve().parents[2]
 RUN_DIR = "/run/infranetes-demo"
@@ -43,6 +44,7 @@ def demo(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@slow(75, "its VMs are emulated where there is no KVM")
 class DemoTests(SynchronousTestCase):
     timeout = FIRST_RUN_SECONDS + 60
 

@@ -7,8 +7,10 @@ from infranetes_common.wire import cri
 from tests.e2e.pod_case import DOCKER_ALONE
 from tests.e2e.test_block_volumes import OWNER, READ, TEXT, WRITE, WRITE_AS_USER
 from tests.e2e.volume_case import DISK_GROUP, GROUP, RawVolumeCase, VolumeCase, of_user
+from tests.harness.durations import slow
 
 
+@slow(120, "its VMs are emulated where there is no KVM")
 class DockerVolumeTests(VolumeCase, RawVolumeCase):
     """Volumes in a guest image that has only Docker."""
 

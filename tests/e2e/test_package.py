@@ -18,6 +18,7 @@ from twisted.trial import unittest
 from infranetes_common.wire import cri
 from tests.e2e import cleanroot
 from tests.e2e.cleanroot import TREE
+from tests.harness.durations import slow
 from txgrpc import Channel, GrpcError
 
 PACKAGES = ("infranetes", "infranetes-common", "infranetes-simulation", "vmserver")
@@ -36,6 +37,7 @@ def contents(package: str) -> list[str]:
     return [path for path in paths if path and not path.endswith("/")]
 
 
+@slow(8, "the packages are built first")
 class ContentTests(unittest.SynchronousTestCase):
     """The content of the packages."""
 
@@ -147,6 +149,7 @@ print(*sorted(lacking), end="")
 """
 
 
+@slow(60, "packages are installed in a clean root")
 class InstallTests(unittest.TestCase):
     """The node's packages in a Debian that has their dependencies and nothing else."""
 

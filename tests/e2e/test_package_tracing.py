@@ -24,6 +24,7 @@ from infranetes_common.wire import cri
 from tests.e2e import cleanroot, suites
 from tests.e2e.cleanroot import TREE
 from tests.e2e.test_package import DAEMON, PACKAGES, SOCKET, START_SECONDS
+from tests.harness.durations import slow
 from tests.support.collector import MISSING, Collector
 from txgrpc import Channel, GrpcError
 
@@ -58,6 +59,7 @@ def wheels() -> Path:
     return directory
 
 
+@slow(60, "packages are installed in a clean root")
 class InstalledTests(unittest.TestCase):
     """The library beside the packages, in a Debian that has what the page has apt install."""
 

@@ -12,6 +12,7 @@ from twisted.internet.threads import deferToThread
 from tests.e2e import cleanroot
 from tests.e2e.booted import Booted
 from tests.e2e.test_package import PACKAGES
+from tests.harness.durations import slow
 from tests.infranetes.daemon.case import images
 from tests.infranetes.daemon.upgrade_case import UpgradeCase
 from tests.support.releases import previous_packages
@@ -19,6 +20,7 @@ from tests.support.releases import previous_packages
 CONFIGURATION = 'provider = "simulated"\n[log]\nlevel = "debug"\n'
 
 
+@slow(50, "packages of two releases are built and installed")
 class PackageUpgradeTests(UpgradeCase):
     """dpkg installs another release over the one whose daemon runs, and nothing else is done.
 

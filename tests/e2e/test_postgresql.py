@@ -21,6 +21,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes_common.wire import cri
 from tests.e2e.volume_case import VolumeCase
+from tests.harness.durations import slow
 from tests.support.postgresql import CHECK, SERVE, Client, Load, PostgresqlTree, lost
 from tests.support.power_loss import VolatileFile
 from tests.support.registry import Registry
@@ -37,6 +38,7 @@ _INVARIANT = (
 )
 
 
+@slow(200, "its VMs are emulated where there is no KVM")
 class PostgresqlTests(VolumeCase):
     """PostgreSQL on a volume of 512 MiB.
 

@@ -14,12 +14,14 @@ from tests.e2e.booted import Booted
 from tests.e2e.qemu_case import IMAGES
 from tests.e2e.test_units import UnitCase
 from tests.e2e.uplink import Uplink
+from tests.harness.durations import slow
 
 NODE_PACKAGES = ("infranetes", "infranetes-common")
 DEVICES = ("net/tun", "kvm")
 VOLUME = "var/lib/infranetes/qemu/volumes/kept.raw"
 
 
+@slow(120, "packages are installed and removed in a booted root")
 class RemovalTests(UnitCase):
     """A booted node with the guest image of this machine, and QEMU."""
 

@@ -16,6 +16,7 @@ from tests.e2e import cleanroot, suites
 from tests.e2e.booted import Booted
 from tests.e2e.cleanroot import TREE
 from tests.e2e.test_package import PACKAGES, START_SECONDS
+from tests.harness.durations import slow
 
 KEYRING = "/etc/apt/keyrings/infranetes.gpg"
 #: What the packages' own tests of pods need besides the packages; see debian/tests/control.
@@ -44,6 +45,7 @@ class RepositoryCase(unittest.SynchronousTestCase):
         shutil.copy(root.path / "repo/infranetes.gpg", root.path / KEYRING[1:])
 
 
+@slow(40, "apt installs from a repository in clean roots")
 class RepositoryTests(RepositoryCase):
     """Installations in a Debian that already has the packages' dependencies."""
 

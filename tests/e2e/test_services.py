@@ -12,6 +12,7 @@ from typing import Any
 from infranetes.control.cli import ask, parser, socket_of
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
+from tests.harness.durations import slow
 from tests.infranetes.daemon.case import reactor
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.services import objects as written
@@ -29,6 +30,7 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12; do wget -q -O - http://{}/name || echo none
 """
 
 
+@slow(100, "its VMs are emulated where there is no KVM")
 class ServiceTests(PodCase):
     async def set_up_services(self) -> None:
         """Start a pod with three servers, and an API server without Services."""

@@ -16,6 +16,7 @@ from infranetes_common.wire import cri
 from tests.e2e import cleanroot
 from tests.e2e.booted import Booted
 from tests.e2e.test_package import PACKAGES, SOCKET, START_SECONDS
+from tests.harness.durations import slow
 from txgrpc import Channel, GrpcError
 
 
@@ -54,6 +55,7 @@ class UnitCase(unittest.TestCase):
         return str(answer.pod_sandbox_id)
 
 
+@slow(10, "packages are installed in a booted root")
 class UnitTests(UnitCase):
     """infranetes.service and vmserver.service."""
 

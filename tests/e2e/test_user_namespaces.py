@@ -9,6 +9,7 @@ from typing import Any
 
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
+from tests.harness.durations import slow
 from tests.support.user_namespaces import FIRST, ids, namespaces, of_container, of_pod
 
 OTHER = FIRST + 65536
@@ -24,6 +25,7 @@ nc -l -p 80 -e cat & echo listens; exec sleep 1000
 """
 
 
+@slow(120, "its VMs are emulated where there is no KVM")
 class UserNamespaceTests(PodCase):
     """User namespaces of pods that conmon and crun run."""
 

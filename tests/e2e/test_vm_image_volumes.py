@@ -34,6 +34,7 @@ from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
 from tests.e2e.qemu_case import IMAGES, QemuCase
+from tests.harness.durations import slow
 from txgrpc import Channel
 
 _REBOOT_SECONDS = 400.0  # without KVM, on a machine that is busy with other work
@@ -69,6 +70,7 @@ def mounted(disk: Path, at: Path) -> Iterator[Path]:
         subprocess.run(["umount", at], check=True)
 
 
+@slow(250, "its VMs are emulated where there is no KVM")
 class VmImageVolumeTests(QemuCase, TestCase):
     def setUp(self) -> Any:
         begun = super().setUp()

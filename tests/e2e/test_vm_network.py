@@ -24,6 +24,7 @@ from infranetes.overlay.walls import Walls
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from infranetes_common.wire import cri, vmserver
 from tests.e2e.pod_case import PodCase
+from tests.harness.durations import slow
 from tests.infranetes.daemon.case import reactor
 from tests.support.spaces import Space
 from txgrpc import Channel
@@ -41,6 +42,7 @@ def allowed(network: str, port: int = 0) -> tuple[Allowed, ...]:
     return (Allowed((ip_network(network),), (Ports("TCP", port, port),) if port else None),)
 
 
+@slow(90, "its VMs are emulated where there is no KVM")
 class VmNetworkTests(PodCase):
     async def set_up_pod(self) -> None:
         """Set up a pod with a server, a machine outside that tells clients their addresses, and the agent."""
