@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.reactors import IReactor, installed
 from infranetes_common.wire import cri
 from tests.support import oci
+from tests.support.kept import keeping
 from tests.support.registry import Registry
 from txgrpc import Channel
 
@@ -46,6 +48,9 @@ provider = "{options.provider}"
 
 [images]
 insecure_registries = ["{registry.host}"]
+
+[control]
+enter = {json.dumps(keeping())}
 
 [providers.qemu]
 bridge = "{BRIDGE}"
@@ -83,8 +88,20 @@ class Demo:
             await self.prepare()
             await self.live()
             await self.end()
+        except Exception:
+            if keeping() and not self.interrupted:
+                await self.wait_for_a_look()
+            raise
         finally:
             await self.clean()
+
+    async def wait_for_a_look(self) -> None:
+        """Leave everything as it is until Ctrl-C."""
+        ctl = f"{sys.executable} -m infranetes.control.cli --config {self.options.state}/infranetes.toml"
+        self.report.say("\nA step failed. Daemon and VM are kept until Ctrl-C. To look at them:")
+        self.report.say(f"     less {self.daemon.log}")
+        self.report.say(f"     {ctl} pods    # describe, logs, console, enter POD")
+        await Deferred()
 
     async def prepare(self) -> None:
         """Start registry and daemon, and remove what an earlier demo left."""

@@ -108,5 +108,6 @@ class PodCase(DaemonCase):
         return len(self.lines("main")) >= count
 
     async def execute(self, container: str, *command: str) -> Any:
-        request = cri.ExecSyncRequest(container_id=container, cmd=command, timeout=60)
-        return await self.runtime.ExecSync(request, timeout=90.0)
+        seconds = int(30 * self.patience)
+        request = cri.ExecSyncRequest(container_id=container, cmd=command, timeout=seconds)
+        return await self.runtime.ExecSync(request, timeout=seconds + 30.0)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.harness.durations import slow
 from tests.harness.needs import needs_mounts, needs_programs
 from tests.support.kept import VARIABLE
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = "tests.support.kept_samples.Failing"
 
 
+@slow(3, "each starts a run of tests")
 class KeptTests(SynchronousTestCase):
     def started(self, test: str, **environment: str) -> subprocess.Popen[str]:
         """Start a run of one of the samples."""
