@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 
-from tests.txgrpc.demo import Note
+from tests.txgrpc.demo import DEMO, Demo, Note
 from tests.txgrpc.memory import SMALL
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
-from txgrpc import Code, Limits
+from txgrpc import Code, Limits, Service
 
 
 class DeadlineTests(MemoryCase):
@@ -66,8 +68,33 @@ class DeadlineTests(MemoryCase):
         self.assertEqual(world.clock.getDelayedCalls(), [])
 
 
+class Stubborn(Demo):
+    """Counts on after its cancellation."""
+
+    async def Count(self, request: Any, call: Any) -> Any:
+        try:
+            with contextlib.suppress(CancelledError):
+                await Deferred()
+            yield request
+            self.ended.append("sent")
+        finally:
+            self.ended.append("closed")
+
+
 class CancellationTests(MemoryCase):
     """Cancelling from either side."""
+
+    def test_a_method_that_goes_on_after_its_cancellation_is_ended_when_it_answers(self) -> None:
+        """Its next answer is not sent, and nothing of it is reported as an error of the method."""
+        stubborn = Stubborn(Clock())
+        world = self.world(services=[Service(DEMO, stubborn)])
+        call = world.stub.Count(Note())
+        heard = start(drain_iterator(call))
+        world.settle()
+        call.cancel()
+        world.settle()
+        self.assertEqual(self.code_of(heard), Code.CANCELLED)
+        self.assertEqual(stubborn.ended, ["closed"])
 
     def test_deferred(self) -> None:
         """Cancelling the Deferred of a call cancels the method."""

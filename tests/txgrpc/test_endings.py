@@ -141,6 +141,22 @@ class DrainTests(MemoryCase):
         self.assertEqual(self.successResultOf(old_call).number, 5000)
         self.assertFalse(first.up)
         self.assertTrue(world.wire.up)
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        self.assertEqual(len(world.wires), 2, "the end of the old connection ended the new one for new calls")
+
+    def test_draining_again_tells_the_client_nothing_new(self) -> None:
+        """A server that is told to drain while it drains says so once."""
+        world = self.world()
+        call = world.stub.Wait(Note(number=1000))
+        world.settle()
+        drained = [world.server.drain(60)]
+        world.settle()
+        drained.append(world.server.drain(60))
+        self.assertEqual(bytes(world.wire.server.unsent), b"")
+        world.wait(2)
+        self.successResultOf(call)
+        for each in drained:
+            self.successResultOf(each)
 
     def test_unseen_calls_go_elsewhere(self) -> None:
         """A unary call that GOAWAY says was never looked at is made again on a new connection."""
@@ -181,3 +197,20 @@ class DrainTests(MemoryCase):
         world.settle()
         self.assertEqual(self.successResultOf(second).text, "again")
         self.assertEqual(len(refused), 3)
+
+    def test_a_refused_stream_of_requests_does_not_go_again(self) -> None:
+        """The requests that were taken from the caller's iterator are not there for another time."""
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        server = next(iter(world.server.connections))
+        refused: list[int] = []
+
+        def refuse(stream_id: int, headers: Any) -> None:
+            refused.append(stream_id)
+            server.send_reset(stream_id, ErrorCodes.REFUSED_STREAM)
+
+        server.request_received = refuse  # type: ignore[method-assign]
+        call = world.stub.Sum([Note(number=1)])
+        world.settle()
+        self.assertEqual(self.code_of(call), Code.UNAVAILABLE)
+        self.assertEqual(len(refused), 1)
