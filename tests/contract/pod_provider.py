@@ -51,8 +51,8 @@ from tests.contract.pod_provider_case import reactor
 from txgrpc import GrpcError
 
 
-class PodProviderContract(InterruptedLaunchContract):
-    """The promises of `IPodProvider`, one test each."""
+class LaunchContract(InterruptedLaunchContract):
+    """The promises of `IPodProvider` that hold for VMs without an agent, too."""
 
     async def test_it_provides_the_whole_interface(self) -> None:
         provider = self.make_provider()
@@ -318,6 +318,24 @@ class PodProviderContract(InterruptedLaunchContract):
             await self.refused(InvalidArgument, provider.launch(spec))
         self.assertEqual(await self.within(provider.list()), [])
 
+    async def test_vms_of_other_nodes_and_clusters_are_not_seen(self) -> None:
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        await self.within(provider.stop())
+        for cluster, node in ((self.cluster, "other"), ("other", self.node)):
+            stranger = await self.started(cluster=cluster, node=node)
+            self.assertEqual(await self.within(stranger.list()), [])
+            await self.refused(NotFound, stranger.get(instance.id))
+            await self.within(stranger.destroy(instance.id))
+            await self.within(stranger.stop())
+        provider = await self.started()
+        self.assertEqual(await self.within(provider.list()), [instance])
+        self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
+
+
+class PodProviderContract(LaunchContract):
+    """The promises of `IPodProvider`, one test each."""
+
     async def test_a_vm_of_the_pool_becomes_a_pods_over_its_channel(self) -> None:
         """It is launched without a host name. Its key, certificate and host name change, its tags do not."""
         provider = await self.started()
@@ -361,20 +379,6 @@ class PodProviderContract(InterruptedLaunchContract):
             return shown
         finally:
             connection.transport.abortConnection()
-
-    async def test_vms_of_other_nodes_and_clusters_are_not_seen(self) -> None:
-        provider = await self.started()
-        instance = await self.running(provider, self.spec())
-        await self.within(provider.stop())
-        for cluster, node in ((self.cluster, "other"), ("other", self.node)):
-            stranger = await self.started(cluster=cluster, node=node)
-            self.assertEqual(await self.within(stranger.list()), [])
-            await self.refused(NotFound, stranger.get(instance.id))
-            await self.within(stranger.destroy(instance.id))
-            await self.within(stranger.stop())
-        provider = await self.started()
-        self.assertEqual(await self.within(provider.list()), [instance])
-        self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
 
 
 def _others_reach(path: Path, root: Path) -> bool:

@@ -35,6 +35,8 @@ def said(*command: str) -> str:
 @slow(10, "its VMs are emulated where there is no KVM")
 class QemuCase(KeptCase, ProviderCase):
     provider_name = "qemu"
+    bridge = BRIDGE
+    qemu = QEMU
     start_timeout = 900.0
     boot_timeout = 90.0
     agent_timeout = 60.0
@@ -45,7 +47,7 @@ class QemuCase(KeptCase, ProviderCase):
 
     def setUp(self) -> Any:
         self.settings: dict[str, Any] = {
-            "bridge": BRIDGE,
+            "bridge": self.bridge,
             "image_dir": str(IMAGES),
             "template_dir": TEMPLATES,
             "pod_cidr": self.pod_cidr,
@@ -83,21 +85,21 @@ class QemuCase(KeptCase, ProviderCase):
         """Return a wrapper of QEMU that first runs `body`, a piece of shell, with QEMU's arguments."""
         self.open_dir.chmod(0o755)
         path = self.open_dir / f"qemu-{secrets.token_hex(4)}"
-        path.write_text(f'#!/bin/bash\n{body}\nexec {QEMU} "$@"\n')
+        path.write_text(f'#!/bin/bash\n{body}\nexec {self.qemu} "$@"\n')
         path.chmod(0o755)
         return str(path)
 
     def break_launches(self) -> Callable[[], None]:
         """Give QEMU nothing to read in place of the template's state."""
         self.settings["qemu"] = self.wrapper('case "$*" in *defer*) exec 4</dev/null;; esac')
-        return lambda: self.settings.pop("qemu")
+        return lambda: self.settings.update(qemu=self.qemu)
 
     def leftovers(self) -> list[str]:
         left = [f"directory {path}" for path in self.vms().iterdir()]
         left += [f"socket {path}" for path in (self.run_dir / "qemu").iterdir()]
-        for link in json.loads(said("ip", "-j", "link", "show", "master", BRIDGE)):
+        for link in json.loads(said("ip", "-j", "link", "show", "master", self.bridge)):
             left.append(f"tap {link['ifname']}")
-        table = said("nft", "list", "table", "bridge", f"infranetes_{BRIDGE}")
+        table = said("nft", "list", "table", "bridge", f"infranetes_{self.bridge}")
         if "elements" in table:
             left.append(f"leases {table}")
         for arguments in (each / "cmdline" for each in Path("/proc").glob("[0-9]*")):
@@ -122,4 +124,4 @@ class QemuCase(KeptCase, ProviderCase):
 
     async def finish(self) -> None:
         shutil.rmtree(self.open_dir)
-        await Bridge(reactor, BRIDGE, 0).remove()
+        await Bridge(reactor, self.bridge, 0).remove()

@@ -118,6 +118,7 @@ class CopiedTests(FileCase, SnapshotsContract):
         await self.volumes.create("data", MIB)
         await self.volumes.snapshots.create("kept", "data")
         await self.volumes.snapshots.restore("restored", MIB, FromVolume("data"))
+        (self.directory / "snapshots" / "A user's notes.snapshot").mkdir()
         partial = self.directory / "snapshots" / "one.snapshot.partial"
         partial.mkdir()
         (partial / "disk.raw").write_bytes(bytes(MIB))
@@ -129,7 +130,8 @@ class CopiedTests(FileCase, SnapshotsContract):
         self.assertEqual([each.id for each in await after.snapshots.list()], ["kept"])
         self.assertEqual([each.id for each in await after.list()], ["data", "restored"])
         await after.snapshots.sweep()
-        self.assertEqual(os.listdir(self.directory / "snapshots"), ["kept.snapshot"])
+        names = sorted(os.listdir(self.directory / "snapshots"))
+        self.assertEqual(names, ["A user's notes.snapshot", "kept.snapshot"])
         left = ["data.raw", "notes.new", "restored.raw", "restored.source", "snapshots"]
         self.assertEqual(sorted(os.listdir(self.directory)), left)
         await after.snapshots.create("one", "data")
