@@ -17,8 +17,6 @@ import secrets
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -37,6 +35,7 @@ from infranetes_common.concurrency import sleep, start
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control, cri
 from tests.infranetes.daemon.case import ROOT, images, toml
+from tests.support import warm
 from tests.support.infrastructure import Factory, simulated
 from tests.support.kubelet_calls import STEP_SECONDS, KubeletCalls, Runtime, containers, pods
 from txgrpc import Channel, Code, GrpcError
@@ -112,7 +111,7 @@ class CrashSoak:
         self.root = Path(tempfile.mkdtemp(prefix="inf-"))
         self._infrastructure = infrastructure(reactor, self.root)
         self.outcome = Outcome()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: warm.Process | None = None
         self._channel: Channel | None = None
         self._done = False
         self._begun = 0.0
@@ -215,17 +214,16 @@ class CrashSoak:
         self.outcome.missed = [label for label in self._labels if label not in hit]
 
     def _spawn(self, when: str, number: str) -> None:
-        command = [sys.executable, "-m", self.launcher, when, number, str(self.root / "journal")]
-        command += ["--nodaemon", "--pidfile=", "infranetes", "--config", str(self.root / "infranetes.toml")]
+        arguments = ["-m", self.launcher, when, number, str(self.root / "journal")]
+        arguments += [
+            "--nodaemon",
+            "--pidfile=",
+            "infranetes",
+            "--config",
+            str(self.root / "infranetes.toml"),
+        ]
         with open(self.root / "daemon.log", "ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-            )
+            self._process = warm.Process(arguments, log.fileno(), ROOT, os.environ)
 
     def _alive(self) -> bool:
         return self._process is not None and self._process.poll() is None

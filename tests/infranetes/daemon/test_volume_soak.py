@@ -11,7 +11,8 @@ from twisted.trial.unittest import TestCase
 from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes_common.reactors import installed
-from tests.harness.needs import needs_tools
+from tests.harness.days import today
+from tests.harness.needs import needs_tools, nightly
 from tests.support.clouds.moto import REGION
 from tests.support.infrastructure import SOUND
 from tests.support.volume_soak import VolumeSoak
@@ -21,21 +22,30 @@ offers(REGION)  # reads libcloud's large files, which the daemon does before its
 prices()
 
 
-class VolumeSoakTests(TestCase):
+class SoakCase(TestCase):
     timeout = 300
 
-    async def check(self, provider: str) -> None:
-        outcome = await VolumeSoak(reactor, SOUND[provider], lives=3, width=1, seconds=10.0).run()
+    async def check(self, provider: str, lives: int, seconds: float) -> None:
+        cloud = SOUND[provider]
+        outcome = await VolumeSoak(reactor, cloud, lives, width=1, seed=today(), seconds=seconds).run()
         self.assertEqual((outcome.leaked, outcome.twice, outcome.lost), ([], [], []))
         self.assertGreaterEqual(outcome.lives, 1)
         self.assertGreaterEqual(outcome.kills, 1)
 
+
+class ShortSoakTests(SoakCase):
+    async def test_on_the_cloud_of_the_day(self) -> None:
+        await self.check(("aws", "gcp")[today() % 2], lives=1, seconds=1.0)
+
+
+@nightly
+class VolumeSoakTests(SoakCase):
     async def test_on_ec2(self) -> None:
-        await self.check("aws")
+        await self.check("aws", lives=3, seconds=10.0)
 
     async def test_on_compute_engine(self) -> None:
-        await self.check("gcp")
+        await self.check("gcp", lives=3, seconds=10.0)
 
     @needs_tools("vcsim")
     async def test_on_vsphere(self) -> None:
-        await self.check("vsphere")
+        await self.check("vsphere", lives=3, seconds=10.0)
