@@ -6,6 +6,7 @@ Tests that use something of which the machine has only one are declared here, an
 
 from __future__ import annotations
 
+import os
 import threading
 import unittest
 from collections import Counter
@@ -85,8 +86,19 @@ ALONE: Mapping[str, str] = {}
 OWN: frozenset[str] = frozenset(
     {"host ports", "bridge", "published volumes", "addresses of a pod's firewall"}
 )
+GIB = 1 << 30
+VMS_MEMORY = 5 * GIB  # of a unit with real VMs: of its VMs, up to three of 1 GiB, and its daemons
+
+
+def vms_at_once(processors: int, memory: int) -> int:
+    """Return how many units with real VMs a machine has processors and memory for, but at least one."""
+    return max(1, min(processors, memory // VMS_MEMORY))
+
+
 # How many units may share a word at the same time where workers are isolated; of any other word, one.
-AT_ONCE: Mapping[str, int] = {"real VMs": 2}
+AT_ONCE: Mapping[str, int] = {
+    "real VMs": vms_at_once(os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+}
 
 
 def within(name: str, container: str) -> bool:

@@ -50,6 +50,11 @@ class ScheduleTests(SynchronousTestCase):
         assert unit is not None
         return unit.name
 
+    def test_as_many_have_real_vms_as_processors_and_memory_allow(self) -> None:
+        gib = schedule.GIB
+        found = [schedule.vms_at_once(*machine) for machine in ((2, 32 * gib), (16, 32 * gib), (16, 2 * gib))]
+        self.assertEqual(found, [2, 6, 1])
+
     def test_a_class_is_a_unit_as_long_as_its_tests_and_as_needy(self) -> None:
         durations = Durations(Path(self.mktemp()))
         durations.record({Quick("test_1").id(): 4.0, Quick("test_2").id(): 5.0})
