@@ -13,8 +13,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.kubernetes.fields import Name
 from infranetes.services import messages, sender
+from infranetes.services import table as rule_table
 from infranetes.services.messages import Batches, updates
-from infranetes.services.objects import OwnNode, Service, service
+from infranetes.services.objects import OwnNode, Service, endpoint_slice, service
 from infranetes.services.pace import Pace
 from infranetes.services.sender import RuleSender
 from infranetes.services.table import Table
@@ -114,6 +115,18 @@ class UpdateTests(SynchronousTestCase):
         )
         self.assertEqual({(each.table, each.number) for each in found}, {(table.id, 25)})
 
+    def test_a_part_has_only_so_many_endpoints_unless_one_rule_has_more(self) -> None:
+        self.patch(messages, "ENDPOINTS_IN_PART", 4)
+        table = Table(OwnNode("here"))
+        for number, endpoints in enumerate((2, 2, 1, 5, 3, 1)):
+            table.put_service(a_service(number))
+            addresses = [written.endpoint(f"10.1.{number}.{each}") for each in range(endpoints)]
+            found = endpoint_slice(written.endpoint_slice(*addresses, service=f"s{number}"))
+            assert found is not None
+            table.put_slice(found)
+        sizes = [[len(rule.endpoints) for rule in each.changed] for each in updates(table, None)]
+        self.assertEqual(sizes, [[2, 2], [1], [5], [3, 1]])
+
     def test_what_a_vm_lacks(self) -> None:
         table = Table(OwnNode("here"))
         for number in range(3):
@@ -138,6 +151,33 @@ class UpdateTests(SynchronousTestCase):
         (found,) = updates(table, 3)
         self.assertTrue(found.HasField("ranges"))
         self.assertEqual(found.ranges.ranges, [])
+        (found,) = updates(table, 4)
+        self.assertFalse(found.HasField("ranges"), "it has them")
+
+    def test_one_that_is_sent_all_rules_is_sent_the_ranges_too(self) -> None:
+        self.patch(rule_table, "REMEMBERED", 1)
+        table = Table(OwnNode("here"))
+        table.put_ranges(Name("", "a"), (ip_network("10.96.0.0/12"),))
+        for number in range(2):
+            table.put_service(a_service(number))
+        for number in range(2):
+            table.remove_service(a_service(number).name)
+        (found,) = updates(table, 3)
+        self.assertEqual((found.all, found.ranges.ranges), (True, ["10.96.0.0/12"]))
+
+    def test_vms_that_lack_the_same_share_messages_while_there_is_no_newer_change(self) -> None:
+        table = Table(OwnNode("here"))
+        table.put_service(a_service(1))
+        batches = Batches(table)
+        batch = batches.since(None)
+        self.assertIs(batches.since(None), batch)
+        self.assertIs(batch.message(0), batch.message(0))
+        self.assertIsNot(batches.since(0), batch)
+        table.put_service(a_service(2))
+        self.assertIsNot(batches.since(None), batch)
+        self.assertIsNot(batch.message(0), batch.message(0), "it is made again rather than kept")
+        self.assertEqual(batch.message(0).number, 1)
+        self.assertEqual(batches.since(None).message(0).number, 2)
 
 
 class SenderTests(SynchronousTestCase):

@@ -155,6 +155,48 @@ class TableTests(SynchronousTestCase):
         self.assertEqual(self.endpoints(), {"10.96.0.4": [], "10.96.0.0": []})
         self.assertEqual(self.table.count, 2)
 
+    def test_as_many_removals_as_are_remembered_and_the_changes_in_their_order(self) -> None:
+        self.patch(table, "REMEMBERED", 2)
+        for number in range(4):
+            self.table.put_service(a_service(f"s{number}", f"10.96.0.{number}"))
+        for number, known in ((1, True), (0, True), (2, False)):
+            self.table.remove_service(Name("ns", f"s{number}"))
+            changes = self.table.since(4)
+            self.assertEqual(changes is not None, known)
+            if changes is not None:
+                self.assertEqual([each.number for each in changes], list(range(5, self.table.number + 1)))
+        self.assertEqual([str(each.key.address) for each in self.table.everything()], ["10.96.0.3"])
+        self.assertEqual([each.number for each in self.table.since(5) or ()], [6, 7])
+
+    def test_nothing_is_kept_of_what_is_gone(self) -> None:
+        for _ in range(2):
+            self.table.put_service(a_service("a"))
+            self.table.put_slice(a_slice("a", "10.1.0.1", name="s"))
+            self.table.remove_service(Name("ns", "a"))
+            self.table.remove_slice(Name("ns", "s"))
+            kept = (self.table._services, self.table._slices, self.table._service_of, self.table._keys)
+            self.assertEqual([*kept, self.table._wanted], [{}] * 5)
+
+    def test_a_slice_that_a_list_ended_is_gone(self) -> None:
+        self.table.put_slice(a_slice("a", "10.1.0.1", name="s"))
+        self.table.replace([a_service("a")], [])
+        self.table.remove_slice(Name("ns", "s"))
+        self.assertEqual(self.endpoints(), {"10.96.0.10": []})
+
+    def test_all_services_of_an_address_in_their_order(self) -> None:
+        for name in ("b", "c", "a"):
+            self.table.put_service(a_service(name))
+        (key,) = self.table.rules
+        self.assertEqual(self.table.services(key), [Name("ns", name) for name in "abc"])
+        self.assertEqual(self.table.services(Key(key.address, "UDP", 1)), [])
+
+    def test_a_move_is_made_in_steps_and_only_if_the_node_has_moved(self) -> None:
+        self.patch(table, "STEP", 2)
+        for number in range(5):
+            self.table.put_service(a_service(f"s{number}", f"10.96.0.{number}"))
+        self.assertEqual(len(list(self.table.move(HERE))), 0)
+        self.assertEqual(len(list(self.table.move(OwnNode("here", "zone-b")))), 2)
+
     def test_the_ranges_of_all_service_cidrs_count_and_are_told_when_they_change(self) -> None:
         one, other = ip_network("10.96.0.0/12"), ip_network("fd00::/108")
         for name, given_ranges in (("a", (one,)), ("b", (one, other)), ("a", ()), ("a", ())):

@@ -150,7 +150,8 @@ class PlaceTests(TreeCase):
         os.mkfifo(path)
         self.addCleanup(os.close, os.open(path, os.O_RDONLY | os.O_NONBLOCK))
         tree = Tree(path, file=True, setid=False)
-        self.assertRaises(FailedPrecondition, self.feed, Entry(b"", FILE, 0o600, 5, 5, 1), b"x", tree=tree)
+        with self.assertRaisesRegex(FailedPrecondition, "is no file any more"):
+            self.feed(Entry(b"", FILE, 0o600, 5, 5, 1), b"x", tree=tree)
         self.assertEqual(path.stat().st_uid, 0)
 
 
