@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from ipaddress import ip_network
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from twisted.internet.defer import DeferredQueue
 from twisted.internet.task import Clock
@@ -40,6 +40,7 @@ class VM:
 
     :ivar rules: by key. :ivar messages: those that it received. :ivar deaf: it never confirms updates.
     :ivar refusing: it ends the call at each update.
+    :ivar away: it can't be called. :ivar open: whether there is a call.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class VM:
         self.version = ("", 0)
         self.messages: list[vmserver.ServiceRulesUpdate] = []
         self.calls = 0
-        self.deaf = self.refusing = False
+        self.deaf = self.refusing = self.away = self.open = False
         self._coming: set[bytes] = set()
         self._arriving: Arriving = DeferredQueue()
 
@@ -63,6 +64,9 @@ class VM:
         self, updates: AsyncIterator[vmserver.ServiceRulesUpdate]
     ) -> AsyncGenerator[vmserver.ServiceRulesState, None]:
         self.calls += 1
+        if self.away:
+            raise Unavailable("the VM can't be reached")
+        self.open = True
         self._arriving = DeferredQueue()
         reading = start(self._read(updates, self._arriving))
         reading.addErrback(lambda _: None)
@@ -70,7 +74,7 @@ class VM:
             yield vmserver.ServiceRulesState(table=self.version[0], number=self.version[1])
             while True:
                 update = await self._arriving.get()
-                if isinstance(update, InfranetesError):
+                if isinstance(update, Exception):
                     raise update
                 if isinstance(update, vmserver.ServiceRulesState):
                     yield update
@@ -79,6 +83,7 @@ class VM:
                 if not update.more and not self.deaf:
                     yield vmserver.ServiceRulesState(table=self.version[0], number=self.version[1])
         finally:
+            self.open = False
             reading.cancel()
 
     async def _read(self, updates: AsyncIterator[vmserver.ServiceRulesUpdate], into: Arriving) -> None:
@@ -99,6 +104,10 @@ class VM:
                 self.rules = {key: rule for key, rule in self.rules.items() if key in self._coming}
             self._coming.clear()
             self.version = (update.table, update.number)
+
+
+class _Bug(Exception):
+    """Not an error of Infranetes'."""
 
 
 class UpdateTests(SynchronousTestCase):
@@ -126,6 +135,33 @@ class UpdateTests(SynchronousTestCase):
             table.put_slice(found)
         sizes = [[len(rule.endpoints) for rule in each.changed] for each in updates(table, None)]
         self.assertEqual(sizes, [[2, 2], [1], [5], [3, 1]])
+
+    def test_a_rule_is_sent_with_all_that_it_says(self) -> None:
+        table = Table(OwnNode("here"))
+        ports = [written.port(80), written.port(80, "", "UDP"), written.port(81, "s", "SCTP")]
+        ranges = ["192.0.2.0/24", "198.51.100.0/24"]
+        item = written.service(
+            ips=("10.96.0.10",), ports=ports, internalTrafficPolicy="Local", sessionAffinity="ClientIP",
+            sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}}, loadBalancerSourceRanges=ranges,
+        )  # fmt: skip
+        item["status"] = {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}
+        found, endpoints = service(item), endpoint_slice(
+            written.endpoint_slice(written.endpoint("10.1.0.1", node="elsewhere"))
+        )  # fmt: skip
+        assert found is not None and endpoints is not None
+        table.put_service(found)
+        table.put_slice(endpoints)
+        (update,) = updates(table, None)
+        rules = {(rule.key.address[0], rule.key.protocol): rule for rule in update.changed}
+        self.assertEqual(sorted(rules), [(10, 6), (10, 17), (10, 132), (203, 6), (203, 17), (203, 132)])
+        self.assertEqual(
+            {key: (rule.dropped, rule.cluster_ip, rule.affinity_seconds, [*rule.source_ranges])
+             for key, rule in rules.items() if key[1] == 6},
+            {(10, 6): (True, True, 60, []), (203, 6): (False, False, 60, ranges)},
+        )  # fmt: skip
+        (target,) = rules[203, 6].endpoints
+        self.assertEqual((target.address, target.port), (bytes([10, 1, 0, 1]), 8080))
+        self.assertEqual((rules[203, 6].key.address, rules[10, 132].key.port), (bytes([203, 0, 113, 1]), 81))
 
     def test_what_a_vm_lacks(self) -> None:
         table = Table(OwnNode("here"))
@@ -312,9 +348,15 @@ class SenderTests(SynchronousTestCase):
 
     def test_it_pauses_longer_and_longer_while_the_agent_can_not_be_reached(self) -> None:
         self.put(1)
+        self.vm.away = True
         self.vm.break_off()
-        for _ in range(10):
-            self.clock.advance(sender.LONGEST_PAUSE)
+        calls = self.vm.calls
+        for _ in range(int(10 * sender.LONGEST_PAUSE / 0.1)):
+            self.clock.advance(0.1)
+        self.assertLessEqual(self.vm.calls - calls, 6 + 20, "six that grow, and two in the longest pause")
+        self.assertGreaterEqual(self.vm.calls - calls, 10)
+        self.vm.away = False
+        self.clock.advance(sender.LONGEST_PAUSE)
         self.assert_equal()
 
     def test_nothing_is_sent_of_a_table_that_is_not_complete(self) -> None:
@@ -329,10 +371,67 @@ class SenderTests(SynchronousTestCase):
         self.assert_equal()
 
     def test_a_vm_without_a_service_proxy_is_left_alone(self) -> None:
+        self.sender.stop()
+        self.vm.deaf = True
+        self.begin()
+        waiting = start(self.sender.when_told())
         self.vm.break_off(Unimplemented("no proxy"))
-        self.clock.advance(sender.LONGEST_PAUSE)
-        self.assertEqual(self.vm.calls, 1)
+        self.successResultOf(waiting)
+        for _ in range(20):
+            self.clock.advance(sender.LONGEST_PAUSE)
+        self.assertEqual((self.vm.calls, self.sender.trouble), (2, "it has no service proxy"))
         self.successResultOf(start(self.sender.when_told()))
+
+    def test_one_that_is_stopped_ends_its_call_and_whoever_waits(self) -> None:
+        self.sender.stop()
+        self.vm.deaf = True
+        self.begin()
+        waiting = start(self.sender.when_told())
+        self.assertTrue(self.vm.open)
+        for _ in range(2):
+            self.sender.stop()
+        self.successResultOf(waiting)
+        self.successResultOf(start(self.sender.when_told()))
+        self.assertFalse(self.vm.open)
+        calls, messages = self.vm.calls, len(self.vm.messages)
+        self.put(1)
+        self.clock.advance(100.0)
+        self.assertEqual((self.vm.calls, len(self.vm.messages)), (calls, messages))
+        self.assertEqual((self.clock.getDelayedCalls(), self.flushLoggedErrors()), ([], []))
+
+    def test_a_call_that_ended_is_over_when_the_next_one_begins(self) -> None:
+        """However it ended: nothing of it goes on, and the VM is not asked all the time."""
+        self.put(1)
+        for error in (None, Unavailable("away"), None):
+            self.vm.break_off(error)
+            self.assertFalse(self.vm.open)
+            self.assertIn("is lost" if error is None else "away", self.sender.trouble)
+            self.clock.advance(sender.FIRST_PAUSE / 2 - 0.01)
+            self.assertFalse(self.vm.open)
+            self.clock.advance(sender.FIRST_PAUSE / 2 + 0.01)
+            self.assertTrue(self.vm.open, "as soon as the first time, since it was there meanwhile")
+            self.assertEqual(self.sender.trouble, "")
+            self.put(2)
+            self.assert_equal()
+        self.sender.stop()
+        self.assertEqual(self.changed.waiters, 0)
+
+    def test_a_bug_of_its_own_is_logged_and_an_end_is_not(self) -> None:
+        self.vm.break_off(cast(InfranetesError, _Bug("a bug")))
+        self.assertEqual(len(self.flushLoggedErrors(_Bug)), 1)
+
+    def test_an_answer_to_what_was_not_asked_ends_the_call(self) -> None:
+        for place, (table, older) in enumerate(((self.table.id, 0), (self.table.id, 1), ("other", 0))):
+            self.put(place)
+            self.vm.say(table, self.table.number - older)
+            self.assertIn("does not match the rules", self.sender.trouble)
+            self.assertEqual(self.sender.number, -1)
+            self.clock.advance(sender.LONGEST_PAUSE)
+            self.assert_equal()
+        self.vm.deaf = True
+        self.put(9)
+        self.vm.say(self.table.id, self.table.number - 1)
+        self.assertIn("does not match the rules", self.sender.trouble)
 
     def test_an_agent_that_answers_anything_is_not_sent_all_again_and_again(self) -> None:
         self.put(1)

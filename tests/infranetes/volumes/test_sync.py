@@ -16,6 +16,7 @@ from infranetes.volumes.sync import VolumeSync
 from infranetes.volumes.volume import Volume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
+from infranetes_common.filesync.apply import Applier
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 from tests.infranetes.volumes.carrying_case import BOUNDS, CarryingCase, Lanes
 
@@ -279,13 +280,13 @@ class PullTests(SyncCase):
 
     def test_no_more_than_a_few_pieces_wait(self) -> None:
         waiting = []
-        real = syncing.Applier.feed
+        real = Applier.feed
 
         def feed(applier: Any, changes: Any) -> None:
             waiting.append(len(changes))
             real(applier, changes)
 
-        self.patch(syncing.Applier, "feed", feed)
+        self.patch(Applier, "feed", feed)
         for number in range(syncing.MAX_PIECES):
             (self.there / f"{number}").write_text(f"{number}")
         self.carried()
