@@ -29,8 +29,6 @@ WAIT_SECONDS = 300.0
 _SWEEP = Times().sweep  # the daemon's own, of the provider's list
 _FOREIGN = ("token", "Login", "Logout")  # calls of the service that authenticates callers
 
-prepare = clouds.fetch
-
 
 async def run(reactor: IReactor, report: Report) -> None:
     for name in clouds.CLOUDS:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +19,7 @@ from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.interface import InstanceSpec, ProviderContext
 from infranetes_common.identity import Identity
 from infranetes_common.reactors import IReactor
-from tests.support.clouds import (
-    azure_models,
-    discovery,
-    keystone_rules,
-    neutron_attributes,
-    nova_schemas,
-    recorded,
-)
+from tests.support.clouds import wheels
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.azure import SimulatedAzure
 from tests.support.clouds.azure_buckets import AzureBuckets
@@ -48,27 +40,22 @@ CLUSTER, NODE = "bench", "node-1"
 _DEFAULTS = {field.name for field in attrs.fields(CloudSettings)} - {"sizes"}
 
 
-def fetch() -> None:
-    """Fetch the API descriptions from which the simulated clouds are served. Idempotent.
+def need_descriptions() -> None:
+    """Look for the descriptions of the clouds' APIs.
 
-    :raise Missing: one of them can't be fetched."""
-    for module in (discovery, keystone_rules, neutron_attributes, nova_schemas):
-        _fetch(module.WHEEL, module.PINNED)
-    for name, pinned in azure_models.PINNED.items():
-        _fetch(name, pinned)
-
-
-def _fetch(name: str, pinned: str) -> None:
-    try:
-        recorded.wheel(name, pinned)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise Missing(f"benches on clouds need {name}: {error}") from error
+    :raise Missing: one of them is not there."""
+    for release in wheels.pinned():
+        try:
+            wheels.wheel(release)
+        except AssertionError as error:
+            raise Missing(str(error)) from error
 
 
 def simulated(reactor: IReactor, name: str, directory: Path) -> Simulated:
     """Start one of CLOUDS and return it.
 
-    :raise Missing: a program that it needs is not installed."""
+    :raise Missing: a program or a file that it needs is not there."""
+    need_descriptions()
     world = _made(reactor, name, directory)
     world.behaviour = NO_AGENT
     world.start()

@@ -32,9 +32,6 @@ CLOUDS = ("aws", "gcp", "openstack")
 _LEAST = {"aws": (VMS - 5) / 2.0 + clouds.BOOT_SECONDS}
 
 
-prepare = clouds.fetch
-
-
 async def run(reactor: IReactor, report: Report, choice: str = "") -> None:
     offers(REGION)
     prices()

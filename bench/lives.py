@@ -32,9 +32,6 @@ POOL = 5
 PORTIONS = 4  # of those on a mixed node, each with a containerd of its own
 
 
-prepare = clouds.fetch
-
-
 async def run(reactor: IReactor, report: Report, choice: str = "simulated") -> None:
     if choice.startswith(TROUBLES):
         named = choice.removeprefix(TROUBLES).removeprefix("-")
@@ -109,6 +106,8 @@ def _missing(report: Report, provider: str) -> bool:
     if provider == "vsphere" and not PROGRAM.exists():
         report.missing["lives:vsphere"] = f"not run: {PROGRAM} is missing: make tools"
         return True
+    if provider != "simulated":
+        clouds.need_descriptions()
     return False
 
 

@@ -23,10 +23,8 @@ WIDTH = 10
 AT_ONCE = 100
 
 
-prepare = clouds.fetch
-
-
 async def run(reactor: IReactor, report: Report, choice: str = "") -> None:
+    clouds.need_descriptions()
     offers(REGION)
     prices()
     for provider in (choice,) if choice else CLOUDS:

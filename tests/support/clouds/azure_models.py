@@ -2,7 +2,7 @@
 """Azure's own models of its API, with which requests and answers are checked.
 
 They are in the releases of Azure's libraries for Python, which are generated from Azure's published
-specifications. Both are fetched with pip, pinned, into build/, and read as text: nothing of them is imported.
+specifications. Both are read as text: nothing of them is imported.
 """
 
 from __future__ import annotations
@@ -16,16 +16,9 @@ from typing import Any
 
 import attrs
 
-from tests.support.clouds import recorded
+from tests.support.clouds import wheels
 
-COMPUTE = "azure_mgmt_compute-37.2.0-py3-none-any.whl"
-NETWORK = "azure_mgmt_network-30.0.0-py3-none-any.whl"
-PINNED = {
-    COMPUTE: "azure-mgmt-compute==37.2.0 "
-    "--hash=sha256:70741c26ac94c30408a3b20f4fdfe93e6481e308b3c14a6dbefdfd4794028616\n",
-    NETWORK: "azure-mgmt-network==30.0.0 "
-    "--hash=sha256:df93640f9782a734a1c217bd79817eb025bf8e3b6dea5ac5ef508ed08a8dc8e1\n",
-}
+COMPUTE, NETWORK = "azure-mgmt-compute", "azure-mgmt-network"
 _COMPUTE_GROUPS = ("virtual_machines", "disks", "gallery_images", "gallery_image_versions", "resource_skus")
 _NETWORK_GROUPS = ("network_interfaces_", "public_ip_addresses_", "subnets_")
 # The models of the resource at a path, and of the list that it is in.
@@ -78,7 +71,7 @@ class _Library:
     """One of Azure's libraries."""
 
     def __init__(self, name: str, files: tuple[str, ...], groups: tuple[str, ...]) -> None:
-        with zipfile.ZipFile(recorded.wheel(name, PINNED[name])) as archive:
+        with zipfile.ZipFile(wheels.wheel(name)) as archive:
             package = f"azure/mgmt/{'compute' if name == COMPUTE else 'network'}"
             self._models = archive.read(f"{package}/models/_models_py3.py").decode()
             texts = [archive.read(f"{package}/operations/{file}.py").decode() for file in files]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Google's own descriptions of its APIs, with which requests and answers are checked.
 
-They are the discovery documents that google-api-python-client's release has, which is fetched with pip,
-pinned, into build/. Nothing else of that library is used.
+They are the discovery documents that google-api-python-client's release has. Nothing else of that library is
+used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,9 @@ from typing import Any
 
 import attrs
 
-from tests.support.clouds import recorded
+from tests.support.clouds import wheels
 
-WHEEL = "google_api_python_client-2.202.0-py3-none-any.whl"
-PINNED = (
-    "google-api-python-client==2.202.0 "
-    "--hash=sha256:aaa90064c9bb642ff1d065b22ca8958a2cb6e345909cefe70d0e5452fc50e08b\n"
-)
+RELEASE = "google-api-python-client"
 _DOCUMENT = "googleapiclient/discovery_cache/documents/{}.v1.json"
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -69,7 +65,7 @@ def iam_credentials() -> Api:
 
 
 def _api(name: str) -> Api:
-    with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive:
+    with zipfile.ZipFile(wheels.wheel(RELEASE)) as archive:
         document = json.loads(archive.read(_DOCUMENT.format(name)))
     served: dict[Kind, list[tuple[str, Json]]] = {}
     for method in methods(document["resources"]):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's own library for credentials, with whose requests ours are compared. It is fetched with pip,
-pinned, into build/, and runs in a process of its own."""
+"""Google's own library for credentials, with whose requests ours are compared. It runs in a process of its
+own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.clouds import recorded
+from tests.support.clouds import wheels
 
-WHEEL = "google_auth-2.62.2-py3-none-any.whl"
-PINNED = (
-    "google-auth==2.62.2 --hash=sha256:e9bcdb0679b6a4369ac327c5c59f06d92f7b4cd2624e7100294c14632f55a36b\n"
-)
+RELEASE = "google-auth"
 _HOSTS = ("sts", "iamcredentials", "oauth2")
 _NOWHERE = "http://127.0.0.1:9"  # where it would ask Google itself
 _SCRIPT = """
@@ -45,7 +42,7 @@ def _thd_token(content: Mapping[str, object], scope: str, url: str, directory: P
     """Get a token with a file of credentials.
 
     :param url: in place of Google's. :param directory: that the library is unpacked to."""
-    with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive:
+    with zipfile.ZipFile(wheels.wheel(RELEASE)) as archive:
         archive.extractall(directory)
     text = json.dumps(content)
     for host in _HOSTS:

@@ -2,7 +2,7 @@
 """Checks requests for tokens by Keystone's own schema, and calls by the manual's access rules of an
 application credential (source: Keystone user guide, "Application credentials", "Access rules").
 
-The schema is from Keystone's release, which is fetched with pip, pinned, into build/.
+The schema is from Keystone's release.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 
 from jsonschema import Draft4Validator
 
-from tests.support.clouds import nova_schemas, recorded
+from tests.support.clouds import nova_schemas, wheels
 
-WHEEL = "keystone-30.0.0-py3-none-any.whl"
-PINNED = "keystone==30.0.0 --hash=sha256:d0fa097278b1c1eda5b2c727766322a6a8afac0ed848d3104253855d4d483515\n"
+RELEASE = "keystone"
 RULES = Path(__file__).resolve().parents[3] / "docs" / "provider-openstack-access-rules.json"
 
 
@@ -33,7 +32,7 @@ def _schema() -> Draft4Validator:
     stubs["keystone.common"].validation = stubs["keystone.common.validation"]
     stubs["keystone.common.validation"].parameter_types = types = ModuleType("parameter_types")
     types.boolean = {"type": "boolean"}  # type: ignore[attr-defined]
-    with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive, nova_schemas.imported(stubs):
+    with zipfile.ZipFile(wheels.wheel(RELEASE)) as archive, nova_schemas.imported(stubs):
         return Draft4Validator(nova_schemas.run(archive, "keystone.auth.schema").token_issue)
 
 

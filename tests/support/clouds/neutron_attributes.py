@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neutron's own tables of its resources' attributes, with which requests and simulated answers are checked.
 
-They are in neutron-lib's release, which is fetched with pip, pinned, into build/. Its modules import most of
-OpenStack's libraries, so the tables are read from the source code, as far as they are literals.
+They are in neutron-lib's release. Its modules import most of OpenStack's libraries, so the tables are read
+from the source code, as far as they are literals.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 
 import attrs
 
-from tests.support.clouds import recorded
+from tests.support.clouds import wheels
 
-WHEEL = "neutron_lib-5.0.1-py3-none-any.whl"
-PINNED = "neutron-lib==5.0.1 --hash=sha256:4196c465ac7c9292e8019499873ac6ac92246d44cf6d6c91269ef1951c6ede24\n"
+RELEASE = "neutron-lib"
 _DEFINITIONS = "neutron_lib/api/definitions/"
 _MODULES = {
     "floatingips": ("l3", "FLOATINGIPS"),
@@ -45,7 +44,7 @@ class Attributes:
 def attributes(kind: str) -> Attributes:
     """Return the attributes of `floatingips`, `networks` or `ports`."""
     module, key = _MODULES[kind]
-    with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive:
+    with zipfile.ZipFile(wheels.wheel(RELEASE)) as archive:
         tree = ast.parse(archive.read(f"{_DEFINITIONS}{module}.py"))
     [table] = [
         value

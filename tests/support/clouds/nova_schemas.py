@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nova's own JSON schemas, with which requests and the simulator's answers are checked.
 
-They are Python modules of Nova's release, which is fetched with pip, pinned, into build/. They are executed
-without the rest of Nova, from which they need three constants.
+They are Python modules of Nova's release. They are executed without the rest of Nova, from which they need
+three constants.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ import attrs
 from jsonschema import Draft4Validator, FormatChecker
 
 from infranetes.providers.cloud.openstack.errors import MICROVERSION
-from tests.support.clouds import recorded
+from tests.support.clouds import wheels
 
-WHEEL = "nova-34.0.0-py3-none-any.whl"
-PINNED = "nova==34.0.0 --hash=sha256:8b46997836961762608e6e46e6d4945325d8a1fb8004e79e552e55839061f10c\n"
+RELEASE = "nova"
 _SCHEMAS = "nova.api.openstack.compute.schemas"
 _MODULES = ("servers", "flavors", "console_output", "availability_zone")
 # By verb and path: a schema's module, and its names for requests and answers.
@@ -96,7 +95,7 @@ def run(archive: zipfile.ZipFile, name: str) -> ModuleType:
 def schemas() -> Schemas:
     """Return the schemas of the API version that we request. The first call takes long."""
     stubs = _stubs()
-    with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive, imported(stubs):
+    with zipfile.ZipFile(wheels.wheel(RELEASE)) as archive, imported(stubs):
         for name in ("parameter_types", "response_types"):
             setattr(stubs["nova.api.validation"], name, run(archive, f"nova.api.validation.{name}"))
         modules = {name: run(archive, f"{_SCHEMAS}.{name}") for name in _MODULES}
@@ -147,5 +146,5 @@ def _judge(method: str, path: str) -> tuple[str, str, str] | None:
 
 def sample(name: str) -> str:
     """Return one of Nova's samples of its API, with placeholders: `servers/v2.63/server-get-resp`."""
-    with zipfile.ZipFile(recorded.wheel(WHEEL, PINNED)) as archive:
+    with zipfile.ZipFile(wheels.wheel(RELEASE)) as archive:
         return archive.read(f"{_SAMPLES}{name}.json.tpl").decode()

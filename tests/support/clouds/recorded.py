@@ -1,28 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of Compute Engine that were recorded by libcloud's own tests.
-
-They are fetched with pip, pinned, into build/: the wheel has the same recordings as its release's source
-distribution, and nothing has to be built.
-"""
+"""Answers of Compute Engine that were recorded by libcloud's own tests."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from tests.support.clouds.agent_processes import ROOT
+from tests.support.clouds import wheels
 
-WHEEL = "apache_libcloud-3.9.1-py3-none-any.whl"
-PINNED = (
-    "apache-libcloud==3.9.1 --hash=sha256:362806efe3602a781afa0b0c8ad2e8963a708c8d5957fb999735c1cc1e0762d2\n"
-)
+RELEASE = "apache-libcloud"  # the wheel has the same recordings as the source distribution
 _DIRECTORY = "libcloud/test/compute/fixtures/gce/"
 Shape = dict[str, set[str]]
 """Types by path: `networkInterfaces[].networkIP` is a `str`."""
@@ -30,27 +18,11 @@ Shape = dict[str, set[str]]
 
 def answers() -> list[Any]:
     """Return all answers."""
-    with zipfile.ZipFile(wheel(WHEEL, PINNED)) as archive:
+    with zipfile.ZipFile(wheels.wheel(RELEASE)) as archive:
         names = [
             name for name in archive.namelist() if name.startswith(_DIRECTORY) and name.endswith(".json")
         ]
         return [json.loads(archive.read(name)) for name in names]
-
-
-def wheel(name: str, pinned: str) -> Path:
-    """Return a wheel, which is fetched the first time. :param pinned: its release, with its hash."""
-    directory = ROOT / "build" / "recorded"
-    if not (directory / name).exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        python = sys.executable if find_spec("pip") else str(ROOT / ".venv" / "bin" / "python")
-        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
-        with tempfile.TemporaryDirectory(dir=directory) as fetched:
-            requirements = Path(fetched) / "pinned.txt"
-            requirements.write_text(pinned)
-            command = [python, "-m", "pip", "download", *options, "--dest", fetched, "-r", str(requirements)]
-            subprocess.run(command, check=True, cwd=ROOT)
-            (Path(fetched) / name).rename(directory / name)
-    return directory / name
 
 
 def resources(answer: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from functools import lru_cache
 
-from tests.support.clouds import recorded
+from tests.support.clouds import recorded, wheels
 from tests.support.clouds.recordings.recording import Recording, condensed
 from tests.support.clouds.recordings.scrub import Scrubber
 from tests.support.clouds.recordings.vocabulary import vocabulary
@@ -31,7 +31,7 @@ def _calls(cloud: str) -> Iterator[Call]:
             status = error.get("code", 200) if isinstance(error, dict) else 200
             yield Call("", None, status, JSON, condensed(answer))
         return
-    with zipfile.ZipFile(recorded.wheel(recorded.WHEEL, recorded.PINNED)) as archive:
+    with zipfile.ZipFile(wheels.wheel(recorded.RELEASE)) as archive:
         for name in archive.namelist():
             if name.startswith(_EC2) and name.endswith(".xml"):
                 answer = parsed(archive.read(name), XML)
