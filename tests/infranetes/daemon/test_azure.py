@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.azure import SimulatedAzure
 from tests.support.clouds.faults import FaultKind
 
 
+@needs_tools("wheels")
 class AzureDaemonTests(CloudDaemonCase):
     provider = "azure"
     make_world = SimulatedAzure

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce import SimulatedGce
 
 
+@needs_tools("wheels")
 class GcpDaemonTests(CloudDaemonCase):
     provider = "gcp"
     make_world = SimulatedGce

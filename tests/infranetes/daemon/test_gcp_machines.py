@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
 from tests.support.clouds.gce import SimulatedGce
 
 
+@needs_tools("wheels")
 class GcpMachineTests(MachinePods, CloudDaemonCase):
     """Images are selected by labels; one that shuts itself down stays, stopped, until it is deleted."""
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
 from tests.support.clouds.nova_resources import PROJECT
 from tests.support.clouds.openstack import SimulatedOpenStack
 
 
+@needs_tools("wheels")
 class OpenStackMachineTests(MachinePods, CloudDaemonCase):
     """Images are selected by properties; a server that shuts itself down stays until it is deleted."""
 

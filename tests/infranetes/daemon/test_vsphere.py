@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.vsphere import SimulatedVcenter
 
 
+@needs_tools("vcsim")
 class VsphereDaemonTests(CloudDaemonCase):
     """Pods on vSphere."""
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.vsphere import SimulatedVcenter
 
 
+@needs_tools("vcsim")
 class VsphereMachineTests(MachinePods, CloudDaemonCase):
     """Images are templates; a VM that shuts itself down stays, powered off, until it is destroyed."""
 

@@ -29,6 +29,7 @@ from infranetes.publish.resumable import Outcome, ResumableUpload
 from infranetes_common import config
 from infranetes_common.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
 from tests.contract.pod_provider_case import reactor
+from tests.harness.needs import needs_tools
 from tests.infranetes.providers.cloud.case import GcpCase
 from tests.infranetes.publish import disks
 from tests.support.clouds import gce_permissions
@@ -52,6 +53,7 @@ class Killed(Exception):
     """Raised where the command is killed."""
 
 
+@needs_tools("wheels")
 class Publishing(TestCase):
     """A disk, and a project to publish it to."""
 

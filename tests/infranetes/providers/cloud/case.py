@@ -9,6 +9,7 @@ from typing import ClassVar
 from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from tests.contract.pod_provider_case import reactor
+from tests.harness.needs import needs_tools
 from tests.infranetes.providers.cloud.world_case import WorldCase
 from tests.support.clouds import (
     azure_models,
@@ -26,12 +27,6 @@ from tests.support.clouds.gce_resources import ZONES
 from tests.support.clouds.moto import REGION
 from tests.support.clouds.openstack import SimulatedOpenStack
 
-offers(REGION)  # reads libcloud's large files, which the daemon does before its reactor runs
-prices()
-discovery.compute()
-ec2_model.model()
-azure_models.api()
-
 Call = Mapping[str, str]
 
 
@@ -46,6 +41,12 @@ class CloudCase(WorldCase):
     quota: ClassVar[str]  # a part of the message about a full quota
     families: ClassVar[tuple[str, str]]  # the cheapest sizes of two families with separate quotas
     asked_again: ClassVar[int] = 2  # how often a launch is repeated whose answer is lost twice
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        """Read large files, which takes a moment: the daemon's, which it reads before its reactor runs, and
+        those of the simulation."""
+        raise NotImplementedError
 
     def is_list(self, call: Call) -> bool:
         """Whether a call lists the VMs."""
@@ -88,6 +89,11 @@ class AwsCase(CloudCase):
     families = ("t3.micro", "x1e.xlarge")
     world: SimulatedAws
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        offers(REGION)
+        ec2_model.model()
+
     def make_world(self) -> SimulatedAws:
         return SimulatedAws(reactor, self.run_dir / "machines", self.cluster)
 
@@ -109,6 +115,7 @@ class AwsCase(CloudCase):
         return launch["ClientToken"]
 
 
+@needs_tools("wheels")
 class GcpCase(CloudCase):
     """Tests on Compute Engine."""
 
@@ -117,6 +124,11 @@ class GcpCase(CloudCase):
     cheapest, large, quota = ("e2-micro", "e2-small"), "e2-standard-4", "quotaExceeded"
     families = ("e2-micro", "n2-standard-2")
     world: SimulatedGce
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        prices()
+        discovery.compute()
 
     def make_world(self) -> SimulatedGce:
         return SimulatedGce(reactor, self.run_dir / "machines")
@@ -136,6 +148,7 @@ class GcpCase(CloudCase):
         return launch["name"]
 
 
+@needs_tools("wheels")
 class AzureCase(CloudCase):
     """Tests on Azure."""
 
@@ -144,6 +157,10 @@ class AzureCase(CloudCase):
     cheapest, large, quota = ("Standard_B1s", "Standard_B2s"), "Standard_D4s_v5", "OperationNotAllowed"
     families = ("Standard_B1s", "Standard_D2s_v5")
     world: SimulatedAzure
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        azure_models.api()
 
     def make_world(self) -> SimulatedAzure:
         return SimulatedAzure(reactor, self.run_dir / "machines")
@@ -162,6 +179,7 @@ class AzureCase(CloudCase):
         return launch["name"]
 
 
+@needs_tools("wheels")
 class OpenStackCase(CloudCase):
     """Tests on Nova, where a launch first looks for a server of its name and then creates one."""
 
@@ -173,7 +191,7 @@ class OpenStackCase(CloudCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        nova_schemas.schemas()  # takes a moment, but only once
+        nova_schemas.schemas()
 
     def make_world(self) -> SimulatedOpenStack:
         return SimulatedOpenStack(reactor, self.run_dir / "machines")

@@ -7,7 +7,10 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.harness.needs import tool
 from tests.support.clouds import discovery
+
+NEEDS = (tool("wheels"),)
 
 DISKS = "projects/test-project/zones/europe-west1-b/disks"
 INSTANCE = "projects/test-project/zones/europe-west1-b/instances/vm"

@@ -13,10 +13,13 @@ from infranetes.providers.annotations import Wishes
 from infranetes.providers.cloud.gcp import body
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import TOKEN, LaunchRequest
+from tests.harness.needs import tool
 from tests.support.clouds import gce_resources, recorded
 from tests.support.clouds.gce_api import IMAGE, Gce
 from tests.support.clouds.gce_operations import Refusal, Task
 from tests.support.clouds.gce_resources import PROJECT, ZONES
+
+NEEDS = (tool("wheels"),)
 
 # Fields that are newer than the recordings, or by chance not in them (Compute Engine API reference, v1).
 NEWER = {

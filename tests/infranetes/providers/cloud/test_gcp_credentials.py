@@ -18,6 +18,7 @@ from infranetes.providers.cloud.gcp.credentials import SCOPE
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes_common import logging
 from tests.contract.pod_provider_case import reactor
+from tests.harness.needs import tool
 from tests.infranetes.providers.cloud.gcp_credentials_case import CredentialsCase
 from tests.support.clouds.google_identity import (
     ACCOUNT,
@@ -30,6 +31,8 @@ from tests.support.clouds.google_identity import (
     write,
 )
 from tests.support.waiting import until
+
+NEEDS = (tool("wheels"),)
 
 OTHER = "other@test-project.iam.gserviceaccount.com"
 

@@ -11,6 +11,7 @@ from unittest import mock
 from infranetes.providers.cloud.gcp.credentials import SCOPE
 from infranetes.providers.cloud.interface import ErrorKind
 from tests.contract.pod_provider_case import reactor
+from tests.harness.needs import tool
 from tests.infranetes.providers.cloud.gcp_credentials_case import CredentialsCase
 from tests.support.clouds.aws_identity import AwsIdentity
 from tests.support.clouds.google_identity import (
@@ -23,6 +24,8 @@ from tests.support.clouds.google_identity import (
     Holder,
     impersonation_url,
 )
+
+NEEDS = (tool("wheels"),)
 
 OTHER = "other@test-project.iam.gserviceaccount.com"
 IAM = f"/v1/projects/-/serviceAccounts/{ACCOUNT}:generateAccessToken"

@@ -31,6 +31,7 @@ from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
+from tests.harness.needs import needs_tools
 from tests.support.clouds import recorded
 
 CONTEXT = ProviderContext(Path("/nonexistent"), Path("/nonexistent"), "c", "n")
@@ -253,6 +254,7 @@ class ErrorTests(SynchronousTestCase):
         self.assertIsNot(errors.classify(GoogleBaseError("words", 0, None)), None)
 
 
+@needs_tools("wheels")
 class RecordedTests(SynchronousTestCase):
     """Answers recorded by libcloud's tests are understood."""
 

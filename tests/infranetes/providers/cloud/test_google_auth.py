@@ -12,9 +12,12 @@ from urllib.parse import unquote
 from twisted.internet.threads import deferToThread
 
 from infranetes.providers.cloud.gcp.credentials import SCOPE
+from tests.harness.needs import tool
 from tests.infranetes.providers.cloud.gcp_credentials_case import CredentialsCase
 from tests.support.clouds import google_auth
 from tests.support.clouds.google_identity import ACCOUNT, IAM, PLATFORM, POOL, SIGN_IN
+
+NEEDS = (tool("wheels"),)
 
 TARGET = "x-goog-cloud-target-resource"
 

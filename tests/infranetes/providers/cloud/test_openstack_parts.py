@@ -29,7 +29,10 @@ from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
+from tests.harness.needs import tool
 from tests.support.clouds import keystone_rules, neutron_attributes, nova_resources, nova_schemas
+
+NEEDS = (tool("wheels"),)
 
 CONTEXT = ProviderContext(Path("/nonexistent"), Path("/nonexistent"), "c", "n")
 GOOD = {"cloud": "pods", "image": "infranetes", "network": "pods"}

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.providers.size_choices import SizeOnOffer
 from infranetes_common.errors import FailedPrecondition
+from tests.harness.needs import tool
 from tests.support.clouds.recordings import libclouds, wire
 from tests.support.clouds.recordings.bill import Bill
 from tests.support.clouds.recordings.compare import lacking
@@ -23,6 +24,8 @@ from tests.support.clouds.recordings.recording import Recorder, Recording, conde
 from tests.support.clouds.recordings.scrub import Scrubber, form_of
 from tests.support.clouds.recordings.vocabulary import OWN, vocabulary
 from tests.support.clouds.recordings.wire import AWS, GCP, JSON, XML, Call, Exchange
+
+NEEDS = (tool("wheels"),)
 
 # One of each kind, in a realistic form.
 SECRETS = {

@@ -25,6 +25,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError
 from infranetes_common.reactors import installed
 from tests.contract.pod_provider_case import DyingDaemon
+from tests.harness.needs import tool
 from tests.support.clouds.agent_processes import ROOT
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.recordings import libclouds, simulated
@@ -32,6 +33,8 @@ from tests.support.clouds.recordings.compare import lacking
 from tests.support.clouds.recordings.recording import Recording, read
 from tests.support.clouds.recordings.session import NOTES, Session
 from tests.support.clouds.recordings.wire import AWS, GCP
+
+NEEDS = (tool("wheels"),)
 
 RECORDINGS = Path(__file__).parent / "recordings"
 

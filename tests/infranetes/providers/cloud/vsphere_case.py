@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.contract.pod_provider_case import reactor
+from tests.harness.needs import needs_tools
 from tests.infranetes.providers.cloud.world_case import WorldCase
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.faults import FaultKind
@@ -24,6 +25,7 @@ SETTINGS = {
 }
 
 
+@needs_tools("vcsim")
 class VsphereCase(WorldCase):
     """Tests on a vCenter."""
 
