@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu import mirrors
@@ -182,6 +183,20 @@ class AttachedTests(AttachedCase):
         after = BareQemus(self.directory, {machine: self.found_again(attacher.vms[machine])})
         await after.detach(machine, "data")
         await self.nothing_is_left(after, machine)
+
+    async def test_a_copy_that_ends_just_before_it_is_ended_is_no_trouble(self) -> None:
+        attacher, machine = await self.with_volume()
+        qmp = await self.monitor(attacher, machine)
+        execute, jobs = qmp.execute, [{"id": "copy-x", "status": "running"}]
+
+        def with_a_job_that_was_there(name: str, *more: Any, **arguments: Any) -> Deferred[Any]:
+            return (
+                succeed([jobs.pop()]) if name == "query-jobs" and jobs else execute(name, *more, **arguments)
+            )
+
+        self.patch(qmp, "execute", with_a_job_that_was_there)
+        await mirrors.clear(reactor, qmp, "x")
+        self.assertEqual(jobs, [])
 
     async def test_when_the_vm_ends_the_snapshot_is_taken_of_what_it_left(self) -> None:
         attacher, machine = await self.with_volume()

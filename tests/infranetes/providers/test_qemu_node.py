@@ -226,6 +226,13 @@ class BridgeTests(TestCase):
             self.assertEqual([each["mac"] for each in entries if each["state"] == "static"], [port.mac])
             self.assertEqual(self.addresses("inftesttap"), [])
 
+    async def test_somebody_elses_port_is_left_alone(self) -> None:
+        await self.network.set_up(SUBNET, [])
+        self.addCleanup(os.close, open_tap("inftestother"))
+        said("ip", "link", "set", "dev", "inftestother", "master", BRIDGE)
+        await self.network.set_up(SUBNET, [])
+        self.assertEqual(self.link("inftestother")["group"], "default")
+
     async def test_what_the_kernel_does_with_the_bridge(self) -> None:
         for mtu in (1400, 1300, 1500):
             await Bridge(reactor, BRIDGE, mtu).set_up(SUBNET, [])
