@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that runs tests for the tool: ``python -m tests.mutants.run_tests``, in a tree of its own.
 
-It reads a request from its standard input and writes each result to a file as soon as there is one, because
-a mutant may end the process at any time.
+It reads a request, a line of JSON, from its standard input, and writes each result to a file as soon as there
+is one, because a mutant may end the process at any time.
 """
 
 from __future__ import annotations
@@ -153,4 +153,4 @@ def lines_of(tracer: Coverage | None) -> Lines:
 
 
 if __name__ == "__main__":
-    run(cattrs.structure(json.load(sys.stdin), Request))
+    run(cattrs.structure(json.loads(sys.stdin.readline()), Request))

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import queue
 import shutil
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,14 +19,13 @@ from pathlib import Path
 import attrs
 import cattrs
 
+from tests.harness import isolation
 from tests.mutants.mutant import Mutant
 from tests.mutants.run_tests import ROOT, End, Request, Result
 
 LEFT_OUT = (".git", ".venv", "build", "dist", ".mypy_cache", ".ruff_cache", ".hypothesis", "_trial_temp*")
 LINKED = (".venv", "build")
-# Whatever a mutant leaves behind in the kernel, or running, ends with its namespaces.
-NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-LOOPBACK = ("sh", "-c", 'ip link set lo up; "$@"; exit $?', "sh")
+END_SECONDS = 30.0  # that a process has to end all that came of it
 
 
 @attrs.frozen
@@ -81,7 +79,8 @@ class Trees:
         self._number = number
         self._free: queue.Queue[Tree] = queue.Queue()
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: dict[subprocess.Popen[bytes], socket.socket] = {}
+        self._isolated = isolation.possible()
         self._ended = False
         self._place = Path()
 
@@ -104,9 +103,9 @@ class Trees:
         """End what runs, and run nothing more."""
         with self._lock:
             self._ended = True
-            running = list(self._running)
-        for process in running:
-            _end(process)
+            running = dict(self._running)
+        for process, ours in running.items():
+            _end(process, ours)
 
     def run(self, request: Request, seconds: float, mutant: Mutant | None = None) -> Run:
         """Run tests in a free tree, of which one module may be a mutant, and return what they reported.
@@ -125,44 +124,44 @@ class Trees:
             self._free.put(tree)
 
     def _run(self, tree: Tree, request: Request, seconds: float) -> None:
-        with self._lock, tree.path.with_suffix(".log").open("wb") as log:
+        """Run tests below `isolation`'s process, which ends all of theirs when our socket is closed.
+
+        As root, they have namespaces of their own, with which all ends that a mutant leaves in the kernel.
+        """
+        command = [sys.executable, "-m", "tests.mutants.run_tests"]
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs, tree.path.with_suffix(".log").open("wb") as log:
             if self._ended:
+                ours.close()
                 return
             process = subprocess.Popen(
-                [*_wrapper(), sys.executable, "-m", "tests.mutants.run_tests"],
+                isolation.first_process(self._isolated, command),
                 cwd=tree.path,
                 env={**os.environ, "PYTHONPATH": str(tree.path), "CI": "1"},  # hypothesis' same examples
-                stdin=subprocess.PIPE,
+                stdin=theirs.fileno(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            self._running.add(process)
+            self._running[process] = ours
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(json.dumps(cattrs.unstructure(request)).encode(), timeout=seconds)
+            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+                ours.sendall(json.dumps(cattrs.unstructure(request)).encode() + b"\n")
+                process.wait(seconds)
         finally:
-            _end(process)
+            _end(process, ours)
             with self._lock:
-                self._running.discard(process)
+                del self._running[process]
 
 
-@functools.cache
-def _wrapper() -> tuple[str, ...]:
-    """Return the command that runs another one, which ends with this process, in namespaces if it may."""
-    die_together = ("setpriv", "--pdeathsig", "KILL")
-    if os.geteuid() == 0:
-        command = (*die_together, *NAMESPACES, *LOOPBACK)
-        if subprocess.run([*command, "true"], capture_output=True).returncode == 0:
-            return command
-    return die_together
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all of its session, whether it still runs or not."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _end(process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+    """End a process that was started with the other end of a socket. Idempotent."""
+    ours.close()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _read(results: Path) -> Run:
