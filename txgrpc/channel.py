@@ -44,6 +44,7 @@ from txgrpc.observer import Observer
 from txgrpc.screen import Screen
 from txgrpc.status import Code, Disconnected, GrpcError
 from txgrpc.stream import Stream
+from txgrpc.timers import stop_timer
 from txgrpc.turns import Turns
 
 # Bytes read at a time below TLS. TLS decrypts all of them at once, in records of maybe one byte each: with
@@ -125,9 +126,8 @@ class Channel:
         :return: fires when the connection is gone.
         """
         self.closed = True
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        retry, self._retry = self._retry, None
+        stop_timer(retry)
         error = GrpcError(Code.CANCELLED, "the channel was closed")
         for exchange in list(self._waiting):
             exchange.finish(error)
@@ -203,13 +203,11 @@ class Channel:
 
         def connected(_: IProtocol) -> None:
             self._attempt = None
-            if timer.active():
-                timer.cancel()
+            stop_timer(timer)
 
         def failed(failure: Failure) -> None:
             late = not timer.active()
-            if not late:
-                timer.cancel()
+            stop_timer(timer)
             if not self.closed:
                 reason = f"no connection within {self._connect_timeout:g} s" if late else describe(failure)
                 self._failed(reason)

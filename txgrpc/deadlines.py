@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.interfaces import IDelayedCall
 
+from txgrpc.timers import stop_timer
+
 if TYPE_CHECKING:
     from txgrpc.connection import Connection
 
@@ -48,8 +50,7 @@ class Deadlines:
     def stop(self) -> None:
         """Cancel all deadlines."""
         timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
+        stop_timer(timer)
 
     def _handshake_late(self) -> None:
         self._timer = None

@@ -17,6 +17,7 @@ from txgrpc.states import Step, advance
 from txgrpc.status import Code, GrpcError, code_for_http_status, code_for_reset
 from txgrpc.stream import Stream
 from txgrpc.timeout import encode_timeout
+from txgrpc.timers import stop_timer
 
 if TYPE_CHECKING:
     from txgrpc.channel import Channel, ClientConnection
@@ -83,8 +84,7 @@ class Exchange:
             return
         self.done = True
         clock, self._clock = self._clock, None
-        if clock is not None:
-            clock.cancel()
+        stop_timer(clock)
         observed, self._observed = self._observed, None
         if observed is not None:
             observed.ended(error, self.trailing_metadata)

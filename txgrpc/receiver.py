@@ -12,6 +12,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from txgrpc.http2 import FrameGuard, OversizedFrame
+from txgrpc.timers import stop_timer
 
 if TYPE_CHECKING:
     from txgrpc.connection import Connection
@@ -96,7 +97,7 @@ class Receiver:
         self._begun.clear()
         self.handling = False
         if self._turn is not None and self._lost is None:
-            self._turn.cancel()
+            stop_timer(self._turn)
             self._turn = None
 
     def _take(self, data: bytes) -> None:

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 
 from txgrpc.stream import Chunk, Stream
+from txgrpc.timers import stop_timer
 
 if TYPE_CHECKING:
     from txgrpc.connection import Connection
@@ -65,8 +66,7 @@ class Sender:
         """Forget all streams."""
         self._blocked.clear()
         turn, self._turn = self._turn, None
-        if turn is not None:
-            turn.cancel()
+        stop_timer(turn)
 
     def pump(self) -> None:
         """Send as much as possible now."""

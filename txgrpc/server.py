@@ -27,6 +27,7 @@ from txgrpc.servercall import Call, ServerStream
 from txgrpc.service import Answer, Method, Service
 from txgrpc.status import Code, GrpcError
 from txgrpc.stream import Stream
+from txgrpc.timers import stop_timer
 
 if TYPE_CHECKING:
     from OpenSSL.crypto import X509
@@ -141,9 +142,8 @@ class Server:
         """Forget a connection that is lost."""
         self.connections.discard(connection)
         if self._drained and not self.connections:
-            if self._drain_timer is not None:
-                self._drain_timer.cancel()
-                self._drain_timer = None
+            timer, self._drain_timer = self._drain_timer, None
+            stop_timer(timer)
             drained, self._drained = self._drained, []
             for each in drained:
                 each.callback(None)

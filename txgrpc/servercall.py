@@ -27,6 +27,7 @@ from txgrpc.states import State, Step, advance
 from txgrpc.status import Code, GrpcError
 from txgrpc.stream import Stream
 from txgrpc.timeout import decode_timeout
+from txgrpc.timers import stop_timer
 
 if TYPE_CHECKING:
     from OpenSSL.crypto import X509
@@ -340,8 +341,7 @@ class ServerStream(Stream):
 
     def _stop_clock(self) -> None:
         deadline, self._deadline = self._deadline, None
-        if deadline is not None:
-            deadline.cancel()
+        stop_timer(deadline)
 
     # Reports of the connection
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from twisted.internet.threads import deferToThread
 
 from infranetes_common.reactors import IReactor
+from tests.support import warm
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.azure import SimulatedAzure
@@ -102,7 +103,8 @@ class SimulatedFarm(_Sound):
         """Do nothing: the daemon starts the farm."""
 
     def table(self) -> dict[str, object]:
-        return {"boot_seconds": 0.05, "jitter_seconds": 0.05}
+        command = warm.command("-m", "infranetes_simulation.farm")
+        return {"boot_seconds": 0.05, "jitter_seconds": 0.05, "farm_command": command}
 
     async def resources(self) -> dict[str, str]:
         vms = await deferToThread(self._thd_ask, "list")

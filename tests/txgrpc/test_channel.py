@@ -160,6 +160,26 @@ class ChannelTests(MemoryCase):
         self.assertEqual(world.endpoint.cancelled, 1)
         self.assertEqual(world.clock.getDelayedCalls(), [])
 
+    def test_close_after_all_timers_were_ended_by_somebody_else(self) -> None:
+        """As trial ends them after an interrupted test, before the test's clean-ups."""
+        refused = self.world(channel={"backoff": NO_JITTER})
+        refused.endpoint.refuse = True
+        refused.stub.Echo(Note()).addErrback(lambda _: None)
+        running = self.world(channel={"keepalive": 10.0})
+        waiting = running.stub.Wait(Note(), timeout=60)
+        connecting = self.world()
+        connecting.endpoint.hang = True
+        late = connecting.stub.Echo(Note(), timeout=60)
+        for world in (refused, running, connecting):
+            world.settle()
+            for timer in world.clock.getDelayedCalls():
+                timer.cancel()
+            for _ in range(2):
+                world.channel.close()
+            world.server.drain(1.0)
+            world.settle()
+        self.assertEqual([self.code_of(call) for call in (waiting, late)], [Code.CANCELLED] * 2)
+
     def test_wrong_message(self) -> None:
         """What is not the method's request is the caller's mistake, told at once."""
         world = self.world()

@@ -105,6 +105,7 @@ class LosingSoak(CrashSoak):
         await super()._end(name, sandbox, container)
 
 
+@nightly
 class LossTests(TestCase):
     """The soak test detects lost pods."""
 
