@@ -125,12 +125,16 @@ async def _write(reactor: IReactor, store: Preloadable, ids: Sequence[str], path
     beside = path.with_name(path.name + ".new")
     file = await run_in_thread(reactor, _create, beside)
     try:
-        for image_id in ids:
-            await _append(reactor, store, image_id, file)
-        await run_in_thread(reactor, _finish, file)
-    finally:
-        await run_in_thread(reactor, file.close)
-    await run_in_thread(reactor, _rename, beside, path)
+        try:
+            for image_id in ids:
+                await _append(reactor, store, image_id, file)
+            await run_in_thread(reactor, _finish, file)
+        finally:
+            await run_in_thread(reactor, file.close)
+        await run_in_thread(reactor, _rename, beside, path)
+    except BaseException:
+        await run_in_thread(reactor, beside.unlink, True)  # it may be what fills the disk
+        raise
 
 
 async def _append(reactor: IReactor, store: Preloadable, image_id: str, file: BinaryIO) -> None:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
 
+from infranetes.images import preload
 from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.images.store import ImageStore
 from infranetes_common import image_bundle
@@ -82,6 +85,18 @@ class PreloadTests(StoreCase):
     async def test_a_place_that_can_not_be_written_is_no_images(self) -> None:
         self.place.write_text("a file")
         self.assertIsNone(await self.gather(self.registry.push("one", "1", small("one"))))
+
+    async def test_one_that_could_not_be_written_whole_takes_up_no_room(self) -> None:
+        def fails(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        name = self.registry.push("one", "1", small("one"))
+        for step in ("_finish", "_rename"):
+            patched = self.patch(preload, step, fails)
+            self.assertIsNone(await self.gather(name))
+            self.assertEqual([*self.place.iterdir()], [])
+            patched.restore()
+        self.assertIsNotNone(await self.gather(name))
 
     async def test_as_disks_each_layer_is_there_once_and_what_can_not_be_had_is_left_out(self) -> None:
         one, two = (self.registry.push(name, "1", small(name)) for name in ("one", "two"))
