@@ -54,7 +54,9 @@ class Agent:
     :ivar calls: the calls so far. :ivar made: what each volume was made with.
     :ivar failing: the errors of calls, by their names. :ivar held: calls of these names wait for their
         Deferred. :ivar watched: the volumes of the call that watches now; None: there is none.
-    :ivar reports: what has changed in the VM."""
+    :ivar watching: how many there are.
+    :ivar reports: what has changed in the VM. :ivar reading: whether there is a call that reads.
+    :ivar lie: what is sent in place of a change."""
 
     def __init__(self, top: Path) -> None:
         self._top = top
@@ -63,6 +65,9 @@ class Agent:
         self.failing: dict[str, InfranetesError] = {}
         self.held: dict[str, Deferred[None]] = {}
         self.watched: tuple[str, ...] | None = None
+        self.watching = 0
+        self.reading = False
+        self.lie: Callable[[Change], Change] = lambda change: change
         self.reports: DeferredQueue[str | InfranetesError] = DeferredQueue()
 
     def path(self, id: str) -> Path:
@@ -105,13 +110,16 @@ class Agent:
         async for change in changes:
             applier.feed([change])
         applier.finish()
+        applier.check_whole()
 
     async def read_volume(self, id: str, entries: Iterable[Entry]) -> AsyncGenerator[Change, None]:
         await self._begin("read")
-        for change in read(self._tree(id), entries):
-            yield change
-            if "reading" in self.failing:
-                raise self.failing["reading"]
+        self.reading = True
+        try:
+            for change in read(self._tree(id), entries):
+                yield self.lie(change)
+        finally:
+            self.reading = False
 
     async def remove_volume(self, id: str) -> None:
         await self._begin("remove")
@@ -120,6 +128,7 @@ class Agent:
     async def watch_volumes(self, ids: Sequence[str], bounds: Bounds) -> AsyncGenerator[str, None]:
         await self._begin("watch")
         self.watched = tuple(ids)
+        self.watching += 1
         try:
             while True:
                 told = await self.reports.get()
@@ -127,7 +136,8 @@ class Agent:
                     raise told
                 yield told
         finally:
-            self.watched = None
+            self.watching -= 1
+            self.watched = None if not self.watching else self.watched
 
 
 @attrs.define(eq=False)

@@ -24,7 +24,7 @@ ENTRIES = (
 RECORD = VolumeRecord(
     Source("/data", True, True),
     writable=True,
-    containers=("c1", "c2"),
+    containers=tuple("abcdefgh"),
     layout={b"": Location("8:1", b"/x"), b"\xff": Location("8:2", b"/\xfe")},
     base={entry.path: entry for entry in ENTRIES},
     users=USERS,
@@ -91,7 +91,7 @@ class RecordTests(SynchronousTestCase):
 
     def test_of_a_volume_that_nobody_writes_to_no_content_is_recorded(self) -> None:
         volume = Volume(RECORD.source, MountTable())
-        volume.containers, volume.layout, volume.users = {"c2", "c1"}, RECORD.layout, USERS
+        volume.containers, volume.layout, volume.users = set("hagbfced"), RECORD.layout, USERS
         volume.base = dict(RECORD.base or {})
         self.assertEqual(volume.record, attrs.evolve(RECORD, writable=False, base=None))
         volume.writable = True

@@ -7,6 +7,7 @@ import os
 from typing import Any, cast
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import capturedLogs
 
 from infranetes.volumes import sync as syncing
 from infranetes.volumes.mount_table import Location, MountTable
@@ -15,8 +16,16 @@ from infranetes.volumes.records import VolumeRecords
 from infranetes.volumes.sync import VolumeSync
 from infranetes.volumes.volume import Volume
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from infranetes_common.filesync.apply import Applier
+from infranetes_common.filesync.manifest import Change
+from infranetes_common.filesync.wire import BATCH_BYTES
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 from tests.infranetes.volumes.carrying_case import BOUNDS, CarryingCase, Lanes
 
@@ -133,9 +142,10 @@ class SyncTests(SyncCase):
         (self.node / "a").touch()
         self.carried(first=True)
         (self.there / "a").unlink()
+        (self.there / "evil").touch()
         self.volume.unsure = True
         self.carried()
-        self.assertEqual(os.listdir(self.there), ["a"])
+        self.assertEqual((os.listdir(self.there), os.listdir(self.node)), (["a"], ["a"]))
         self.calls()
         self.carried()
         self.assertEqual((self.calls(), self.volume.unsure), ([], False))
@@ -202,9 +212,14 @@ class SyncTests(SyncCase):
         version("1")
         self.volume.writable = False
         self.carried(first=True)
-        version("2")
-        (self.node / "1").rmdir()
-        for names, due in ((["..data", "1", "2"], True), (["..data", "2"], False)):
+        for new, old, names, due in (
+            ("2", "1", ["..data", "1", "2"], True),
+            ("3", "2", ["..data", "2", "3"], True),
+            ("", "", ["..data", "3"], False),
+        ):
+            if new:
+                version(new)
+                (self.node / old).rmdir()
             self.carried()
             self.assertEqual((sorted(os.listdir(self.there)), self.volume.due), (names, due))
 
@@ -225,8 +240,19 @@ class SyncTests(SyncCase):
             self.assertEqual(os.listdir(self.there / "mnt"), ["of the vm"])
             self.assertTrue((self.there / "beside").exists())
             self.assertFalse(self.volume.changed(BOUNDS))
+        self.mounts.places[b"of no content"] = Location("8:3", b"/")
+        self.assertTrue(self.volume.changed(BOUNDS), "the VM's side counts no more there")
+        self.carried()
+        self.assertFalse(self.volume.changed(BOUNDS))
         del self.mounts.places[b"mnt"]
         self.assertTrue(self.volume.changed(BOUNDS))
+
+    def test_one_over_which_something_is_mounted_is_made_empty(self) -> None:
+        self.volume.layout = self.mounts.layout("")
+        self.mounts.places[b""] = Location("8:2", b"/")
+        (self.node / "of the mount").touch()
+        self.carried(first=True)
+        self.assertEqual(os.listdir(self.there), [])
 
     def test_a_directory_that_is_being_mounted_is_looked_at_again(self) -> None:
         self.volume.layout = self.mounts.layout("")
@@ -255,8 +281,11 @@ class SyncTests(SyncCase):
     def test_what_is_brought_is_compared_with_nothing(self) -> None:
         (self.node / "a").touch()
         (self.node / "link").symlink_to("a")
+        (self.node / "in").mkdir()
+        (self.node / "in" / "b").touch()
         self.successResultOf(start(self.sync.bring(self.sandbox, self.volume)))
-        self.assertEqual((sorted(os.listdir(self.there)), self.calls()), (["a", "link"], ["put"]))
+        self.assertEqual((sorted(os.listdir(self.there)), self.calls()), (["a", "in", "link"], ["put"]))
+        self.assertEqual(os.listdir(self.there / "in"), ["b"])
         self.fake.client = None
         self.failureResultOf(start(self.sync.bring(self.sandbox, self.volume)), Unavailable)
 
@@ -279,11 +308,12 @@ class PullTests(SyncCase):
         self.assertGreater(self.volume.received, 6 * syncing.MAX_PIECES, "progress is told")
 
     def test_no_more_than_a_few_pieces_wait(self) -> None:
-        waiting = []
+        waiting, sizes = [], []
         real = Applier.feed
 
         def feed(applier: Any, changes: Any) -> None:
             waiting.append(len(changes))
+            sizes.append(sum(len(each) for each in changes if isinstance(each, bytes)))
             real(applier, changes)
 
         self.patch(Applier, "feed", feed)
@@ -292,21 +322,36 @@ class PullTests(SyncCase):
         self.carried()
         self.assertEqual(max(waiting), syncing.MAX_PIECES)
         self.assertEqual(sum(waiting), 2 * syncing.MAX_PIECES)
+        (self.there / "large").write_bytes(b"x" * 900_000)
+        self.carried()
+        self.assertEqual(max(sizes), BATCH_BYTES)
 
-    def test_an_agent_that_fails_in_the_middle_leaves_no_half_file(self) -> None:
+    def test_an_agent_that_fails_in_the_middle_or_lies_leaves_no_half_file(self) -> None:
         (self.there / "a").write_bytes(b"x" * 600_000)
-        self.patch(syncing, "MAX_PIECES", 1)
-        real = self.agent.read_volume
+        (self.there / "b").write_bytes(b"x")
 
-        async def read(*args: Any) -> Any:
-            async for number, change in _numbered(real(*args)):
-                yield change
-                if number == 2:
-                    raise Unavailable("the connection is lost")
+        def lost(change: Change) -> Change:
+            if isinstance(change, bytes):
+                raise Unavailable("the connection is lost")
+            return change
 
-        self.patch(self.agent, "read_volume", read)
-        self.fails(Unavailable)
-        self.assertEqual((os.listdir(self.node), self.volume.due), ([], True))
+        for lie, error in (
+            (lost, Unavailable),
+            (lambda change: change[:-1] if isinstance(change, bytes) else change, InvalidArgument),
+            (lambda change: change + b"x" if isinstance(change, bytes) else change, InvalidArgument),
+        ):
+            for pieces in (1, 64):
+                self.patch(syncing, "MAX_PIECES", pieces)
+                self.agent.lie = lie
+                self.fails(error)
+                self.assertEqual((os.listdir(self.node), self.volume.due), ([], True))
+                self.assertFalse(self.agent.reading, "the call is over")
+
+    def test_a_file_that_ends_too_early_as_the_last_one_is_no_file(self) -> None:
+        (self.there / "a").write_bytes(b"xyz")
+        self.agent.lie = lambda change: b"x" if isinstance(change, bytes) else change
+        self.fails(InvalidArgument)
+        self.assertEqual(os.listdir(self.node), [])
 
     def test_what_can_not_be_written_is_told_once_and_tried_again(self) -> None:
         (self.there / "a").mkdir()
@@ -329,13 +374,6 @@ class PullTests(SyncCase):
         self.assertEqual(os.listdir(self.there / "a"), ["b"])
 
 
-async def _numbered(source: Any) -> Any:
-    number = 0
-    async for each in source:
-        number += 1
-        yield number, each
-
-
 class TryTests(SyncCase):
     """What becomes of a comparison that fails."""
 
@@ -350,9 +388,11 @@ class TryTests(SyncCase):
 
     def test_what_lasts_is_one_until_it_is_over(self) -> None:
         self.agent.failing = {"list": FailedPrecondition("no room")}
-        for _ in range(2):
-            self.tried()
-            self.assertEqual((self.volume.trouble, self.volume.last_seen), ("no room", None))
+        with capturedLogs() as logged:
+            for _ in range(2):
+                self.tried()
+                self.assertEqual((self.volume.trouble, self.volume.last_seen), ("no room", None))
+        self.assertEqual(len(logged), 1, "it is told once")
         self.agent.failing = {"list": ResourceExhausted("too large")}
         self.volume.last_seen = {}
         self.tried()

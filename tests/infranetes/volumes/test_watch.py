@@ -173,6 +173,7 @@ class WatchTests(CarryingCase):
         self.b.writable = True
         self.watch.watch(self.sandbox)
         self.assertEqual(self.agent.watched, tuple(sorted((self.a.source.id, self.b.source.id))))
+        self.assertEqual(self.agent.watching, 1, "the call that watched fewer is over")
         self.pass_()
         self.assertEqual(self.sync.looked, ["/a", "/b"], "and the node's side is looked at as before")
 
@@ -196,6 +197,16 @@ class WatchTests(CarryingCase):
         self.assertEqual(self.flushLoggedErrors(), [])
         self.watch.watch(self.sandbox)
         self.assertEqual(self.agent.watched, (self.a.source.id,), "it may be watched again")
+
+    def test_the_vms_call_ends_while_a_volume_that_it_reported_is_compared(self) -> None:
+        self.a.writable = True
+        self.watch.watch(self.sandbox)
+        self.sync.busy = Deferred()
+        self.agent.reports.put(self.a.source.id)
+        self.pass_(AGAIN_SECONDS)
+        self.assertEqual(self.compared(), ["/a"])
+        self.watch.forget("s1")
+        self.assertEqual((self.agent.watching, self.watch._watched, self.watch._loops), (0, {}, {}))
 
     def test_nothing_begins_once_the_daemon_stops(self) -> None:
         self.a.writable = True
