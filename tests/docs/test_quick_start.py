@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import load
 from infranetes.providers.qemu.settings import QemuSettings
+from tests.harness.needs import needs_programs
 from tests.harness.tools import need
 
 TREE = Path(__file__).resolve().parents[2]
@@ -50,6 +51,7 @@ class QuickStartTests(SynchronousTestCase):
             "the bridge of VMs outside of the CNI has a subnet of its own",
         )
 
+    @needs_programs("containerd")
     def test_containerd_reads_its_file_and_finds_the_cni(self) -> None:
         file = ETC / "containerd/config.toml"
         done = subprocess.run(

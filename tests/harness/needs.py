@@ -93,6 +93,7 @@ PACKAGES = {
     "dnsmasq": "dnsmasq-base",
     "dpkg-buildpackage": "dpkg-dev",
     "fdisk": "fdisk",
+    "fsck.erofs": "erofs-utils",
     "gcc": "gcc libc6-dev",
     "go": "golang-go",
     "ip": "iproute2",
@@ -198,10 +199,13 @@ def needs_tools(*names: str) -> Callable[[T], T]:
 
 
 needs_root = needs(ROOT_USER)
-needs_netns = needs(NETWORK)
+needs_netns = needs(NETWORK, program("ip"), program("nft"))
 needs_mounts = needs(MOUNTS)
 needs_vms = needs(VMS)
 needs_docker = needs(MOUNTS, program("dockerd"), program("docker"))
+needs_crun = needs(MOUNTS, program("crun"), program("conmon"))
+needs_systemd = needs(MOUNTS, program("systemd-analyze"), program("journalctl"))
+needs_registry = needs_programs("docker-registry", "skopeo")
 needs_qemu = needs(program("qemu-system-x86_64"), program("qemu-img"))
 nightly = needs(NIGHT)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from twisted.internet.threads import deferToThread
 
+from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.case import ROOT, DaemonCase
 from tests.support.oci import busybox
 from tests.support.registry import Registry
@@ -83,6 +84,7 @@ class CrictlCase(DaemonCase):
         return container
 
 
+@needs_tools("crictl")
 class RuntimeTests(CrictlCase):
     async def test_version_names_the_runtime(self) -> None:
         await self.start()
@@ -110,6 +112,7 @@ class RuntimeTests(CrictlCase):
         self.assertIn(str(self.socket), await self.fails("version"))
 
 
+@needs_tools("crictl")
 class PodTests(CrictlCase):
     async def test_the_life_of_a_pod(self) -> None:
         await self.start()
@@ -220,6 +223,7 @@ class PodTests(CrictlCase):
         self.assertEqual((limits["cpuShares"], limits["memoryLimitInBytes"]), ("512", str(64 << 20)))
 
 
+@needs_tools("crictl")
 class FilterTests(CrictlCase):
     """Lists with their filters; identifiers may be shortened where they stay unique."""
 
@@ -282,6 +286,7 @@ class FilterTests(CrictlCase):
         self.fail("it does not end")
 
 
+@needs_tools("crictl")
 class ImageTests(CrictlCase):
     async def test_the_life_of_an_image(self) -> None:
         registry = await deferToThread(Registry().start)
@@ -329,6 +334,7 @@ class ImageTests(CrictlCase):
         self.assertIn("127.0.0.1:1/nothing", said)
 
 
+@needs_tools("crictl")
 class ErrorTests(CrictlCase):
     async def test_what_is_unknown_is_not_found_and_its_end_is_fine(self) -> None:
         await self.start()

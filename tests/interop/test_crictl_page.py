@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from twisted.internet.threads import deferToThread
 
 from tests.docs.test_examples import TREE, blocks
+from tests.harness.needs import needs_tools
 from tests.interop.test_crictl import CRICTL, CrictlCase
 from tests.support.oci import busybox
 from tests.support.registry import Registry
@@ -44,6 +45,7 @@ def commands(page: str) -> Iterator[str]:
             yield from filter(None, block.splitlines())
 
 
+@needs_tools("crictl")
 class PageTests(CrictlCase):
     """Over simulated machines, whose containers are processes of this one."""
 

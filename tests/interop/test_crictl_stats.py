@@ -11,6 +11,7 @@ from twisted.internet import reactor as the_reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
 
+from tests.harness.needs import needs_tools
 from tests.interop.test_crictl import CRICTL, CrictlCase
 
 reactor: Any = the_reactor
@@ -31,6 +32,7 @@ class Output(ProcessProtocol):
         self.ended.callback(None)
 
 
+@needs_tools("crictl")
 class StatsTests(CrictlCase):
     """Figures as people look at them."""
 

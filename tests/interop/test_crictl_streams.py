@@ -21,6 +21,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes_common.wire import cri
 from tests.contract.container_sessions import living
+from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.infranetes.streaming.client import SpdyClient, connect, spdy_head
 from txgrpc import Code
@@ -33,6 +34,7 @@ GROWTH = 16 * MIB  # what a session may hold on its way, and what the allocator 
 SECONDS = 60.0
 
 
+@needs_tools("crictl")
 class CrictlCase(DaemonCase):
     """A daemon, and crictl to talk to it."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.harness.needs import needs_programs, needs_tools
 from tests.interop.critest_benchmark import seconds
 from tests.interop.critest_images import File, layer
 from tests.interop.critest_report import (
@@ -134,6 +135,7 @@ class ExpectationTests(SynchronousTestCase):
         self.assertEqual(set(expectations(path, "oci")), {"a"})
         self.assertEqual(set(expectations(path, "oci", delegate=False)), set())
 
+    @needs_tools("critest")
     def test_those_of_the_project_are_of_specs_that_there_are(self) -> None:
         if not CRITEST.exists():
             self.fail(f"{CRITEST} is missing: make tools")
@@ -193,6 +195,7 @@ class LayerTests(SynchronousTestCase):
             self.assertTrue(tar.getmember("bin/ls").islnk())
         self.assertEqual(layer(files), layer(files))
 
+    @needs_programs("gcc")
     def test_the_server_and_the_set_user_id_program_are_c_that_compiles(self) -> None:
         for source in Path(__file__).parent.joinpath("critest_images").glob("*.c"):
             check = ["gcc", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", str(source)]

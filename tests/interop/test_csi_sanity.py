@@ -19,6 +19,7 @@ from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.interface import IPodProvider, ProviderContext
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes_common.reactors import IReactor
+from tests.harness.needs import needs_tools
 from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, reactor
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.gce import SimulatedGce
@@ -114,6 +115,7 @@ class Sanity(_Base):
         self.assertEqual(await self.volumes.list(), [])
 
 
+@needs_tools("csi-sanity")
 class QemuSanityTests(Sanity, CsiCase):
     """Volumes that are files."""
 
@@ -145,6 +147,7 @@ class CloudSanity(Sanity):
         raise NotImplementedError
 
 
+@needs_tools("csi-sanity")
 class AwsSanityTests(CloudSanity, CsiCase):
     """Volumes that are EBS'."""
 
@@ -154,6 +157,7 @@ class AwsSanityTests(CloudSanity, CsiCase):
         return SimulatedAws(reactor, directory, self.cluster), aws.create
 
 
+@needs_tools("csi-sanity")
 class GcpSanityTests(CloudSanity, CsiCase):
     """Volumes that are Google's disks."""
 
@@ -163,6 +167,7 @@ class GcpSanityTests(CloudSanity, CsiCase):
         return world, gcp.create
 
 
+@needs_tools("vcsim")
 class VsphereSanityTests(CloudSanity, CsiCase):
     """Volumes that are first class disks of a vCenter."""
 

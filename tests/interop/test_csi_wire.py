@@ -13,6 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, timestamp_pb2, wrap
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.wire import descriptors
+from tests.harness.needs import needs_tools
 from tests.infranetes_common.wire.test_cri_wire import Facts, differences, file_facts
 
 TOOLS = Path(__file__).resolve().parents[2] / "build" / "tools"
@@ -77,6 +78,7 @@ def as_ours(theirs: Facts, ours: Facts) -> Facts:
     return kept
 
 
+@needs_tools("csi-sanity")
 class WireTests(SynchronousTestCase):
     def test_every_message_enum_and_method_is_csis(self) -> None:
         ours = file_facts(descriptors.file("csi.proto"))

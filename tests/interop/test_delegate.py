@@ -9,6 +9,7 @@ from pathlib import Path
 from twisted.internet.threads import deferToThread
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_tools
 from tests.interop.critest_images import PAUSE, REGISTRIES
 from tests.interop.critest_runtimes import removed
 from tests.interop.killable import Killable
@@ -126,6 +127,7 @@ class DelegateCase(CrictlCase):
         self.assertEqual(await self.vms(), [])
 
 
+@needs_tools("crictl")
 class ContainerdTests(DelegateCase):
     """containerd: Debian's, or another one that is first in PATH."""
 

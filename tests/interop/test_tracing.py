@@ -9,6 +9,7 @@ import sys
 from twisted.internet.threads import deferToThread
 
 from infranetes_common.concurrency import start
+from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.case import ROOT, reactor
 from tests.interop.test_crictl import CrictlCase
 from tests.support.collector import MISSING, Collector, Received
@@ -17,6 +18,7 @@ VERSION = "runtime.v1.RuntimeService/Version"
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
+@needs_tools("crictl")
 class CallerTests(CrictlCase):
     """A daemon that records what its callers do."""
 

@@ -11,12 +11,14 @@ from typing import Any
 from infranetes.cri.images import ImageService
 from infranetes_common.errors import InvalidArgument, NotFound, Unauthenticated, Unimplemented
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.images.support import StoreCase, small
 from tests.support import oci
 from tests.support.registry import Registry
 
 
+@needs_registry
 class ImageServiceTests(StoreCase):
     async def begin(self) -> None:
         await super().begin()

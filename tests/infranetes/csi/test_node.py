@@ -16,6 +16,7 @@ from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume, read
 from infranetes_common.errors import Unavailable
 from infranetes_common.wire import csi, pluginregistration, vmserver
+from tests.harness.needs import needs_root
 from tests.infranetes.csi.case import NODE, CsiCase, Pods, capability, raw
 from tests.support.loop_devices import left_of
 from txgrpc import Code
@@ -24,6 +25,7 @@ _MODE = csi.VolumeCapability.AccessMode
 _RPC = csi.NodeServiceCapability.RPC
 
 
+@needs_root
 class NodeCase(CsiCase):
     async def setUp(self) -> None:
         await super().setUp()

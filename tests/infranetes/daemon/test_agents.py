@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
@@ -14,6 +15,7 @@ SOON = 1.0
 LISTING = 4.0  # how long lists wait for agents that were lost just now
 
 
+@needs_registry
 class AgentTests(DaemonCase):
     """One dead VM never fails or slows anything else."""
 

@@ -10,6 +10,7 @@ from twisted.internet.defer import gatherResults
 from infranetes.providers.cloud.aws.bundled import offers
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import reactor
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
@@ -24,6 +25,7 @@ def _sandbox(instance: Any) -> str:
     return str(next(tag["Value"] for tag in instance["Tags"] if tag["Key"] == "infranetes-sandbox"))
 
 
+@needs_registry
 class AwsDaemonTests(CloudDaemonCase):
     """Pods on EC2."""
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_netns
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.aws_machines import SimulatedAwsMachines
 
 ASK = "echo | nc 169.254.169.254 80 && echo open || echo closed"
 
 
+@needs_netns
 class ContainerTests(CloudDaemonCase):
     """Each instance is a machine of its own."""
 

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from infranetes.control.cli import DONE, FAILED, ask, parser, socket_of
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import reactor
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.aws import SimulatedAws
@@ -16,6 +17,7 @@ from tests.support.clouds.aws import SimulatedAws
 PRICES = {"t3.large": 0.05, "m5.large": 0.07, "m5.xlarge": 0.14}
 
 
+@needs_registry
 class SizesTests(CloudDaemonCase):
     provider = "aws"
     make_world = SimulatedAws

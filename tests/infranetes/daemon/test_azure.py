@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_tools
+from tests.harness.needs import needs_registry, needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.azure import SimulatedAzure
 from tests.support.clouds.faults import FaultKind
 
 
 @needs_tools("wheels")
+@needs_registry
 class AzureDaemonTests(CloudDaemonCase):
     provider = "azure"
     make_world = SimulatedAzure

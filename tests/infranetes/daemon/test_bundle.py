@@ -12,6 +12,7 @@ from typing import Any
 
 from infranetes.control.cli import DONE, FAILED
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.ctl import CtlCase
 from txgrpc import GrpcError
 
@@ -118,6 +119,7 @@ class BundleTests(CtlCase):
         self.assertTrue(found, "the daemon has no private key")
         return found
 
+    @needs_registry
     async def test_it_has_what_a_maintainer_needs_and_no_secret(self) -> None:
         await self.start()
         sandbox = await self.run_pod("web", annotations={"example.org/token": SECRETS["annotation"]})
@@ -167,6 +169,7 @@ class BundleTests(CtlCase):
         everything = b"".join(parts.values())
         self.assertNotIn(SECRETS["provider"].encode(), everything)
 
+    @needs_registry
     async def test_a_daemon_without_metrics_says_so(self) -> None:
         del self.config["metrics"]
         await self.start()

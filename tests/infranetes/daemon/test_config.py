@@ -12,9 +12,11 @@ from typing import Any
 from infranetes.config import CONTROL_SOCKET
 from infranetes.control.cli import DONE, ask, parser, socket_of
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase, reactor
 
 
+@needs_registry
 class ConfigTests(DaemonCase):
     @property
     def file(self) -> str:

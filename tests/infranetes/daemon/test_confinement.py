@@ -11,6 +11,7 @@ from pathlib import Path
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from tests.harness.needs import needs_programs, needs_registry, needs_systemd
 from tests.harness.tools import need
 from tests.infranetes.daemon import confined
 from tests.infranetes.daemon.case import ROOT
@@ -72,6 +73,7 @@ def capabilities() -> set[str]:
     return set(line.split())
 
 
+@needs_programs("systemd-analyze")
 class UnitFileTests(SynchronousTestCase):
     def exposure(self, unit: Path, name: str, drop_in: Path | None) -> float:
         """Return what systemd says of a unit with a drop-in."""
@@ -108,6 +110,7 @@ class UnitFileTests(SynchronousTestCase):
                 self.assertTrue((ROOT / module).exists(), module)
 
 
+@needs_systemd
 class SandboxTests(TestCase):
     """The sandbox that systemd makes from the unit."""
 
@@ -151,6 +154,7 @@ class SandboxTests(TestCase):
             self.assertRegex(said, rf"\A{name.lower()}: .+\ndone\n\Z")
 
 
+@needs_systemd
 class MountTests(TestCase):
     timeout = 300
 
@@ -174,6 +178,7 @@ class MountTests(TestCase):
         self.assertEqual(await deferToThread(mounted), "ready\n['token']\n")
 
 
+@needs_registry
 class ImageTests(TestCase):
     timeout = 300
 

@@ -13,6 +13,7 @@ from infranetes.providers.cloud.calls import HELD_BACK
 from infranetes.providers.cloud.interface import Action, ErrorKind
 from infranetes_simulation.provider.settings import BEHAVIOUR_ANNOTATION, FAILS
 from tests.contrib.queries import OF_THE_TARGET, alerts, dashboard, panels, uses
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.metrics import MetricsCase
 from txgrpc import GrpcError
 
@@ -37,6 +38,7 @@ class DashboardTests(SynchronousTestCase):
             taken |= cells
 
 
+@needs_registry
 class ContribTests(MetricsCase):
     """Every metric and label in a query is exposed by a daemon some of whose pods ran and some failed."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from infranetes.pods.store import FILE
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_netns, needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel
 from txgrpc import Code, GrpcError
@@ -16,6 +17,8 @@ from txgrpc import Code, GrpcError
 Step = Callable[[], Awaitable[Any]]
 
 
+@needs_registry
+@needs_netns
 class CrashTests(DaemonCase):
     """Every retried call succeeds, and in the end nothing is left."""
 
@@ -126,6 +129,7 @@ class CrashTests(DaemonCase):
         store.close()
 
 
+@needs_registry
 class KillTests(DaemonCase):
     """The daemon is killed while pods run."""
 

@@ -12,6 +12,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.wire import csi, pluginregistration
+from tests.harness.needs import needs_root, needs_systemd
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.infranetes.daemon.unit import UnitProgram
 from txgrpc import Channel
@@ -39,6 +40,7 @@ except InfranetesError as error:
 """
 
 
+@needs_root
 class DriverTests(DaemonCase):
     """With QEMU, whose volumes can be made before any VM can boot."""
 
@@ -77,6 +79,7 @@ class DriverTests(DaemonCase):
         self.assertIn("csi.kubelet_dir: provider simulated has no volumes", self.log)
 
 
+@needs_systemd
 class UnitTests(TestCase):
     timeout = 300
 

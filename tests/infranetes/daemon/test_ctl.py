@@ -19,6 +19,7 @@ from infranetes.control.cli import DONE, DOWN, FAILED, INTERRUPTED, USAGE
 from infranetes.control.commands import COMMANDS
 from infranetes.pods.store import FILE
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import ROOT, reactor
 from tests.infranetes.daemon.ctl import CtlCase
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
@@ -26,6 +27,7 @@ from tests.infranetes.services import objects as written
 from tests.infranetes.services.test_cluster import KUBECONFIG
 
 
+@needs_registry
 class CtlTests(CtlCase):
     def setUp(self) -> None:
         super().setUp()

@@ -11,10 +11,12 @@ from twisted.internet.threads import deferToThread
 
 from infranetes.control.cli import DONE, FAILED
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.ctl import CtlCase
 
 
+@needs_registry
 class LogTests(CtlCase):
     async def test_a_containers_log_and_its_end(self) -> None:
         await self.start()

@@ -17,6 +17,7 @@ from infranetes.images import ImagesConfig
 from infranetes.providers.interface import ProviderContext
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from tests.infranetes.delegate.content_case import ContentCase, reactor
 from tests.infranetes.images.support import small
@@ -101,6 +102,7 @@ class DelegateImagesCase(DaemonCase):
         await self.image_service.RemoveImage(request, timeout=60.0 * self.patience)
 
 
+@needs_registry
 class DelegateImagesTests(DelegateImagesCase):
     """A containerd that keeps layers."""
 
@@ -165,6 +167,7 @@ class DelegateImagesTests(DelegateImagesCase):
         await self.run_container(sandbox, self.of(self.spelled(built.id), "second"))
 
 
+@needs_registry
 class DiscardingTests(DelegateImagesCase):
     """containerd deletes layers that it has unpacked."""
 
@@ -192,6 +195,7 @@ class DiscardingTests(DelegateImagesCase):
         return not said[-1] if said else None
 
 
+@needs_registry
 class PreloadTests(ContentCase):
     """Images that every VM has from the start (`images.preload`)."""
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from infranetes.control.cli import FAILED
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.ctl import CtlCase
 from txgrpc import Code
 
 
+@needs_registry
 class DescribeTests(CtlCase):
     more = ""
 

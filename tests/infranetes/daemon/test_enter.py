@@ -19,6 +19,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes.control.cli import DONE, DOWN, FAILED, INTERRUPTED
 from tests.contract.container_sessions import living
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.ctl import CtlCase
 from tests.infranetes.daemon.terminal import OnTerminal
@@ -27,6 +28,7 @@ TYPED = "typed-in-there-4711"
 READ_AGAIN = "was read again: control.enter is in force"
 
 
+@needs_registry
 class EnterCase(CtlCase):
     """A daemon that allows `enter`, with one pod without containers."""
 

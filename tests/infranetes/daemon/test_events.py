@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from txgrpc import Channel, Code, GrpcError
 
@@ -44,6 +45,7 @@ class EventCase(DaemonCase):
         return await Deferred.fromCoroutine(some()).addTimeout(60.0, reactor)
 
 
+@needs_registry
 class EventTests(EventCase):
     """Listeners get the events."""
 

@@ -14,6 +14,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume, read
+from tests.harness.needs import needs_root
 from tests.infranetes.daemon.case import ROOT, DaemonCase
 
 # What a cluster's administrator puts in the driver's directory for a daemon of another configuration.
@@ -22,6 +23,7 @@ exec env PYTHONPATH={root} {python} -m infranetes.flexvolume.cli --config {confi
 """
 
 
+@needs_root
 class DriverTests(DaemonCase):
     """With QEMU, whose volumes can be made before any VM can boot."""
 

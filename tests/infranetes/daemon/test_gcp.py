@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_tools
+from tests.harness.needs import needs_registry, needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.gce import SimulatedGce
 
 
 @needs_tools("wheels")
+@needs_registry
 class GcpDaemonTests(CloudDaemonCase):
     provider = "gcp"
     make_world = SimulatedGce

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from tests.harness.needs import needs_tools
+from tests.harness.needs import needs_systemd, needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
 from tests.support.clouds.gce import SimulatedGce
 
 
 @needs_tools("wheels")
+@needs_systemd
 class GcpMachineTests(MachinePods, CloudDaemonCase):
     """Images are selected by labels; one that shuts itself down stays, stopped, until it is deleted."""
 

@@ -15,6 +15,7 @@ from infranetes.guest.image import GuestImage, write
 from infranetes.providers.qemu.consoles import ConsoleArchive
 from infranetes.providers.qemu.record import VmRecord
 from infranetes_common.wire import control, cri
+from tests.harness.needs import needs_root
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from txgrpc import Channel, Code, GrpcError
 
@@ -31,6 +32,7 @@ def put_image(images: Path) -> None:
     (images / "current").symlink_to("one")
 
 
+@needs_root
 class FreshTests(DaemonCase):
     """QEMU without anything to boot."""
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
 UNKNOWN = "f" * 32
 
 
+@needs_registry
 class InputTests(DaemonCase):
     """After each of these calls the daemon serves as before."""
 

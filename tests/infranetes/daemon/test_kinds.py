@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_systemd
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.aws import SimulatedAws
 from txgrpc import Code
@@ -16,6 +17,7 @@ from txgrpc import Code
 MACHINE = "aws.infranetes.io/web:1.0"
 
 
+@needs_systemd
 class SideBySideTests(CloudDaemonCase):
     """The runtime handler `appliance` beside the node's own."""
 

@@ -13,6 +13,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes_common.concurrency import settled, start
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support import oci
 from tests.support.large_image import large
@@ -22,6 +23,7 @@ from txgrpc import Code, GrpcError
 MIB = 1024 * 1024
 
 
+@needs_registry
 class LayersTests(DaemonCase):
     """Simulated VMs that accept layers."""
 

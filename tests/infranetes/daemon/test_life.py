@@ -9,10 +9,12 @@ import stat
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
 
+@needs_registry
 class LifeTests(DaemonCase):
     """From RunPodSandbox to RemovePodSandbox."""
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
@@ -14,6 +15,7 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}\S+) (stdout|stderr) 
 COUNTING = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep 0.02; done"
 
 
+@needs_registry
 class LogTests(DaemonCase):
     """The real output of real processes."""
 

@@ -7,6 +7,7 @@ import time
 
 from infranetes_common.wire import cri
 from infranetes_simulation.provider.settings import BEHAVIOUR_ANNOTATION, FAILS
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.metrics import MetricsCase
 from tests.infranetes.monitoring.client import get
 from txgrpc import GrpcError
@@ -14,6 +15,7 @@ from txgrpc import GrpcError
 RUNTIME = "runtime.v1.RuntimeService"
 
 
+@needs_registry
 class MetricsTests(MetricsCase):
     """What is counted while pods come and go."""
 

@@ -7,7 +7,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.harness.days import today
-from tests.harness.needs import nightly
+from tests.harness.needs import needs_root, nightly
 from tests.support import mixed_soak
 
 SECONDS = 5.0  # plus the time for pods that run then; `python -m bench lives:mixed` runs 200 pods
@@ -15,6 +15,7 @@ WIDTH = 3
 LIMIT = 500.0  # seconds, on a busy machine
 
 
+@needs_root
 @nightly
 class MixedSoakTests(TestCase):
     timeout = 600

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_tools
+from tests.harness.needs import needs_registry, needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.nova_resources import ZONES
@@ -13,6 +13,7 @@ from tests.support.clouds.openstack_api import addresses_of
 
 
 @needs_tools("wheels")
+@needs_registry
 class OpenStackDaemonTests(CloudDaemonCase):
     provider = "openstack"
     make_world = SimulatedOpenStack

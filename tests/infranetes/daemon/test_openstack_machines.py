@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.harness.needs import needs_tools
+from tests.harness.needs import needs_systemd, needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
 from tests.support.clouds.nova_resources import PROJECT
@@ -11,6 +11,7 @@ from tests.support.clouds.openstack import SimulatedOpenStack
 
 
 @needs_tools("wheels")
+@needs_systemd
 class OpenStackMachineTests(MachinePods, CloudDaemonCase):
     """Images are selected by properties; a server that shuts itself down stays until it is deleted."""
 

@@ -10,9 +10,11 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from infranetes.pods.store import FILE
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 
 
+@needs_registry
 class PoolTests(DaemonCase):
     """Pooled VMs in the store and in the farm."""
 

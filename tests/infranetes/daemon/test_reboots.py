@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry, needs_root
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.aws import SimulatedAws
 from vmserver.containers.machine.mounts import mounted
@@ -44,6 +45,7 @@ class RebootCase(CloudDaemonCase):
         self.world.reboot(vm.id)
 
 
+@needs_root
 class MachineRebootTests(RebootCase):
     """Reboots of VM-image pods, whose container keeps running."""
 
@@ -113,6 +115,7 @@ class MachineRebootTests(RebootCase):
         await self.in_state(container, cri.CONTAINER_RUNNING)
 
 
+@needs_registry
 class ContainerRebootTests(RebootCase):
     """Reboots of pods of containers, which kubelet recreates."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support.oci import busybox
 from tests.support.registry import Registry
@@ -25,6 +26,7 @@ def catches_hangups(pid: int) -> bool:
     return bool(int(caught.split()[1], 16) & 1 << (signal.SIGHUP - 1))
 
 
+@needs_registry
 class ReloadTests(DaemonCase):
     """The daemon as a process is asked to reload."""
 
@@ -203,6 +205,7 @@ class ReloadTests(DaemonCase):
             self.assertFalse(self.socket.exists())
 
 
+@needs_registry
 class ManagerTests(DaemonCase):
     """What the daemon notifies systemd of (sd_notify(3))."""
 

@@ -8,11 +8,14 @@ import socket
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_netns, needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel
 from txgrpc import Code
 
 
+@needs_registry
+@needs_netns
 class HostPortTests(DaemonCase):
     """Host ports come and go with their sandbox, whatever happens to the daemon."""
 
@@ -81,6 +84,7 @@ class HostPortTests(DaemonCase):
         self.assertEqual(in_kernel(self.root), "")
 
 
+@needs_registry
 class ConfigTests(DaemonCase):
     """The error names what is not supported, and nothing of the container is left."""
 

@@ -12,9 +12,11 @@ import sqlite3
 from pathlib import Path
 
 from infranetes.pods.store import FILE
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase, toml
 
 
+@needs_registry
 class StartTests(DaemonCase):
     """Starts that fail, and starts that could be expected to fail."""
 

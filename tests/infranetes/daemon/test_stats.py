@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 
 from infranetes.stats import metrics
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
@@ -20,6 +21,7 @@ CALL_SECONDS = 30.0
 WAIT_SECONDS = 5.0  # for VMs that are silent: half of those above, which take 40 s if asked one by one
 
 
+@needs_registry
 class StatsCase(DaemonCase):
     """Methods that ask for stats."""
 

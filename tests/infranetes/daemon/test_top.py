@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.ctl import CtlCase
 
 
+@needs_registry
 class TopTests(CtlCase):
     async def test_what_pods_use(self) -> None:
         await self.start()

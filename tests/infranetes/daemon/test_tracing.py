@@ -9,6 +9,7 @@ from typing import Any
 
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from tests.support.collector import MISSING, Collector, Received
 from txgrpc import Code
@@ -54,6 +55,7 @@ class TracingCase(DaemonCase):
         return self.collector.named(name)
 
 
+@needs_registry
 class TraceTests(TracingCase):
     """The spans of calls."""
 
@@ -151,6 +153,7 @@ class TraceTests(TracingCase):
         self.assertEqual(len(self.collector.named("runtime.v1.RuntimeService/Version")), 1)
 
 
+@needs_registry
 class HeaderTests(TracingCase):
     """What requests to the collector have beside spans."""
 
@@ -165,6 +168,7 @@ class HeaderTests(TracingCase):
         self.assertNotIn(SECRET, self.log)
 
 
+@needs_registry
 class TroubleTests(TracingCase):
     """If the collector fails, spans are lost, and nothing else."""
 
@@ -208,6 +212,7 @@ class TroubleTests(TracingCase):
         await self.until(lambda: "accepts spans again" in self.log, "it is logged")
 
 
+@needs_registry
 class PoolTests(TracingCase):
     """A VM from the pool, which was launched before the call."""
 

@@ -13,6 +13,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.volumes.mounts import Source
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_systemd
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.unit import UnitCase, UnitProgram
 
@@ -46,6 +47,7 @@ reactor.run()
 """
 
 
+@needs_systemd
 class WriteBackTests(UnitCase):
     async def test_what_a_job_wrote_into_an_fsgroup_volume_is_there_when_its_end_is_told(self) -> None:
         await self.start()
@@ -71,6 +73,7 @@ class WriteBackTests(UnitCase):
         self.assertEqual(stat.S_IMODE(program.st_mode), 0o755)  # files from a machine lose their set-id bits
 
 
+@needs_systemd
 class NamespaceTests(TestCase):
     """Network namespaces that others, such as a CNI plugin, make while the unit runs."""
 

@@ -11,6 +11,7 @@ from twisted.internet.threads import deferToThread
 from infranetes.pods.database import MIGRATIONS
 from infranetes.pods.store import FILE
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.upgrade_case import UpgradeCase
 from tests.support.releases import previous_release
@@ -18,6 +19,7 @@ from tests.support.releases import previous_release
 READY = cri.PodSandboxStateValue(state=cri.SANDBOX_READY)
 
 
+@needs_registry
 class UpgradeTests(UpgradeCase):
     """Daemons of both releases over the same directory, one after the other; the first launched the VMs."""
 

@@ -26,6 +26,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from infranetes_common.wire import cri
 from tests.contract import layer_source
+from tests.harness.needs import needs_programs
 from tests.harness.tools import need
 from tests.infranetes.delegate.content_case import ImagesCase, reactor
 from tests.infranetes.images.support import small
@@ -106,6 +107,7 @@ class Storage:
         (directory / "index.json").write_text(json.dumps(index))
 
 
+@needs_programs("skopeo")
 class StorageCase(ImagesCase):
     """An empty storage."""
 

@@ -22,6 +22,7 @@ from infranetes.images.preload import gather_disks
 from infranetes_common.concurrency import start
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from tests.contract import layer_source
+from tests.harness.needs import needs_registry
 from tests.infranetes.delegate.content_case import ContentCase, Images, reactor
 from tests.infranetes.images.support import small
 from tests.support import oci
@@ -30,10 +31,12 @@ from txgrpc import Channel, Server
 from txgrpc.raw import RawStub
 
 
+@needs_registry
 class ContractTests(layer_source.LayerSourceContract, ContentCase):
     """The contract that holds for every runtime."""
 
 
+@needs_registry
 class FindTests(ContentCase):
     """Which image a name means."""
 
@@ -78,6 +81,7 @@ class FindTests(ContentCase):
         self.assertTrue((await self.images.find(built.id)).pinned)
 
 
+@needs_registry
 class DiskTests(ContentCase):
     """Disks are made of layers."""
 
@@ -154,6 +158,7 @@ class DiskTests(ContentCase):
         self.assert_right(await self.images.disks(image.id), built.diff_ids)
 
 
+@needs_registry
 class SweepTests(ContentCase):
     """Disks of layers that are in no image any more."""
 
@@ -190,6 +195,7 @@ class _Elsewhere(ContainerdApi):
         return None
 
 
+@needs_registry
 class CopyTests(ContentCase):
     """Blobs that are not files here are copied while they are needed."""
 
@@ -212,6 +218,7 @@ class CopyTests(ContentCase):
         self.assertEqual([*(self.directory / "copies").iterdir()], [])
 
 
+@needs_registry
 class DiscardTests(ContentCase):
     """A containerd that deletes the layers that it has unpacked."""
 
@@ -251,6 +258,7 @@ class OtherRuntimeTests(TestCase):
         self.assertEqual(await images.refusal(), OTHER)
 
 
+@needs_registry
 class KeptLayersTests(ContentCase):
     """A containerd that keeps layers, which it does by default."""
 

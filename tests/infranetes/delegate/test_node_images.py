@@ -9,12 +9,14 @@ from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.executables import Executables
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, NotFound
+from tests.harness.needs import needs_registry
 from tests.infranetes.delegate.content_case import ContentCase, reactor
 from tests.infranetes.images.support import small
 
 PROGRAM = "systemd.infranetes.io/h.example/p@sha256:" + "b" * 64
 
 
+@needs_registry
 class NodeImagesTests(ContentCase):
     """Which store has an image."""
 

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.guest import cloud_recipe, cloud_time, disk_maker, recipe
 from infranetes.guest.image import GuestImage
 from infranetes_common.errors import FailedPrecondition
+from tests.harness.needs import needs_netns, needs_programs
 from vmserver import config as agent
 
 MTU = 1460  # of Compute Engine's networks
@@ -162,6 +163,8 @@ class FilesTests(SynchronousTestCase):
                 self.assertNotIn("LABEL", files[path][1])
         self.assertIn("--fs-uuid --set=root 0-1-2\n", cloud_recipe.esp_menu("0-1-2"))
 
+    @needs_netns
+    @needs_programs("systemd-analyze")
     def test_a_card_has_the_mtu_that_dhcp_tells_and_chrony_its_time_servers(self) -> None:
         unit = self.directory / "50-dhcp.network"
         unit.write_text(cloud_recipe.files("gcp", "machine", guest(()), "uuid")[cloud_recipe.DHCP_UNIT][1])

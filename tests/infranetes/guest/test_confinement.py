@@ -8,10 +8,12 @@ from pathlib import Path
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from tests.harness.needs import needs_systemd
 from tests.infranetes.daemon.unit import GUEST_UNIT, UnitProgram
 from tests.infranetes.guest import confined
 
 
+@needs_systemd
 class SandboxTests(TestCase):
     """The sandbox itself, made by systemd."""
 

@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.guest import build as builder
 from infranetes.guest import cli, image, recipe, shims, sources
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
+from tests.harness.needs import needs_programs, needs_root
 from vmserver import config as agent
 
 
@@ -132,6 +133,8 @@ class SourcesTests(SynchronousTestCase):
         self.assertEqual(recipe.RELEASE, "bookworm")
 
 
+@needs_root
+@needs_programs("mmdebstrap")
 class BuildTests(SynchronousTestCase):
     """From packages to an image that is in use."""
 

@@ -25,6 +25,7 @@ from infranetes.pods.states import SandboxState
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_netns
 from tests.harness.tools import need
 from tests.infranetes.pods.fakes import lone_sandbox, pod
 from tests.support import frames
@@ -95,6 +96,7 @@ def sandbox(state: SandboxState = SandboxState.READY, address: str = POD, **fiel
     )  # fmt: skip
 
 
+@needs_netns
 class HostPortTests(TestCase):
     timeout = 120
 
@@ -258,6 +260,7 @@ class MortalTable(Table):
                 raise Killed
 
 
+@needs_netns
 class LoopbackTests(TestCase):
     """Services on the node's 127.0.0.1 are for the node alone: a pod is a tap that may send anything."""
 

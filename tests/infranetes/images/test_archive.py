@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infranetes_common.errors import InvalidArgument, NotFound, Unavailable
+from tests.harness.needs import needs_docker, needs_registry
 from tests.infranetes.images.support import StoreCase, small
 from tests.support import oci
 from tests.support.dockerd import Dockerd
@@ -24,6 +25,7 @@ async def collect(pieces: Any) -> bytes:
     return b"".join([piece async for piece in pieces])
 
 
+@needs_registry
 class ArchiveTests(StoreCase):
     async def pulled(self, name: str, image: oci.BuiltImage) -> Any:
         return await self.store.pull(self.registry.push(name, "1", image))
@@ -145,6 +147,7 @@ class ArchiveTests(StoreCase):
         return self.run_(body())
 
 
+@needs_docker
 class DockerTests(StoreCase):
     """Docker reads the archive in the guest; here, by an engine of this test alone."""
 

@@ -19,12 +19,14 @@ from infranetes_common.errors import (
     NotFound,
     Unavailable,
 )
+from tests.harness.needs import needs_registry
 from tests.infranetes.images.disks_case import BASE, TOP, DisksCase
 from tests.infranetes.images.support import small
 from tests.support import oci
 from tests.support.waiting import until
 
 
+@needs_registry
 class MakingTests(DisksCase):
     def test_lowest_first_and_what_is_said_of_them_is_true(self) -> Any:
         async def body() -> None:
@@ -152,6 +154,7 @@ class MakingTests(DisksCase):
         return self.run_(body())
 
 
+@needs_registry
 class ChangedTests(DisksCase):
     """A file that was changed after it was made is detected before it is used."""
 
@@ -205,6 +208,7 @@ class ChangedTests(DisksCase):
         return self.run_(body())
 
 
+@needs_registry
 class KeepTests(DisksCase):
     """A disk is kept as long as its layer is in an image."""
 
@@ -314,6 +318,7 @@ class KeepTests(DisksCase):
         return self.run_(body())
 
 
+@needs_registry
 class WaitingTests(DisksCase):
     """Callers that give up, and work that never ends."""
 

@@ -17,6 +17,7 @@ from infranetes.images import disks
 from infranetes_common.errors import (
     ResourceExhausted,
 )
+from tests.harness.needs import needs_registry, needs_root
 from tests.infranetes.images.disks_case import BASE, DisksCase
 from tests.infranetes.images.support import sleep, small
 from tests.support import oci
@@ -80,6 +81,7 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
+@needs_registry
 class KilledTests(DisksCase):
     """The daemon gets SIGKILL at each step of making a disk."""
 
@@ -130,6 +132,7 @@ class KilledTests(DisksCase):
         return found
 
 
+@needs_root
 class FullDiskTests(DisksCase):
     """A store on a file system of two megabytes."""
 
@@ -204,6 +207,7 @@ class FullDiskTests(DisksCase):
         return self.run_(body())
 
 
+@needs_registry
 class RealTests(DisksCase):
     """The content of disks, and larger disks."""
 

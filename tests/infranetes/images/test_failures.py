@@ -28,6 +28,7 @@ from infranetes_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from tests.harness.needs import needs_registry, needs_root
 from tests.infranetes.images.hostile import HostileRegistry, begin_then_hang, endless, hang, send
 from tests.infranetes.images.support import StoreCase, reactor, sleep, small
 from tests.support import oci
@@ -80,6 +81,7 @@ def skopeos(directory: Path) -> list[int]:
     return found
 
 
+@needs_registry
 class HostileCase(StoreCase):
     async def begin(self) -> None:
         self.hostile = HostileRegistry(reactor)
@@ -412,6 +414,7 @@ class KilledTests(HostileCase):
         return self.run_(body())
 
 
+@needs_root
 class FullDiskTests(StoreCase):
     """A store on a file system of two megabytes."""
 
@@ -468,6 +471,7 @@ class FullDiskTests(StoreCase):
         return self.run_(body())
 
 
+@needs_registry
 class NeverBlockedTests(StoreCase):
     def test_other_work_goes_on_while_a_large_layer_is_proven(self) -> Any:
         """The reactor turns many times during a pull that keeps a thread busy for long."""

@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.images import manifest
 from infranetes.images.manifest import Manifest, read, read_config, require_platform
 from infranetes_common.errors import FailedPrecondition, NotFound
+from tests.harness.needs import needs_programs
 from tests.support import oci
 
 AMD64 = "linux/amd64"
@@ -27,6 +28,7 @@ class ReadTests(SynchronousTestCase):
     def reading(self, document: Any) -> Manifest | str:
         return read(json.dumps(document).encode(), AMD64, "x")
 
+    @needs_programs("zstd")
     def test_both_flavours_and_all_compressions(self) -> None:
         for flavour, compressions in (("oci", ("gzip", "zstd", "")), ("docker", ("gzip", ""))):
             for compression in compressions:

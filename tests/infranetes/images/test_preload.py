@@ -15,6 +15,7 @@ from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.images.store import ImageStore
 from infranetes_common import image_bundle
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_registry
 from tests.infranetes.images.support import StoreCase, small
 
 reactor = installed()
@@ -30,6 +31,7 @@ def contents(path: Path) -> dict[str, set[str]]:
     return found
 
 
+@needs_registry
 class PreloadTests(StoreCase):
     def setUp(self) -> Any:
         self.place = Path(self.mktemp())

@@ -20,11 +20,13 @@ from infranetes_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from tests.harness.needs import needs_registry
 from tests.infranetes.images.support import StoreCase, small
 from tests.support import oci
 from tests.support.registry import Registry
 
 
+@needs_registry
 class PullTests(StoreCase):
     def test_reference_id_and_digest_agree_in_every_answer(self) -> Any:
         async def body() -> None:
@@ -253,6 +255,7 @@ class PullTests(StoreCase):
             self.assertIn(f"the file: images.{key}: ", str(caught.exception))
 
 
+@needs_registry
 class AuthTests(StoreCase):
     """A registry that requires authentication."""
 
@@ -311,6 +314,7 @@ class AuthTests(StoreCase):
         return self.run_(body())
 
 
+@needs_registry
 class TlsTests(StoreCase):
     """A registry whose certificate is from a CA that the node does not trust by default."""
 
@@ -334,6 +338,7 @@ class TlsTests(StoreCase):
         return self.run_(body())
 
 
+@needs_registry
 class DownTests(StoreCase):
     async def begin(self) -> None:
         self.store = await self.new_store(attempts=2)
@@ -359,6 +364,7 @@ class DownTests(StoreCase):
         return self.run_(body())
 
 
+@needs_registry
 class KeepTests(StoreCase):
     """What is kept on disk across removals and restarts."""
 

@@ -29,6 +29,7 @@ from infranetes_common.concurrency import deferred
 from infranetes_common.config import structure
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_programs
 from tests.infranetes.monitoring.client import Answer, get
 from tests.infranetes.pods.fakes import FakeNode, pod
 from tests.txgrpc.certificates import Authority
@@ -211,6 +212,7 @@ class AccessTests(MonitoringCase):
         self.assertIn("frame-ancestors 'none'", answer.headers["Content-Security-Policy"])
 
     @deferred
+    @needs_programs("openssl")
     async def test_over_tls(self) -> None:
         self.scheme = "https"
         authority = Authority("tests")

@@ -22,6 +22,7 @@ from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver
+from tests.harness.needs import needs_netns
 from tests.harness.tools import need
 from tests.support.spaces import Space
 from txgrpc import Call
@@ -41,6 +42,7 @@ PORT = 80
 SHORT = 1.0  # seconds for connections that have to fail
 
 
+@needs_netns
 class TunnelCase(TestCase):
     """:ivar enforcing: whether the daemon enforces policies. :ivar remembered: the recorded firewalls."""
 

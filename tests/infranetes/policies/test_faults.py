@@ -31,6 +31,7 @@ from infranetes_common.errors import Unavailable
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_netns
 from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
 from tests.infranetes.policies.objects import block, labelled, namespace, pod, pods, policy
 from tests.support import pod_namespaces
@@ -219,6 +220,7 @@ class Bed:
             fresh.stopService()
 
 
+@needs_netns
 class FaultTests(TestCase):
     timeout = 900
 

@@ -17,6 +17,7 @@ from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.pod_firewall import OPEN, Allowed, PodFirewall, Ports
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_netns
 from tests.support import pod_namespaces
 from tests.support.pod_namespaces import (
     Connection,
@@ -43,6 +44,7 @@ async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
     return await run_in_thread(reactor, functools.partial(work, *args, **kwargs))
 
 
+@needs_netns
 class FirewallCase(TestCase):
     """Three pods, and a machine outside."""
 

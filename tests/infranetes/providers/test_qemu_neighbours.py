@@ -19,6 +19,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu.bridge import Bridge
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_netns
 from tests.support import frames
 from tests.support.frames import ARP, BROADCAST, IPV4, IPV6, PPPOE, QINQ, RARP, VLAN, TapHost, ethernet
 from tests.support.waiting import until
@@ -31,6 +32,7 @@ _MARK = b"a lie, and a long one"
 _ALL_NODES = "33:33:00:00:00:01"
 
 
+@needs_netns
 class NeighbourTests(TestCase):
     """Two machines, one of which is hostile."""
 

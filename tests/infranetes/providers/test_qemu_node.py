@@ -23,6 +23,7 @@ from infranetes.providers.qemu.process import WatchedProcess, pids_by_argument
 from infranetes_common import commands
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_netns, needs_root
 from tests.support.waiting import until
 
 reactor = installed()
@@ -106,6 +107,7 @@ class WatchedProcessTests(TestCase):
         self.assertRaises(ProcessLookupError, WatchedProcess, reactor, pid, lambda: None)
 
 
+@needs_netns
 class BridgeTests(TestCase):
     """The bridge and its table, on this machine's kernel."""
 
@@ -264,6 +266,7 @@ class BridgeTests(TestCase):
             self.assertEqual(found, mtu, routes)
 
 
+@needs_root
 class AcceleratorTests(TestCase):
     """KVM has to prove that it works."""
 
@@ -345,6 +348,7 @@ class AcceleratorTests(TestCase):
         self.assertIn("accelerator", str(error))
 
 
+@needs_root
 class DependencyTests(SynchronousTestCase):
     """Tests here need root and Debian's tools, and fail without them."""
 

@@ -19,6 +19,7 @@ from infranetes.services import sender
 from infranetes_common.concurrency import deferred, run_in_thread, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_netns
 from tests.infranetes.services.faults import Bed, Lasting, thd_awaited
 
 reactor = installed()
@@ -50,6 +51,7 @@ STEPS = st.lists(
 )
 
 
+@needs_netns
 class FaultTests(TestCase):
     timeout = 900
 

@@ -18,6 +18,7 @@ from tests.contract.container_provider import ExecContract, LifecycleContract
 from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import SessionContract
 from tests.contract.container_usage import UsageContract
+from tests.harness.needs import needs_docker
 from tests.support.dockerd import Dockerd, shared
 from vmserver.containers.docker.engine import Engine
 from vmserver.containers.docker.provider import DockerConfig, DockerProvider
@@ -41,6 +42,7 @@ class DockerCase(ContainerProviderCase):
         await super().setUp()
 
 
+@needs_docker
 class DockerLifecycleTests(DockerCase, LifecycleContract, TestCase):
     """Create, start, stop, remove, update, list."""
 
@@ -65,14 +67,17 @@ class DockerLifecycleTests(DockerCase, LifecycleContract, TestCase):
         self.assertEqual([record.line for record in await self.lines(id)], [b"ran"])
 
 
+@needs_docker
 class DockerExecTests(DockerCase, ExecContract, TestCase):
     """ExecSync."""
 
 
+@needs_docker
 class DockerSessionTests(DockerCase, SessionContract, TestCase):
     """Live sessions."""
 
 
+@needs_docker
 class DockerUsageTests(DockerCase, UsageContract, TestCase):
     """Stats."""
 
@@ -85,9 +90,11 @@ class DockerUsageTests(DockerCase, UsageContract, TestCase):
             os.kill(self._engine.pid(), signal.SIGCONT)
 
 
+@needs_docker
 class DockerLogTests(DockerCase, LogContract, TestCase):
     """ReadLog."""
 
 
+@needs_docker
 class DockerImageTests(DockerCase, ArchiveContract, TestCase):
     """Images."""

@@ -19,6 +19,7 @@ from infranetes_common.errors import InvalidArgument, ResourceExhausted, Unavail
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.contract.container_provider_case import pieces
+from tests.harness.needs import needs_docker, needs_root
 from tests.support.dockerd import Dockerd, archive
 from tests.support.oci import busybox
 from tests.vmserver.containers.test_docker import DockerCase
@@ -32,6 +33,7 @@ from vmserver.containers.docker.provider import DockerConfig, DockerProvider
 reactor = installed()
 
 
+@needs_docker
 class IsolationTests(DockerCase, TestCase):
     """What a container sees, according to its own output."""
 
@@ -163,6 +165,7 @@ class IsolationTests(DockerCase, TestCase):
             await self.provider._engine.call("DELETE", f"/containers/{made['Id']}", {"force": "1"})
 
 
+@needs_docker
 class DownTests(DockerCase, TestCase):
     """An engine that is stopped and started."""
 
@@ -215,6 +218,7 @@ class DownTests(DockerCase, TestCase):
         await self.until(lambda: self.provider._index.live, "the provider is back", 60)
 
 
+@needs_root
 class FullTests(TestCase):
     """An engine whose disk is full."""
 

@@ -15,6 +15,7 @@ from twisted.trial.unittest import TestCase
 from infranetes.guest import recipe
 from infranetes_common.wire import cri
 from tests.contract.container_provider import ExecContract
+from tests.harness.needs import needs_crun
 from tests.harness.tools import need
 from tests.support.dockerd import Dockerd
 from tests.vmserver.containers.test_docker import DockerCase
@@ -49,6 +50,7 @@ def guests_engine() -> Dockerd:
     return _shared[0]
 
 
+@needs_crun
 class GuestExecTests(DockerCase, ExecContract, TestCase):
     """ExecSync and sessions."""
 

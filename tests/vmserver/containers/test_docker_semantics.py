@@ -13,31 +13,38 @@ from tests.contract.container_semantics import (
     ProcessContract,
     UserContract,
 )
+from tests.harness.needs import needs_docker
 from tests.vmserver.containers.test_docker import DockerCase
 
 
+@needs_docker
 class UserTests(DockerCase, UserContract, TestCase):
     """User and groups of the first process."""
 
 
+@needs_docker
 class PrivilegeTests(DockerCase, PrivilegeContract, TestCase):
     """Privileges of its processes."""
 
 
+@needs_docker
 class NamespaceTests(DockerCase, NamespaceContract, TestCase):
     """Which namespaces it shares."""
 
 
+@needs_docker
 class ProcessTests(DockerCase, ProcessContract, TestCase):
     """Its command, environment, devices and limits."""
 
 
+@needs_docker
 class ImageVolumeTests(DockerCase, ImageVolumeContract, TestCase):
     """Images mounted as volumes."""
 
     volumes = "docker/images"
 
 
+@needs_docker
 class MountTests(DockerCase, MountContract, TestCase):
     """Mount propagation between the containers of a pod, and what mounts do not allow."""
 

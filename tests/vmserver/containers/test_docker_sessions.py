@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import installed
 from tests.contract.container_sessions import Heard
+from tests.harness.needs import needs_docker
 from tests.vmserver.containers.test_docker import DockerCase
 from vmserver.containers.docker.engine import EngineError
 from vmserver.containers.docker.hijack import Demultiplexer, HijackedConnection, hijack
@@ -109,6 +110,7 @@ class HijackTests(TestCase):
         self.assertIn(str(absent), str(error))
 
 
+@needs_docker
 class TerminalTests(DockerCase, TestCase):
     """A container that was created with a terminal."""
 

@@ -19,6 +19,7 @@ from tests.contract.container_provider import ExecContract, LifecycleContract
 from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import SessionContract
 from tests.contract.container_usage import UsageContract
+from tests.harness.needs import needs_systemd
 from tests.support.systemd import Inside, Systemd, shared
 from vmserver.containers.systemd.config import SystemdConfig
 from vmserver.containers.systemd.provider import SystemdProvider
@@ -36,6 +37,7 @@ class Executable:
         return "sha256:" + hashlib.sha256(self.data).hexdigest()
 
 
+@needs_systemd
 class SystemdCase(ContainerProviderCase):
     """Uses a real systemd."""
 

@@ -29,6 +29,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_programs
 from tests.txgrpc.certificates import Authority
 from vmserver.containers.systemd.config import SystemdConfig
 from vmserver.containers.systemd.images import Executables
@@ -74,6 +75,7 @@ class Server(Resource):
         return b"no"
 
 
+@needs_programs("openssl")
 class FetchTests(TestCase):
     """With real connections."""
 

@@ -18,6 +18,7 @@ from infranetes_common.reactors import installed
 from infranetes_common.systemd_bus import Bus
 from infranetes_common.wire import cri
 from tests.contract.container_sessions import living
+from tests.harness.needs import needs_systemd
 from tests.support.systemd import Inside, Systemd
 from tests.vmserver.containers.test_systemd import SystemdCase
 from vmserver.containers.resources import cpu_weight
@@ -293,6 +294,7 @@ class DownTests(TestCase):
             await Bus.connect(reactor, UNIXClientEndpoint(reactor, "/no/such"), lambda *_: None, lambda: None)
         self.assertIn("process 1", str(caught.exception))
 
+    @needs_systemd
     async def test_one_that_ends_fails_the_calls_under_way(self) -> None:
         manager = Systemd().start()
         self.addCleanup(manager.stop)

@@ -21,6 +21,7 @@ from infranetes_common.nftables_watch import open_socket
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
+from tests.harness.needs import needs_netns
 from tests.support import pod_namespaces
 from tests.support.pod_namespaces import (
     ARRIVES,
@@ -57,6 +58,7 @@ def allowed(*networks: str, ports: tuple[Ports, ...] | None = None) -> Allowed:
     return Allowed(tuple(ip_network(each) for each in networks), ports)
 
 
+@needs_netns
 class FirewallTests(TestCase):
     """A pod, the node from which it is reached, and another machine behind the node."""
 

@@ -21,6 +21,7 @@ from infranetes_common.errors import NotFound
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import installed
 from tests.contract.firewalled_pods import FirewalledPodsContract, Talk
+from tests.harness.needs import needs_netns
 from tests.support import pod_namespaces
 from tests.support.pod_namespaces import Connection, Machine, Node, ip
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
@@ -75,6 +76,7 @@ class Talking:
         return await blocking(self._connection.carries, expected)
 
 
+@needs_netns
 class FirewallsOfAgentsTests(FirewalledPodsContract, TestCase):
     timeout = 300.0
     stranger = STRANGER

@@ -23,6 +23,7 @@ from infranetes.images.erofs.limits import Limits
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, ResourceExhausted
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_programs, needs_root
 from tests.infranetes.images.erofs.support import converted, digest, member, mounted, tar
 from tests.support.waiting import until
 
@@ -66,6 +67,8 @@ class BuildCase(TestCase):
 
 
 class BuildTests(BuildCase):
+    @needs_root
+    @needs_root
     @deferred
     async def test_the_image_is_the_same_however_the_layer_is_compressed(self) -> None:
         expected = converted(TAR, Path(self.mktemp()))
@@ -170,6 +173,8 @@ class WorkingCase(BuildCase):
 
 
 class ChildTests(WorkingCase):
+    @needs_root
+    @needs_programs("mkfs.erofs")
     @deferred
     async def test_a_child_that_dies_is_no_bad_layer_and_spoils_no_other(self) -> None:
         one, two = self.endless(), self.endless()

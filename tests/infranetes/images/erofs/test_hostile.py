@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.images.erofs.limits import BadLayer, Limits
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import FailedPrecondition
+from tests.harness.needs import needs_programs, needs_root
 from tests.infranetes.images.erofs.support import (
     Member,
     check,
@@ -69,6 +70,9 @@ class EntryTests(HostileCase):
         for path in ("../x", "a/../../x", "a/..", "..", "/../x"):
             self.refused(f"its entry '{path}' can't be made: there is .. in '{path}'", member(path))
 
+    @needs_programs("fsck.erofs")
+    @needs_programs("fsck.erofs")
+    @needs_root
     def test_an_absolute_path_begins_at_the_image_s_root(self) -> None:
         image = Path(self.mktemp()).absolute()
         converted(tar([member("/etc//./name", content=b"x")]), image)
@@ -210,6 +214,7 @@ class SparseTests(HostileCase):
         whole = pax(records)[:-512] + header(at_124=b"%011o\0" % (512 + stored))
         return self.refusal(whole + numbers.ljust(512, b"\0") + bytes(stored))
 
+    @needs_programs("fsck.erofs")
     def test_what_gnu_tar_writes_is_read_in_each_form(self) -> None:
         directory = Path(self.mktemp()).absolute()
         directory.mkdir()
@@ -252,6 +257,7 @@ class SparseTests(HostileCase):
         self.assertIn("holes of over 1000 bytes", self.refusal(huge, Limits(hole_bytes=1000)))
 
 
+@needs_programs("fsck.erofs")
 class FuzzTests(HostileCase):
     SPARSE = header(
         at_156=b"S", at_124=b"%011o\0" % 512, at_386=b"%011o\0%011o\0" % (512, 512), at_483=b"%011o\0" % 2048

@@ -11,6 +11,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images.erofs import writer
+from tests.harness.needs import needs_programs
 from tests.infranetes.images.erofs.support import (
     Member,
     check,
@@ -28,6 +29,7 @@ ACL = bytes.fromhex(
 )
 
 
+@needs_programs("fsck.erofs")
 class ImageCase(SynchronousTestCase):
     def image(self, *members: Member, form: int = tarfile.PAX_FORMAT) -> Path:
         """Return the image of a tar, checked with fsck.erofs."""

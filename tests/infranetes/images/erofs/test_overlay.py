@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.harness.needs import needs_programs
 from tests.infranetes.images.erofs.support import Member, check, converted, member, overlaid, tar
 
 DIR = tarfile.DIRTYPE
@@ -22,6 +23,7 @@ BASE = (
 )
 
 
+@needs_programs("fsck.erofs")
 class OverlayTests(SynchronousTestCase):
     def merged(self, *layers: tuple[Member, ...]) -> dict[str, bytes]:
         """Return all files of the merged layers, by path."""

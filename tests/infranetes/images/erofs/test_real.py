@@ -13,11 +13,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images.erofs.convert import convert
 from infranetes.images.erofs.limits import Limits
+from tests.harness.needs import needs_programs, needs_root
 from tests.infranetes.images.erofs.support import check, mounted, shown
 
 TREES = ("etc", "usr/bin/passwd", "usr/bin/perl", "usr/lib/python3", "usr/share/perl", "usr/share/zoneinfo")
 
 
+@needs_root
+@needs_programs("mkfs.erofs")
 class RealTests(SynchronousTestCase):
     timeout = 300
 

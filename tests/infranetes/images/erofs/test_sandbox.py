@@ -10,6 +10,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.harness.needs import needs_programs, needs_root
+
 PROGRAM = """
 import os, select, signal, socket, subprocess, sys, threading, time
 from infranetes.images.erofs import limits, sandbox
@@ -58,6 +60,8 @@ class SandboxTests(SynchronousTestCase):
         refused = dict.fromkeys(("open", "make", "socket", "fork", "exec", "kill", "root"), "refused")
         self.assertEqual(self.said, {"thread": "done", **refused})
 
+    @needs_root
+    @needs_programs("mkfs.erofs")
     def test_it_is_a_user_that_nothing_else_is_and_has_no_capability(self) -> None:
         lines = Path(f"/proc/{self.child.pid}/status").read_text().splitlines()
         status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)

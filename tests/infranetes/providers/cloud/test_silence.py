@@ -10,6 +10,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import Instance
 from infranetes_common.errors import InfranetesError
+from tests.harness.needs import needs_tools
 from tests.infranetes.providers.cloud.case import AwsCase, AzureCase, GcpCase, OpenStackCase
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.infranetes.providers.cloud.world_case import WorldCase
@@ -88,6 +89,7 @@ class SilentOpenStackTests(OpenStackCase, SilentCloud, TestCase):
     """Nova."""
 
 
+@needs_tools("vcsim")
 class SilentVsphereTests(VsphereCase, SilentCloud, TestCase):
     """vCenter, where a call of its own powers a VM off."""
 

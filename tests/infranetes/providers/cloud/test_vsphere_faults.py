@@ -16,6 +16,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.wire import vmserver
+from tests.harness.needs import needs_tools
 from tests.infranetes.providers.cloud.lifecycle_case import LifecycleCase
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.support.clouds import vcsim
@@ -24,6 +25,7 @@ from tests.support.clouds.soap import LIST
 from txgrpc import GrpcError
 
 
+@needs_tools("vcsim")
 class FaultCase(LifecycleCase, VsphereCase):
     def forget_sessions(self) -> None:
         """End all sessions at the vCenter except the test's own."""

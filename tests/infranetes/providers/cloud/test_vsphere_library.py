@@ -24,6 +24,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from tests.contract.pod_provider_case import reactor
+from tests.harness.needs import needs_tools
 from tests.infranetes.providers.cloud.vsphere_case import SETTINGS, VsphereCase
 from tests.support.clouds import vcsim
 from tests.support.clouds.faults import FaultKind
@@ -75,6 +76,7 @@ class LibraryCase(VsphereCase):
                 await self.sleep(0.05)
 
 
+@needs_tools("vcsim")
 class PullTests(LibraryCase, TestCase):
     """Pulls of images that image_folder lacks."""
 
@@ -201,6 +203,7 @@ class PullTests(LibraryCase, TestCase):
         self.assertEqual(self.made(), ["app-1.0", "web-1.0"])
 
 
+@needs_tools("vcsim")
 class BrokenOffTests(LibraryCase, TestCase):
     """Deployments that take long or fail, or whose answer is lost."""
 
@@ -310,6 +313,7 @@ class BrokenOffTests(LibraryCase, TestCase):
         self.assertEqual(self.asked(DEPLOY), 1)
 
 
+@needs_tools("vcsim")
 class RequestTests(LibraryCase, TestCase):
     """The REST interface: faults, sessions, secrets."""
 

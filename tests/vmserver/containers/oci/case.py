@@ -14,6 +14,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import within
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_crun
 from tests.support.crun import (
     CGROUPS,
     configuration,
@@ -56,6 +57,7 @@ class Made:
         return self._waiting[-1]
 
 
+@needs_crun
 class CrunCase(TestCase):
     """A root file system, crun and conmon; what a test makes is discarded."""
 

@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_root
 from vmserver.containers.accounts import ProcessUser
 from vmserver.containers.oci.devices import find_devices
 from vmserver.containers.oci.image import ImageDefaults
@@ -64,6 +65,7 @@ class RootedTests(Case):
         (self.rootfs / "dir").symlink_to("etc")
         self.assertEqual(self.read("/dir/../dir/./to"), b"inside")
 
+    @needs_root
     def test_what_is_no_file_is_as_good_as_absent(self) -> None:
         (self.rootfs / "etc" / "circle").symlink_to("circle")
         os.mkfifo(self.rootfs / "etc" / "fifo")
@@ -166,6 +168,7 @@ class TargetTests(Case):
 
 
 class DeviceTests(Case):
+    @needs_root
     def test_a_device_and_those_of_a_directory(self) -> None:
         for name in ("one", "two"):
             os.mknod(self.directory / name, stat.S_IFCHR | 0o640, os.makedev(10, 254))

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from twisted.trial.unittest import TestCase
 
+from tests.harness.needs import needs_crun
 from tests.vmserver.containers.oci.provider_case import OciCase
 
 OWN = Path("/proc/self/oom_score_adj")
 
 
+@needs_crun
 class OomScoreTests(OciCase, TestCase):
     async def test_a_container_without_a_score_has_none_whatever_the_agent_has(self) -> None:
         self.addCleanup(OWN.write_text, OWN.read_text())

@@ -18,6 +18,7 @@ from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_crun
 from tests.vmserver.containers.oci.killed_agent import ID, container_config
 from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.containers.oci import lock, record
@@ -27,6 +28,7 @@ from vmserver.mounts import unmount
 MAX_STEPS = 80
 
 
+@needs_crun
 class KilledAgentTests(OciCase, TestCase):
     timeout = 600.0
 
@@ -66,6 +68,7 @@ class KilledAgentTests(OciCase, TestCase):
         self.fail(f"the agent has {MAX_STEPS} steps")
 
 
+@needs_crun
 class FailureTests(OciCase, TestCase):
     def container(self, id: str) -> Any:
         return self.provider._index.existing(id)

@@ -13,23 +13,28 @@ from tests.contract.container_semantics import (
     ProcessContract,
     UserContract,
 )
+from tests.harness.needs import needs_crun
 from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.containers.oci import addresses
 from vmserver.containers.oci.cgroup import is_v2
 
 
+@needs_crun
 class UserTests(OciCase, UserContract, TestCase):
     """User and groups of the first process."""
 
 
+@needs_crun
 class PrivilegeTests(OciCase, PrivilegeContract, TestCase):
     """Privileges of its processes."""
 
 
+@needs_crun
 class NamespaceTests(OciCase, NamespaceContract, TestCase):
     """Which namespaces it shares."""
 
 
+@needs_crun
 class ProcessTests(OciCase, ProcessContract, TestCase):
     """Its command, environment, devices and limits."""
 
@@ -47,11 +52,13 @@ class ProcessTests(OciCase, ProcessContract, TestCase):
         return (self.config.directory / "containers" / id / "log").read_text()
 
 
+@needs_crun
 class ImageVolumeTests(OciCase, ImageVolumeContract, TestCase):
     """Images mounted as volumes."""
 
     volumes = "oci/volumes"
 
 
+@needs_crun
 class MountTests(OciCase, MountContract, TestCase):
     """Mount propagation between the containers of a pod, and what mounts do not allow."""

@@ -21,6 +21,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_crun
 from tests.harness.tools import need
 from tests.support.crun import CGROUPS, crun_for_here, make_rootfs, remove_cgroups
 from vmserver.containers.oci.capabilities import DEFAULT, in_mask
@@ -56,6 +57,7 @@ class Ended:
     errors: str
 
 
+@needs_crun
 class SpecCase(SynchronousTestCase):
     """Run containers with a root of busybox."""
 

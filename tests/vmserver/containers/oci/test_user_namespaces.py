@@ -12,6 +12,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_crun
 from tests.support.oci import image, layer
 from tests.support.user_namespaces import FIRST, LENGTH, ids, namespaces, of_container, of_pod
 from tests.vmserver.containers.oci.provider_case import OciCase
@@ -24,6 +25,7 @@ def pod(options: cri.NamespaceOption) -> cri.PodSandboxConfig:
     return cri.PodSandboxConfig(linux=of_pod(options))
 
 
+@needs_crun
 class UserNamespaceCase(OciCase, TestCase):
     """Create containers of a pod that has a user namespace."""
 
