@@ -3,8 +3,8 @@
 
 A pod's host ports are its own from the record of its sandbox on, whose configuration names them, until the
 sandbox is stopped: no other one may begin that asks for one of them. They lead to its VM from the moment the
-sandbox is ready until just before the VM is destroyed, when its address may become another one's. There is no
-further record: what belongs in the kernel follows from the sandboxes.
+sandbox is ready until the VM is lost or is about to be destroyed, when its address may become another one's.
+There is no further record: what belongs in the kernel follows from the sandboxes.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ class PodMachine:
         self._launch: Flight[Instance] | None = None  # the launch at the provider, if this process made one
         self._takes_layers: bool | None = None  # the agent's answer; None: this process has not asked
         self._keeps_volumes: bool | None = None  # likewise
+        self._disconnected = False
 
     @property
     def id(self) -> str:
@@ -154,15 +155,21 @@ class PodMachine:
     # ---- the agent
 
     def connect(self) -> AgentClient:
-        """Return the client of its agent, which connects at its first call."""
+        """Return the client of its agent, which connects at its first call.
+
+        :raise Unavailable: `disconnect` was called: the VM is gone, or is being ended."""
+        if self._disconnected:
+            raise Unavailable(f"the agent of sandbox {self.id} is no longer connected")
         if self.client is None:
             facts = self.facts
             self.client = self._context.connect(facts.id, facts.agent_host, facts.agent_port)
         return self.client
 
     def tell_of_services(self) -> None:
-        """Keep the VM's service proxy up to date, where this node does that. Idempotent."""
-        if self.rules is None and self._context.services is not None:
+        """Keep the VM's service proxy up to date, where this node does that. Idempotent.
+
+        Does nothing once `disconnect` was called."""
+        if self.rules is None and self._context.services is not None and not self._disconnected:
             self.rules = self._context.services.sender(self.connect())
             self.rules.start()
 
@@ -177,7 +184,8 @@ class PodMachine:
         return True
 
     def disconnect(self) -> Deferred[None]:
-        """Close the agent's client. Fires once it is closed, and never fails. Idempotent."""
+        """Close the agent's client for good. Fires once it is closed, and never fails. Idempotent."""
+        self._disconnected = True
         rules, self.rules = self.rules, None
         if rules is not None:
             rules.stop()

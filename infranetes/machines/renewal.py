@@ -87,6 +87,8 @@ class Renewal:
             await sleep(self._context.clock, pause)
             try:
                 await self.once()
+            except CancelledError:  # the daemon is stopping
+                raise
             except Exception:  # the whole pass failed; the next one is made all the same
                 _log.failure("looking for certificates to replace failed")
 

@@ -16,7 +16,7 @@ from infranetes.pods.huge_pages import check_huge_pages
 from infranetes.pods.image_loads import load_image
 from infranetes.pods.image_removal import remove_unused_later
 from infranetes.pods.inventory import Container, Sandbox, container_name
-from infranetes.pods.machine_images import MachineImages
+from infranetes.pods.machine_images import MachineImages, is_being_vacated
 from infranetes.pods.records import ContainerRecord
 from infranetes.pods.resize import Resizer
 from infranetes.pods.states import ContainerState, SandboxState
@@ -176,7 +176,8 @@ def _check_vm(sandbox: Sandbox) -> None:
     """Check that the sandbox has a VM, or gets one with its container.
 
     :raise FailedPrecondition: the sandbox is not ready."""
-    if sandbox.state not in (SandboxState.VACANT, SandboxState.BOOTING):
+    gets_one = sandbox.state in (SandboxState.VACANT, SandboxState.BOOTING) or is_being_vacated(sandbox)
+    if not gets_one:
         sandbox.agent()
 
 

@@ -138,5 +138,7 @@ class ContainerStop:
         await self._machine_images.vacate(container.sandbox).join()
 
     async def _record_removing(self, container: Container) -> None:
+        record = container.record
         if container.state not in (ContainerState.REMOVING, ContainerState.CREATING):
-            await self._node.save_container(container, container.record.to(ContainerState.REMOVING))
+            record = record.to(ContainerState.REMOVING)
+        await self._node.save_container(container, record)  # also again: the first write may have failed

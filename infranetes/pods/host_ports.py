@@ -11,8 +11,6 @@ from infranetes.hostports.mappings import host_ports_of
 from infranetes.pods.inventory import Sandbox
 from infranetes.pods.states import SandboxState
 
-_IN_FORCE = (SandboxState.READY, SandboxState.LOST)
-
 
 def ports_of(sandbox: Sandbox) -> PodPorts:
     """Return the host ports of one sandbox; none where the node's CNI forwards them."""
@@ -26,5 +24,5 @@ def taken_ports(sandboxes: Iterable[Sandbox]) -> list[PodPorts]:
 
 
 def ports_in_force(sandboxes: Iterable[Sandbox]) -> list[PodPorts]:
-    """Return the host ports that are forwarded to a VM."""
-    return [ports_of(one) for one in sandboxes if one.state in _IN_FORCE]
+    """Return the host ports that are forwarded. A lost VM's are not: its address may be another's by now."""
+    return [ports_of(one) for one in sandboxes if one.state is SandboxState.READY]

@@ -20,6 +20,20 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavai
 _log = Logger()
 
 
+def is_half_ended(sandbox: Sandbox) -> bool:
+    """Whether the sandbox has, or may have, a VM that is to be destroyed before it can have another.
+
+    A boot was begun by an earlier daemon, or is not undone yet, or destroying a VM that was up has failed."""
+    if sandbox.state is SandboxState.BOOTING:
+        return sandbox.launching is None or sandbox.launching.done
+    return is_being_vacated(sandbox) and sandbox.ending is not None and sandbox.ending.done
+
+
+def is_being_vacated(sandbox: Sandbox) -> bool:
+    """Whether the VM of a READY sandbox, which is an image's, is being destroyed, or could not be."""
+    return sandbox.state is SandboxState.READY and sandbox.ending is not None
+
+
 class MachineImages:
     """Boots the VMs of VACANT sandboxes from images, and makes sandboxes VACANT again."""
 
@@ -31,7 +45,7 @@ class MachineImages:
 
         :raise FailedPrecondition: the VM runs from another image, or the sandbox is being stopped.
         :raise InfranetesError: a step failed; the VM is destroyed."""
-        if sandbox.state is SandboxState.BOOTING:  # begun by an earlier daemon, or not undone yet
+        if sandbox.state is SandboxState.BOOTING or is_being_vacated(sandbox):
             await self.vacate(sandbox).join()
         if sandbox.state is SandboxState.READY and sandbox.record.image == image.machine:
             return
@@ -41,7 +55,7 @@ class MachineImages:
                 f"sandbox {sandbox.id} can't be booted: it is {sandbox.state.value}{has}; make another pod"
             )
         self._node.side_of(sandbox.record).check_ready()
-        sandbox.aborted = ""
+        sandbox.aborted, sandbox.ending = "", None
         sandbox.launching = Flight(self._record_and_launch(sandbox, image))
         await sandbox.launching.join()
 

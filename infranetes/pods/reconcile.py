@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -15,6 +15,7 @@ from infranetes.pods.agent_events import connect, vm_ended
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.machine_images import is_half_ended
 from infranetes.pods.records import ContainerRecord, Contents
 from infranetes.pods.sandbox_vm import machine_for
 from infranetes.pods.sandboxes import Sandboxes
@@ -88,7 +89,7 @@ class Reconciler:
         Called once for each provider."""
         for sandbox in self._of(side):
             if sandbox.state is SandboxState.STOPPING:
-                self._log_failure(sandbox, start(self._sandboxes.stop(sandbox.id)))
+                self._log_failure(sandbox, start(self._finish_stop(sandbox)))
             elif sandbox.state is SandboxState.ABANDONED:
                 self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
             elif sandbox.state is SandboxState.BOOTING:
@@ -120,6 +121,8 @@ class Reconciler:
                 await once()
             except InfranetesError as error:
                 _log.warn("{words}: {error}", words=words, error=error)
+            except CancelledError:  # the daemon is stopping
+                raise
             except Exception:
                 _log.failure("{words}", words=words)
             await sleep(self._node.clock, self._node.times.sweep)
@@ -141,9 +144,8 @@ class Reconciler:
             instance = by_token.get(sandbox.record.token)
             if sandbox.state is SandboxState.ABANDONED:
                 self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
-            elif sandbox.state is SandboxState.BOOTING:
-                if sandbox.launching is None or sandbox.launching.done:
-                    self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
+            elif is_half_ended(sandbox):
+                self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
             elif sandbox.state is not SandboxState.READY:
                 continue
             elif instance is None:
@@ -240,6 +242,10 @@ class Reconciler:
             )
             for container in removing:
                 await self._containers.removal(container).join()
+
+    async def _finish_stop(self, sandbox: Sandbox) -> None:
+        await self._sandboxes.stop(sandbox.id)
+        await self._remove_unfinished(sandbox)
 
     async def _remove_unfinished(self, sandbox: Sandbox) -> None:
         """Remove the containers that were being created or removed and need no agent for that."""

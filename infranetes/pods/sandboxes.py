@@ -142,6 +142,8 @@ class Sandboxes:
         record = sandbox.record.to(SandboxState.LOST, message=message)
         self._node.note(self._node.save(sandbox, record), f"sandbox {sandbox.id}")
         vm_ended(self._node, sandbox, message)
+        closed = start(self._node.hostports.remove(sandbox.id))
+        self._node.note(closed, f"the end of the host ports of sandbox {sandbox.id}")
 
     async def look(self, sandbox: Sandbox) -> None:
         """Ask the provider whether a READY sandbox still has its VM, and make it LOST if not.
@@ -332,10 +334,10 @@ class Sandboxes:
 
     async def _stop_and_record(self, sandbox: Sandbox) -> None:
         began = self._node.clock.seconds()
+        record = sandbox.record
         if sandbox.state is not SandboxState.STOPPING:
-            await self._node.save(
-                sandbox, sandbox.record.to(SandboxState.STOPPING, stopped_at=self._node.now())
-            )
+            record = record.to(SandboxState.STOPPING, stopped_at=self._node.now())
+        await self._node.save(sandbox, record)  # also again: an earlier stop may not have got that far
         with sandbox.timeline.step("its containers are ended"):
             await end_containers(self._node, sandbox)
         if self._node.nfs_volumes is not None:

@@ -235,6 +235,16 @@ class TearDownTests(MachineCase):
         self.assertEqual([(each.started, each.stopped) for each in services.senders], [(1, 1)])
         self.assertIsNone(self.machine.rules)
 
+    def test_nobody_connects_to_it_again(self) -> None:
+        """Whoever was waiting for its agent would otherwise tell a VM of Services that is no more."""
+        services = self.world.node.services = FakeServices()
+        self.successResultOf(self.up())
+        self.successResultOf(self.down())
+        self.machine.tell_of_services()
+        self.assertRaises(Unavailable, self.machine.connect)
+        self.assertFalse(self.successResultOf(start(self.machine.answers(5.0))))
+        self.assertEqual((services.senders, self.machine.client), ([], None))
+
     def test_what_can_not_be_destroyed_is_tried_again(self) -> None:
         self.successResultOf(self.up())
         self.provider.destroy_error = Unavailable("not now")

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar, cast
 
 from twisted.internet.defer import Deferred
 
@@ -12,7 +13,24 @@ from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.nfs import NfsMount
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.wire import cri, vmserver
+from tests.infranetes.pods.scheduling import Kind
 from txgrpc import Code, GrpcError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def call(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Make a method of FakeAgent a call to it, which the scheduler lets happen."""
+    name = getattr(method, "__name__", "")
+
+    @functools.wraps(method)
+    async def asked(*args: P.args, **kwargs: P.kwargs) -> T:
+        agent = cast(FakeAgent, args[0])
+        words = f"agent {agent.sandbox_id[:6]} {name}"
+        return await agent.scheduler.ask_agent(words, lambda: method(*args, **kwargs))
+
+    return asked
 
 
 class FakeStream:
@@ -67,8 +85,9 @@ class FakeAgent:
     :ivar old: it is of a release in which Docker runs all containers.
     """
 
-    def __init__(self, sandbox_id: str) -> None:
+    def __init__(self, sandbox_id: str, scheduler: Kind | None = None) -> None:
         self.sandbox_id = sandbox_id
+        self.scheduler = scheduler or Kind()
         self.containers: dict[str, Any] = {}
         self.created: list[cri.ContainerConfig] = []  # what it was asked to create
         self.loaded: set[str] = set()
@@ -107,6 +126,7 @@ class FakeAgent:
         if self.away:
             raise Unavailable(f"the agent of sandbox {self.sandbox_id} can't be reached")
 
+    @call
     async def info(self, within: float = 30.0) -> Any:
         self._reach()
         now, steady = self.clocks()
@@ -118,20 +138,24 @@ class FakeAgent:
             huge_page_sizes=self.huge_page_sizes,
         )
 
+    @call
     async def correct_clock(self, steady: int, earliest: int, latest: int) -> None:
         self._reach()
         if self.correct_error is not None:
             raise self.correct_error
         self.corrections.append((steady, earliest, latest))
 
+    @call
     async def new_key(self, within: float = 30.0) -> bytes:
         self._reach()
         return self.sandbox_id.encode()
 
+    @call
     async def rekey(self, certificate: str, within: float = 30.0) -> None:
         self._reach()
         self.certificates.append(certificate)
 
+    @call
     async def configure(self, config: Any, node_dns: Any, contprovider: str = "") -> str:
         self._reach()
         self.configured.append(config)
@@ -141,20 +165,24 @@ class FakeAgent:
             raise self.configure_error
         return "" if self.old else contprovider or "oci"
 
+    @call
     async def warm_up(self) -> None:
         self._reach()
         self.warmed_up += 1
 
+    @call
     async def release_memory(self, ranges: Any, seconds: float) -> None:
         self._reach()
         if self.release_error is not None:
             raise self.release_error
         self.released.append(ranges)
 
+    @call
     async def use_processors(self, count: int) -> None:
         self._reach()
         self.processors.append(count)
 
+    @call
     async def set_firewall(self, firewall: PodFirewall, tunnel_port: int = 0) -> None:
         self._reach()
         self.firewalls.append(firewall)
@@ -199,13 +227,16 @@ class FakeAgent:
             stream.feed(vmserver.WatchEvent(container=copy))
         return copy
 
+    @call
     async def images(self) -> set[str]:
         self._reach()
         return set(self.loaded)
 
+    @call
     async def missing_layers(self, diff_ids: Any) -> int:
         return 1
 
+    @call
     async def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
         if self.holding is not None:
             await self.holding
@@ -214,11 +245,13 @@ class FakeAgent:
         self.loads.append((image_id, data))
         self.loaded.add(image_id)
 
+    @call
     async def fetch_image(self, image_id: str, url: str) -> None:
         self._reach()
         self.loads.append((image_id, url))
         self.loaded.add(image_id)
 
+    @call
     async def create(self, id: str, image_id: str, config: cri.ContainerConfig, sandbox: Any) -> Any:
         self.calls.append(("create", id))
         self.created.append(config)
@@ -231,10 +264,12 @@ class FakeAgent:
         made.resources.CopyFrom(config.linux.resources)
         return self.become(id, cri.CONTAINER_CREATED)
 
+    @call
     async def start(self, id: str) -> Any:
         self._reach()
         return self.become(id, cri.CONTAINER_RUNNING, started_at=6)
 
+    @call
     async def stop(self, id: str, grace_seconds: int, within: float = 30.0) -> Any:
         self.calls.append((f"stop {grace_seconds}", id))
         self._reach()
@@ -242,6 +277,7 @@ class FakeAgent:
             raise NotFound(f"no container {id}")
         return self.become(id, cri.CONTAINER_EXITED, finished_at=7, exit_code=143, reason="Error")
 
+    @call
     async def remove(self, id: str, within: float = 30.0) -> None:
         self.calls.append(("remove", id))
         self._reach()
@@ -250,11 +286,13 @@ class FakeAgent:
             for stream in self.streams:
                 stream.feed(vmserver.WatchEvent(removed=id))
 
+    @call
     async def update(self, id: str, resources: Any) -> Any:
         self._reach()
         self.containers[id].resources.CopyFrom(resources)
         return self.become(id, self.containers[id].state)
 
+    @call
     async def exec_sync(self, id: str, command: Any, seconds: int, limit: float, max_output: int) -> Any:
         self._reach()
         self.calls.append((f"exec {' '.join(command)} {seconds} {limit:.0f}", id))
@@ -262,6 +300,7 @@ class FakeAgent:
             raise self.exec_error
         return vmserver.ExecSyncResponse(stdout=b"out", stderr=b"err", exit_code=3)
 
+    @call
     async def mount_disk(
         self, serial: str, filesystem: str, options: Any, *, read_only: bool, group: int | None
     ) -> None:
@@ -271,6 +310,7 @@ class FakeAgent:
             raise self.mount_error
         self.disks.add(serial)
 
+    @call
     async def find_disk(self, serial: str) -> str:
         self.calls.append(("find", serial))
         self._reach()
@@ -279,12 +319,14 @@ class FakeAgent:
         self.disks.add(serial)
         return f"/dev/{serial[:4]}"
 
+    @call
     async def sync_disk(self, serial: str) -> None:
         self.calls.append(("sync", serial))
         self._reach()
         if self.sync_error is not None:
             raise self.sync_error
 
+    @call
     async def unmount_disk(self, serial: str, within: float) -> None:
         self.calls.append(("unmount", serial))
         self._reach()
@@ -292,6 +334,7 @@ class FakeAgent:
             raise self.unmount_error
         self.disks.discard(serial)
 
+    @call
     async def mount_nfs(self, container_id: str, mount: NfsMount) -> str:
         self.calls.append((f"mount_nfs {mount.source}", container_id))
         self._reach()
@@ -300,6 +343,7 @@ class FakeAgent:
         self.nfs.setdefault(mount.id, set()).add(container_id)
         return str(mount.id)
 
+    @call
     async def unmount_nfs(self, within: int) -> None:
         self.calls.append(("unmount_nfs", str(within)))
         self._reach()
@@ -307,6 +351,7 @@ class FakeAgent:
             raise self.unmount_error
         self.nfs.clear()
 
+    @call
     async def disk_usage(self, serial: str, *, grow: bool = False) -> Any:
         self._reach()
         if serial not in self.disks:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
 from infranetes.authority import Authority
@@ -46,8 +49,11 @@ from infranetes_common.errors import NotFound
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fake_agent import FakeAgent
+from tests.infranetes.pods.scheduling import Kind, Work
 
 IMAGE = "sha256:" + "1" * 64
+
+T = TypeVar("T")
 
 
 class InlineStore(Store):
@@ -55,21 +61,33 @@ class InlineStore(Store):
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        _empty_store().backup(self.connection)
         self.connection.execute("PRAGMA foreign_keys = ON")
-        for script in database.MIGRATIONS:
-            self.connection.executescript(script)
         self.failing: Exception | None = None
         self.writes = 0
+        self.scheduler = Kind()
 
     def contents(self) -> Contents:
         return database.load(self.connection)
 
     def _write(self, write: database.Write) -> Deferred[None]:
+        return self.scheduler.write(lambda: self._apply(write))
+
+    def _apply(self, write: database.Write) -> Deferred[None]:
         if self.failing is not None:
             return fail(self.failing)
         self.writes += 1
         (result,) = database.apply(self.connection, [write])
         return fail(result) if isinstance(result, Exception) else succeed(None)
+
+
+@functools.cache
+def _empty_store() -> sqlite3.Connection:
+    """Return a store's database without records, to be copied."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    for script in database.MIGRATIONS:
+        connection.executescript(script)
+    return connection
 
 
 class FakeProvider:
@@ -97,7 +115,7 @@ class FakeProvider:
     def launch(self, spec: InstanceSpec) -> Deferred[Instance]:
         self.calls.append(("launch", spec.token))
         self.specs.append(spec)
-        return Deferred.fromCoroutine(self._launch(spec))
+        return self._ask(f"launch {spec.sandbox_id[:6]}", lambda: self._launch(spec))
 
     async def _launch(self, spec: InstanceSpec) -> Instance:
         if self.launching is not None:
@@ -112,7 +130,7 @@ class FakeProvider:
             token=spec.token,
             sandbox_id=spec.sandbox_id,
             state=InstanceState.RUNNING,
-            address=f"10.0.0.{len(self.instances) + 1}",
+            address=self._free_address(),
             more_addresses=self.more_addresses,
             agent_port=2475,
         )
@@ -122,28 +140,44 @@ class FakeProvider:
             self._world.agents[spec.sandbox_id].loaded.add(IMAGE)
         return made
 
+    def _ask(self, name: str, work: Work[T]) -> Deferred[T]:
+        return start(self._world.scheduler.ask_provider(name, work))
+
+    def _free_address(self) -> str:
+        """Return the lowest address that no VM has: those of destroyed VMs are used again."""
+        used = {instance.address for instance in self.instances.values()}
+        return next(one for number in count(1) if (one := f"10.0.0.{number}") not in used)
+
     def wait_running(self, instance_id: str, timeout: float) -> Deferred[Instance]:
-        return Deferred.fromCoroutine(self._wait(instance_id))
+        return self._ask(f"wait_running {instance_id}", lambda: self._wait(instance_id))
 
     async def _wait(self, instance_id: str) -> Instance:
         if self.booting is not None:
             await self.booting
-        return self.instances[instance_id]
+        return await self._get(instance_id)
 
     def get(self, instance_id: str) -> Deferred[Instance]:
+        return self._ask(f"get {instance_id}", lambda: self._get(instance_id))
+
+    async def _get(self, instance_id: str) -> Instance:
         if instance_id not in self.instances:
-            return fail(NotFound(f"no VM {instance_id}"))
-        return succeed(self.instances[instance_id])
+            raise NotFound(f"no VM {instance_id}")
+        return self.instances[instance_id]
+
+    async def _list(self) -> list[Instance]:
+        return self._world.scheduler.listed(self.instances)
 
     def list(self) -> Deferred[list[Instance]]:
-        return succeed(list(self.instances.values()))
+        return self._ask("list", self._list)
 
     def destroy(self, instance_id: str) -> Deferred[None]:
         self.calls.append(("destroy", instance_id))
+        return self._ask(f"destroy {instance_id}", lambda: self._destroy(instance_id))
+
+    async def _destroy(self, instance_id: str) -> None:
         if self.destroy_error is not None:
-            return fail(self.destroy_error)
+            raise self.destroy_error
         self.instances.pop(instance_id, None)
-        return succeed(None)
 
     def configure_network(self, pod_cidr: str) -> Deferred[None]:
         self.networks.append(pod_cidr)
@@ -318,6 +352,24 @@ class FakeServices:
         return self.senders[-1]
 
 
+class DaemonClock:
+    """The clock as one daemon has it. :ivar dead: the daemon was killed, and its timers are gone."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.dead = False
+
+    def seconds(self) -> float:
+        return self._clock.seconds()
+
+    def callLater(self, delay: float, call: Callable[..., object], *args: object) -> IDelayedCall:
+        return self._clock.callLater(delay, self._call, call, *args)
+
+    def _call(self, call: Callable[..., object], *args: object) -> None:
+        if not self.dead:
+            call(*args)
+
+
 class FakeAuthority:
     """A CA that signs nothing; its certificates are numbers."""
 
@@ -338,13 +390,18 @@ class FakeAuthority:
 
 
 class FakeNode:
-    """A daemon over fakes; `restart` makes the next daemon over the same ones."""
+    """A daemon over fakes; `restart` makes the next daemon over the same ones.
 
-    def __init__(self, pool: PoolConfig | None = None, **times: Any) -> None:
+    :param scheduler: decides when the fakes do and answer what they are asked for; None: at once."""
+
+    def __init__(self, pool: PoolConfig | None = None, scheduler: Kind | None = None, **times: Any) -> None:
         self.pool_config = pool or PoolConfig()
         self.clock = Clock()
         self.clock.advance(1000.0)
+        self.scheduler = scheduler or Kind()
+        self.scheduler.clock = self.clock
         self.store = InlineStore()
+        self.store.scheduler = self.scheduler
         self.agents: dict[str, FakeAgent] = {}
         self.services: ServiceRules | None = None
         self.table = FakeTable()
@@ -356,8 +413,9 @@ class FakeNode:
         """Start a daemon with the fakes and the store as they are."""
         self.logs = self.make_logs()
         self.images = self.make_images()
+        self.daemon_clock = DaemonClock(self.clock)
         self.node = NodeContext(
-            cast(IReactor, self.clock),
+            cast(IReactor, self.daemon_clock),
             self.store,
             cast(IPodProvider, self.provider),
             self.images,
@@ -373,7 +431,7 @@ class FakeNode:
         self.side = self.node.side
         self.node.pool = Pool(self.side, self.pool_config)
         self.node.renewal = Renewal(self.side, lambda: reachable_machines(self.node))
-        self.node.timekeeping = Timekeeping(self.clock, lambda: reachable_machines(self.node))
+        self.node.timekeeping = Timekeeping(self.node.clock, lambda: reachable_machines(self.node))
         self.sandboxes = Sandboxes(self.node)
         self.containers = Containers(self.node, self.sandboxes)
         self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
@@ -395,7 +453,7 @@ class FakeNode:
 
     def make_agent(self, sandbox_id: str) -> FakeAgent:
         """Return the agent of a new VM."""
-        return FakeAgent(sandbox_id)
+        return FakeAgent(sandbox_id, self.scheduler)
 
     def make_images(self) -> FakeImages:
         """Return the images of the daemon that starts."""
@@ -422,6 +480,8 @@ class FakeNode:
 
     def kill(self) -> None:
         """Kill the daemon; nothing that it was doing goes on or is answered."""
+        self.scheduler.killed()
+        self.daemon_clock.dead = True
         self.node.stopping = True
         self.node.store = DeadStore()
         self.reconciler.stop()

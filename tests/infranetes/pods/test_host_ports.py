@@ -35,6 +35,7 @@ class HostPortTests(SynchronousTestCase):
         taken = {ports.sandbox_id for ports in taken_ports(self.sandboxes)}
         self.assertEqual(taken, {state.value for state in SandboxState} - {"stopped"})
 
-    def test_a_port_is_in_force_while_there_is_a_vm_that_was_ready(self) -> None:
+    def test_a_port_is_in_force_while_its_sandbox_is_ready(self) -> None:
+        """When a VM has ended by itself its address may be another one's."""
         in_force = {ports.sandbox_id for ports in ports_in_force(self.sandboxes)}
-        self.assertEqual(in_force, {"ready", "lost"})
+        self.assertEqual(in_force, {"ready"})

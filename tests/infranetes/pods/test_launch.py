@@ -19,7 +19,7 @@ from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_vm import machine_for
 from infranetes.pods.states import SandboxState
 from infranetes_common.concurrency import start
-from infranetes_common.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeNode, pod
@@ -156,6 +156,17 @@ class HostPortTests(PodsTestCase):
 
         self.patch(self.world.table, "replace", full)
         self.failureResultOf(self.start(with_port()), ResourceExhausted)
+        self.assertEqual(self.world.table.ports, {})
+
+    def test_they_do_not_lead_to_the_vm_that_has_the_address_of_a_lost_one(self) -> None:
+        id = self.run_pod(with_port())
+        (lost,) = self.world.provider.instances
+        self.world.provider.end(lost, "terminated")
+        del self.world.provider.instances[lost]
+        self.assertEqual(self.record(self.run_pod(pod("other"))).address, self.record(id).address)
+        self.assertEqual(self.world.table.ports, {})
+        self.failureResultOf(self.start(with_port("third")), FailedPrecondition)  # the port is still taken
+        self.world.restart()
         self.assertEqual(self.world.table.ports, {})
 
     def test_the_next_daemon_has_them_too(self) -> None:

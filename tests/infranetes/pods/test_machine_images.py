@@ -252,6 +252,51 @@ class FailureTests(MachineImagesTestCase):
         self.do(self.world.reconciler.once(self.world.side))
         self.assertVacant(id)
 
+    def give_up(self, id: str) -> None:
+        """Have a container's creation fail when its VM is up, and the VM not be destroyed."""
+        real = self.provider.launch
+
+        def launch(spec: Any) -> Any:
+            launched = real(spec)
+            self.world.agents[spec.sandbox_id].create_error = FailedPrecondition("not such")
+            return launched
+
+        self.provider.destroy_error = Unavailable("the IaaS is down")
+        patch = self.patch(self.provider, "launch", launch)
+        self.fails(self.create(id), FailedPrecondition)
+        patch.restore()
+        self.assertEqual(self.record(id).state, SandboxState.READY)
+        self.provider.destroy_error = None
+
+    def test_one_that_was_up_and_can_not_be_destroyed_is_tried_again_in_the_next_pass(self) -> None:
+        id = self.run_pod()
+        self.give_up(id)
+        self.do(self.world.reconciler.once(self.world.side))
+        self.assertVacant(id)
+
+    def test_and_when_another_container_is_asked_for(self) -> None:
+        id = self.run_pod()
+        self.give_up(id)
+        self.successResultOf(self.create(id))
+        self.assertEqual(len(self.provider.instances), 1)
+        self.do(self.world.reconciler.once(self.world.side))
+        self.assertEqual(self.record(id).state, SandboxState.READY)
+
+    def test_a_container_that_is_asked_for_while_the_former_one_is_given_up_gets_the_next_vm(self) -> None:
+        id = self.run_pod()
+        self.give_up(id)
+        held: Deferred[None] = Deferred()
+        real = self.provider.destroy
+        self.patch(self.provider, "destroy", lambda vm: held.addCallback(lambda _: real(vm)))
+        passing = start(self.world.reconciler.once(self.world.side))
+        creating = self.create(id)
+        self.assertNoResult(creating)
+        held.callback(None)
+        self.successResultOf(passing)
+        self.successResultOf(creating)
+        self.assertEqual(len(self.provider.specs), 2)
+        self.assertEqual(len(self.provider.instances), 1)
+
     def test_stopping_while_it_boots(self) -> None:
         for step in ("launching", "booting"):
             id = self.run_pod(pod(uid=step))

@@ -18,7 +18,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import ContainersTestCase, PodsTestCase
-from tests.infranetes.pods.fakes import pod
+from tests.infranetes.pods.fakes import box, pod
 
 
 class RestartTests(ContainersTestCase):
@@ -150,6 +150,23 @@ class RestartTests(ContainersTestCase):
         self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPING)
         self.world.clock.advance(AGENT_SECONDS)
         self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
+
+    def test_with_a_stop_the_removal_and_the_creation_of_a_container_are_finished(self) -> None:
+        removed, created = self.run_container(), self.create(box("created"))
+        stopping = self.record(self.sandbox).to(SandboxState.STOPPING)
+        containers = [
+            self.kept(removed).to(ContainerState.REMOVING),
+            attrs.evolve(self.kept(created), state=ContainerState.CREATING),
+        ]
+        self.world.kill()
+        self.world.store.put_sandbox(stopping)
+        for container in containers:
+            self.world.store.put_container(container)
+        self.agent.away = True
+        self.world.restart()
+        self.world.wait(6)
+        self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
+        self.assertEqual(self.world.store.contents().containers, ())
 
     def test_an_end_of_a_failed_launch_is_finished(self) -> None:
         launching = attrs.evolve(self.record(self.sandbox), state=SandboxState.ABANDONED)
@@ -310,6 +327,21 @@ class PassTests(PodsTestCase):
         self.world.table.ports = {}  # somebody else's doing
         self.world.wait(self.world.times.sweep)
         self.assertEqual(list(self.world.table.ports.values()), [self.record(id).address])
+
+    def test_a_daemon_that_stops_ends_the_pass_that_is_under_way(self) -> None:
+        held: Deferred[Any] = Deferred()
+        listed: list[Deferred[Any]] = []
+
+        def listing() -> Deferred[Any]:
+            listed.append(held)
+            return held
+
+        self.patch(self.world.provider, "list", listing)
+        self.world.wait(self.world.times.sweep)
+        self.assertEqual(len(listed), 1)
+        self.world.stop()
+        self.world.wait(3 * self.world.times.sweep)
+        self.assertEqual(len(listed), 1)
 
     def test_passes_go_on_after_one_that_failed(self) -> None:
         stray = self.stray()

@@ -339,6 +339,38 @@ class StopTests(PodsTestCase):
         self.do(self.world.sandboxes.stop(self.sandbox))
         self.assertEqual(self.world.provider.instances, {})
 
+    def test_no_vm_is_destroyed_before_the_stop_is_on_the_disk(self) -> None:
+        """Also by a second stop, if the first one could not be recorded."""
+        self.world.store.failing = ResourceExhausted("full")
+        for _ in range(2):
+            self.failureResultOf(start(self.world.sandboxes.stop(self.sandbox)), ResourceExhausted)
+            self.assertEqual(len(self.world.provider.instances), 1)
+        self.world.store.failing = None
+        self.do(self.world.sandboxes.stop(self.sandbox))
+        self.assertEqual(self.world.provider.instances, {})
+
+    def test_a_second_stop_while_a_pod_is_being_recorded_ends_it(self) -> None:
+        """The first one has cancelled the launch, which waits for the record to undo it."""
+        held: list[Deferred[None]] = []
+        real = self.world.store.put_sandbox
+
+        def put(record: Any) -> Deferred[None]:
+            written = real(record)
+            held.append(Deferred())
+            return held[-1].addCallback(lambda _: written)
+
+        patch = self.patch(self.world.store, "put_sandbox", put)
+        launching = self.start(pod("second"))
+        (sandbox,) = (one for one in self.world.node.inventory if one.id != self.sandbox)
+        stops = [start(self.world.sandboxes.stop(sandbox.id)) for _ in range(2)]
+        patch.restore()
+        held[0].callback(None)
+        for one in stops:
+            self.successResultOf(one)
+        self.failureResultOf(launching, Unavailable)
+        self.assertEqual([one.id for one in self.world.store.contents().sandboxes], [self.sandbox])
+        self.run_pod(pod("second"))
+
     def test_removing_leaves_nothing(self) -> None:
         self.do(self.world.sandboxes.stop(self.sandbox))
         self.do(self.world.sandboxes.remove(self.sandbox))
