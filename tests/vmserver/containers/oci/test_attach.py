@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from infranetes_common.concurrency import sleep, start, within
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.errors import FailedPrecondition, Unavailable
 from tests.contract.container_sessions import resident
 from tests.support.crun import configuration, write_bundle
 from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
@@ -45,6 +49,45 @@ class Heard:
         async for stream, data in self.session.output:
             (self.out if stream == "stdout" else self.err).extend(data)
         return int(await self.session.ended())
+
+
+class ConnectTests(SynchronousTestCase):
+    """Connecting to a conmon with more clients than it has accepted yet."""
+
+    def setUp(self) -> None:
+        self.bundle = Path(self.mktemp())
+        self.bundle.mkdir()
+        at = os.open(self.bundle, os.O_PATH | os.O_DIRECTORY)
+        self.addCleanup(os.close, at)
+        self.path = f"/proc/self/fd/{at}/attach"  # the path of a socket has at most 107 bytes
+        self.conmon = self.socket()
+        self.conmon.bind(self.path)
+        self.conmon.listen(1)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.socket().connect(self.path)
+        self.clock = Clock()
+        self.connecting = start(attaching._connect(self.clock, self.bundle))
+
+    def socket(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self.addCleanup(made.close)
+        return made
+
+    def test_a_client_waits_for_its_turn(self) -> None:
+        self.clock.pump([0.2] * 3)
+        self.assertNoResult(self.connecting)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.addCleanup(self.conmon.accept()[0].close)
+        self.clock.pump([0.2])
+        self.addCleanup(self.successResultOf(self.connecting).close)
+
+    def test_it_does_not_wait_for_ever(self) -> None:
+        self.clock.pump([0.2] * int(attaching.CONNECT_SECONDS / 0.2 - 1))
+        self.assertNoResult(self.connecting)
+        self.clock.pump([0.2] * 5)
+        self.assertIn("can't be reached", str(self.failureResultOf(self.connecting, Unavailable).value))
 
 
 class AttachTests(CrunCase):

@@ -16,6 +16,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
@@ -224,6 +225,33 @@ class CriLogTests(SynchronousTestCase):
     def test_any_bytes_can_be_read(self, data: bytes) -> None:
         self.path.write_bytes(data)
         self.assertTrue(all(len(text) <= len(data) for text in self.texts()))
+
+
+class Asked:
+    """A conmon that is asked for new files and makes none."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.at: list[float] = []
+
+    async def reopen_log(self, log: Path) -> None:
+        self.at.append(self._clock.seconds())
+
+
+class MissingFileTests(SynchronousTestCase):
+    """A rotation that was begun, and whose new file does not appear."""
+
+    def test_conmon_is_asked_again_from_time_to_time(self) -> None:
+        clock: Any = Clock()
+        clock.advance(1000)
+        log = Path(self.mktemp())
+        renamed(log, 1).write_bytes(b"")
+        asked: Any = Asked(clock)
+        keeper = Rotation(clock)
+        self.addCleanup(keeper.close)
+        keeper.add("c", log, asked)
+        clock.pump([rotation.PAUSES[0]] * int(2.5 * rotation.MISSING_SECONDS / rotation.PAUSES[0]))
+        self.assertEqual([round((at - 1000) / rotation.MISSING_SECONDS, 1) for at in asked.at], [1.0, 2.0])
 
 
 class RotationTests(CrunCase):
