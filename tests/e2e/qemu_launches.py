@@ -18,6 +18,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from tests.e2e.qemu_case import QemuCase, said
+from tests.harness.durations import slow
 
 
 class QemuLaunches(QemuCase):
@@ -37,6 +38,7 @@ class QemuLaunches(QemuCase):
         self.assertIs(listed.state, InstanceState.ENDED)
         self.assertEqual([one.id for one in ended], [launched.id])
 
+    @slow(8, "of one step only the time tells that it has failed")
     async def test_each_step_that_fails_leaves_nothing(self) -> None:
         provider = await self.started()
         await provider.stop()

@@ -67,9 +67,10 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.infranetes.daemon.test_crash": ("host ports",),
     "tests.infranetes.daemon.test_semantics": ("host ports",),
     "tests.infranetes.hostports.test_table": ("host ports",),
-    # They use the bridge inftest1 and its subnets.
+    # They use bridges of the same names, and their subnets.
     "tests.infranetes.providers.test_qemu_firewall_changes": ("bridge",),
     "tests.infranetes.providers.test_qemu_firewalls": ("bridge",),
+    "tests.infranetes.providers.test_qemu_launches": ("bridge",),
     "tests.infranetes.providers.test_qemu_neighbours": ("bridge",),
     "tests.infranetes.providers.test_qemu_node": ("bridge",),
     # They publish volumes of the same names among the node's mounts.

@@ -16,6 +16,7 @@ from typing import Any
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from tests.harness.durations import slow
 from tests.mutants.run_tests import ROOT
 from tests.support.waiting import until
 
@@ -70,6 +71,7 @@ reason = "Nobody calls it with anything else than 1."
 OVERLOOKED = "txgrpc/small.py:7 other_extreme: return max(a, 1) -> return min(a, 1)"
 
 
+@slow(3, "it runs the tool, on a repository of its own")
 class RunTests(TestCase):
     """Runs the tool as a person would."""
 
@@ -115,6 +117,7 @@ class RunTests(TestCase):
         results = self.root / "out.json"
         return process.returncode, output, json.loads(results.read_text()) if results.exists() else []
 
+    @slow(20, "a dozen mutants are run, of which one never ends")
     def test_who_is_killed_and_who_survives(self) -> None:
         code, output, results = self.run_tool()
         self.assertEqual(code, 1, output)

@@ -19,6 +19,7 @@ from infranetes_common.errors import DeadlineExceeded, Unavailable
 from tests.contract.leased_addresses import LeasedAddressContract
 from tests.contract.pod_provider import LaunchContract
 from tests.e2e.qemu_launches import QemuLaunches
+from tests.harness.durations import slow
 from tests.harness.needs import needs_netns, needs_programs
 from tests.infranetes.providers.stand_in_case import StandInCase
 
@@ -27,6 +28,10 @@ from tests.infranetes.providers.stand_in_case import StandInCase
 @needs_programs("qemu-img")
 class QemuContractTests(StandInCase, LaunchContract, LeasedAddressContract, TestCase):
     """The contract of every provider, for VMs without an agent."""
+
+    @slow(10, "it starts and kills daemons")
+    async def test_a_daemon_killed_in_a_launch_leaves_what_the_next_one_adopts_or_ends(self) -> None:
+        await super().test_a_daemon_killed_in_a_launch_leaves_what_the_next_one_adopts_or_ends()
 
 
 @needs_netns
