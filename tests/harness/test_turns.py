@@ -24,15 +24,25 @@ EVERY_DAY = "test_demo"
 class VmTests(SynchronousTestCase):
     def test_each_module_has_every_third_day_and_no_other(self) -> None:
         modules = {path.stem for path in (TREE / "tests" / "e2e").glob("test_*.py")} - {EVERY_DAY}
-        counted = Counter(name for day in range(30) for name in turns.vms(day, []))
+        counted = Counter(name for day in range(30) for name in turns.vms(day, [])[0])
         self.assertEqual(counted, dict.fromkeys((f"tests.e2e.{name}" for name in modules), 10))
 
     def test_what_a_change_touches_comes_at_once_and_once(self) -> None:
         for day in range(3):
-            today = turns.vms(day, ["infranetes/services/table.py", "tests/e2e/test_memory.py", "README.md"])
+            paths = ["infranetes/services/table.py", "tests/e2e/test_memory.py", "README.md"]
+            today, waiting = turns.vms(day, paths)
+            self.assertEqual(waiting, [])
             self.assertEqual(today.count("tests.e2e.test_services"), 1)
             self.assertEqual(today.count("tests.e2e.test_memory"), 1)
             self.assertEqual(len(today), len(set(today)))
+
+    def test_of_a_change_of_everything_what_it_touches_most_comes_and_the_rest_is_named(self) -> None:
+        modules = {name for names in turns.VMS for name in names}
+        paths = [f"tests/e2e/{name}.py" for name in modules] + ["infranetes/services/table.py"]
+        today, waiting = turns.vms(0, paths)
+        self.assertIn("tests.e2e.test_services", today)
+        self.assertEqual(len(today), len(turns.VMS[0]) + turns.MOST_TOUCHED)
+        self.assertEqual(sorted(today + waiting), sorted(f"tests.e2e.{name}" for name in modules))
 
     def test_the_paths_that_are_watched_are_there(self) -> None:
         for path in (*turns.TOUCHED, *(path for _words, path in turns.OTHERS)):
