@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from infranetes.pods.inventory import Container, Inventory
 from infranetes.volumes import volumes as module
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mounts import Source
-from infranetes.volumes.records import VolumeRecords
+from infranetes.volumes.records import OwnRecord, VolumeRecords
 from infranetes.volumes.volumes import TRIES, Volumes
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
@@ -73,6 +74,7 @@ class ContainerTests(VolumesCase):
         config = self.prepared("c1", self.mount(readonly=True, recursive_read_only=True))
         (mount,) = config.mounts
         self.assertEqual((mount.host_path, mount.readonly), (PREFIX + self.volume_id, True))
+        self.assertEqual(self.agent.calls, ["list", "put"])
         self.assertEqual((self.there / "file").read_text(), "content")
         self.assertEqual(self.recorded(), [("c1",)])
 
@@ -133,6 +135,7 @@ class ContainerTests(VolumesCase):
         self.successResultOf(going)
         self.successResultOf(coming)
         self.assertEqual((self.recorded(), self.there.exists()), ([("c2",)], True))
+        self.assertNotIn("remove", self.agent.calls)
 
     def test_an_agent_that_is_away_keeps_no_record(self) -> None:
         self.prepared("c1")
@@ -172,7 +175,44 @@ class ContainerTests(VolumesCase):
         waiting = self.prepare(self.container("c2"), self.mount(self.node / "link"))
         self.failureResultOf(waiting, InvalidArgument)
         self.release("c1")
-        self.prepared("c3", self.mount(self.node / "link", readonly=True))
+        both = self.prepare(self.container("c3"), self.mount(self.node / "link"), self.mount())
+        self.failureResultOf(both, InvalidArgument)
+        self.release("c3")
+        self.prepared("c4", self.mount(readonly=True))
+        self.prepared("c5", self.mount(self.node / "link", readonly=True))
+
+    def test_what_is_mounted_later_counts_where_mounts_are_not_private(self) -> None:
+        for propagation, private in (
+            (cri.PROPAGATION_PRIVATE, True),
+            (cri.PROPAGATION_HOST_TO_CONTAINER, False),
+        ):
+            self.prepared("c1", self.mount(propagation=propagation))
+            (volume,) = self.volumes._volumes["s1"].values()
+            self.assertEqual(volume.layout is not None, private)
+            self.release("c1")
+
+    def test_what_is_mounted_below_a_read_only_mount_comes_with_it_once(self) -> None:
+        for name in ("a", "b"):
+            (self.node / name).mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", self.node / name], check=True)
+            self.addCleanup(subprocess.run, ["umount", "-l", str(self.node / name)])
+            (self.node / name / name).touch()
+        given = cri.Mount(container_path="/data/b", host_path=str(self.node / "b"), readonly=True)
+        config = self.prepared("c1", self.mount(readonly=True), given)
+        self.assertEqual(
+            [(each.container_path, each.readonly) for each in config.mounts],
+            [("/data", True), ("/data/b", True), ("/data/a", False)],
+        )
+        ids = [each.host_path.removeprefix(PREFIX) for each in config.mounts]
+        self.assertEqual([sorted(os.listdir(self.agent.path(id))) for id in ids], [["a", "b"], ["b"], ["a"]])
+
+    def test_what_is_the_vms_own_is_not_carried(self) -> None:
+        async def prepare(*_: object) -> str:
+            return "own/below"
+
+        self.patch(self.volumes._own, "prepare", prepare)
+        (mount,) = self.prepared("c1").mounts
+        self.assertEqual((mount.host_path, self.agent.calls), (f"{PREFIX}own/below", []))
 
     def test_what_it_wrote_last_is_brought_once_for_all_who_ask(self) -> None:
         self.prepared("c1")
@@ -187,6 +227,8 @@ class ContainerTests(VolumesCase):
         (self.there / "later").touch()
         self.successResultOf(self.volumes.flush(container))
         self.assertEqual(os.listdir(self.node), ["late"], "its end is told once")
+        self.release("c1")
+        self.assertEqual(self.volumes._flushes, {})
 
     def test_what_may_be_missing_is_what_it_could_write_to(self) -> None:
         other = self.top / "a"
@@ -198,6 +240,9 @@ class ContainerTests(VolumesCase):
             words = self.volumes.possibly_missing(cast(Container, self.fake.containers[id]))
             self.assertEqual(words, f"what it wrote last to {paths} may be missing on the node")
         self.assertEqual(self.volumes.possibly_missing(self.container("c4")), "")
+        (self.top / "b").mkdir()
+        self.prepared("c5", self.mount(self.top / "b", readonly=True))
+        self.assertEqual(self.volumes.possibly_missing(cast(Container, self.fake.containers["c5"])), "")
 
     def test_a_command_waits_for_what_it_wrote(self) -> None:
         self.prepared("c1")
@@ -208,6 +253,7 @@ class ContainerTests(VolumesCase):
 
 class DaemonTests(VolumesCase):
     def resumed(self, *sandboxes: OneSandbox) -> None:
+        self.successResultOf(start(self.volumes.stop()))
         self.volumes = self.daemon()
         self.successResultOf(start(self.volumes.resume(cast(Inventory, _Inventory(*sandboxes)))))
 
@@ -247,6 +293,38 @@ class DaemonTests(VolumesCase):
         self.agent.calls.clear()
         self.clock.advance(10 * VolumesConfig().interval)
         self.assertEqual(self.agent.calls, [])
+
+    def test_it_goes_on_with_the_ids_that_the_pod_sees(self) -> None:
+        ids = [cri.IDMapping(host_id=100_000, container_id=0, length=65536)]
+        self.prepared("c1", self.mount(uidMappings=ids, gidMappings=ids))
+        (self.node / "a").touch()
+        self.resumed(self.fake)
+        self.clock.advance(VolumesConfig().interval)
+        self.assertEqual((self.there / "a").stat().st_uid, 100_000)
+
+    def test_nothing_goes_on_once_it_stops(self) -> None:
+        self.prepared("c1")
+        self.successResultOf(start(self.volumes.stop()))
+        self.assertEqual((self.clock.getDelayedCalls(), self.agent.watching), ([], 0))
+        self.assertTrue(cast(Lanes, self.volumes._lanes).closed)
+        self.assertEqual(self.volumes._mounts._watched, -1, "no file is kept open")
+
+    def test_the_vms_own_are_brought_again_and_forgotten_too(self) -> None:
+        seen: list[str] = []
+
+        async def bring_again(_: object) -> None:
+            seen.append("brought")
+
+        def forget(_: object) -> bool:
+            seen.append("forgotten")
+            return True
+
+        self.patch(self.volumes._own, "bring_again", bring_again)
+        self.patch(self.volumes._own, "forget", forget)
+        self.successResultOf(start(self.volumes.bring_again(self.sandbox)))
+        self.records.save_own("s1", OwnRecord(Source("/cache", False, False), "vm-1"))
+        self.volumes.forget(self.sandbox)
+        self.assertEqual((seen, self.records.load_own()), (["brought", "forgotten"], {}))
 
     def test_nothing_of_a_sandbox_whose_vm_is_gone_stays(self) -> None:
         self.prepared("c1")
