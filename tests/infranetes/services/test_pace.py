@@ -48,6 +48,16 @@ class PaceTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(self.numbers(), [0, 1, 2, 3, 4, 5, -1, 6, 7])
 
+    def test_who_comes_while_others_wait_comes_after_them(self) -> None:
+        self.come(*range(5))
+        turn = self.pace.turn()
+        assert turn is not None
+        self.come(5)
+        turn.addCallback(lambda _: self.come(6))  # in the same turn of the reactor
+        while len(self.done) < 7:
+            self.clock.advance(0)
+        self.assertEqual(self.numbers(), [0, 1, 2, 3, 4, 5, 6])
+
     def test_after_much_there_is_a_rest_and_then_all_is_as_it_was(self) -> None:
         self.come(*range(20))
         while len(self.done) < 20:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -42,8 +42,22 @@ class EndpointTests(RuleCase):
             written.endpoint("10.1.0.1", ready=False, serving=True, terminating=True),
             written.endpoint("10.1.0.2", ready=False, serving=False, terminating=True),
             written.endpoint("10.1.0.3", ready=False),
+            written.endpoint("10.1.0.4", ready=False, serving=True),
         )
         self.assertEqual(self.reached(written.service(), slices), ["10.1.0.1:8080"])
+
+    def test_hints_count_only_if_all_ready_ones_have_them(self) -> None:
+        for kind, near, far in (("zones", "zone-a", "zone-b"), ("nodes", "here", "there")):
+            near_hint, far_hint = cast(Any, {kind: [near]}), cast(Any, {kind: [far]})
+            hinted = (
+                written.endpoint("10.1.0.1", **near_hint),
+                written.endpoint("10.1.0.2", **far_hint),
+            )
+            unready = written.endpoint("10.1.0.3", ready=False)
+            bare = written.endpoint("10.1.0.4")
+            for given, last in (((*hinted, unready), [1]), ((*hinted, bare), [1, 2, 4]), (hinted[1:], [2])):
+                found = self.reached(written.service(), written.endpoint_slice(*given))
+                self.assertEqual(found, [f"10.1.0.{each}:8080" for each in last], (kind, last))
 
     def test_of_several_slices_each_counts_once(self) -> None:
         leaving = written.endpoint("10.1.0.1", ready=False, serving=True, terminating=True)
@@ -169,3 +183,29 @@ class AddressTests(RuleCase):
             for key, rule in self.rules(item).items()
         }
         self.assertEqual(found, {"10.96.0.10": (0, True), "192.0.2.1": (0, False), "192.0.2.2": (1, False)})
+
+
+class OtherFieldTests(RuleCase):
+    """What a rule says besides its endpoints."""
+
+    def test_each_has_the_affinity_and_only_a_cluster_ip_refuses_other_ports(self) -> None:
+        item = written.service(
+            externalIPs=["192.0.2.1", "10.96.0.10"],
+            sessionAffinity="ClientIP",
+            sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}},
+        )
+        item["status"] = {"loadBalancer": {"ingress": [{"ip": "192.0.2.2"}]}}
+        found = {str(key.address): rule for key, rule in self.rules(item).items()}
+        self.assertEqual({address: rule.cluster_ip for address, rule in found.items()},
+                         {"10.96.0.10": True, "192.0.2.1": False, "192.0.2.2": False})  # fmt: skip
+        self.assertEqual({rule.affinity_seconds for rule in found.values()}, {60})
+
+    def test_only_a_local_one_without_endpoints_here_drops(self) -> None:
+        elsewhere = written.endpoint_slice(written.endpoint("10.1.0.1", node="there"))
+        for policy, slices, without in (
+            ("Local", [elsewhere], Without.DROPPED),
+            ("Local", [], Without.REFUSED),
+            ("Cluster", [elsewhere], Without.REFUSED),
+        ):
+            (rule,) = self.rules(written.service(internalTrafficPolicy=policy), *slices).values()
+            self.assertEqual(rule.without, without)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from ipaddress import ip_network
 from typing import TypeAlias, cast
 
-from twisted.internet.defer import DeferredQueue
+from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -425,13 +425,37 @@ class SenderTests(SynchronousTestCase):
             self.put(place)
             self.vm.say(table, self.table.number - older)
             self.assertIn("does not match the rules", self.sender.trouble)
-            self.assertEqual(self.sender.number, -1)
+            self.assertEqual((self.sender.number, self.vm.open), (-1, False))
             self.clock.advance(sender.LONGEST_PAUSE)
             self.assert_equal()
         self.vm.deaf = True
-        self.put(9)
-        self.vm.say(self.table.id, self.table.number - 1)
-        self.assertIn("does not match the rules", self.sender.trouble)
+        for place, (table, older) in enumerate(((self.table.id, 1), ("other", 0)), 9):
+            self.put(place)
+            self.vm.say(table, self.table.number - older)
+            self.assertIn("does not match the rules", self.sender.trouble)
+            self.clock.advance(sender.LONGEST_PAUSE)
+
+    def test_each_message_waits_for_its_turn(self) -> None:
+        self.patch(messages, "PART", 1)
+        turns: list[Deferred[None]] = []
+
+        class Slow(Pace):
+            def turn(self) -> Deferred[None]:
+                turns.append(Deferred())
+                return turns[-1]
+
+        self.sender.stop()
+        self.sender = RuleSender(
+            self.clock, self.vm, self.table, self.changed, Batches(self.table), Slow(self.clock)
+        )
+        self.sender.start()
+        self.addCleanup(self.sender.stop)
+        self.put(1, 2)
+        before = len(self.vm.messages)
+        for number in range(2):
+            self.assertEqual((len(turns), len(self.vm.messages)), (number + 1, before + number))
+            turns[number].callback(None)
+        self.assert_equal()
 
     def test_an_agent_that_answers_anything_is_not_sent_all_again_and_again(self) -> None:
         self.put(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.services.timing import MOST_NEWS, MOST_TIMES, News, Times
+from infranetes.services.timing import MOST_NEWS, MOST_TIMES, News, Progress, Times
 
 
 class NewsTests(SynchronousTestCase):
@@ -23,6 +23,17 @@ class NewsTests(SynchronousTestCase):
             news.note(number, float(number))
         self.assertEqual(news.after(0), 2.0 * MOST_NEWS)
 
+    def test_looks_that_change_nothing_push_nothing_out(self) -> None:
+        news = News()
+        news.note(1, 1.0)
+        for _ in range(2 * MOST_NEWS):
+            news.note(1, 2.0)
+        self.assertEqual(news.after(0), 1.0)
+
+    def test_a_vm_is_current_once_it_is_known_to_lack_nothing(self) -> None:
+        for number, behind, current in ((5, 0, True), (5, 1, False), (5, None, False), (-1, 0, False)):
+            self.assertEqual(Progress(number, behind, "", None, None, None, 0).current, current)
+
 
 class TimesTests(SynchronousTestCase):
     def test_quantiles(self) -> None:
@@ -31,6 +42,10 @@ class TimesTests(SynchronousTestCase):
         for seconds in range(100, 0, -1):
             times.add(float(seconds))
         self.assertEqual((times.last, times.quantile(0.99), times.quantile(0.5)), (1.0, 99.0, 50.0))
+        few = Times()
+        for seconds in range(1, 11):
+            few.add(float(seconds))
+        self.assertEqual([few.quantile(part) for part in (0.0, 0.1, 0.91, 1.0)], [1.0, 1.0, 10.0, 10.0])
         times.add(-1.0)  # the clock was set back
         self.assertEqual(times.last, 0.0)
 
