@@ -113,6 +113,10 @@ KUBERNETES ?=
 export KUBERNETES
 export INFRANETES_TEST_KUBERNETES := $(KUBERNETES)
 
+.PHONY: vm-tools
+vm-tools: | apt-base ## Fetch nfs-ganesha, which tests with real VMs need, into build/tools
+	@tests/e2e/tools
+
 .PHONY: cluster-tools
 cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools/kubernetes (once, ten minutes); KUBERNETES=v1.34.4: of another release
 	@PYTHON=$(PYTHON) tests/cluster/tools
@@ -144,10 +148,10 @@ check: venv proto ## Run every test that needs neither root nor another program:
 test: venv proto apt-test tools image ## Run all tests but those of VMs and clusters, and the life of one real VM: twelve minutes; as root or with sudo
 	@$(RUN_TESTS) --tier test $(TESTS)
 
-test-all: venv proto apt-test tools image image-docker ## Run all tests but those that take hours: with real VMs, too
+test-all: venv proto apt-test tools vm-tools image image-docker ## Run all tests but those that take hours: with real VMs, too
 	@$(AS_ROOT) $(RUN_TESTS) --tier all $(TESTS)
 
-test-nightly: venv proto apt-test tools image image-docker cluster-tools delegate-tools promtool otelcol ## Run all tests there are, soaks and clusters too, then Kubernetes' own suites: hours
+test-nightly: venv proto apt-test tools vm-tools image image-docker cluster-tools delegate-tools promtool otelcol ## Run all tests there are, soaks and clusters too, then Kubernetes' own suites: hours
 	$(call need,$(APT_PAGE) $(APT_CLUSTER))
 	@PYTHON=$(PYTHON) tests/cluster/tools metrics
 	@PYTHON=$(PYTHON) tests/cluster/tools storage
@@ -156,7 +160,7 @@ test-nightly: venv proto apt-test tools image image-docker cluster-tools delegat
 	@$(MAKE) --no-print-directory kubernetes
 
 .PHONY: test-vms
-test-vms: venv proto apt-test tools image image-docker ## Run the tests with real VMs that have their turn today, or that the last day's change touches; CI_DAY= another day
+test-vms: venv proto apt-test tools vm-tools image image-docker ## Run the tests with real VMs that have their turn today, or that the last day's change touches; CI_DAY= another day
 	@$(AS_ROOT) $(RUN_TESTS) $(or $(TESTS),$$($(BIN)/python -m tests.harness.turns vms))
 
 # today: leave out the tests of clusters that have other days.

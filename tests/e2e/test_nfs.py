@@ -19,8 +19,9 @@ from infranetes.volumes import mount_table
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
+from tests.harness.needs import needs
 from tests.infranetes.daemon import case
-from tests.support.ganesha import NfsServer
+from tests.support.ganesha import GANESHA, NfsServer
 from tests.support.nfs3 import Nfs3Server
 from txgrpc import Code
 
@@ -51,6 +52,7 @@ int main(int count, char **words) {
 _BOUND = 60.0  # seconds within which calls are answered without the server, even if all is slow without KVM
 
 
+@needs(GANESHA)
 class NfsTests(PodCase):
     """Two pods with the same host name and the same volume."""
 
@@ -159,6 +161,7 @@ class NfsTests(PodCase):
         )  # fmt: skip
         await self.run_container(db, second)
         await self.until(lambda: (self.data / "log").exists(), "the second pod writes", seconds=30.0)
+        await self.until(lambda: len(self.lines_of("db")) > 2, "its log is on the node", seconds=30.0)
         said = self.lines_of("db")
         self.assertEqual(said[0], "of-web")
         self.assertRegex(of_web, "^[0-9a-f]{32}$")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real NFS server: Debian's nfs-ganesha, which does not need the kernel's NFS server. Its packages are
-unpacked and not installed, so that it runs only where a test starts it."""
+"""A real NFS server: Debian's nfs-ganesha, which does not need the kernel's. `tests/e2e/tools` fetches it."""
 
 from __future__ import annotations
 
@@ -14,9 +13,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.harness.needs import TOOLS, Tier, tool
+
 START_SECONDS = 30.0
-_PACKAGES = ("nfs-ganesha", "nfs-ganesha-vfs")
-_ENVIRONMENT = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+GANESHA = tool("nfs-ganesha", Tier.ALL, "vm-tools")
 _CONFIG = """\
 NFS_CORE_PARAM {{
   Protocols = 4; NFS_Port = {port}; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false;
@@ -47,14 +47,13 @@ class NfsServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
         try:
-            _unpack(self._top / "packages")
             self._start(exports)
         except BaseException:
             self.end()
             raise
 
     def _start(self, exports: Mapping[str, Path]) -> None:
-        libraries = self._top / "packages" / "usr" / "lib"
+        libraries = TOOLS / "nfs-ganesha/usr/lib"
         [plugins] = libraries.glob("*/ganesha")
         # From release 5 on it asks the kernel to treat it as an I/O flusher, which a test machine may refuse.
         late = any((libraries / "ganesha").glob("libganesha_nfsd.so.[5-9]*"))
@@ -63,7 +62,7 @@ class NfsServer:
         for number, (name, path) in enumerate(exports.items(), 1):
             config += _EXPORT.format(number=number, name=name, path=path)
         (self._top / "ganesha.conf").write_text(config)
-        program = self._top / "packages" / "usr" / "bin" / "ganesha.nfsd"
+        program = TOOLS / "nfs-ganesha/usr/bin/ganesha.nfsd"
         files = ["-f", str(self._top / "ganesha.conf"), "-p", str(self._top / "pid")]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -102,25 +101,6 @@ class NfsServer:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._top, ignore_errors=True)
-
-
-def _unpack(directory: Path) -> None:
-    """Unpack the packages, and their dependencies that this machine lacks."""
-    archives = directory.with_name("archives")
-    (archives / "partial").mkdir(parents=True)
-    command = ["apt-get", "-y", "-q", "--no-install-recommends", "--download-only", "--reinstall",
-               "-o", f"Dir::Cache::archives={archives}", "-o", "APT::Sandbox::User=root",
-               "install", *_PACKAGES]  # fmt: skip
-    for update in (False, True):
-        if update:
-            subprocess.run(["apt-get", "-q", "update"], check=True, capture_output=True, env=_ENVIRONMENT)
-        done = subprocess.run(command, capture_output=True, text=True, env=_ENVIRONMENT)
-        if not done.returncode:
-            break
-    else:
-        raise RuntimeError(f"{' '.join(_PACKAGES)} can't be had: {done.stderr[-2000:]}")
-    for each in archives.glob("*.deb"):
-        subprocess.run(["dpkg-deb", "--extract", each, directory], check=True)
 
 
 def _free_port() -> int:

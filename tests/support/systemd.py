@@ -70,13 +70,13 @@ rm -rf "$1"
 # systemd makes units' own /dev, and /var/tmp, which is for temporary files too. The machine's own units are
 # not known there, so none is started (some clean /tmp, set the clock or the kernel's settings). Only the
 # network's settings can be changed, because our units may do so, and with systemd 257 no unit can write where
-# systemd itself can't.
+# systemd itself can't. A hierarchy may be mounted twice at its path, as for workers with a /sys of their own.
 _INSIDE = """
 set -e
 mount --make-rprivate /
 mount -t proc proc /proc
 mount --bind "$1/run" /run
-trees=$(awk '$3 == "cgroup" || $3 == "cgroup2" { print $2 " " $3 " " $4 }' /proc/mounts)
+trees=$(awk '($3 == "cgroup" || $3 == "cgroup2") && !seen[$2]++ { print $2 " " $3 " " $4 }' /proc/mounts)
 case "$trees" in
     "/sys/fs/cgroup cgroup2"*) mount -t cgroup2 cgroup2 /sys/fs/cgroup ;;
     *)
