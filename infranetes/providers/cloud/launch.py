@@ -235,15 +235,17 @@ class Launcher(Generic[D]):
         :param or_ended: also stop waiting once a list shows that it has ended."""
         until = self._reactor.seconds() + seconds
         with self._waiting(id) as changed:
-            while (left := until - self._reactor.seconds()) > 0:
-                with suppress(TimeoutError):
-                    await changed().addTimeout(left, self._reactor)
-                vm = self._ledger.last_said(id)
+            while True:
+                vm = self._ledger.last_said(id)  # a list may have shown it before the cloud answered the launch
                 if vm is not None and vm.state is InstanceState.RUNNING:
                     return vm
                 if vm is not None and or_ended and vm.state is InstanceState.ENDED:
                     return None
-        return None
+                left = until - self._reactor.seconds()
+                if left <= 0:
+                    return None
+                with suppress(TimeoutError):
+                    await changed().addTimeout(left, self._reactor)
 
     async def _find_launched(self, token: str, conflict: CloudError) -> CloudVM:
         """Find the VM that an earlier daemon launched with another identity, once the cloud shows it."""

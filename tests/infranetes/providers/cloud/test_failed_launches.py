@@ -85,7 +85,9 @@ class _Calls:
         return work(None)
 
 
-class FailedLaunchTests(SynchronousTestCase):
+class LaunchCase(SynchronousTestCase):
+    """A launcher and a watcher of a cloud, on a virtual clock."""
+
     def setUp(self) -> None:
         self.clock = Clock()
         self.settings = CloudSettings()
@@ -121,6 +123,8 @@ class FailedLaunchTests(SynchronousTestCase):
         error = CloudError(kind, "no answer")
         self.assertIs(self.failureResultOf(self.launch(error), CloudError).value, error)
 
+
+class FailedLaunchTests(LaunchCase):
     def test_what_it_left_is_destroyed_at_once_and_nothing_else(self) -> None:
         self.cloud.vms = {each.id: each for each in (vm("a"), vm("b"), vm("other", OTHER))}
         self.launch_fails()
