@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import attrs
@@ -18,7 +17,8 @@ from infranetes.providers.interface import (
 from infranetes_common.errors import (
     InfranetesError,
 )
-from tests.contract.pod_provider_case import DyingDaemon, ProviderCase, reactor
+from tests.contract.pod_provider_case import ProviderCase
+from tests.support import warm
 
 _ROOT = Path(__file__).parents[2]
 _DIE_IN_LAUNCH = "tests.contract.die_in_launch"
@@ -86,16 +86,14 @@ class InterruptedLaunchContract(ProviderCase):
             "seconds": seconds,
         }
         job.write_text(json.dumps(document, default=str))
-        daemon = DyingDaemon()
-        reactor.spawnProcess(
-            daemon,
-            sys.executable,
-            [sys.executable, "-m", _DIE_IN_LAUNCH, str(job)],
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        )
+        output = self.run_dir / f"{spec.token}.log"
+        with output.open("wb") as file:
+            arguments = ("-m", _DIE_IN_LAUNCH, str(job))
+            daemon = warm.Process(arguments, file.fileno(), _ROOT, os.environ)
         try:
-            await self.within(daemon.ended, self.start_timeout + 60)
+            seconds_to_die = self.start_timeout + 60
+            await self.until(lambda: daemon.poll() is not None, "the daemon kills itself", seconds_to_die)
         finally:
             job.unlink()
             daemon.kill()
-        self.assertEqual(daemon.signal, signal.SIGKILL, daemon.output.decode(errors="replace"))
+        self.assertEqual(daemon.returncode, -signal.SIGKILL, output.read_text(errors="replace"))

@@ -160,10 +160,11 @@ class SimulatedAws:
 
     def instances(self) -> list[Any]:
         """Return instances that have not ended, as EC2 describes them."""
-        # All pages are read, because instances that have ended stay listed, and the newest are the last.
-        pages = self.ec2.get_paginator("describe_instances").paginate(PaginationConfig={"PageSize": PAGE})
-        found = [one for page in pages for each in page["Reservations"] for one in each["Instances"]]
-        return [one for one in found if one["State"]["Name"] not in ("terminated", "shutting-down")]
+        living = [{"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}]
+        pages = self.ec2.get_paginator("describe_instances").paginate(
+            Filters=living, PaginationConfig={"PageSize": PAGE}
+        )
+        return [one for page in pages for each in page["Reservations"] for one in each["Instances"]]
 
     def running(self) -> list[str]:
         """Return the ids of instances that have not ended."""
@@ -324,8 +325,7 @@ class SimulatedAws:
         tags: dict[str, dict[str, str]] = {}
         self.cluster = self.cluster or aws_policy.asked_tags(parameters).get(CLUSTER, "")
         if aws_policy.ids(parameters):
-            described = await deferToThread(moto_answers.all_tags, self.ec2)
-            tags = {id: described.get(id, {}) for id in aws_policy.ids(parameters)}
+            tags = await deferToThread(moto_answers.tags_of, self.ec2, aws_policy.ids(parameters))
         return aws_policy.refused(parameters, self.cluster, tags, self.policy)
 
     def _as_shown(self, body: bytes) -> bytes:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tests.support.clouds.agent_processes import ROOT
@@ -69,6 +70,9 @@ def shared() -> Moto:
 
 
 def _serve() -> None:
+    # moto has hundreds of images, each with a snapshot at which every list of snapshots looks. Tests name three.
+    # It reads this when it is imported.
+    os.environ["MOTO_AMIS_PATH"] = str(Path(__file__).with_name("moto_images.json"))
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 

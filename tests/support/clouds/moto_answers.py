@@ -5,6 +5,7 @@ none."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -59,11 +60,15 @@ def make_network(
     return tuple(each["SubnetId"] for each in subnets), group
 
 
-def all_tags(ec2: Any) -> dict[str, dict[str, str]]:  # Any: boto3's client
-    """Return the tags of all resources; an association has those of its address. Blocks."""
+def tags_of(ec2: Any, ids: Sequence[str]) -> dict[str, dict[str, str]]:  # Any: boto3's client
+    """Return the tags of resources; an association has those of its address. Blocks."""
+    addresses: dict[str, str] = {}  # of associations
+    if any(each.startswith("eipassoc-") for each in ids):
+        described = ec2.describe_addresses()["Addresses"]
+        addresses = {each.get("AssociationId", ""): each["AllocationId"] for each in described}
+    tagged = {id: addresses.get(id, id) for id in ids}
     found: dict[str, dict[str, str]] = {}
-    for each in ec2.describe_tags()["Tags"]:
+    only = [{"Name": "resource-id", "Values": sorted(set(tagged.values()))}]  # moto has those of all tests
+    for each in ec2.describe_tags(Filters=only)["Tags"]:
         found.setdefault(each["ResourceId"], {})[each["Key"]] = each["Value"]
-    for address in ec2.describe_addresses()["Addresses"]:
-        found[address.get("AssociationId", "")] = found.get(address["AllocationId"], {})
-    return found
+    return {id: found.get(has, {}) for id, has in tagged.items()}
