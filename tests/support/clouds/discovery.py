@@ -11,7 +11,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import attrs
@@ -62,6 +62,11 @@ def sts() -> Api:
 def iam_credentials() -> Api:
     """Return the API of service accounts' credentials."""
     return _api("iamcredentials")
+
+
+@cache  # re's own cache is smaller than an API
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 def _api(name: str) -> Api:
@@ -120,7 +125,7 @@ class Api:
 
     def _method(self, method: str, path: str) -> Json | None:
         served = self.served.get((method, path.count("/")), ())
-        return next((each for pattern, each in served if re.fullmatch(pattern, path)), None)
+        return next((each for pattern, each in served if _compiled(pattern).fullmatch(path)), None)
 
     def _query(self, method: Json, query: Mapping[str, str]) -> Iterator[str]:
         allowed = {
@@ -157,7 +162,7 @@ class Api:
             pattern = str(schema.get("pattern") or _FORMATS.get(schema.get("format", ""), ""))
             if schema.get("enum") and value not in schema["enum"]:
                 yield f"{where} can't be {value}"
-            if pattern and not re.fullmatch(pattern, value):
+            if pattern and not _compiled(pattern).fullmatch(value):
                 yield f"{where} does not match {pattern}: {value}"
 
     def _object(self, where: str, schema: Json, value: Json, answered: bool) -> Iterator[str]:

@@ -70,8 +70,8 @@ def shared() -> Moto:
 
 
 def _serve() -> None:
-    # moto has hundreds of images, each with a snapshot at which every list of snapshots looks. Tests name three.
-    # It reads this when it is imported.
+    # moto has hundreds of images, and every list of snapshots looks at a snapshot of each. Tests name three.
+    # moto reads this when it is imported.
     os.environ["MOTO_AMIS_PATH"] = str(Path(__file__).with_name("moto_images.json"))
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
