@@ -236,7 +236,7 @@ class Launcher(Generic[D]):
         until = self._reactor.seconds() + seconds
         with self._waiting(id) as changed:
             while True:
-                vm = self._ledger.last_said(id)  # a list may have shown it before the cloud answered the launch
+                vm = self._ledger.last_said(id)  # perhaps since before the cloud answered the launch
                 if vm is not None and vm.state is InstanceState.RUNNING:
                     return vm
                 if vm is not None and or_ended and vm.state is InstanceState.ENDED:
