@@ -55,7 +55,7 @@ class Stacks:
 
     def typical(self, began: int) -> Sample:
         """Return the commonest stack of the callback that began then, and whether it was ever seen asleep."""
-        samples = [sample for at, sample in self._samples if at == began]
+        samples = [sample for at, sample in self._samples.copy() if at == began]  # the watcher adds some
         if not samples:
             return Sample()
         asleep = [sample for sample in samples if sample.asleep]
