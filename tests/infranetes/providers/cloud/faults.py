@@ -83,7 +83,7 @@ class PassingFaults(FaultCase):
         self.world.faults.add(FaultKind.STALE, only=self.is_list)
         await self.within(provider.destroy(instance.id))
         self.assertEqual(await self.within(provider.list()), [])
-        await self.sleep(0.7)
+        await self.until_asked(3, self.list_action)
         self.assertEqual(ended, [])
         self.world.faults.clear()
 
@@ -229,9 +229,10 @@ class LastingFaults(FaultCase):
             lambda: provider.destroy(instance.id),
         ):
             self.assertIn("credentials", str(await self.refused(FailedPrecondition, call())))
-        await self.sleep(0.7)
+        await self.until_asked(3)
         self.assertEqual(ended, [])
         self.world.faults.clear()
+        await self.until_asked(2, self.list_action)  # what was refused before is over
         self.assertEqual(await self.within(provider.list()), [instance])
         self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
 

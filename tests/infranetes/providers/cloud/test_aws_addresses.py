@@ -79,7 +79,7 @@ class AddressTests(AwsCase, TestCase):
         self.settings["sweep_seconds"] = 0.1
         provider = await self.started()
         await self.running(provider, self.spec(annotations={"infranetes.io/elastic-address": "new"}))
-        await self.sleep(0.5)
+        await self.until_asked(3, "DescribeAddresses")
         self.assertEqual(len(self.world.ec2.describe_addresses()["Addresses"]), 1)
 
     def allocate(self, tags: dict[str, str]) -> str:

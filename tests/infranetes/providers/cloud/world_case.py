@@ -41,5 +41,16 @@ class WorldCase(ProviderCase):
     def leftovers(self) -> list[str]:
         return self.world.holdings()
 
+    async def until_asked(self, times: int, action: str = "") -> None:
+        """Wait until the cloud has been asked so many times more: then what the answers to all but the last
+        brought about has happened. :param action: for what; "": for anything."""
+        calls = self.world.faults.calls
+
+        def asked() -> int:
+            return calls.get(action, 0) if action else sum(calls.values())
+
+        before = asked()
+        await self.until(lambda: asked() >= before + times, f"{action or 'anything'}, {times} times more")
+
     async def finish(self) -> None:
         await self.world.stop()
