@@ -65,6 +65,13 @@ class CgroupTests(SynchronousTestCase):
         group.kill()
         self.assertEqual([child.wait(10) for child in children], [-9, -9])
 
+    def test_one_that_goes_while_it_is_looked_at_hides_no_other(self) -> None:
+        """A group may be removed between its being listed and being read."""
+        self.write("pids/cgroup.procs")
+        self.write("pids/pods/c1/below/cgroup.procs", "7\n")
+        (self.root / "pids/pods/c1/cgroup.procs").symlink_to("gone")
+        self.assertEqual(Cgroup("/pods/c1", self.root).processes(), [7])
+
     def test_a_process_that_has_no_pid_here_is_not_taken_for_the_agents_own_group(self) -> None:
         """The kernel shows the processes of an outer namespace as 0, and kill(0) would be a suicide."""
         signalled: list[int] = []
