@@ -86,8 +86,12 @@ class ClusterTests(TestCase):
         self.server.remove(POLICIES, CLIENTS)
         await until(lambda: offered.firewall(WEB.id) == OPEN, "it is open")
         self.assertEqual(self.told, [{WEB.id}] * 3)
-        offered.remove(WEB.id)
-        self.assertIsNone(offered.firewall(WEB.id))
+        for _ in range(2):
+            offered.remove(WEB.id)
+            self.assertIsNone(offered.firewall(WEB.id))
+            self.assertEqual(self.policies.selecting(WEB.id), [])
+        await until(lambda: not self.policies._model._local, "it is computed no more")
+        self.assertEqual(self.policies._present, set())
 
     @deferred
     async def test_nothing_is_known_until_all_is_listed(self) -> None:

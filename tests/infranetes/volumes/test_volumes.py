@@ -286,10 +286,10 @@ class DaemonTests(VolumesCase):
         self.prepared("c3")
         del self.fake.containers["c3"]
         self.resumed(self.fake)
-        self.assertEqual(self.recorded(), [])
+        self.assertEqual((self.recorded(), self.volumes._volumes), ([], {"s1": {}}))
         self.prepared("c4")
         self.resumed()
-        self.assertEqual(self.recorded(), [])
+        self.assertEqual((self.recorded(), self.volumes._volumes), ([], {}))
         self.agent.calls.clear()
         self.clock.advance(10 * VolumesConfig().interval)
         self.assertEqual(self.agent.calls, [])
