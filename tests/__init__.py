@@ -16,11 +16,14 @@ from twisted.internet import defer
 from twisted.internet.defer import Deferred
 
 from tests.harness.guards import guard_tests
+from tests.harness.needs import repetitions
 
 # A busy machine makes examples slow, which says nothing about the code. The build of a package and CI try the
-# same examples each time, as newer releases of hypothesis do by themselves; other runs look for new ones.
+# same examples each time, as newer releases of hypothesis do by themselves; other runs look for new ones, at
+# night for many.
 settings.register_profile(
     "infranetes",
+    max_examples=repetitions(25, nightly=500),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=not os.environ.keys().isdisjoint({"CI", "SOURCE_DATE_EPOCH"}),

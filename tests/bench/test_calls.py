@@ -14,11 +14,13 @@ from twisted.trial.unittest import TestCase
 from bench.calls import Count
 from infranetes_common.concurrency import deferred, run_in_thread, start
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_tools
 from tests.support.virtual_time import VirtualTime
 
 reactor = installed()
 
 
+@needs_tools("wheels")
 class LifeTests(TestCase):
     @deferred
     async def test_a_vm_is_looked_at_more_often_only_when_it_may_run(self) -> None:

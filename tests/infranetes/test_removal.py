@@ -34,6 +34,7 @@ from infranetes.providers.qemu.volume_files import VolumeFiles
 from infranetes.providers.volumes import FromSnapshot
 from infranetes_common.errors import Unavailable
 from infranetes_common.overlay import NODE_MAC
+from tests.harness.needs import needs_netns, needs_root
 from tests.support.spaces import ROOT, Space
 
 SECONDS = 10.0
@@ -58,6 +59,7 @@ class RemovalCase(SynchronousTestCase):
         self.config.write_text(f'state_dir = "{self.state_dir}"\n')
 
 
+@needs_root
 class VmTests(RemovalCase):
     def vm(self, uid: int = 0, script: str = "echo; read line") -> subprocess.Popen[bytes]:
         """Start a process that is named like a VM's QEMU. There is no record of it yet."""
@@ -119,6 +121,7 @@ class VmTests(RemovalCase):
         self.assertEqual(removal.end_vms(self.state_dir), 0)
 
 
+@needs_netns
 class NetworkTests(RemovalCase):
     def test_bridges_devices_and_tables_go_and_others_stay(self) -> None:
         space = Space("rm")
@@ -209,6 +212,7 @@ class NetworkTests(RemovalCase):
             self.assertIn(f"`{each}` does not end", str(caught.exception))
 
 
+@needs_netns
 class LoopbackTests(RemovalCase):
     """route_localnet, with which neighbours reach services on 127.0.0.1 unless the host ports' table guards
     it."""
@@ -283,6 +287,7 @@ class LoopbackTests(RemovalCase):
         self.assertEqual((self.setting, self.space.said("nft", "list", "tables")), ("0", ""))
 
 
+@needs_root
 class PurgeTests(SynchronousTestCase):
     """The maintainer script that runs after the removal, with other paths."""
 
@@ -379,6 +384,7 @@ class PurgeTests(SynchronousTestCase):
         self.assertEqual(self.left(), ["postrm"])
 
 
+@needs_netns
 class CommandTests(RemovalCase):
     def sandbox(
         self, number: int, provider: str, state: SandboxState = SandboxState.READY, id: str = ""

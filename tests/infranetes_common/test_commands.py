@@ -11,6 +11,7 @@ from infranetes_common.commands import Output
 from infranetes_common.concurrency import start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_netns
 from tests.support.waiting import until
 
 reactor = installed()
@@ -25,6 +26,7 @@ class RunTests(TestCase):
         output = await commands.run(reactor, ["sh", "-c", "kill -9 $$"], 10.0)
         self.assertEqual(output.code, -9)
 
+    @needs_netns
     async def test_a_failure_has_its_words(self) -> None:
         error = await self.assertFailure(
             start(commands.check(reactor, ["ip", "link", "show", "nosuch0"], 10.0)),

@@ -8,6 +8,7 @@ import socket
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.network_namespaces import thd_in_namespace
+from tests.harness.needs import needs_netns
 from tests.harness.tools import need
 from tests.support.spaces import Space
 
@@ -16,6 +17,7 @@ def interfaces() -> list[str]:
     return [name for _, name in socket.if_nameindex()]
 
 
+@needs_netns
 class NamespaceTests(SynchronousTestCase):
     def setUp(self) -> None:
         need("ip")

@@ -11,6 +11,7 @@ from infranetes_common.concurrency import deferred
 from infranetes_common.errors import InfranetesError
 from infranetes_common.nftables import LARGE, Scripts
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_netns
 from tests.harness.tools import need
 from tests.support.spaces import Space
 
@@ -18,6 +19,7 @@ reactor = installed()
 MAP = "table ip mine { map places { type ipv4_addr : inet_service; }; }"
 
 
+@needs_netns
 class LibraryTests(TestCase):
     """Each script in a namespace of the test's."""
 
@@ -70,6 +72,7 @@ class ProgramTests(LibraryTests):
         self.patch(nftables, "LIBRARY", "libno-such-thing.so.1")
 
 
+@needs_netns
 class OwnNamespaceTests(TestCase):
     """The library keeps a socket in the process's own network, in which nothing is changed here."""
 

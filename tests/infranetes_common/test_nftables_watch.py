@@ -28,6 +28,7 @@ from infranetes_common.nftables_watch import (
     open_socket,
 )
 from infranetes_common.reactors import IReactor, installed
+from tests.harness.needs import needs_netns
 from tests.harness.tools import need
 from tests.support.spaces import Space
 
@@ -35,6 +36,7 @@ reactor = installed()
 TABLE = ("ip", "mine")
 
 
+@needs_netns
 class KernelTests(TestCase):
     """In this machine's kernel."""
 

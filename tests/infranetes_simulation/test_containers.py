@@ -24,6 +24,7 @@ from tests.contract.container_provider import ExecContract, LifecycleContract
 from tests.contract.container_provider_case import ContainerProviderCase, pieces
 from tests.contract.container_sessions import TERMINAL, SessionContract
 from tests.contract.container_usage import UsageContract
+from tests.harness.needs import needs_programs
 from vmserver.layers.arrival import BroughtLayer
 
 
@@ -34,6 +35,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
+@needs_programs("busybox")
 class FakeCase(ContainerProviderCase):
     """Its state is in the test's directory."""
 

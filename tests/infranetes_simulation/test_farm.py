@@ -26,6 +26,7 @@ from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.contract.container_provider_case import busybox_image
+from tests.harness.needs import needs_programs
 from tests.support.dockerd import archive
 from tests.vmserver.harness import Client
 from tests.vmserver.pki import Authority
@@ -139,6 +140,7 @@ class FarmTests(TestCase):
             await self.stub(vm).Info(messages.InfoRequest(), timeout=seconds)
         self.assertEqual(caught.exception.code, code)
 
+    @needs_programs("busybox")
     async def test_a_vm_has_a_real_agent(self) -> None:
         vm = await self.boot("a", tags={"cluster": "c"}, delay=0.3)
         self.assertEqual((vm["state"], vm["port"], vm["tags"]), ("pending", 0, {"cluster": "c"}))

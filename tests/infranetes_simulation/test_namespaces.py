@@ -20,12 +20,14 @@ from infranetes_simulation.provider.settings import AFTER_ANNOTATION, BEHAVIOUR_
 from tests.contract.leased_addresses import LeasedAddressContract
 from tests.contract.pod_provider import PodProviderContract
 from tests.contract.pod_provider_case import reactor
+from tests.harness.needs import needs_root
 from tests.infranetes_simulation.test_provider import SimulatedCase
 from txgrpc import Code, GrpcError
 
 CGROUP = f"infranetes-tests-simulated-{os.getpid()}"
 
 
+@needs_root
 class NamespaceCase(SimulatedCase):
     """Leaves no process, mount, link or cgroup."""
 

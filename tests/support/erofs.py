@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -10,32 +11,61 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import attrs
-
 UUID = "00000000-0000-0000-0000-000000000000"  # fixed, so that equal trees give equal images
 
 
-@attrs.frozen
 class Layer:
-    """A layer's file system. `diff_id` is made up, because it can't be computed from the file system."""
+    """A layer's file system, and the layer's name, which can't be computed from the file system."""
 
-    diff_id: str
-    content: bytes = attrs.field(repr=False)
+    def __init__(self, diff_id: str, content: bytes) -> None:
+        self._diff_id = diff_id
+        self._content = content
+
+    @property
+    def diff_id(self) -> str:
+        """The name."""
+        return self._diff_id
+
+    @property
+    def content(self) -> bytes:
+        """The file system."""
+        return self._content
 
     @property
     def digest(self) -> str:
+        """The digest of the file system."""
         return f"sha256:{hashlib.sha256(self.content).hexdigest()}"
+
+
+class _LayerOf(Layer):
+    """A layer of files that is made when it is first asked for, so that modules can have it as a constant."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = tuple(files.items())
+
+    @property
+    def diff_id(self) -> str:
+        return f"sha256:{hashlib.sha256(b'diff' + self.content).hexdigest()}"
+
+    @property
+    def content(self) -> bytes:
+        return _make(self._files)
 
 
 def layer(files: Mapping[str, bytes]) -> Layer:
     """Make a layer of these files, by path. An empty file `.wh.NAME` becomes a whiteout of NAME.
 
-    `.wh..wh..opq` makes its directory opaque.
+    `.wh..wh..opq` makes its directory opaque. Its name is made up.
     """
+    return _LayerOf(files)
+
+
+@functools.cache
+def _make(files: tuple[tuple[str, bytes], ...]) -> bytes:
     with tempfile.TemporaryDirectory() as made:
         tree, image = Path(made, "tree"), Path(made, "image")
         tree.mkdir()
-        for name, content in files.items():
+        for name, content in files:
             path = tree / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.name == ".wh..wh..opq":
@@ -55,5 +85,4 @@ def layer(files: Mapping[str, bytes]) -> Layer:
             tree,
         ]
         subprocess.run(command, check=True, capture_output=True)
-        content = image.read_bytes()
-    return Layer(f"sha256:{hashlib.sha256(b'diff' + content).hexdigest()}", content)
+        return image.read_bytes()

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.harness.needs import needs_programs
 from tests.support.power_loss import VolatileFile
 
 SIZE = 1 << 20
 
 
+@needs_programs("nbdkit")
 class VolatileFileTests(SynchronousTestCase):
     def setUp(self) -> None:
         directory = Path(self.mktemp()).resolve()

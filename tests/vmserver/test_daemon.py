@@ -23,6 +23,7 @@ from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.contract.container_provider_case import busybox_image
+from tests.harness.needs import needs_programs
 from tests.support.dockerd import archive
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
@@ -165,6 +166,7 @@ class ProcessTests(TestCase):
                     self.fail((self.directory / "log").read_text())
                 await deferLater(reactor, 0.1, lambda: None)
 
+    @needs_programs("busybox")
     async def test_killing_the_agent_alone_loses_no_container_and_no_log_line(self) -> None:
         self.start()
         stub = self.stub()

@@ -18,6 +18,7 @@ from infranetes_common.errors import InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from tests.harness.needs import needs_root
 from tests.support.clouds.imds import Imds
 from tests.support.waiting import until
 from vmserver import interruptions
@@ -160,6 +161,7 @@ class Events(Resource):
         return b'{"DocumentIncarnation": 1, "Events": [' + self.events + b"]}"
 
 
+@needs_root
 class MetadataTests(TestCase):
     """With EC2's protocol, on connections with the agent's mark."""
 

@@ -19,6 +19,7 @@ from infranetes_common.identity import encode
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from tests.harness.needs import needs_docker
 from tests.support.dockerd import Dockerd
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
@@ -176,6 +177,7 @@ class ChoiceTests(TestCase):
         self.assertEqual(self.choice.provider.name, "first")
 
 
+@needs_docker
 class ProcessTests(TestCase):
     """`twistd vmserver` whose Docker is not started before a pod chooses it, and a node."""
 

@@ -13,7 +13,7 @@ from infranetes_common.identity import Identity
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.harness.days import today
-from tests.harness.needs import nightly
+from tests.harness.needs import needs_registry, nightly
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support.clouds import moto, tls, vcsim
 from tests.support.crash_soak import LABELS, LASTING, CrashSoak, Outcome
@@ -55,6 +55,7 @@ class SoakCase(TestCase):
         return outcome
 
 
+@needs_registry
 class ShortSoakTests(SoakCase):
     async def test_no_vm_leaks_and_no_pod_is_lost(self) -> None:
         await self.soak("simulated", width=4, pool=2, seconds=SHORT_SECONDS)
@@ -148,6 +149,7 @@ class FaultySoakTests(TestCase):
         await self.soak(sorted(FAULTY)[today() % len(FAULTY)])
 
 
+@needs_registry
 class SweepTests(DaemonCase):
     """The daemon removes its own stray VMs and no others."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_root
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support.fuse import HangingMounts
 from txgrpc import Code
@@ -17,6 +18,7 @@ NEVER = 1000.0  # a deadline of the daemon's that lets a test fail if anything w
 SOON = 2.0
 
 
+@needs_root
 class HangingTests(DaemonCase):
     def setUp(self) -> None:
         super().setUp()

@@ -14,6 +14,7 @@ from typing import Any
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mounts import Source
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 
 CHANGES = 6
@@ -50,6 +51,7 @@ os.rename(out + ".new", out)
 """
 
 
+@needs_registry
 class LiveMountTests(DaemonCase):
     def setUp(self) -> None:
         super().setUp()

@@ -33,6 +33,7 @@ class SoakCase(TestCase):
         self.assertGreaterEqual(outcome.kills, 1)
 
 
+@needs_tools("wheels")
 class ShortSoakTests(SoakCase):
     async def test_on_the_cloud_of_the_day(self) -> None:
         await self.check(("aws", "gcp")[today() % 2], lives=1, seconds=1.0)

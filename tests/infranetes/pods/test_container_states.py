@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import attrs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial import unittest
@@ -500,7 +500,6 @@ class StatesTests(unittest.SynchronousTestCase):
         finally:
             story.end()
 
-    @settings(max_examples=200)
     @given(st.data())
     def test_they_come_in_order_whatever_happens(self, data: st.DataObject) -> None:
         story = Story(self)

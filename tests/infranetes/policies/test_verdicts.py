@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -158,7 +158,6 @@ class Comparison:
 
 
 class VerdictTests(SynchronousTestCase):
-    @settings(max_examples=60)
     @given(st.integers(0, 1 << 32))
     def test_every_packet_has_the_verdict_of_the_reference(self, seed: int) -> None:
         random = Random(seed)  # noqa: S311 - it makes up test cases

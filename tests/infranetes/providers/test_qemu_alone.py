@@ -27,6 +27,7 @@ from infranetes.providers.qemu.uids import UidRange
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError, InvalidArgument, ResourceExhausted
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_root
 from tests.support.waiting import until
 
 reactor = installed()
@@ -75,6 +76,7 @@ class UserTests(TestCase):
         self.assertNotIn(uids.next_free(free, (), 4999), accounts)
         self.assertGreater(uids.next_free(free, (), 5000), 1)
 
+    @needs_root
     async def test_whoever_has_a_process_is_left_out_until_it_is_ended(self) -> None:
         wanted = RANGE.first + 5
         process = await self.sleeping(wanted)
@@ -91,6 +93,7 @@ class UserTests(TestCase):
             self.assertRaises(InvalidArgument, uids.kill_processes, uid)
         self.assertEqual(signalled, [])
 
+    @needs_root
     def test_whoever_has_a_file_where_all_may_write_is_left_out(self) -> None:
         wanted = RANGE.first + 9
         with tempfile.NamedTemporaryFile() as file:
@@ -116,6 +119,7 @@ class UserTests(TestCase):
                 structure({"uids": words}, QemuSettings, source="x", prefix="providers.qemu")
             self.assertIn("providers.qemu.uids", str(caught.exception))
 
+    @needs_root
     def test_a_vms_files_are_its_users_alone_and_the_record_says_whose(self) -> None:
         overlay = Path(self.mktemp())
         overlay.write_bytes(b"disk")

@@ -22,6 +22,7 @@ from infranetes_common.concurrency import Flight, start
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 from infranetes_common.volume_disks import TARGET, serial_of
 from tests.contract.attached_volumes import AttachedVolumesContract, Attacher
+from tests.harness.needs import needs_programs
 from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
 
 _SIZE = 1 << 20
@@ -53,6 +54,7 @@ class BareQemus:
         return start(self.attacher.volumes.attached(self.vms[machine]))
 
 
+@needs_programs("qemu-system-x86_64")
 class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
     """The contract, over a QEMU that has no guest; and its faults."""
 

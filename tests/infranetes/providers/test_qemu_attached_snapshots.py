@@ -17,6 +17,7 @@ from infranetes_common.concurrency import Flight, settled, sleep
 from infranetes_common.errors import ResourceExhausted, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import serial_of
+from tests.harness.needs import needs_programs, needs_root
 from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
 from tests.infranetes.providers.test_qemu_attached import BareQemus
 from tests.support.failures import FailureAssertions
@@ -104,6 +105,7 @@ class AttachedCase(FailureAssertions, BareQemuCase, TestCase):
         await self.nothing_is_left(attacher, machine)
 
 
+@needs_root
 class AttachedTests(AttachedCase):
     """QEMU copies the volume."""
 
@@ -240,6 +242,7 @@ class AttachedTests(AttachedCase):
         await self.write(attacher, machine, 0, 2)
 
 
+@needs_programs("mkfs.xfs")
 class AttachedSharingTests(AttachedCase):
     """Blocks are shared while the VM writes."""
 

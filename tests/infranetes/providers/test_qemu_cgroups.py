@@ -33,6 +33,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.systemd_bus import Bus, BusError
+from tests.harness.needs import needs_root, needs_systemd
 from tests.support.systemd import Inside, Systemd, shared
 
 reactor = installed()
@@ -105,6 +106,7 @@ class HierarchyTests(SynchronousTestCase):
         self.assertLessEqual({each.name for each in hierarchies()}, set(memberships(os.getpid())))
 
 
+@needs_root
 class Processes(TestCase):
     """Tests with sleeping processes."""
 
@@ -288,6 +290,7 @@ class UnifiedTests(TestCase):
         self.assertIn("ProtectControlGroups=no", error)
 
 
+@needs_systemd
 class ScopeCase(Processes):
     """A real systemd, which sees only processes of its own namespace."""
 

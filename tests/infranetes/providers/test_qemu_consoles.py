@@ -19,6 +19,7 @@ from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.vm import Vm
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_root
 
 
 def record(number: int, sandbox: str = "") -> VmRecord:
@@ -78,6 +79,7 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual((nothing.text, nothing.output), ("", ""))
 
 
+@needs_root
 class UnstartedTests(TestCase):
     """A provider that can't start, as without a guest image."""
 

@@ -22,6 +22,7 @@ from infranetes.providers.qemu.vm import Vm
 from infranetes_common.concurrency import Flight, deferred
 from infranetes_common.errors import NotFound, Unavailable
 from tests.contract.shown_disks import ShownDisksContract
+from tests.harness.needs import needs_programs
 from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
 
 
@@ -51,6 +52,7 @@ class BareQemus:
         await Flight(self.disks.hide(self.find(instance_id), names)).join()
 
 
+@needs_programs("qemu-system-x86_64")
 class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
     """The contract, over a QEMU that has no guest; and its faults."""
 

@@ -20,6 +20,7 @@ from infranetes.providers.qemu.pod_network import load_subnet, save_subnet
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.template import PARTS, Template
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from tests.harness.needs import needs_root
 
 COMMAND_LINE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 1024, 8192, 4)
 TOKEN = "0123456789abcdef" * 2
@@ -92,6 +93,7 @@ class RecordTests(SynchronousTestCase):
         self.assertEqual(console.read_bytes(), b"b" * 500 + b"c" * 10)
 
 
+@needs_root
 class TemplateTests(SynchronousTestCase):
     """Whether a template on disk can be used."""
 

@@ -19,6 +19,7 @@ from infranetes.providers.volumes import ILendsDevices
 from infranetes_common.concurrency import Flight
 from infranetes_common.errors import FailedPrecondition, NotFound
 from infranetes_common.volume_disks import serial_of
+from tests.harness.needs import needs_root
 from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
 from tests.support.file_systems import loop_device
 
@@ -41,6 +42,7 @@ def loop(case: SynchronousTestCase, file: Path) -> str:
     return loop_device(case, file)
 
 
+@needs_root
 class LentDeviceTests(DeviceCase):
     def test_what_is_listed_is_known_again_by_its_id(self) -> None:
         (self.top / "link").symlink_to(self.device)
@@ -74,6 +76,7 @@ class SettingTests(SynchronousTestCase):
                 QemuSettings(devices=("/dev/sdb", path))
 
 
+@needs_root
 class AttachedTests(BareQemuCase, TestCase):
     """Devices attached to QEMUs without guests."""
 

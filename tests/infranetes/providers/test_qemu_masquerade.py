@@ -10,6 +10,7 @@ from ipaddress import IPv4Address
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.providers.qemu.subnet import mac_of
+from tests.harness.needs import needs_netns
 from tests.harness.tools import need
 from tests.support.spaces import Space
 
@@ -36,6 +37,7 @@ react(lambda reactor: Deferred.fromCoroutine(main(reactor)))
 """
 
 
+@needs_netns
 class MasqueradeTests(SynchronousTestCase):
     def setUp(self) -> None:
         need("ip")

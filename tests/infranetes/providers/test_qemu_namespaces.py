@@ -28,6 +28,7 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavai
 from infranetes_common.identity import Neighbour, Route
 from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_netns
 from tests.support.frames import ARP, BROADCAST, IPV4, IPV6, VLAN, arp, ethernet, tagged, udp
 from tests.support.spaces import Space
 
@@ -50,6 +51,7 @@ async def failed(work: Awaitable[object]) -> InfranetesError:
     raise AssertionError("it has not failed")
 
 
+@needs_netns
 class NamespaceCase(TestCase):
     """A pod's namespace with a link eth0, whose other end, host0, is in the node's namespace."""
 

@@ -16,6 +16,7 @@ from infranetes.providers.volumes import FromSnapshot, FromVolume, IHasSnapshots
 from infranetes_common.concurrency import Flight
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 from tests.contract.snapshots import SnapshotsContract
+from tests.harness.needs import needs_programs, needs_root
 from tests.infranetes.csi.case import without_vms
 from tests.infranetes.providers.bare_qemu import reactor
 from tests.support.file_systems import mounted
@@ -56,6 +57,7 @@ class FileCase(TestCase):
             return file.read(count)
 
 
+@needs_root
 class CopiedTests(FileCase, SnapshotsContract):
     """The contract, where data is copied; and what else can happen."""
 
@@ -189,6 +191,7 @@ class CopiedTests(FileCase, SnapshotsContract):
         self.assertEqual(os.listdir(self.directory / "snapshots"), [])
 
 
+@needs_programs("mkfs.xfs")
 class SharedBlocksTests(FileCase, SnapshotsContract):
     """The contract, on a file system that shares blocks: nothing is copied."""
 

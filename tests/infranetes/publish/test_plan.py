@@ -22,7 +22,7 @@ from tests.infranetes.publish import disks
 class ScanTests(SynchronousTestCase):
     """Reading a disk."""
 
-    @settings(max_examples=25, deadline=None)
+    @settings(deadline=None)
     @given(st.dictionaries(st.integers(1, 40), st.sampled_from([b"a", b"b" * BLOCK, bytes(BLOCK)])))
     def test_it_has_the_blocks_that_hold_anything_and_no_others(self, blocks: dict[int, bytes]) -> None:
         disk = disks.make(Path(self.mktemp()), blocks, 41 * BLOCK + 512)

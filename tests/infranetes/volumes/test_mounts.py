@@ -18,6 +18,7 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.filesync.manifest import FILE, SYMLINK, Entry
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_root
 
 
 class MountCase(SynchronousTestCase):
@@ -52,6 +53,8 @@ class FindTests(MountCase):
                 error = self.assertRaises(InvalidArgument, find_source, cri.Mount(host_path=path), self.table)
                 self.assertIn(path, str(error))
 
+    @needs_root
+    @needs_root
     def test_huge_pages_are_known_by_their_size(self) -> None:
         empty_dir = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~empty-dir" / "pages"
         for options, limit in (("pagesize=2M", 0), ("pagesize=2M,size=8M", 8 << 20), ("pagesize=1Gi", 0)):
@@ -73,6 +76,7 @@ class FindTests(MountCase):
         self.addCleanup(subprocess.run, ["umount", "-l", str(secret)])
         self.assertTrue(find_source(cri.Mount(host_path=str(secret)), self.table).in_memory)
 
+    @needs_root
     def test_an_empty_dir_in_memory_is_as_large_as_kubelet_made_it(self) -> None:
         kept = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~empty-dir" / "cache"
         other = self.top / "cache"
@@ -100,6 +104,7 @@ class FindTests(MountCase):
                 find_source(cri.Mount(host_path=str(volumes / other)), self.table).in_memory, other
             )
 
+    @needs_root
     def test_a_sub_path_of_a_configmap_too(self) -> None:
         """kubelet mounts it at a path that does not show that it is a ConfigMap's."""
         key = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~configmap" / "name" / "key"

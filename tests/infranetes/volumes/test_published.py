@@ -29,8 +29,10 @@ from infranetes.volumes.published import (
 from infranetes.volumes.tmpfs import Tmpfs
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_root
 
 
+@needs_root
 class PublishedCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))

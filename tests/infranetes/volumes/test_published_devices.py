@@ -24,9 +24,11 @@ from infranetes.volumes.published_devices import BACKING_FILE
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.loop_devices import LoopDevice, loop_devices_of, open_loop_device
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_root
 from tests.support.loop_devices import end_loop_device, left_of
 
 
+@needs_root
 class DeviceCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))

@@ -27,6 +27,7 @@ from infranetes_common.filesync.apply import Applier
 from infranetes_common.filesync.manifest import Change
 from infranetes_common.filesync.wire import BATCH_BYTES
 from infranetes_common.user_namespaces import IdRange, UserNamespace
+from tests.harness.needs import needs_root
 from tests.infranetes.volumes.carrying_case import BOUNDS, CarryingCase, Lanes
 
 
@@ -261,6 +262,7 @@ class SyncTests(SyncCase):
         self.patch(self.mounts, "layout", lambda path: looks.pop(0))
         self.assertIn("something is being mounted there", self.fails(Unavailable, first=True))
 
+    @needs_root
     def test_where_ids_are_mapped_each_side_has_its_own(self) -> None:
         self.volume.users = UserNamespace(IdRange(100_000, 1000), IdRange(200_000, 1000))
         os.chown(self.node, 5, 6)

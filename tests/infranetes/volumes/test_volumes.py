@@ -20,6 +20,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_root
 from tests.infranetes.volumes.carrying_case import CarryingCase, Lanes, OneSandbox
 
 
@@ -157,6 +158,7 @@ class ContainerTests(VolumesCase):
         self.prepared("c3", self.mount(readonly=True))
         self.assertIn("evil", os.listdir(self.node))
 
+    @needs_root
     def test_the_same_ids_for_all(self) -> None:
         ids = [cri.IDMapping(host_id=100_000, container_id=0, length=65536)]
         self.prepared("c1", self.mount(uidMappings=ids, gidMappings=ids))

@@ -26,9 +26,11 @@ from infranetes_common.filesync.manifest import (
 )
 from infranetes_common.filesync.scan import read, scan
 from infranetes_common.filesync.tree import Tree
+from tests.harness.needs import needs_root
 from tests.infranetes_common.filesync.case import BOUNDS, TreeCase
 
 
+@needs_root
 class PartTests(TreeCase):
     """One entry can't be written: the others are, and nothing leads to what is not there."""
 
@@ -175,6 +177,7 @@ class PartTests(TreeCase):
         self.assertEqual((modes[1:], program.stat().st_mode & 0o7777), ([0o4755], 0o4755))
 
 
+@needs_root
 class LeftoverTests(TreeCase):
     """Nothing of an entry that was not written stays behind, neither a file nor an open descriptor."""
 
@@ -300,6 +303,9 @@ class HostileTests(TreeCase):
         self.assertEqual(os.listdir(self.outside), ["precious"])
         self.assertEqual((self.outside / "precious").read_bytes(), b"precious")
 
+    @needs_root
+    @needs_root
+    @needs_root
     @settings(max_examples=300, deadline=None)
     @given(st.lists(_changes, max_size=10))
     def test_no_list_of_changes_leads_out(self, changes: list[Any]) -> None:

@@ -15,6 +15,7 @@ from infranetes_common.filesync import scan as scanning
 from infranetes_common.filesync.manifest import DIRECTORY, MAX_DEPTH, Bounds, Changed, Manifest, Unread
 from infranetes_common.filesync.scan import CHUNK_BYTES, read, scan, stable_scan
 from infranetes_common.filesync.tree import Tree
+from tests.harness.needs import needs_root
 from tests.infranetes_common.filesync.case import BOUNDS, TreeCase, sync
 
 
@@ -105,6 +106,7 @@ class ScanTests(ScanCase):
         self.patch(os, "open", fails)
         self.assertRaises(OSError, self.found)
 
+    @needs_root
     def test_what_is_mounted_below_belongs_to_it_or_is_an_empty_directory(self) -> None:
         mounted = self.node / "mounted"
         mounted.mkdir()
@@ -193,6 +195,7 @@ class ReadTests(ScanCase):
         self.assertEqual(self.changed(9, lambda: None), [self.entry, b"12345", b"678"])
         self.assertLessEqual(CHUNK_BYTES, 512 * 1024, "each fits into a message")
 
+    @needs_root
     def test_one_that_changes_before_its_last_chunk_is_sent(self) -> None:
         for after, read_already in ((1, []), (2, [b"12345"])):
             for change in (

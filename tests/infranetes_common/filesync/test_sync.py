@@ -25,10 +25,12 @@ from infranetes_common.filesync.manifest import (
 from infranetes_common.filesync.plan import plan
 from infranetes_common.filesync.scan import read, scan, stable_scan
 from infranetes_common.filesync.tree import Tree
+from tests.harness.needs import needs_root
 from tests.infranetes_common.filesync.case import BOUNDS, TreeCase, carry, keys, sync
 
 
 class SyncTests(TreeCase):
+    @needs_root
     def test_modes_owners_times_and_links_are_kept(self) -> None:
         (self.node / "in").mkdir(mode=0o750)
         secret = self.node / "in" / "secret"

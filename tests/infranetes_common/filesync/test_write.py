@@ -14,11 +14,13 @@ from infranetes_common.filesync import write
 from infranetes_common.filesync.apply import Applier
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, MAX_DEPTH, SYMLINK, Bounds, Change, Entry
 from infranetes_common.filesync.tree import Tree
+from tests.harness.needs import needs_root
 from tests.infranetes_common.filesync.case import BOUNDS, TreeCase
 
 OLD = 1_234_567_890_000_000_000  # nanoseconds since 1970 UTC
 
 
+@needs_root
 class StatusTests(TreeCase):
     def status(self, name: str) -> tuple[int, int, int]:
         found = (self.node / name).lstat()
@@ -54,6 +56,7 @@ class StatusTests(TreeCase):
         self.assertEqual(os.listdir(self.node), ["secret"])
 
 
+@needs_root
 class ContentTests(TreeCase):
     """A kernel may take less than it is given."""
 
@@ -110,6 +113,7 @@ class ContentTests(TreeCase):
         self.assertEqual(found.st_mtime_ns, OLD)
 
 
+@needs_root
 class PlaceTests(TreeCase):
     """What an entry takes the place of goes with all that is in it."""
 

@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from infranetes_common.concurrency import Notifier, start
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_registry
 from tests.infranetes.daemon import case
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.support.hostile.watched import FORMAT
@@ -72,6 +73,7 @@ class HostileProcess(ProcessProtocol):
         await self.ended
 
 
+@needs_registry
 class HostileCase(DaemonCase):
     """A daemon with `HONEST` pods, and one whose agent `replace_agent` replaces with a HostileAgent.
 

@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import Identity, Network
+from tests.harness.needs import needs_root
 from vmserver.identity import apply as machine
 from vmserver.identity import network
 from vmserver.identity.apply import write_if_changed
@@ -76,6 +77,7 @@ def become(directory: Path, *identities: Identity) -> Any:
     return json.loads(done.stdout)
 
 
+@needs_root
 class BecomeTests(SynchronousTestCase):
     """On a real network card, as the kernel describes it."""
 

@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common import identity
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.identity import Identity, Neighbour, Network, Route
+from tests.harness.needs import needs_netns
 from vmserver.identity import routed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,6 +71,7 @@ def become(network: Network) -> Any:  # Any: JSON
     return json.loads(done.stdout)
 
 
+@needs_netns
 class RoutedTests(SynchronousTestCase):
     def test_calicos_router_is_one_that_no_subnet_has(self) -> None:
         routes = (Route("0.0.0.0/0", "169.254.1.1"), Route("169.254.1.1/32"))

@@ -8,11 +8,9 @@ import sys
 
 from twisted.internet.utils import getProcessOutputAndValue
 
-from tests.harness.needs import needs_programs
 from tests.vmserver.layers.case import LayersTestCase, reactor
 
 
-@needs_programs("mkfs.erofs")
 class KilledTests(LayersTestCase):
     timeout = 300
 

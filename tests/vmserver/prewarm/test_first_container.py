@@ -9,12 +9,14 @@ from twisted.trial.unittest import TestCase
 
 from infranetes_common import reactors
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_crun, needs_docker
 from tests.support.dockerd import Dockerd
 from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.containers.docker.provider import DockerConfig, DockerProvider
 from vmserver.prewarm.first_container import run_first_container
 
 
+@needs_docker
 class FirstContainerTests(TestCase):
     timeout = 120
 
@@ -48,6 +50,7 @@ class FirstContainerTests(TestCase):
         await run_first_container(reactors.installed(), self.provider)
 
 
+@needs_crun
 class FirstOciContainerTests(OciCase, TestCase):
     """Without a layer, as none has been sent before a template is frozen."""
 

@@ -15,6 +15,7 @@ from infranetes_common.errors import Unavailable
 from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_netns
 from tests.vmserver.proxy.namespace import Namespace
 from vmserver.proxy import kernel, proxy, script
 from vmserver.proxy.kernel import Kernel
@@ -36,6 +37,7 @@ def targets(*numbers: int, version: int = 4) -> tuple[Target, ...]:
     return tuple(Target(f"10.1.0.{each}" if version == 4 else f"fd01::{each}", 8080) for each in numbers)
 
 
+@needs_netns
 class ProxyCase(TestCase):
     timeout = 120
 

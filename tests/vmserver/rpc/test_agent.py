@@ -19,6 +19,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from infranetes_simulation.containers import FakeProvider
 from tests.contract.container_provider_case import busybox_image
+from tests.harness.needs import needs_programs
 from tests.support.dockerd import archive
 from tests.support.user_namespaces import namespaces, of_pod
 from tests.support.waiting import until
@@ -103,6 +104,7 @@ class AgentCase(TestCase):
         self.fail(f"not refused: {result!r}")
 
 
+@needs_programs("busybox")
 class AgentTests(AgentCase):
     """What each call does."""
 
@@ -233,6 +235,7 @@ class AgentTests(AgentCase):
         await self.refused(Code.DEADLINE_EXCEEDED, self.stub.ExecSync(request, timeout=20.0))
 
 
+@needs_programs("busybox")
 class HostileTests(AgentCase):
     """Requests that an honest node does not send."""
 
@@ -332,6 +335,7 @@ class WatcherTests(SynchronousTestCase):
         self.assertNoResult(Deferred.fromCoroutine(watcher.wait()))
 
 
+@needs_programs("busybox")
 class StatsTests(AgentCase):
     """What the machine and its containers use."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from infranetes.machines.agent.client import AgentClient
 from infranetes_common.errors import InvalidArgument, Unavailable, Unimplemented
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
+from tests.harness.needs import needs_programs
 from tests.vmserver.harness import SANDBOX
 from tests.vmserver.rpc.test_agent import AgentCase
 
@@ -31,6 +32,7 @@ class Noted:
         self.put_there.append((firewall, node, tunnel_port))
 
 
+@needs_programs("busybox")
 class SetFirewallTests(AgentCase):
     async def setUp(self) -> None:
         await super().setUp()

@@ -10,6 +10,7 @@ from typing import Any
 from infranetes_common.errors import ResourceExhausted
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from tests.harness.needs import needs_programs
 from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
 from vmserver.containers.interface import IContainerProvider
@@ -42,6 +43,7 @@ class Noted:
         await self.note("settled")
 
 
+@needs_programs("busybox")
 class HugePageTests(AgentCase):
     async def setUp(self) -> None:
         await super().setUp()

@@ -15,6 +15,7 @@ from zope.interface import implementer
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.wire import vmserver as messages
 from infranetes_simulation.containers import FakeProvider
+from tests.harness.needs import needs_programs, needs_root
 from tests.support.erofs import Layer, layer
 from tests.vmserver.harness import Agent, run_directory
 from tests.vmserver.layers.case import PIECE, Shown
@@ -43,6 +44,8 @@ class LayeredProvider(FakeProvider):
         await self.layered.add(image_id, configuration)
 
 
+@needs_root
+@needs_programs("mkfs.erofs")
 class LayerCallTests(AgentCase):
     async def setUp(self) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="layers-"))
@@ -222,6 +225,8 @@ class LayerCallTests(AgentCase):
             await self.refused(Code.INVALID_ARGUMENT, self.stub.PutLayer(iter(parts), timeout=10.0))
 
 
+@needs_root
+@needs_programs("mkfs.erofs")
 class WholeImageTests(AgentCase):
     async def test_a_provider_of_whole_images_says_so(self) -> None:
         self.assertFalse((await self.stub.Info(messages.InfoRequest(), timeout=10.0)).takes_layers)

@@ -12,6 +12,7 @@ from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unimp
 from infranetes_common.nfs import NfsMount, checked
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
+from tests.harness.needs import needs_programs
 from tests.vmserver.harness import SANDBOX
 from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
@@ -46,6 +47,7 @@ class Noted:
         self.seconds.append(seconds)
 
 
+@needs_programs("busybox")
 class NfsTests(AgentCase):
     async def setUp(self) -> None:
         await super().setUp()

@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
 from tests.contract.container_sessions import living
+from tests.harness.needs import needs_programs
 from tests.support.waiting import until
 from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
@@ -26,6 +27,7 @@ def stdin(data: bytes) -> Any:
     return messages.SessionInput(stdin=data)
 
 
+@needs_programs("busybox")
 class SessionCase(AgentCase):
     """Calls with a first message."""
 

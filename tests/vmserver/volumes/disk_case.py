@@ -16,6 +16,7 @@ from twisted.trial.unittest import TestCase
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import installed
 from infranetes_common.volume_disks import serial_of
+from tests.harness.needs import needs_root
 from tests.support.failures import FailureAssertions
 from tests.support.file_systems import loop_device
 from vmserver.layers.disks import ScsiDisks
@@ -54,6 +55,7 @@ class Loops:
             subprocess.run(["losetup", "--set-capacity", path], check=True)
 
 
+@needs_root
 class PodDiskCase(FailureAssertions, TestCase):
     """A blank disk of 24 MiB, on a loop device."""
 

@@ -18,6 +18,7 @@ from infranetes_common.filesync.scan import scan
 from infranetes_common.filesync.wire import PREFIX, change_to_wire
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from tests.harness.needs import needs_programs, needs_root
 from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
 from vmserver.mounts import mounts_below
@@ -27,6 +28,7 @@ from vmserver.volumes.store import VolumeStore
 BOUNDS = messages.VolumeBounds(entries=100, bytes=1_000_000)
 
 
+@needs_programs("busybox")
 class VolumeCallTests(AgentCase):
     async def put(self, *changes: Change, id: str = "v1", file: bool = False, **fields: Any) -> None:
         fields.setdefault("bounds", BOUNDS)
@@ -154,6 +156,7 @@ class VolumeCallTests(AgentCase):
         await self.refused(bad, self.stub.CreateContainer(request, timeout=5.0))
 
 
+@needs_root
 class MemoryTests(SynchronousTestCase):
     def test_secrets_are_on_a_tmpfs_of_their_own(self) -> None:
         top = Path(self.mktemp()).absolute()
@@ -264,6 +267,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertFalse((top / "memory" / "v1").exists())
 
 
+@needs_root
 class MountedBelowTests(SynchronousTestCase):
     def test_what_a_container_mounts_below_is_neither_carried_nor_removed(self) -> None:
         top = Path(self.mktemp()).absolute()

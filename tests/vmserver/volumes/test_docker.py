@@ -12,6 +12,7 @@ from infranetes_common.filesync.wire import PREFIX, change_to_wire
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from tests.harness.needs import needs_docker
 from tests.support.dockerd import shared
 from tests.vmserver.harness import Agent
 from tests.vmserver.rpc.test_agent import ID, AgentCase
@@ -20,6 +21,7 @@ from vmserver.containers.docker.provider import DockerConfig, DockerProvider
 reactor = installed()
 
 
+@needs_docker
 class DockerVolumeTests(AgentCase):
     timeout = 180
 

@@ -20,6 +20,7 @@ from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Resou
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.nfs import NfsMount, checked
 from infranetes_common.reactors import installed
+from tests.harness.needs import needs_root
 from tests.support.failures import FailureAssertions
 from tests.support.fuse import HangingMounts
 from vmserver.mounts import Flag, mount, mounts, mounts_below, unmount
@@ -33,6 +34,7 @@ _OPTIONS = ("vers=4.2", "addr=192.0.2.7")
 WANTED = checked("files:/data", _OPTIONS)
 
 
+@needs_root
 class NfsCase(FailureAssertions, TestCase):
     """:ivar asked: what has been mounted. :ivar error: the error of the next mounts."""
 

@@ -72,6 +72,8 @@ class EntryTests(HostileCase):
 
     @needs_programs("fsck.erofs")
     @needs_programs("fsck.erofs")
+    @needs_programs("fsck.erofs")
+    @needs_programs("fsck.erofs")
     @needs_root
     def test_an_absolute_path_begins_at_the_image_s_root(self) -> None:
         image = Path(self.mktemp()).absolute()

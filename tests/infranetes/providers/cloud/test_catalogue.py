@@ -25,6 +25,7 @@ from infranetes_common.errors import (
     NotFound,
     Unavailable,
 )
+from tests.harness.needs import needs_systemd
 from tests.infranetes.providers.cloud.case import AwsCase
 from tests.support.clouds.aws import IMAGE
 from tests.support.clouds.faults import FaultKind
@@ -88,6 +89,7 @@ class OwnerTests(SynchronousTestCase):
             self.assertIn("image_owners", str(caught.exception))
 
 
+@needs_systemd
 class AwsCatalogueTests(AwsCase, TestCase):
     """EC2's images."""
 

@@ -19,6 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from tests.contract.container_sessions import living, resident
+from tests.harness.needs import needs_root
 from tests.support.crun import process
 from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
 from vmserver.containers.interface import ExecResult, ISession, Streams
@@ -326,6 +327,7 @@ class CommandGroupsTests(SynchronousTestCase):
 
 if not is_v2() and (ROOT / "unified").is_dir():
 
+    @needs_root
     class UnifiedTests(TestCase):
         """The same with cgroup v2, which this machine has beside v1 and the guest has by itself."""
 
