@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import attrs
+from twisted.internet.defer import Deferred
 
 from infranetes.machines.context import VmFacts
 from infranetes.machines.pool_config import PoolConfig, PoolSize
@@ -98,6 +99,20 @@ class RenewalTests(PodsTestCase):
         restored.restore()
         self.world.wait(LIFETIME, step=5)
         self.assertGreaterEqual(len(self.certificates(self.own)), 2)
+
+    def test_a_daemon_that_stops_ends_the_pass_that_is_under_way(self) -> None:
+        asked: list[str] = []
+
+        async def rekey(certificate: str, within: float = 30.0) -> None:
+            asked.append(certificate)
+            await Deferred()
+
+        self.patch(self.world.agents[self.own], "rekey", rekey)
+        self.world.wait(LIFETIME, step=5)
+        self.assertEqual(len(asked), 1)
+        self.world.stop()
+        self.world.wait(LIFETIME, step=5)
+        self.assertEqual(len(asked), 1)
 
     def test_the_next_daemon_goes_on_with_it(self) -> None:
         self.world.restart()

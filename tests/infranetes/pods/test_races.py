@@ -19,6 +19,7 @@ from infranetes.machines.pool_record import PoolState
 from infranetes.pods.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
+from tests.harness.durations import slow
 from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, FakeProvider, InlineStore, pod
 
@@ -51,6 +52,7 @@ class Gates:
         self.closed.pop(choose(len(self.closed))).callback(None)
 
 
+@slow(3, "it comes between each two steps")
 class RaceTests(unittest.SynchronousTestCase):
     """In whatever order things happen, each VM has one record, each call an answer, and each pod an end."""
 

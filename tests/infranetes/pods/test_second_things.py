@@ -2,13 +2,12 @@
 """What happens second: in each state that a pod, its containers or a VM of the pool pass through, something
 else happens, in an unkind world.
 
-A failure's message has the story and its seed; `replay` in a test repeats that one. With the variable
+A failure's message has the story and its seed, from which `tell` repeats it. With the variable
 INFRANETES_TEST_NIGHTLY set there are many more seeds.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -20,10 +19,12 @@ from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
+from tests.harness.needs import repetitions
 from tests.infranetes.pods.fakes import box, pod
 from tests.infranetes.pods.second_things import OWN, Thing, World
 
-SEEDS = 60 if os.environ.get("INFRANETES_TEST_NIGHTLY") else 1
+SEEDS = repetitions(1, nightly=60)
 MOST_TRIES = 12  # of a client that ends what is left
 
 OURS = pod("web", annotations=OWN, port_mappings=[cri.PortMapping(host_port=8080, container_port=80)])
@@ -187,6 +188,7 @@ POOL_THINGS: tuple[Thing, ...] = (
 )  # fmt: skip
 
 
+@slow(6, "it tells some hundred stories")
 class SecondThings(SynchronousTestCase):
     """No VM without a record, nobody else's VM is touched, and all are told of each beginning and end."""
 
@@ -218,7 +220,6 @@ class SecondThings(SynchronousTestCase):
                 break
         else:
             self.fail_with(world, name, "a pod or the pool never ends")
-        self.rest(world, name)
         left = [one.sandbox_id for one in world.provider.instances.values()]
         if left != [world.neighbour] * bool(world.neighbour):
             self.fail_with(world, name, f"VMs are left: {left}")
