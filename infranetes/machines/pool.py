@@ -343,10 +343,11 @@ class Pool:
 
     async def _finish(self, member: Member) -> None:
         context = self._context
-        written = context.store.update_pool(member.record)
-        context.note(written, f"the end of vm {member.record.instance_id}")
         if member.booting is not None and not member.booting.done:
             member.booting.cancel()
+        written = context.store.update_pool(member.record)
+        context.note(written, f"the end of vm {member.record.instance_id}")
+        await written  # a daemon that is killed now must not leave a VM that is gone for idle
         await member.machine.tear_down()
         await context.store.delete_pool(member.id)
         self.members.pop(member.id, None)

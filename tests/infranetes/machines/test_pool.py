@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail
+from twisted.python.failure import Failure
 from twisted.trial import unittest
 
 from infranetes.machines.pool_config import PoolConfig, PoolSize
@@ -517,6 +518,18 @@ class LifeTests(PoolTestCase):
         self.assertEqual(len(self.idle), 2)
         self.do(self.world.sandboxes.remove(sandbox))
         self.assert_nothing_leaks()
+
+    def test_no_vm_is_destroyed_before_its_end_is_on_the_disk(self) -> None:
+        for result in (None, Failure(ResourceExhausted("full"))):  # which must not keep the VM
+            held: Deferred[None] = Deferred()
+            patch = self.patch(self.world.store, "update_pool", lambda record, held=held: held)
+            (first, *_) = self.pool.idle()
+            ending = self.pool.end(first, "test").join()
+            self.assertIn(first.record.instance_id, self.provider.instances)
+            patch.restore()
+            held.callback(result)  # errback, if it is a Failure
+            self.successResultOf(ending)
+            self.assertNotIn(first.record.instance_id, self.provider.instances)
 
     def test_a_drain_ends_those_that_are_being_booted(self) -> None:
         for phase in ("launching", "booting"):

@@ -70,7 +70,7 @@ class Scheduler(Kind):
     """Chooses from a seed what becomes of each request.
 
     :param troubles: how many requests come to grief; after those all is slow, and nothing fails.
-    :ivar kind: whether everything is done at once for now.
+    :ivar kind: whether everything is done at once for now. :ivar writing: whether writes are under way.
     :ivar story: what was done, with its time, for messages.
     """
 
@@ -81,7 +81,7 @@ class Scheduler(Kind):
         self._troubles = troubles
         self._life: object = object()  # of the daemon that asks
         self._writes: list[tuple[Callable[[], Deferred[None]], Deferred[None]]] = []
-        self._writing = False
+        self.writing = False
         self._shown: dict[str, Instance] = {}
         self._due: dict[str, float] = {}  # when the list shows that a VM has come or gone
 
@@ -172,8 +172,8 @@ class Scheduler(Kind):
             return work()
         answer: Deferred[None] = Deferred()
         self._writes.append((work, answer))
-        if not self._writing:
-            self._writing = True
+        if not self.writing:
+            self.writing = True
             start(self._write_all(self._life)).addErrback(lambda failure: failure.raiseException())
         return answer
 
@@ -188,7 +188,7 @@ class Scheduler(Kind):
             if life is self._life:
                 done.chainDeferred(answer)
         if life is self._life:
-            self._writing = False
+            self.writing = False
 
     # ---- the list
 
@@ -210,7 +210,7 @@ class Scheduler(Kind):
         self.note("the daemon is killed")
         self._life = object()
         self._writes.clear()
-        self._writing = False
+        self.writing = False
 
 
 async def _done(work: Work[object]) -> None:

@@ -370,8 +370,13 @@ class World(FakeNode):
             self.advance()
         self.calls.clear()
         until = self.clock.seconds() + REST
-        while self.clock.seconds() < until:
+        while self.clock.seconds() < until or (self._boots() and self.clock.seconds() < until + LAUNCH):
             self.advance()
+
+    def _boots(self) -> bool:
+        return self.scheduler.writing or any(
+            one.state is PoolState.BOOTING for one in self.node.pool.members.values()
+        )
 
     # ---- what has to be when nothing happens any more
 
