@@ -80,6 +80,8 @@ apt-test: apt-base
 venv: $(VENV_DONE) ## Make .venv with Infranetes and the tools of its tests
 
 $(VENV_DONE): setup.py | apt-base
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Infranetes needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) --version 2>&1): set PYTHON=" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing into $(VENV)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,lint,bench]'

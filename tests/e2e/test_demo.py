@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from demo.__main__ import BRIDGE
 from demo.pod import processes_naming
 from tests.harness.durations import slow
+from tests.harness.needs import Tier, in_tier
 
 TREE = Path(__file__).resolve().parents[2]
 RUN_DIR = "/run/infranetes-demo"
@@ -64,6 +65,7 @@ class DemoTests(SynchronousTestCase):
         self.assertEqual(processes_naming(RUN_DIR), [])
         self.assertNotIn(BRIDGE, links())
 
+    @in_tier(Tier.TEST)  # of real VMs, the one whose life `make test` has
     def test_the_command_runs_in_a_machine_that_is_gone_afterwards(self) -> None:
         output = self.finish(demo("--json", "--command", "echo hello; exit 3"), 0)
         told: dict[str, Any] = json.loads(output)

@@ -210,6 +210,16 @@ needs_qemu = needs(program("qemu-system-x86_64"), program("qemu-img"))
 nightly = needs(NIGHT)
 
 
+def in_tier(tier: Tier) -> Callable[[T], T]:
+    """Return a decorator that puts a test into a smaller tier than its needs do."""
+
+    def decorate(thing: T) -> T:
+        setattr(thing, "tier", tier)  # noqa: B010 - a function or a class
+        return thing
+
+    return decorate
+
+
 def _parents(module: str) -> Iterable[str]:
     """Yield the names of a module and of the packages that it is in."""
     while module:
@@ -236,7 +246,7 @@ def needs_of(test: unittest.TestCase) -> tuple[Need, ...]:
 def tier_of(test: unittest.TestCase) -> Tier:
     """Return the smallest tier that a test is in.
 
-    A test or a class says otherwise by `tier`, where a smaller one gives it what it needs all the same.
+    One that `in_tier` decorates is in that.
     """
     method = getattr(test, getattr(test, "_testMethodName", ""), None)
     stated: Tier | None = getattr(method, "tier", None) or getattr(test, "tier", None)
