@@ -100,6 +100,10 @@ class DaemonCase(KeptCase, TestCase):
     #: Whether daemons are started as a user would start them, and not by `warm`.
     cold = False
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        warm.wait_until_ready()  # here, where no test's time is spent
+
     def setUp(self) -> None:
         self.root = self.make_root()
         self.addCleanup(shutil.rmtree, self.root, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from infranetes.pods.store import FILE
@@ -161,11 +162,14 @@ class KillTests(DaemonCase):
         await self.start()
         lost, kept = await self.run_pod("lost"), await self.run_pod("kept")
         gone = await self.run_container(lost, self.box(script="sleep 1000"))
-        brief = await self.run_container(kept, self.box(script="sleep 1; exit 9"))
+        over = self.root / "over"
+        script = f"while [ ! -e {over}.now ]; do sleep 0.02; done; touch {over}; exit 9"
+        brief = await self.run_container(kept, self.box(script=script))
         await self.kill()
+        Path(f"{over}.now").touch()
         vm = next(vm for vm in await self.vms() if vm["sandbox_id"] == lost)
         await self.farm("behave", id=vm["id"], behaviour="dies-after", after=0)
-        await self.sleep(1.5)
+        await self.until(over.exists, "the container ends")
         await self.start()
         status = await self.in_state(brief, cri.CONTAINER_EXITED)
         self.assertEqual(status.exit_code, 9)

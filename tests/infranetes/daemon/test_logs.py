@@ -12,7 +12,10 @@ from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}\S+) (stdout|stderr) ([PF]) (.*)")
-COUNTING = "i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep 0.02; done"
+COUNTING = """
+i=0; until [ -e {enough} ]; do echo line $i; i=$((i+1)); sleep 0.02; done
+echo $i > {written}; mv {written} {count}
+"""
 
 
 @needs_registry
@@ -36,6 +39,19 @@ class LogTests(DaemonCase):
     def texts(self, path: Path) -> list[str]:
         return [text for _, _, text in self.lines(path)] if path.exists() else []
 
+    @property
+    def counting(self) -> str:
+        """The script of a container that writes lines until `all_counted`."""
+        enough, written, count = (self.root / name for name in ("enough", "written", "count"))
+        return COUNTING.format(enough=enough, written=written, count=count)
+
+    async def all_counted(self) -> list[str]:
+        """End the container that counts. Return all that it has written."""
+        (self.root / "enough").touch()
+        count = self.root / "count"
+        await self.until(count.exists, "the container ends")
+        return [f"line {number}" for number in range(int(count.read_text()))]
+
     async def test_what_is_written_to_both_streams(self) -> None:
         sandbox = await self.run_pod()
         script = "echo one; sleep 0.1; echo two >&2; sleep 0.1; printf 'no newline'"
@@ -55,9 +71,12 @@ class LogTests(DaemonCase):
 
     async def test_a_stop_writes_all_that_was_said_before_it_answers(self) -> None:
         sandbox = await self.run_pod()
-        script = "trap 'for i in 1 2 3 4 5; do echo last $i; done; exit 0' TERM; while :; do sleep 0.05; done"
-        container = await self.run_container(sandbox, self.box(script=script))
-        await self.sleep(0.5)
+        ready = self.root / "ready"
+        script = f"trap 'for i in 1 2 3 4 5; do echo last $i; done; exit 0' TERM; touch {ready}"
+        container = await self.run_container(
+            sandbox, self.box(script=f"{script}; while :; do sleep 0.05; done")
+        )
+        await self.until(ready.exists, "it has set the trap")
         stop = cri.StopContainerRequest(container_id=container, timeout=10)
         await self.runtime.StopContainer(stop, timeout=20.0)
         path = self.log_directory / "web" / "main.log"
@@ -65,33 +84,35 @@ class LogTests(DaemonCase):
 
     async def test_killed_again_and_again_no_line_is_lost_or_doubled(self) -> None:
         sandbox = await self.run_pod()
-        container = await self.run_container(sandbox, self.box(script=COUNTING.format(lines=900)))
+        container = await self.run_container(sandbox, self.box(script=self.counting))
         path = self.log_directory / "web" / "main.log"
         for _ in range(3):
             seen = len(self.texts(path))
             await self.until(lambda seen=seen: len(self.texts(path)) > seen + 5, "more lines")  # type: ignore[misc]
             await self.restart()
-        await self.in_state(container, cri.CONTAINER_EXITED, 60.0)
+        written = await self.all_counted()
+        await self.in_state(container, cri.CONTAINER_EXITED)
         await self.stop_pod(sandbox)
-        self.assertEqual(self.texts(path), [f"line {i}" for i in range(900)])
+        self.assertEqual(self.texts(path), written)
 
     async def test_what_was_said_while_there_was_no_daemon(self) -> None:
         sandbox = await self.run_pod()
-        container = await self.run_container(sandbox, self.box(script=COUNTING.format(lines=50)))
+        container = await self.run_container(sandbox, self.box(script=self.counting))
+        path = self.log_directory / "web" / "main.log"
+        await self.until(lambda: len(self.texts(path)) > 5, "some lines")
         await self.kill()
-        await self.sleep(2.0)
+        written = await self.all_counted()
+        self.assertLess(len(self.texts(path)), len(written))
         await self.start()
         await self.in_state(container, cri.CONTAINER_EXITED)
-        path = self.log_directory / "web" / "main.log"
-        await self.until(lambda: len(self.texts(path)) >= 50, "all lines")
-        self.assertEqual(self.texts(path), [f"line {i}" for i in range(50)])
+        self.assertEqual(self.texts(path), written)
         await self.restart()
-        await self.sleep(0.5)
-        self.assertEqual(len(self.texts(path)), 50)
+        await self.stop_pod(sandbox)  # which waits for logs
+        self.assertEqual(self.texts(path), written)
 
     async def test_reopened_after_kubelet_renamed_it(self) -> None:
         sandbox = await self.run_pod()
-        container = await self.run_container(sandbox, self.box(script=COUNTING.format(lines=150)))
+        container = await self.run_container(sandbox, self.box(script=self.counting))
         path, old = (self.log_directory / "web" / name for name in ("main.log", "main.log.1"))
         await self.until(lambda: len(self.texts(path)) > 5, "some lines")
         path.rename(old)
@@ -100,9 +121,10 @@ class LogTests(DaemonCase):
         self.assertTrue(path.exists())
         await self.until(lambda: len(self.texts(path)) > 5, "lines in the new file")
         await self.restart()
+        written = await self.all_counted()
         await self.in_state(container, cri.CONTAINER_EXITED)
         await self.stop_pod(sandbox)
-        self.assertEqual(self.texts(old) + self.texts(path), [f"line {i}" for i in range(150)])
+        self.assertEqual(self.texts(old) + self.texts(path), written)
         await self.refused(Code.FAILED_PRECONDITION, self.runtime.ReopenContainerLog(request, timeout=5.0))
 
     async def test_a_last_line_without_a_newline_is_told_as_that(self) -> None:

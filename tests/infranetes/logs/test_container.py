@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.logs import writer as module
 from infranetes_common.errors import InvalidArgument, NotFound, ResourceExhausted
+from tests.harness.needs import repetitions
 from tests.infranetes.logs.log_scenario import Killed, LogScenario, expected, record
 
 
@@ -344,7 +345,7 @@ class KilledAnywhereTests(SynchronousTestCase):
         gc.collect()
         self.flushLoggedErrors(Killed)
 
-    @settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=repetitions(100, 800), deadline=None, suppress_health_check=list(HealthCheck))
     @given(lines, steps, st.sampled_from([50, 300, 1 << 20]), st.sampled_from([0.0, 0.03]))
     @example(
         [(b"", False, False)] * 2,

@@ -26,6 +26,7 @@ from infranetes.streaming.spdy import (
     StreamReset,
 )
 from infranetes_common.errors import InvalidArgument
+from tests.harness.needs import repetitions
 
 
 def frame(kind: int, payload: bytes, flags: int = 0, version: int = 3) -> bytes:
@@ -36,7 +37,7 @@ class HeaderBlocks(SynchronousTestCase):
     def test_the_dictionary_is_the_one_of_the_specification(self) -> None:
         self.assertEqual((len(DICTIONARY), zlib.adler32(DICTIONARY)), (1423, 0xE3C6A7C2))
 
-    @settings(max_examples=50)
+    @settings(max_examples=repetitions(20, 50))
     @given(
         st.lists(
             st.dictionaries(
@@ -139,7 +140,7 @@ class Conversation(SynchronousTestCase):
             self.assertEqual(self.server.receive(frame(kind, bytes(8))), [])
         self.assertEqual(self.server.take_output(), b"")
 
-    @settings(max_examples=50)
+    @settings(max_examples=repetitions(20, 50))
     @given(st.lists(st.integers(1, 40), min_size=1, max_size=50))
     def test_where_the_bytes_are_cut_makes_no_difference(self, cuts: list[int]) -> None:
         client, server = Spdy(client=True), Spdy()
@@ -185,7 +186,7 @@ class Nonsense(SynchronousTestCase):
     def test_headers_that_are_not_zlib_are_refused(self) -> None:
         self.refused(frame(Kind.SYN_STREAM, struct.pack(">IIH", 1, 0, 0) + b"not zlib"))
 
-    @settings(max_examples=300)
+    @settings(max_examples=repetitions(40, 300))
     @given(st.lists(st.binary(max_size=200), max_size=5))
     def test_any_bytes_are_understood_or_refused(self, pieces: list[bytes]) -> None:
         server = Spdy()
@@ -195,7 +196,7 @@ class Nonsense(SynchronousTestCase):
         except InvalidArgument:
             pass
 
-    @settings(max_examples=300)
+    @settings(max_examples=repetitions(40, 300))
     @given(
         st.lists(
             st.tuples(st.integers(0, 12), st.integers(0, 255), st.binary(max_size=60)).map(

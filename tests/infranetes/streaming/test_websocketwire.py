@@ -16,6 +16,7 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Pong, Tex
 from infranetes.streaming.channels import Flow
 from infranetes.streaming.websocketwire import MAX_TEXT, WebSocketWire
 from infranetes_common.errors import InvalidArgument
+from tests.harness.needs import repetitions
 from tests.infranetes.streaming.client import take
 
 NAMES = ("stdin", "stdout", "stderr", "error", "resize")
@@ -56,7 +57,7 @@ class Ends:
 
 
 class WebSocketWireTests(SynchronousTestCase):
-    @settings(max_examples=100)
+    @settings(max_examples=repetitions(25, 100))
     @given(st.lists(st.tuples(st.integers(0, 4), st.binary(max_size=100)), max_size=10), st.booleans())
     def test_messages_come_in_as_they_were_sent(self, said: list[tuple[int, bytes]], form: bool) -> None:
         ends = Ends(base64_form=form)
@@ -68,7 +69,7 @@ class WebSocketWireTests(SynchronousTestCase):
         for channel in range(len(NAMES)):
             self.assertEqual(ends.unread(channel), b"".join(data for to, data in said if to == channel))
 
-    @settings(max_examples=50)
+    @settings(max_examples=repetitions(20, 50))
     @given(st.binary(min_size=1, max_size=200), st.integers(1, 50))
     def test_a_binary_message_may_come_in_any_pieces(self, data: bytes, size: int) -> None:
         ends = Ends()
@@ -77,7 +78,7 @@ class WebSocketWireTests(SynchronousTestCase):
             take(ends.wire, whole[at : at + size])
         self.assertEqual(ends.unread(0), data)
 
-    @settings(max_examples=300)
+    @settings(max_examples=repetitions(40, 300))
     @given(st.lists(st.binary(max_size=200), max_size=5), st.booleans())
     def test_any_bytes_are_understood_or_refused(self, pieces: list[bytes], form: bool) -> None:
         ends = Ends(base64_form=form, close_signal=not form)
@@ -87,7 +88,7 @@ class WebSocketWireTests(SynchronousTestCase):
         except InvalidArgument:
             pass
 
-    @settings(max_examples=100)
+    @settings(max_examples=repetitions(25, 100))
     @given(st.lists(st.one_of(st.binary(max_size=20), st.text(max_size=20)), max_size=8))
     def test_any_messages_are_understood_or_refused(self, messages: list[Any]) -> None:
         for form in (False, True):

@@ -26,7 +26,7 @@ from infranetes_common.filesync.manifest import (
 )
 from infranetes_common.filesync.scan import read, scan
 from infranetes_common.filesync.tree import Tree
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_root, repetitions
 from tests.infranetes_common.filesync.case import BOUNDS, TreeCase
 
 
@@ -304,9 +304,7 @@ class HostileTests(TreeCase):
         self.assertEqual((self.outside / "precious").read_bytes(), b"precious")
 
     @needs_root
-    @needs_root
-    @needs_root
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=repetitions(40, 300), deadline=None)
     @given(st.lists(_changes, max_size=10))
     def test_no_list_of_changes_leads_out(self, changes: list[Any]) -> None:
         self.fresh()

@@ -25,7 +25,7 @@ from infranetes_common.filesync.manifest import (
 from infranetes_common.filesync.plan import plan
 from infranetes_common.filesync.scan import read, scan, stable_scan
 from infranetes_common.filesync.tree import Tree
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_root, repetitions
 from tests.infranetes_common.filesync.case import BOUNDS, TreeCase, carry, keys, sync
 
 
@@ -174,7 +174,7 @@ class BothSidesTests(TreeCase):
         self.assertEqual((self.vm / "file").read_bytes(), b"right")
         self.assertEqual(os.listdir(self.vm), ["file"])
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=repetitions(20, 60), deadline=None)
     @given(st.lists(_steps, max_size=12))
     def test_whatever_either_side_does_they_agree_in_the_end(self, steps: list[Any]) -> None:
         self.fresh()

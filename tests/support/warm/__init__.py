@@ -47,6 +47,13 @@ def address() -> str:
     return path
 
 
+@functools.cache
+def wait_until_ready() -> None:
+    """Wait until the server has imported everything, which takes long on a busy machine. Blocks."""
+    with open(os.devnull, "wb") as null:
+        Process(["-c", ""], null.fileno(), ROOT, os.environ).wait()
+
+
 def command(*arguments: str) -> list[str]:
     """Return the command that runs `python *arguments` and detaches it: for what another program starts."""
     return [sys.executable, "-ISs", client.__file__, address(), *arguments]

@@ -14,6 +14,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import InvalidArgument
+from tests.harness.needs import repetitions
 from vmserver.containers.jsonlog import MAX_PART_BYTES, JsonLog, format_time, parse_time
 from vmserver.containers.log_lines import records
 
@@ -140,7 +141,7 @@ class JsonLogTests(SynchronousTestCase):
         for number, record in enumerate(found, 1):
             self.assertEqual(self.read(record.cursor), found[number:])
 
-    @settings(max_examples=50)
+    @settings(max_examples=repetitions(20, 50))
     @given(st.text(max_size=60))
     def test_no_text_as_a_cursor_does_harm(self, text: str) -> None:
         try:
@@ -148,7 +149,7 @@ class JsonLogTests(SynchronousTestCase):
         except InvalidArgument:
             return
 
-    @settings(max_examples=100)
+    @settings(max_examples=repetitions(25, 100))
     @given(st.lists(st.binary(max_size=80), max_size=20))
     def test_no_content_breaks_the_reader(self, lines: list[bytes]) -> None:
         self.path.write_bytes(b"\n".join([*lines, b""]) + entry("end\n"))

@@ -17,6 +17,7 @@ from infranetes_common.errors import FailedPrecondition
 from infranetes_common.identity import MAX_DOCUMENT_BYTES
 from infranetes_common.reactors import installed
 from tests.support.waiting import until
+from vmserver.identity import virtio_serial
 from vmserver.identity.virtio_serial import LineBuffer, VirtioSerial
 
 reactor = installed()
@@ -53,6 +54,18 @@ class LineBufferTests(SynchronousTestCase):
         self.assertEqual(buffer.feed(b"whole\n"), [b"whole"])
 
 
+class Channel(VirtioSerial):
+    """One that counts the moments at which it greets, if it has reason to."""
+
+    def __init__(self, test: VirtioSerialTests) -> None:
+        super().__init__(reactor, test.device, test.offer, lambda: not test.offered)
+        self._test = test
+
+    def _greet(self) -> None:
+        super()._greet()
+        self._test.greetings += 1
+
+
 class VirtioSerialTests(TestCase):
     """A pty stands in for the device: both hang up when the other side is closed."""
 
@@ -63,7 +76,9 @@ class VirtioSerialTests(TestCase):
         self.refuse: Exception | None = None
         self.device = Path(self.mktemp())
         self.host = -1
-        self.channel = VirtioSerial(reactor, self.device, self.offer, lambda: not self.offered)
+        self.patch(virtio_serial, "POLL_SECONDS", 0.05)
+        self.greetings = 0
+        self.channel = Channel(self)
         self.addCleanup(self.disconnect)
         self.addCleanup(self.channel.stop)
 
@@ -116,7 +131,8 @@ class VirtioSerialTests(TestCase):
         self.channel.start()
         os.write(self.host, b"one\n")
         await self.said(b"ready 4711\n")
-        await deferLater(reactor, 1.2, lambda: None)
+        after = self.greetings + 3
+        await until(lambda: self.greetings > after, "it could have greeted")
         self.assertRaises(BlockingIOError, os.read, self.host, 100)
         os.write(self.host, b"two\n")
         await self.said(b"ready 4711\n")
@@ -135,7 +151,7 @@ class VirtioSerialTests(TestCase):
 
     async def test_a_device_that_comes_late_is_found(self) -> None:
         self.channel.start()
-        await deferLater(reactor, 0.2, lambda: None)
+        await until(lambda: self.greetings > 2, "it has looked for the device")
         self.connect()
         await self.said(b"waiting\n")
 

@@ -113,10 +113,12 @@ class ShellTests(SessionCase):
 
     async def test_what_has_left_its_session_goes_on(self) -> None:
         seconds = marker(1_600_000)
-        call = await self.shell("sh", "-c", f"setsid --fork sleep {seconds}; sleep 600")
+        within = marker(1_700_000)
+        call = await self.shell("sh", "-c", f"setsid --fork sleep {seconds}; sleep {within}")
         await runs(seconds)
+        await runs(within)
         call.cancel()
-        await deferLater(reactor, 1.0, lambda: None)
+        await is_killed(within)
         (pid,) = living("sleep", seconds)
         os.kill(pid, signal.SIGKILL)
 

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.images.erofs.limits import BadLayer, Limits
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import FailedPrecondition
-from tests.harness.needs import needs_programs, needs_root
+from tests.harness.needs import needs_programs, needs_root, repetitions
 from tests.infranetes.images.erofs.support import (
     Member,
     check,
@@ -292,7 +292,7 @@ class FuzzTests(HostileCase):
             check(image)
         image.unlink()
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=repetitions(30, 200), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.binary(max_size=3000))
     def test_any_bytes(self, data: bytes) -> None:
         self.ends_well(data)
@@ -314,7 +314,7 @@ class FuzzTests(HostileCase):
         for count in range(1, 130):
             self.ends_well(tar([member(f"{n}", content=b"") for n in range(count)]))
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=repetitions(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def test_any_tree(self, data: st.DataObject) -> None:
         """The image has what tarfile finds in the tar."""

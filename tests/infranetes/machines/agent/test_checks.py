@@ -18,6 +18,7 @@ from infranetes.machines.agent.screen import AgentScreen
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import cri, vmserver
 from infranetes_common.wire.descriptors import is_repeated
+from tests.harness.needs import repetitions
 from tests.support.hostile.attacks import MIB
 from tests.support.hostile.corpus import messages, responses
 from txgrpc import Code, GrpcError
@@ -108,7 +109,7 @@ class ScreenTests(SynchronousTestCase):
         self.assertIn("groups", self.refused("Stats", b"\x0b\x0c"))
 
     @given(st.sampled_from(METHODS), st.data())
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=repetitions(40, 300), deadline=None)
     def test_what_is_let_through_is_of_that_many(self, method: Method, data: st.DataObject) -> None:
         payload = data.draw(responses(method.name))
         try:
@@ -134,7 +135,7 @@ class ClampTests(SynchronousTestCase):
     """What is cut after it is parsed."""
 
     @given(st.sampled_from(TIDIED), st.data())
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=repetitions(40, 300), deadline=None)
     def test_whatever_is_said_is_within_limits_afterwards(self, name: str, data: st.DataObject) -> None:
         message = data.draw(messages(vmserver.Agent.methods_by_name[name].output_type))
         within_limits(self, checks.clamped(message))

@@ -22,6 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire.vmserver import LogRecord
+from tests.harness.needs import repetitions
 from tests.vmserver.containers.oci.case import CrunCase, reactor
 from vmserver.containers.log_lines import records
 from vmserver.containers.oci import rotation
@@ -179,7 +180,7 @@ class CriLogTests(SynchronousTestCase):
         self.assertEqual(self.texts("1.3.0"), [b"3"])
         self.assertEqual(self.texts(f"1.3.{renamed(self.path, 3).stat().st_size}"), [])
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=repetitions(20, 60))
     @given(st.data())
     def test_each_line_once_however_it_is_written_rotated_and_read_again(self, data: st.DataObject) -> None:
         for path in self.directory.iterdir():

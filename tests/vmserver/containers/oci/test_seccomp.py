@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
+from tests.harness.needs import repetitions
 from vmserver.containers.oci.capabilities import DEFAULT
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.seccomp import DEFAULT_FILE, container_seccomp, converted
@@ -155,7 +156,7 @@ class ProfileTests(SynchronousTestCase):
                 converted(text, DEFAULT, KERNEL)
             self.assertIn(word, str(caught.exception))
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=repetitions(30, 200), deadline=None)
     @given(st.dictionaries(st.sampled_from(_FIELDS), _JSON))
     def test_any_json_is_converted_or_refused(self, fields: Any) -> None:
         try:

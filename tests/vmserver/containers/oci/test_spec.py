@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
+from tests.harness.needs import repetitions
 from tests.support.hostile.corpus import messages
 from vmserver.containers.accounts import ProcessUser
 from vmserver.containers.oci.capabilities import DEFAULT, NAMES
@@ -26,7 +27,7 @@ from vmserver.containers.oci.limits import linux_resources, update_resources
 from vmserver.containers.oci.lookup import Lookup, Source, look_up
 from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
 
-HOSTILE = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+HOSTILE = settings(max_examples=repetitions(25, 100), deadline=None, suppress_health_check=list(HealthCheck))
 IMAGE_FIELDS = ["Entrypoint", "Cmd", "Env", "User", "WorkingDir", "StopSignal", "Labels", "Volumes"]
 _TEXT = st.text(st.characters(), max_size=9) | st.sampled_from(
     ["\ud800", "\0", "/", "/\udfff", "A=\ud800", "0:0"]
