@@ -20,6 +20,7 @@ class VsphereDaemonTests(CloudDaemonCase):
 
     @classmethod
     def setUpClass(cls) -> None:
+        super().setUpClass()
         vcsim.shared()  # both take a moment, but only once
         tls.certificate()
 

@@ -39,6 +39,7 @@ class AddressTests(CloudDaemonCase):
 
     @classmethod
     def setUpClass(cls) -> None:
+        super().setUpClass()
         vcsim.shared()  # both take a moment, but only once
         tls.certificate()
 

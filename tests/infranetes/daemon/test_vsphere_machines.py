@@ -21,5 +21,6 @@ class VsphereMachineTests(MachinePods, CloudDaemonCase):
 
     @classmethod
     def setUpClass(cls) -> None:
+        super().setUpClass()
         vcsim.shared()  # both take a moment, but only once
         tls.certificate()
