@@ -79,6 +79,10 @@ class ContainerTests(VolumesCase):
         self.assertEqual((self.there / "file").read_text(), "content")
         self.assertEqual(self.recorded(), [("c1",)])
 
+    def test_one_that_may_be_written_to_is_compared_once_and_watched(self) -> None:
+        self.prepared("c1")
+        self.assertEqual(self.agent.calls, ["list", "put", "watch"])
+
     def test_what_the_vm_has_already_is_left_alone(self) -> None:
         image = cri.Mount(container_path="/image", image=cri.ImageSpec(image="x"))
         disk = cri.Mount(container_path="/disk", host_path=f"{PREFIX}disk")
