@@ -50,7 +50,7 @@ def slow(seconds: float, reason: str) -> Callable[[T], T]:
     """
 
     def decorate(thing: T) -> T:
-        setattr(thing, "slow", Slow(seconds, reason))  # noqa: B010 - a function or a class
+        setattr(thing, "declared_slow", Slow(seconds, reason))  # noqa: B010 - a function or a class
         return thing
 
     return decorate
@@ -59,7 +59,7 @@ def slow(seconds: float, reason: str) -> Callable[[T], T]:
 def slow_of(test: object) -> Slow | None:
     """Return what a test says of its duration, or its class does for all its tests."""
     method = getattr(test, getattr(test, "_testMethodName", ""), None)
-    stated: Slow | None = getattr(method, "slow", None) or getattr(test, "slow", None)
+    stated: Slow | None = getattr(method, "declared_slow", None) or getattr(test, "declared_slow", None)
     return stated
 
 

@@ -176,7 +176,7 @@ def needs(*which: Need) -> Callable[[T], T]:
     """Return a decorator that says what a test or a class of tests needs."""
 
     def decorate(thing: T) -> T:
-        setattr(thing, "needs", (*getattr(thing, "needs", ()), *which))  # noqa: B010 - a function or a class
+        setattr(thing, "declared_needs", (*getattr(thing, "declared_needs", ()), *which))  # noqa: B010 - a function or a class
         unmet = [each for each in which if not each.is_met]
         if unmet and "CI" not in os.environ:
             attribute = "__unittest_skip_why__" if isinstance(thing, type) else "skip"
@@ -214,7 +214,7 @@ def in_tier(tier: Tier) -> Callable[[T], T]:
     """Return a decorator that puts a test into a smaller tier than its needs do."""
 
     def decorate(thing: T) -> T:
-        setattr(thing, "tier", tier)  # noqa: B010 - a function or a class
+        setattr(thing, "declared_tier", tier)  # noqa: B010 - a function or a class
         return thing
 
     return decorate
@@ -239,7 +239,7 @@ def needs_of(test: unittest.TestCase) -> tuple[Need, ...]:
     """Return what a test needs, without repetition."""
     method = getattr(test, getattr(test, "_testMethodName", ""), None)
     module = type(test).__module__
-    own = (*getattr(test, "needs", ()), *getattr(method, "needs", ()))
+    own = (*getattr(test, "declared_needs", ()), *getattr(method, "declared_needs", ()))
     return tuple(dict.fromkeys((*own, *(_needs_of_module(module) if module.startswith("tests") else ()))))
 
 
@@ -249,7 +249,7 @@ def tier_of(test: unittest.TestCase) -> Tier:
     One that `in_tier` decorates is in that.
     """
     method = getattr(test, getattr(test, "_testMethodName", ""), None)
-    stated: Tier | None = getattr(method, "tier", None) or getattr(test, "tier", None)
+    stated: Tier | None = getattr(method, "declared_tier", None) or getattr(test, "declared_tier", None)
     return stated or max((each.tier for each in needs_of(test)), default=Tier.CHECK)
 
 
