@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from threading import Event
 
@@ -120,7 +121,8 @@ class CopiedTests(FileCase, SnapshotsContract):
         await self.volumes.create("data", MIB)
         await self.volumes.snapshots.create("kept", "data")
         await self.volumes.snapshots.restore("restored", MIB, FromVolume("data"))
-        (self.directory / "snapshots" / "A user's notes.snapshot").mkdir()
+        snapshots = self.directory / "snapshots"
+        shutil.copytree(snapshots / "kept.snapshot", snapshots / "A user's copy.snapshot.partial")
         partial = self.directory / "snapshots" / "one.snapshot.partial"
         partial.mkdir()
         (partial / "disk.raw").write_bytes(bytes(MIB))
@@ -133,7 +135,7 @@ class CopiedTests(FileCase, SnapshotsContract):
         self.assertEqual([each.id for each in await after.list()], ["data", "restored"])
         await after.snapshots.sweep()
         names = sorted(os.listdir(self.directory / "snapshots"))
-        self.assertEqual(names, ["A user's notes.snapshot", "kept.snapshot"])
+        self.assertEqual(names, ["A user's copy.snapshot.partial", "kept.snapshot"])
         left = ["data.raw", "notes.new", "restored.raw", "restored.source", "snapshots"]
         self.assertEqual(sorted(os.listdir(self.directory)), left)
         await after.snapshots.create("one", "data")
