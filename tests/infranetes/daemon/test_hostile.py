@@ -18,6 +18,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from infranetes.config import CONTROL_SOCKET
 from infranetes_common.wire import control, cri, vmserver
 from tests.harness.needs import repetitions
+from tests.harness.speed import slowness
 from tests.infranetes.daemon.case import reactor
 from tests.support.hostile.case import HONEST, HostileCase, HostileProcess
 from tests.support.hostile.corpus import responses
@@ -47,7 +48,8 @@ class StallTests(HostileCase):
         long: list[str] = []
         while len(long) < TRIES:
             await self.attacked_by(liar, memory, **attacks)
-            if self.longest_turn < turn and self.longest_call < CALL:
+            slow = slowness()
+            if self.longest_turn < turn * slow and self.longest_call < CALL * slow:
                 return
             long.append(f"a turn of {self.longest_turn:.3f} s, a call of {self.longest_call:.3f} s")
         self.fail(f"{'; '.join(long)} by {attacks}")
@@ -176,8 +178,9 @@ class StallTests(HostileCase):
             await asking
             turns.append(self.longest_turn)
             calls.append(self.longest_call)
-        self.assertLess(min(turns), TURN, turns)
-        self.assertLess(min(calls), CALL, calls)
+        slow = slowness()
+        self.assertLess(min(turns), TURN * slow, turns)
+        self.assertLess(min(calls), CALL * slow, calls)
         self.assertLess(self.memory("VmHWM") - before, MEMORY)
         for failure in ("Traceback", "Unhandled"):
             self.assertNotIn(failure, self.log)
