@@ -25,6 +25,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from pathlib import Path
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1  # netdevice(7)
-MS_BIND = 4096  # mount(2)
+MS_BIND, MS_MOVE, MNT_DETACH = 4096, 8192, 2  # mount(2), umount2(2)
 NAMED_NAMESPACES = "/run/netns"  # ip-netns(8)
 
 
@@ -61,11 +62,18 @@ def _raise_loopback() -> None:
 
 
 def _mount(source: str, target: str, kind: str = "none", flags: int = 0, data: str = "") -> None:
-    """Call mount(2). The program of that name would resolve a /proc/self/fd/N to what is there no longer."""
     words = [each.encode() for each in (source, target, kind)]
-    if ctypes.CDLL(None, use_errno=True).mount(*words, ctypes.c_ulong(flags), data.encode()) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{kind} can't be mounted: {os.strerror(number)}", target)
+    if _libc().mount(*words, ctypes.c_ulong(flags), data.encode()) != 0:
+        raise OSError(ctypes.get_errno(), f"{kind} can't be mounted", target)
+
+
+def _unmount(target: str) -> None:
+    if _libc().umount2(target.encode(), MNT_DETACH) != 0:
+        raise OSError(ctypes.get_errno(), "it can't be unmounted", target)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _mounts_below(directory: str) -> list[str]:
@@ -75,13 +83,20 @@ def _mounts_below(directory: str) -> list[str]:
 
 
 def _renew_sysfs() -> None:
-    """Mount a sysfs that shows this network's interfaces, with all that is mounted in the one before."""
-    kept = {point: os.open(point, os.O_PATH) for point in _mounts_below("/sys")}
-    _mount("sysfs", "/sys", "sysfs")
-    for point, descriptor in kept.items():
-        if Path(point).is_dir():
-            _mount(f"/proc/self/fd/{descriptor}", point, flags=MS_BIND)
-        os.close(descriptor)
+    """Mount a sysfs that shows this network's interfaces, with all that is mounted in the one before.
+
+    It takes that one's place rather than cover it, so that nothing is listed twice among the mounts.
+    """
+    new = tempfile.mkdtemp(prefix="infranetes-sysfs-")
+    try:
+        _mount("sysfs", new, "sysfs")
+        for point in _mounts_below("/sys"):
+            if Path(point).is_dir():
+                _mount(point, new + point.removeprefix("/sys"), flags=MS_BIND)
+        _unmount("/sys")
+        _mount(new, "/sys", flags=MS_MOVE)
+    finally:
+        os.rmdir(new)
 
 
 def _isolate() -> None:
