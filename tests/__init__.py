@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
 
-from tests.harness.guards import guard_tests
+from tests.harness.guards import guard_tests, run_class_fixtures
 from tests.harness.needs import repetitions
 
 # A busy machine makes examples slow, which says nothing about the code. The build of a package and CI try the
@@ -57,3 +57,4 @@ def _await_coroutines() -> None:
 
 _await_coroutines()
 guard_tests()
+run_class_fixtures()

@@ -11,10 +11,12 @@ import atexit
 import faulthandler
 import functools
 import os
+import unittest
 
 from twisted.python.failure import Failure
 from twisted.trial.itrial import IReporter
 from twisted.trial.reporter import TestResultDecorator
+from twisted.trial.runner import TestSuite
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface import implementer
 
@@ -96,6 +98,11 @@ class GuardedReporter(TestResultDecorator):  # type: ignore[misc]  # its base is
         if self._succeeded and not errors:
             self._originalReporter.addSuccess(test)
         self._originalReporter.stopTest(test)
+
+
+def run_class_fixtures() -> None:
+    """Have trial's suites call `setUpClass` and `tearDownClass` of a `TestCase`, as unittest's do. Idempotent."""
+    setattr(TestSuite, "run", unittest.TestSuite.run)  # noqa: B010 - a method
 
 
 def guard_tests() -> None:

@@ -283,6 +283,26 @@ class Dying(SynchronousTestCase):
         pass
 
 
+class Fixture(TestCase):
+    """Tests that share what is made once for all of them."""
+
+    made = 0
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.made += 1
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        print(f"made {cls.made} times, and gone")
+
+    def test_1(self) -> None:
+        self.assertEqual(self.made, 1)
+
+    def test_2(self) -> None:
+        self.assertEqual(self.made, 1)
+
+
 class Endless(SynchronousTestCase):
     """Tests of which the first never ends."""
 
