@@ -71,12 +71,13 @@ class Scheduler(Kind):
 
     :param troubles: how many requests come to grief; after those all is slow, and nothing fails.
     :ivar kind: whether everything is done at once for now. :ivar writing: whether writes are under way.
+    :ivar late: whether that is done now for which nobody waits any more.
     :ivar story: what was done, with its time, for messages.
     """
 
     def __init__(self, seed: int, troubles: int = 3) -> None:
         self.random = Random(seed)  # noqa: S311
-        self.kind = False
+        self.kind = self.late = False
         self.story: list[str] = []
         self._troubles = troubles
         self._life: object = object()  # of the daemon that asks
@@ -108,7 +109,9 @@ class Scheduler(Kind):
             self._fail(name, fate)
         if life is not self._life and self.random.random() < 0.5:
             await Deferred()  # the daemon was killed before it had sent the request
+        self.late = life is not self._life
         result = await work()
+        self.late = False
         self.note(name)
         await self._pass()
         if life is not self._life:
@@ -145,7 +148,9 @@ class Scheduler(Kind):
 
     def _do_late(self, name: str, work: Work[object]) -> None:
         self.note(f"{name}, late")
+        self.late = True
         late = start(_done(work))
+        self.late = False
         late.addErrback(lambda failure: failure.trap(InfranetesError))
 
     def _fate(self, *fates: Fate) -> Fate:

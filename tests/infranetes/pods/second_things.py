@@ -25,6 +25,7 @@ from infranetes.pods.network_policies import PodFirewalls, enforce
 from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import ALIVE, ContainerState, SandboxState
 from infranetes.policies.interface import LocalPod
+from infranetes.providers.interface import Instance, InstanceSpec
 from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.volumes import Volumes
 from infranetes_common.concurrency import start
@@ -182,6 +183,15 @@ class Provider(FakeProvider):
         super().__init__(world)
         self._node = world
 
+    async def _launch(self, spec: InstanceSpec) -> Instance:
+        made = await super()._launch(spec)
+        contents = self._node.store.contents()
+        tokens = {one.token for one in contents.sandboxes} | {one.token for one in contents.pool}
+        self._node.check(
+            spec.token in tokens or self._node.scheduler.late, f"{made.id} is made, and has no record"
+        )
+        return made
+
     async def _destroy(self, instance_id: str) -> None:
         instance = self.instances.get(instance_id)
         if instance is not None:
@@ -272,6 +282,8 @@ class World(FakeNode):
 
         def sandbox_told(sandbox: Sandbox, before: SandboxState, after: SandboxState) -> None:
             sandbox_changed(sandbox, before, after)
+            attached = after is SandboxState.STOPPED and sandbox.id in self.attached.open
+            self.check(not attached, f"{sandbox.id[:6]} is stopped, and has disks")
             self.entered(after)
 
         def container_told(container: Container, before: ContainerState, after: ContainerState) -> None:

@@ -68,6 +68,11 @@ def remove(world: World) -> None:
         world.call("remove, second", world.sandboxes.remove(one.id))
 
 
+def start_container(world: World) -> None:
+    for one in containers(world):
+        world.call("start, second", world.containers.start(one.id))
+
+
 def stop_container(world: World) -> None:
     for one in containers(world):
         world.call("stop the container, second", world.containers.stop(one.id, 1))
@@ -180,7 +185,8 @@ def after(first: Thing, second: Thing) -> Thing:
 THINGS: tuple[Thing, ...] = (
     stop, twice(stop), remove, twice(remove), after(stop, remove), stop_container, twice(remove_container),
     exit_container, give_up, run_again, run_next, kill, twice(kill), stop_daemon, start_late, end_vm, lose_vm,
-    hang_up, sweep, after(end_vm, kill), after(stop, kill), after(kill, stop), after(hang_up, remove),
+    hang_up, sweep, start_container, after(end_vm, kill), after(stop, kill), after(kill, stop),
+    after(hang_up, remove),
 )  # fmt: skip
 POOL_THINGS: tuple[Thing, ...] = (
     stop, twice(remove), give_up, run_next, kill, stop_daemon, start_late, end_vm, lose_vm, hang_up, sweep,
