@@ -101,7 +101,7 @@ class GuardedReporter(TestResultDecorator):  # type: ignore[misc]  # its base is
 
 
 def run_class_fixtures() -> None:
-    """Have trial's suites call `setUpClass` and `tearDownClass` of a `TestCase`, as unittest's do. Idempotent."""
+    """Have trial's suites call `setUpClass` and `tearDownClass` of each `TestCase`. Idempotent."""
     setattr(TestSuite, "run", unittest.TestSuite.run)  # noqa: B010 - a method
 
 

@@ -90,11 +90,6 @@ class PlainTrialTests(SynchronousTestCase):
         code, output = run_trial(f"{SAMPLES}.Ending.test_passes", f"{SAMPLES}.Leaking.test_what_ends_soon")
         self.assertEqual((code, output.splitlines()[-1]), (0, "PASSED (successes=2)"), output)
 
-    def test_what_a_class_shares_is_made_once_and_goes(self) -> None:
-        code, output = run_trial(f"{SAMPLES}.Fixture")
-        self.assertEqual((code, output.splitlines()[-1]), (0, "PASSED (successes=2)"), output)
-        self.assertEqual(output.count("made 1 times, and gone"), 1, output)
-
     def test_the_limit_is_a_variable_of_the_environment(self) -> None:
         code, output = run_trial(f"{SAMPLES}.Blocking", blocked="0")
         self.assertEqual((code, output.splitlines()[-1]), (0, "PASSED (successes=7)"), output)
@@ -211,10 +206,9 @@ class SideBySideTests(SynchronousTestCase):
         self.assertEqual(ends[0][1], "102 passed, 8 failed, 1 skipped")
 
     def test_what_a_class_shares_is_made_once_and_goes(self) -> None:
-        for jobs in ("1", "2"):
-            code, output, _words = run(f"{SAMPLES}.Fixture", f"{SAMPLES}.Ending.test_passes", "--jobs", jobs)
-            self.assertEqual((code, output.splitlines()[-1]), (0, "3 passed, 0 failed, 0 skipped"), output)
-            self.assertEqual(output.count("made 1 times, and gone"), 1, output)
+        code, output, _words = run(f"{SAMPLES}.Fixture", f"{SAMPLES}.Ending.test_passes", "--jobs", "2")
+        self.assertEqual((code, output.splitlines()[-1]), (0, "3 passed, 0 failed, 0 skipped"), output)
+        self.assertEqual(output.count("made 1 times, and gone"), 1, output)
 
     def test_a_process_that_dies_fails_the_test_that_ran_and_another_runs_the_rest(self) -> None:
         code, output, _words = run(f"{SAMPLES}.Dying", f"{SAMPLES}.FailingOnce", "--jobs", "2")

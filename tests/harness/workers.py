@@ -68,6 +68,7 @@ class RemoteSuite(pyunit.TestSuite):
                 outcomes.on_start = lambda test: self._say(lines, [test])
                 outcomes.on_end = lambda test: self._ended(lines, test, result)
                 suite = decorate(TestLoader().loadByNames(json.loads(line), recurse=True), ITestCase)
+                result._testRunEntered = False  # so that what the last class shares goes at the unit's end
                 LoggedSuite([suite]).run(result)
                 for test in outcomes.failed:  # also those that could not be loaded or failed between tests
                     self._report(lines, test)

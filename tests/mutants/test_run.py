@@ -17,6 +17,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.harness.durations import slow
+from tests.harness.needs import nightly
 from tests.mutants.run_tests import ROOT
 from tests.support.waiting import until
 
@@ -71,6 +72,7 @@ reason = "Nobody calls it with anything else than 1."
 OVERLOOKED = "txgrpc/small.py:7 other_extreme: return max(a, 1) -> return min(a, 1)"
 
 
+@nightly  # half a minute of processor
 @slow(3, "it runs the tool, on a repository of its own")
 class RunTests(TestCase):
     """Runs the tool as a person would."""
