@@ -70,6 +70,7 @@ class RemoteSuite(pyunit.TestSuite):
                 suite = decorate(TestLoader().loadByNames(json.loads(line), recurse=True), ITestCase)
                 result._testRunEntered = False  # so that what the last class shares goes at the unit's end
                 LoggedSuite([suite]).run(result)
+                result._testRunEntered, result._previousTestClass = True, None
                 for test in outcomes.failed:  # also those that could not be loaded or failed between tests
                     self._report(lines, test)
                 sys.stdout.flush()

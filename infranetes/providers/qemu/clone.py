@@ -33,7 +33,7 @@ from infranetes.providers.qemu.sockets import IDENTITY, QMP
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes.providers.qemu.template import Template
 from infranetes_common.commands import find_program
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.identity import Network as GuestNetwork
 from infranetes_common.reactors import IReactor
 
@@ -61,7 +61,7 @@ class StepTimer:
         return ", ".join(self._steps)
 
 
-def start_process(
+async def start_process(
     reactor: IReactor,
     template: Template,
     ram: int,
@@ -69,7 +69,7 @@ def start_process(
     paths: VmPaths,
     ended: Callable[[], None],
 ) -> WatchedProcess:
-    """Start QEMU, which then waits for the template's state. Blocks for a few milliseconds.
+    """Start QEMU, which then waits for the template's state.
 
     :param ram: a descriptor of the template's memory, which is closed here.
     :param ended: called once, when the process has ended.
@@ -78,21 +78,26 @@ def start_process(
     """
     with OpenFiles() as files:
         files.add(Fd.RAM, ram)
-        shutil.rmtree(paths.sockets, ignore_errors=True)
-        paths.sockets.mkdir(mode=0o700)
-        template.open_for_clone(files)
-        files.set_standard_streams(paths.output)
-        files.open(Fd.DISK, paths.disk, os.O_RDWR)
-        files.open(Fd.CONSOLE, paths.console, os.O_RDWR)
-        files.listen(Fd.QMP, paths.sockets / QMP)
-        files.listen(Fd.IDENTITY, paths.sockets / IDENTITY)
-        files.add(Fd.TAP, open_tap(record.tap))
+        await run_in_thread(reactor, _thd_open, files, template, record, paths)
         command_line = template.command_line
         command = [
             find_program(command_line.qemu), "-name", record.process_name, *command_line.clone_arguments()
         ]  # fmt: skip
         child = spawn(reactor, unprivileged(command, paths.user, dies_with_parent=False), files.by_number())
     return WatchedProcess(reactor, child.pid, ended, child)
+
+
+def _thd_open(files: OpenFiles, template: Template, record: VmRecord, paths: VmPaths) -> None:
+    """Open what QEMU is given. A tap waits in the kernel until no other network is being changed."""
+    shutil.rmtree(paths.sockets, ignore_errors=True)
+    paths.sockets.mkdir(mode=0o700)
+    template.open_for_clone(files)
+    files.set_standard_streams(paths.output)
+    files.open(Fd.DISK, paths.disk, os.O_RDWR)
+    files.open(Fd.CONSOLE, paths.console, os.O_RDWR)
+    files.listen(Fd.QMP, paths.sockets / QMP)
+    files.listen(Fd.IDENTITY, paths.sockets / IDENTITY)
+    files.add(Fd.TAP, open_tap(record.tap))
 
 
 async def execute(

@@ -177,7 +177,7 @@ class Launcher:
         await run_in_thread(self._reactor, self._records.add, vm.record, template.overlay)
         ram = await self._ram.of(template.ram)
         steps.done("files")
-        vm.process = clone.start_process(
+        vm.process = await clone.start_process(
             self._reactor, template, ram, vm.record, vm.paths, lambda: self.process_ended(vm)
         )
         await self._placement.place(vm.record, vm.process.pid)

@@ -20,7 +20,7 @@ from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.sockets import IDENTITY, QMP, connect
 from infranetes.providers.qemu.template import DISK, OVERLAY, RAM, STATE, Template
 from infranetes_common.commands import check, find_program
-from infranetes_common.concurrency import Event, sleep
+from infranetes_common.concurrency import Event, run_in_thread, sleep
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 
@@ -59,7 +59,7 @@ class TemplateBoot:
         process: WatchedProcess | None = None
         try:
             await self._make_disk()
-            process = self._start()
+            process = await self._start()
             await self._save_once_booted(process)
         except (InfranetesError, OSError) as error:
             last = tail(self._work / OUTPUT) or tail(self._work / CONSOLE)
@@ -84,10 +84,10 @@ class TemplateBoot:
             command = [self._settings.qemu_img, "create", *options, str(self._work / name), str(size)]
             await check(self._reactor, command, 60.0)
 
-    def _start(self) -> WatchedProcess:
+    async def _start(self) -> WatchedProcess:
         command_line = self._template.command_line
         with OpenFiles() as files:
-            self._open(files)
+            await run_in_thread(self._reactor, self._thd_open, files)
             command = [find_program(self._settings.qemu), "-name", self._process_name]
             command += command_line.template_arguments()
             child = spawn(
@@ -95,7 +95,7 @@ class TemplateBoot:
             )
         return WatchedProcess(self._reactor, child.pid, lambda: None, child)
 
-    def _open(self, files: OpenFiles) -> None:
+    def _thd_open(self, files: OpenFiles) -> None:
         for name in (RAM, DISK, CONSOLE):
             (self._work / name).touch(0o600)
             os.chown(self._work / name, self._user.uid, self._user.gid)

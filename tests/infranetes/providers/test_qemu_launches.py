@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import threading
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import Instance, Size
-from infranetes.providers.qemu import record, uids
+from infranetes.providers.qemu import bridge, clone, record, template_boot, uids
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template import PARTS, RAM
 from infranetes_common.errors import DeadlineExceeded, Unavailable
@@ -52,6 +53,21 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
             self.assertEqual({fields[each].strip("0") for each in ("CapEff", "CapPrm", "CapBnd")}, {""})
         allowed = uids.parse(QemuSettings().uids)
         self.assertEqual([user in allowed for user in users], [True, True])
+
+    async def test_taps_are_made_in_threads(self) -> None:
+        """The kernel makes one only when no network on the whole node is being changed or removed."""
+        threads: list[int] = []
+
+        def open_tap(name: str) -> int:
+            threads.append(threading.get_ident())
+            return bridge.open_tap(name)
+
+        self.patch(clone, "open_tap", open_tap)
+        self.patch(template_boot, "open_tap", open_tap)
+        self.settings["template_dir"] = str(self.place / "templates-of-this-test")
+        await self.running(await self.started(), self.spec())
+        self.assertEqual(len(threads), 2)
+        self.assertNotIn(threading.get_ident(), threads)
 
     async def test_a_size_beyond_the_templates_is_plugged_in(self) -> None:
         provider = await self.started()
