@@ -24,6 +24,8 @@ CERTIFICATE, KEY = PEM % ("CERTIFICATE", "CERTIFICATE"), PEM % ("PRIVATE KEY", "
 MAC = "0a:58:0a:04:00:07"
 
 # Runs as root in a network namespace of its own, with a network card called eth0.
+#: Precedes a command that runs in a network of its own, which is the one that /sys shows there.
+OWN_NETWORK = ("unshare", "--net", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh")
 CHILD = """
 import json, subprocess, sys
 from infranetes_common.errors import FailedPrecondition
@@ -64,7 +66,7 @@ def become(network: Network) -> Any:  # Any: JSON
     """Apply a parsed network twice. Return what the machine looks like then."""
     whole = Identity("5a" * 16, CERTIFICATE, KEY, CERTIFICATE, network=network)
     done = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", CHILD, identity.encode(whole).decode()],
+        [*OWN_NETWORK, sys.executable, "-c", CHILD, identity.encode(whole).decode()],
         capture_output=True, text=True, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
