@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import Identity, Network
 from tests.harness.needs import needs_root
+from tests.support.own_network import in_own_network
 from vmserver.identity import apply as machine
 from vmserver.identity import network
 from vmserver.identity.apply import write_if_changed
@@ -70,7 +71,7 @@ def become(directory: Path, *identities: Identity) -> Any:
     """Apply each identity. Return what the machine looks like then."""
     documents = json.dumps([attrs.asdict(identity) for identity in identities])
     done = subprocess.run(
-        ["unshare", "--net", "--uts", sys.executable, "-c", CHILD, documents, str(directory.absolute())],
+        in_own_network(sys.executable, "-c", CHILD, documents, str(directory.absolute()), also=("--uts",)),
         capture_output=True, text=True, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

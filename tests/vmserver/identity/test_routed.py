@@ -16,6 +16,7 @@ from infranetes_common import identity
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.identity import Identity, Neighbour, Network, Route
 from tests.harness.needs import needs_netns
+from tests.support.own_network import in_own_network
 from vmserver.identity import routed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,8 +25,6 @@ CERTIFICATE, KEY = PEM % ("CERTIFICATE", "CERTIFICATE"), PEM % ("PRIVATE KEY", "
 MAC = "0a:58:0a:04:00:07"
 
 # Runs as root in a network namespace of its own, with a network card called eth0.
-#: Precedes a command that runs in a network of its own, which is the one that /sys shows there.
-OWN_NETWORK = ("unshare", "--net", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh")
 CHILD = """
 import json, subprocess, sys
 from infranetes_common.errors import FailedPrecondition
@@ -66,7 +65,7 @@ def become(network: Network) -> Any:  # Any: JSON
     """Apply a parsed network twice. Return what the machine looks like then."""
     whole = Identity("5a" * 16, CERTIFICATE, KEY, CERTIFICATE, network=network)
     done = subprocess.run(
-        [*OWN_NETWORK, sys.executable, "-c", CHILD, identity.encode(whole).decode()],
+        in_own_network(sys.executable, "-c", CHILD, identity.encode(whole).decode()),
         capture_output=True, text=True, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
