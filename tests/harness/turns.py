@@ -2,7 +2,7 @@
 """What CI runs beside `make test`, for which there is no time each day: it takes turns by change and day.
 
 ``python -m tests.harness.turns vms`` prints the tests with real VMs that have their turn today: each module
-has every third day, and the six that the change of the last day touches most have this day. ``turns other``
+has its day in turn, and the one that the change of the last day touches most has this day. ``turns other``
 prints the arguments of `make` for one of what takes longest. `CI_DAY`, a number of days since 1970, makes
 both the same again.
 """
@@ -19,24 +19,22 @@ from tests.harness import days
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "tests.e2e"
-MOST_TOUCHED = 6  # modules that run for a change and not for the day
-#: Each slice takes about as long as the others.
+MOST_TOUCHED = 1  # modules that run for a change and not for the day
+#: Each slice takes about six minutes without KVM.
 VMS: Sequence[Sequence[str]] = (
-    (
-        *("test_pod", "test_cloud_disk", "test_oci", "test_choice", "test_removal", "test_user_namespaces"),
-        *("test_qemu_firewalls", "test_vm_network", "test_full_disk", "test_volume_troubles", "test_resize"),
-        *("test_block_volumes", "test_accelerator"),
-    ),
-    (
-        *("test_qemu_provider", "test_pod_docker", "test_postgresql", "test_qemu_disks", "test_package"),
-        *("test_repository", "test_clock", "test_services", "test_full_volumes", "test_network_policies"),
-        *("test_empty_dirs", "test_huge_pages", "test_nfs"),
-    ),
-    (
-        *("test_vm_image_volumes", "test_more_cloud_disks", "test_unit_pod", "test_docker_volumes"),
-        *("test_package_upgrade", "test_package_tracing", "test_memory", "test_upgrade", "test_units"),
-        *("test_cni", "test_attached_volumes", "test_qemu_namespaces", "test_volume_snapshots"),
-    ),
+    ("test_cloud_disk", "test_resize"),
+    ("test_pod_docker", "test_units"),
+    ("test_qemu_provider", "test_network_policies"),
+    ("test_vm_image_volumes", "test_cni", "test_accelerator"),
+    ("test_oci", "test_clock", "test_qemu_namespaces"),
+    ("test_user_namespaces", "test_package_upgrade", "test_full_volumes", "test_nfs"),
+    ("test_postgresql", "test_package", "test_huge_pages"),
+    ("test_more_cloud_disks", "test_services", "test_block_volumes"),
+    ("test_choice", "test_full_disk", "test_repository"),
+    ("test_qemu_disks", "test_removal"),
+    ("test_pod", "test_vm_network", "test_package_tracing"),
+    ("test_unit_pod", "test_memory", "test_attached_volumes", "test_empty_dirs", "test_volume_snapshots"),
+    ("test_docker_volumes", "test_qemu_firewalls", "test_upgrade", "test_volume_troubles"),
 )
 #: Tests with real VMs by the paths whose change has them run at once.
 TOUCHED: Mapping[str, Sequence[str]] = {
