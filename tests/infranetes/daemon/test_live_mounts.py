@@ -21,7 +21,8 @@ CHANGES = 6
 KEYS = 4
 
 # Reads a directory of keys like a program that wants them all from one version, and one key by its path. A
-# process may lose the processor between two steps, so it waits between them.
+# process may lose the processor between two steps, so it waits between them. A version may go while it is
+# read, as those of kubelet do, but not before another is there.
 READER = """
 import json, os, sys, time
 top, out, keys = sys.argv[1:]
@@ -29,7 +30,8 @@ versions, faults, looks = [], [], 0
 while not os.path.exists(out + ".stop"):
     looks += 1
     try:
-        found = os.open(top + "/..data", os.O_RDONLY | os.O_DIRECTORY)
+        version = os.readlink(top + "/..data")
+        found = os.open(top + "/" + version, os.O_RDONLY | os.O_DIRECTORY)
         texts = []
         for key in sorted(os.listdir(found)):
             time.sleep(0.02)
@@ -44,7 +46,8 @@ while not os.path.exists(out + ".stop"):
             faults.append("in part")
         versions.append(texts[0][:1])
     except OSError as error:
-        faults.append(str(error))
+        if os.readlink(top + "/..data") == version:
+            faults.append(str(error))
 with open(out + ".new", "w") as file:
     json.dump([sorted(set(versions)), faults, looks], file)
 os.rename(out + ".new", out)
