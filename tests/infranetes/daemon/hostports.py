@@ -8,8 +8,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from twisted.trial.unittest import SynchronousTestCase
+
 from infranetes.hostports.hostports import table_name
 from infranetes_common.wire import cri
+from infranetes_simulation.provider.settings import Settings
 
 
 def in_kernel(root: Path) -> str:
@@ -22,6 +25,13 @@ def drop_table(root: Path) -> None:
     """Delete the table, as another program might."""
     command = ["nft", "delete", "table", "ip", table_name(root / "state")]
     subprocess.run(command, capture_output=True)
+
+
+def route_to_pods(case: SynchronousTestCase) -> None:
+    """Give this machine a way to the simulated VMs' addresses, of which an isolated worker has none."""
+    pods = str(Settings().pod_cidr)
+    subprocess.run(["ip", "route", "replace", pods, "dev", "lo"], check=True)
+    case.addCleanup(subprocess.run, ["ip", "route", "delete", pods, "dev", "lo"], check=True)
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from infranetes.pods.store import FILE
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_netns, needs_registry
 from tests.infranetes.daemon.case import DaemonCase
-from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel
+from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel, route_to_pods
 from txgrpc import Code, GrpcError
 
 Step = Callable[[], Awaitable[Any]]
@@ -31,6 +31,7 @@ class CrashTests(DaemonCase):
         self.port = free_port()
         self.crashes = 0
         self.addCleanup(drop_table, self.root)
+        route_to_pods(self)
 
     async def test_before_any_write(self) -> None:
         await self.at_each_write("before")

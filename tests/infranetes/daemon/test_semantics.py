@@ -10,7 +10,7 @@ from typing import Any
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_netns, needs_registry
 from tests.infranetes.daemon.case import DaemonCase
-from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel
+from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel, route_to_pods
 from txgrpc import Code
 
 
@@ -24,6 +24,7 @@ class HostPortTests(DaemonCase):
         self.port = free_port()
         self.config["times"] = {"sweep": 0.3}
         self.addCleanup(drop_table, self.root)
+        route_to_pods(self)
 
     async def element(self, sandbox: str, port: int) -> str:
         request = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
