@@ -144,10 +144,10 @@ otelcol: | apt-base ## Build OpenTelemetry's collector into build/tools (once, s
 RUN_TESTS = env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests
 
 .PHONY: check test test-all test-nightly
-check: venv proto ## Run every test that needs neither root nor another program: three minutes
+check: venv proto ## Run every test that needs neither root nor another program
 	@$(RUN_TESTS) --tier check $(TESTS)
 
-test: venv proto apt-test tools image ## Run all tests but those of VMs and clusters, and the life of one real VM: twelve minutes; as root or with sudo
+test: venv proto apt-test tools image ## Run all tests but those of VMs and clusters, and the life of one real VM; as root or with sudo
 	@$(RUN_TESTS) --tier test $(TESTS)
 
 test-all: venv proto apt-test tools vm-tools image image-docker ## Run all tests but those that take hours: with real VMs, too
