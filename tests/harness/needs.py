@@ -48,7 +48,7 @@ class Tier(enum.IntEnum):
 
     @property
     def command(self) -> str:
-        """The command that runs the tests of this tier and of all smaller ones."""
+        """The command that runs this tier."""
         return {1: "make check", 2: "make test", 3: "make test-all", 4: "make test-nightly"}[self]
 
 
@@ -127,7 +127,7 @@ def capable(*capabilities: int) -> bool:
 
 
 def program(name: str) -> Need:
-    """Return the need of one of Debian's programs."""
+    """Return the need for a program that Debian packages."""
     package = PACKAGES.get(name, name)
     return Need(
         f"the program {name}", f"apt-get install {package}", Tier.TEST, lambda: find_program(name) is not None
@@ -135,7 +135,7 @@ def program(name: str) -> Need:
 
 
 def tool(name: str, tier: Tier = Tier.TEST, target: str = "tools") -> Need:
-    """Return the need of a program of somebody else's that a `make` target builds."""
+    """Return the need for somebody else's program that a `make` target builds."""
     return Need(f"{name} in build/tools", f"make {target}", tier, lambda: (TOOLS / name).exists())
 
 

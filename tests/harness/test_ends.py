@@ -55,6 +55,13 @@ class Run:
             time.sleep(0.02)
         return file
 
+    def interrupt(self) -> None:
+        """Interrupt it once, and wait until its workers know."""
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.stdout is not None
+        while "are the last" not in (line := self.process.stdout.readline()):
+            assert line, "it has ended"
+
     def end(self) -> tuple[int, str]:
         """Wait for its end; return its exit code and its output."""
         output, _ = self.process.communicate(timeout=SECONDS)
@@ -86,8 +93,7 @@ class InterruptedTests(SynchronousTestCase):
     def test_once_the_tests_that_run_end_and_are_counted(self) -> None:
         running = Run(self, f"{SAMPLES}.Patient", f"{SAMPLES}.Ending.test_passes", "--jobs=2")
         running.wait_until_begun("Patient.test_1")
-        running.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)  # so that it comes before the end of the test
+        running.interrupt()
         (running.directory / "enough").touch()
         code, output = running.end()
         self.assertEqual((code, output.splitlines()[-1]), (130, "2 passed, 0 failed, 0 skipped"), output)
@@ -97,9 +103,8 @@ class InterruptedTests(SynchronousTestCase):
     def test_twice_it_ends_at_once_and_leaves_nothing(self) -> None:
         running = Run(self, f"{SAMPLES}.Patient", f"{SAMPLES}.Ending.test_passes", "--jobs=2")
         running.wait_until_begun("Patient.test_1")
-        for _ in range(2):
-            running.process.send_signal(signal.SIGINT)
-            time.sleep(0.3)
+        running.interrupt()
+        running.process.send_signal(signal.SIGINT)
         code, output = running.end()
         self.assertEqual(code, 130, output)
         self.assertNotIn("Traceback", output)

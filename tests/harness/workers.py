@@ -277,13 +277,13 @@ class Workers:
             os.write(2, b"\nEnded at once.\n")
             os._exit(128 + signal.SIGINT)  # the workers' sockets are closed, so they are killed
         self._stopping = True
-        os.write(2, b"\nThe tests that run are the last (Ctrl-C again: end at once).\n")
         threading.Thread(target=self._stop, daemon=True).start()
 
     def _stop(self) -> None:
         self._schedule.stop()
         for worker in list(self._workers):
             worker.stop()
+        os.write(2, b"\nThe tests that run are the last (Ctrl-C again: end at once).\n")
 
     def _worker(self, number: int, as_root: bool) -> Worker:
         place = self._place / f"{'r' if as_root else ''}{number}"
