@@ -46,6 +46,8 @@ class KilledDaemonTests(EndCase, TestCase):
     async def killed_at(self, provider: Any, kind: FaultKind, action: str, id: str) -> None:
         """Lose a daemon that deletes a VM and does not get the answer to a request."""
         fault = self.world.faults.add(kind, action)
+        # It gets no further, however late it is killed.
+        self.world.faults.add(FaultKind.ERROR, only=lambda _: fault.happened > 0)
         ending = self.assertFailure(provider.destroy(id), Unavailable)
         await self.until(lambda: fault.happened, f"{action} is asked for")
         await self.within(provider.stop())
