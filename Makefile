@@ -96,10 +96,11 @@ infranetes_common/wire/cri.pyi: $(wildcard proto/*.proto) proto/compile.py | apt
 # ---- Checks --------------------------------------------------------------------------------------
 
 .PHONY: lint
-lint: venv proto ## Check style and types
+lint: venv proto ## Check style and types, and that tests that took over five seconds here say why
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(MYPY_CODE)
+	$(BIN)/python -m tests.harness.durations
 
 .PHONY: format
 format: venv ## Rewrite the code in the project's style
@@ -140,6 +141,11 @@ promtool: | apt-base ## Build Prometheus' promtool into build/tools (once, some 
 otelcol: | apt-base ## Build OpenTelemetry's collector into build/tools (once, some minutes)
 	@PYTHON=$(PYTHON) tests/interop/otelcol
 
+# They wait for different things: downloads, the compiler, the guest's boot.
+.PHONY: tools-and-image
+tools-and-image: venv proto apt-test
+	@$(MAKE) --no-print-directory --jobs 2 tools image
+
 # The tests, in tiers of which each holds the one before: docs/testing.md. TESTS= picks some.
 RUN_TESTS = env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests
 
@@ -147,7 +153,7 @@ RUN_TESTS = env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests
 check: venv proto ## Run every test that needs neither root nor another program
 	@$(RUN_TESTS) --tier check $(TESTS)
 
-test: venv proto apt-test tools image ## Run all tests but those of VMs and clusters, and the life of one real VM; as root or with sudo
+test: venv proto apt-test tools-and-image ## Run all tests but those of VMs and clusters, and the life of one real VM; as root or with sudo
 	@$(RUN_TESTS) --tier test $(TESTS)
 
 test-all: venv proto apt-test tools vm-tools image image-docker ## Run all tests but those that take hours: with real VMs, too

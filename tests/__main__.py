@@ -37,7 +37,7 @@ from tests.support.kept import keeping
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "build" / "tests"
 MAX_SUMMARY = 3000  # characters of each failed test at the end
-JOBS_PER_PROCESSOR = 2  # as tests wait for half of their time
+JOBS_PER_PROCESSOR = 3  # as tests wait for two thirds of their time
 INTERRUPTED = 128 + signal.SIGINT
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+@functools.cache
 def modules() -> dict[str, set[str]]:
     """Each module of the product, by its dotted name, with what it imports."""
     found = {}
