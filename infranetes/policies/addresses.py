@@ -38,9 +38,9 @@ def block(text: str) -> Range:
     """Return a network in CIDR notation as a range. Host bits may be set, since older API servers allow them.
 
     :raise ValueError: the text is not a network."""
-    start, slash, length = text.partition("/")
+    start, _, length = text.partition("/")
     number = address(start)
-    if not slash or not (length.isascii() and length.isdecimal()) or len(length) > 3:
+    if not (length.isascii() and length.isdecimal()):
         raise ValueError(f"{text[:100]!r} has no prefix length")
     hosts = _bits(number) - int(length)
     if hosts < 0:
@@ -60,8 +60,6 @@ def ordered(given: Iterable[T]) -> Generator[None, None, list[T]]:
     while part := sorted(islice(left, SORTED)):
         parts.append(part)
         yield
-    if len(parts) < 2:
-        return parts[0] if parts else []
     found: list[T] = []
     united = merge(*parts)
     while part := list(islice(united, STEP)):
@@ -84,8 +82,7 @@ def _unite(found: list[Range], ranges: Iterable[Range]) -> None:
     """Append sorted ranges, none of which begins before the last one of `found`."""
     for first, last in ranges:
         if found and first <= found[-1][1] + 1:
-            if last > found[-1][1]:
-                found[-1] = (found[-1][0], last)
+            found[-1] = (found[-1][0], max(found[-1][1], last))
         else:
             found.append((first, last))
 

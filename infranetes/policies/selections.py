@@ -103,8 +103,7 @@ class Selections:
 
     def __init__(self) -> None:
         self._all: dict[Wanted, Selection] = {}
-        self._within: dict[str, dict[Wanted, Selection]] = {}  # those of a single namespace, by namespace
-        self._wide: dict[Wanted, Selection] = {}
+        self._within: dict[str | None, dict[Wanted, Selection]] = {}  # by the only namespace; None: several
 
     def __len__(self) -> int:
         return len(self._all)
@@ -116,31 +115,31 @@ class Selections:
     def add(self, selection: Selection) -> None:
         """Add a selection, to be kept up to date from now on."""
         wanted = selection.wanted
-        self._all[wanted] = self._group(wanted)[wanted] = selection
+        self._all[wanted] = selection
+        self._within.setdefault(_only_namespace(wanted), {})[wanted] = selection
 
     def release(self, wanted: Iterable[Wanted], user: str) -> None:
         """Record that a local pod no longer uses these, and drop those that have no other user."""
         for each in wanted:
-            selection = self._all.get(each)
-            if selection is not None:
-                selection.users.discard(user)
-                if not selection.users:
-                    del self._all[each], self._group(each)[each]
-                    self._forget_empty(each)
+            users = self._all[each].users
+            users.discard(user)
+            if not users:
+                namespace = _only_namespace(each)
+                del self._all[each], self._within[namespace][each]
+                if not self._within[namespace]:
+                    del self._within[namespace]
 
     def of_namespace(self, namespace: str) -> list[Selection]:
         """Return the selections that may select pods of a namespace."""
-        return [*self._within.get(namespace, {}).values(), *self._wide.values()]
+        return [*self._within.get(namespace, {}).values(), *self.wide()]
 
     def wide(self) -> list[Selection]:
         """Return the selections that may select pods of several namespaces."""
-        return list(self._wide.values())
+        return list(self._within.get(None, {}).values())
 
-    def _group(self, wanted: Wanted) -> dict[Wanted, Selection]:
-        if isinstance(wanted, PodPeer) and wanted.namespaces is None:
-            return self._within.setdefault(wanted.namespace, {})
-        return self._wide
 
-    def _forget_empty(self, wanted: Wanted) -> None:
-        if isinstance(wanted, PodPeer) and not self._within.get(wanted.namespace, True):
-            del self._within[wanted.namespace]
+def _only_namespace(wanted: Wanted) -> str | None:
+    """Return the namespace whose pods are selected; None: there may be several."""
+    if isinstance(wanted, PodPeer) and wanted.namespaces is None:
+        return wanted.namespace
+    return None

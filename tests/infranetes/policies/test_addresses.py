@@ -61,6 +61,15 @@ class RangeTests(SynchronousTestCase):
             as_networks(*without(block(whole), map(block, excepted))), collapsed([str(each) for each in left])
         )
 
+    def test_a_family_s_first_address_and_all_of_it_are_of_that_family(self) -> None:
+        for text in ("0.0.0.0/0", "::/0", "0.0.0.0/32", "::/128", "::/127"):
+            self.assertEqual([str(each) for each in as_networks(block(text))], [text])
+
+    def test_the_network_of_one_address_is_the_same_object_each_time(self) -> None:
+        """So comparing large firewalls is cheap."""
+        for text in ("10.0.0.1/32", "fd00::1/128"):
+            self.assertIs(as_networks(block(text))[0], as_networks(block(text))[0])
+
     def test_exceptions_of_the_other_family_leave_everything(self) -> None:
         self.assertEqual(without(block("10.0.0.0/8"), [block("::/0")]), [block("10.0.0.0/8")])
 
@@ -87,6 +96,7 @@ class RangeTests(SynchronousTestCase):
             "10.0.0.1",
             "10.0.0.1/",
             "10.0.0.1/33",
+            "10.0.0.1/" + "1" * 5000,
             "::/129",
             "::/-1",
             "::/\u0661",

@@ -8,6 +8,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.kubernetes.watch import Put
+from infranetes.policies import model
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, Ports
 from tests.infranetes.policies.objects import (
     block,
@@ -19,7 +21,7 @@ from tests.infranetes.policies.objects import (
     policy,
     port,
 )
-from tests.infranetes.policies.world import World, addresses
+from tests.infranetes.policies.world import World, addresses, finish
 
 CLIENT, OTHER, ALIEN, OUTSIDE = "10.0.0.2", "10.0.0.3", "10.0.1.2", "192.0.2.7"
 
@@ -223,6 +225,8 @@ class PortTests(WorldCase):
         self.assertEqual((self.sent(9090), self.sent(9091)), ({CLIENT}, {OTHER}))
         self.egress({"to": [block("10.0.0.0/31"), block("10.0.0.2/32")], "ports": [{"port": "http"}]})
         self.assertEqual((self.sent(9090), self.sent(9091)), ({CLIENT}, set()))
+        self.egress({"to": [block("10.0.0.3/32")], "ports": [{"port": "http"}]})
+        self.assertEqual((self.sent(9090), self.sent(9091)), (set(), {OTHER}))
 
     def test_a_name_of_another_protocol_means_nothing(self) -> None:
         self.ingress({"ports": [{"port": "dns"}]})
@@ -264,13 +268,36 @@ class ChangeTests(WorldCase):
         self.assertEqual(self.world.settle(), {"web", "other"})
 
     def test_nothing_changes_by_what_is_as_it_was(self) -> None:
-        self.world.put(self.world.pods, self.client, self.web)
-        self.world.put(self.world.namespaces, namespace("away", team="blue"))
+        self.ingress({"from": [{"namespaceSelector": {}}]}, selector=labelled(app="web"))
+        self.world.settle()
+        self.patch(model, "STEP", 1)  # so that looking at anything takes steps
+        world, pods = self.world, (self.client, self.web)
+        self.assertEqual(sum(finish(world.pods.take(Put(world.pods.trimmed(each)))) for each in pods), 0)
+        self.assertEqual(finish(world.namespaces.take(Put(namespace("away", team="blue")))), 0)
+        again = policy(selector=labelled(app="web"), ingress=[{"from": [{"namespaceSelector": {}}]}])
+        world.put(world.policies, again)
+        self.assertFalse(world.model.unsettled)
+
+    def test_what_means_no_local_pod_touches_nobody(self) -> None:
+        self.world.put(self.world.pods, pod("new", "10.0.0.9"), pod("new", "10.0.1.9", namespace="away"))
+        self.world.put(self.world.policies, policy("none", labelled(app="none")), policy(namespace="away"))
         self.assertFalse(self.world.model.unsettled)
 
-    def test_a_pod_that_no_policy_means_touches_nobody(self) -> None:
-        self.world.put(self.world.pods, pod("new", "10.0.0.9"), pod("new", "10.0.1.9", namespace="away"))
-        self.assertFalse(self.world.model.unsettled)
+    def test_equal_peers_have_equal_networks_of_which_there_is_one_object(self) -> None:
+        """So comparing large firewalls is cheap, and so is making them."""
+        self.have(policy(ingress=[{"from": [pods(app="client")]}]))
+        self.world.settle()
+        networks = [(self.world.firewall(id).ingress or ())[0].networks for id in ("web", "other")]
+        self.assertIs(networks[0], networks[1])
+        self.ingress({"from": [pods(app="client")], "ports": [{"port": 80}]}, selector=labelled(app="web"))
+        self.assertIs((self.world.firewall("web").ingress or ())[0].networks, networks[0])
+
+    def test_a_namespace_without_pods_is_selected_like_any_other(self) -> None:
+        self.world.put(self.world.namespaces, namespace("empty", team="green"))
+        self.ingress({"from": [{"namespaceSelector": labelled(team="green")}]}, selector=labelled(app="web"))
+        self.assertEqual(self.received(), set())
+        self.world.put(self.world.pods, pod("first", OUTSIDE, namespace="empty"))
+        self.assertEqual(self.received(), {OUTSIDE})
 
     def test_a_peer_comes_moves_and_goes(self) -> None:
         for its in ([OUTSIDE], [OTHER], []):
@@ -328,7 +355,15 @@ class ChangeTests(WorldCase):
         for id in ("web", "other", "other"):
             self.world.model.remove(id)
         self.assertEqual(len(self.world.model._selections), 0)
+        self.assertEqual(self.world.model._selections._within, {})
+        self.world.settle()
+        self.assertEqual((self.world.model._unions, self.world.model._local_ids), ({}, {}))
         self.assertIsNone(self.world.model.firewall("web"))
+        self.assertEqual(self.world.model.policies("web"), [])
+        for kind, items in ((self.world.pods, [self.web]), (self.world.policies, [policy()])):
+            self.world.replace(kind, *items)
+            self.world.remove(kind, *items)
+        self.assertEqual((self.world.model._pods, self.world.model._policies), ({}, {}))
 
 
 class LocalPodTests(WorldCase):

@@ -93,6 +93,11 @@ class PolicyTests(SynchronousTestCase):
         self.assertEqual(len(found.ingress or ()), 1)
         self.assertIn("over 10 peers", self.said[0])
 
+    def test_as_much_as_is_allowed_is_read(self) -> None:
+        self.patch(objects, "MAX_PARTS", 10)
+        rules = [{"from": [written.block("10.0.0.0/8", "10.0.0.1/32")] * 4, "ports": [{"port": 1}] * 2}]
+        self.assertEqual((len(self.read(*rules).ingress or ()), self.said), (1, []))
+
     def test_without_a_name_it_is_refused(self) -> None:
         self.assertRaises(InvalidArgument, policy, {"spec": {}})
 

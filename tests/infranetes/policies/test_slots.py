@@ -45,6 +45,13 @@ class SlotTests(SynchronousTestCase):
         self.assertEqual(result(slots.addresses(now)), {7, 8})
         self.assertEqual(result(slots.having(now, lambda port: port.name == "dns")), {53: now})
 
+    def test_a_pod_keeps_its_slots_as_long_as_its_addresses_and_ports_stay(self) -> None:
+        slots = Slots()
+        slots.put(a_pod("a", 1))
+        before = slots.mask(Name("ns", "a"))
+        slots.put(a_pod("a", 1))
+        self.assertEqual((slots.mask(Name("ns", "a")), slots.reuse()), (before, 0))
+
     def test_ports_that_match_and_the_slots_of_each_number(self) -> None:
         slots = Slots()
         for pod in (a_pod("a", 1), a_pod("b", 2), a_pod("c", 3, number=81), a_pod("d", 4, port="dns")):
