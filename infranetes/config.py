@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Container, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from infranetes.providers.annotations import CONTAINER_PROVIDERS, NETWORKS
 from infranetes.tracing.config import TracingConfig
 from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config, config_files
+from infranetes_common.addresses import parse_address, parse_network
 from infranetes_common.config_files import Document, Sources
 from infranetes_common.errors import ConfigError
 
@@ -71,13 +72,13 @@ class StreamingConfig:
 
 def _is_ip(instance: object, attribute: Attribute[str], value: str) -> None:
     if value:
-        ip_address(value)
+        parse_address(value)
 
 
 def _are_subnets(instance: object, attribute: Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
     for each in value:
         try:
-            ip_network(each)
+            parse_network(each)
         except ValueError as error:
             raise ValueError(f"{each[:80]!r} is no subnet such as 10.244.0.0/16: {error}") from None
 
@@ -98,7 +99,7 @@ class KubernetesConfig:
     @property
     def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """The subnets in `cluster_cidrs`."""
-        return tuple(ip_network(each) for each in self.cluster_cidrs)
+        return tuple(parse_network(each) for each in self.cluster_cidrs)
 
 
 def _default_node() -> str:

@@ -24,6 +24,7 @@ from typing import Generic, Protocol, TypeVar
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
+from infranetes_common.addresses import nft_address
 from infranetes_common.commands import check, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
@@ -240,11 +241,11 @@ class Firewalls(Generic[G]):
 
     def _elements(self, pod: G, firewall: PodFirewall | None) -> str:
         """Return the lines that add a pod to the tables or, with None, remove it."""
-        ip = f"ip {self._table}"
+        ip, address = f"ip {self._table}", nft_address(pod.address)
         verbs = ["add"] if firewall is not None else ["add", "delete"]
-        lines = [f"{verb} element {ip} pods {{ {pod.address} }}" for verb in verbs]
+        lines = [f"{verb} element {ip} pods {{ {address} }}" for verb in verbs]
         for way in Way:
-            element = f"{{ {pod.address} : jump {_chain(pod, way)} }}"
+            element = f"{{ {address} : jump {_chain(pod, way)} }}"
             lines += [f"{verb} element {ip} {NAMES[way]} {element}" for verb in verbs]
         if self._beside is not None:
             lines += self._beside.elements(self._table, pod, firewall)

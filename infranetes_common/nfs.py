@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import attrs
 
+from infranetes_common.addresses import parse_address
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.volume_disks import OPTIONS as FLAGS
 
@@ -123,7 +123,7 @@ def _check_server(mount: NfsMount) -> None:
         if name not in mount.values:
             raise InvalidArgument(f"{mount.source[:200]}: the mount option {name}= is missing")
     try:
-        address: IPv4Address | IPv6Address = ip_address(mount.address)
+        address = parse_address(mount.address)
     except ValueError:
         raise InvalidArgument(f"{mount.source[:200]}: {mount.address!r} is no address") from None
     if address.is_loopback or address.is_link_local or address.is_unspecified:

@@ -8,12 +8,11 @@ replies are allowed.
 from __future__ import annotations
 
 import json
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 import attrs
 
-Network = IPv4Network | IPv6Network
+from infranetes_common.addresses import Network, parse_network
 
 
 @attrs.frozen(order=True)
@@ -88,7 +87,7 @@ def _decoded(found: Any) -> tuple[Allowed, ...] | None:  # Any: JSON
         return None
     return tuple(
         Allowed(
-            tuple(ip_network(network) for network in each["networks"]),
+            tuple(parse_network(network) for network in each["networks"]),
             None if each["ports"] is None else tuple(Ports(*ports) for ports in each["ports"]),
         )
         for each in found

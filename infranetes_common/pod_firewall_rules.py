@@ -16,7 +16,8 @@ import enum
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from infranetes_common.pod_firewall import Allowed, Network, PodFirewall, Ports
+from infranetes_common.addresses import Network, nft_address
+from infranetes_common.pod_firewall import Allowed, PodFirewall, Ports
 
 FAMILIES = {4: "ip", 6: "ip6"}
 Chains = Mapping[str, Sequence[str]]
@@ -46,7 +47,7 @@ def chains(
     if allowed is None:
         return {name: []}
     made: dict[str, list[str]] = {}
-    rules = [f"ct {way.value} {_family(address)} saddr {address} accept" for address in own]
+    rules = [f"ct {way.value} {_family(address)} saddr {nft_address(address)} accept" for address in own]
     for each in allowed:
         verdict = "accept"
         if each.ports is not None:
@@ -89,7 +90,7 @@ def _set(networks: Iterable[Network], version: int) -> str:
     for each in networks:
         if each.version == version:
             # A set can't contain the network of all addresses, but it can contain both halves of it.
-            texts += map(str, each.subnets() if each.prefixlen == 0 else [each])
+            texts += map(nft_address, each.subnets() if each.prefixlen == 0 else [each])
     return f"{{ {', '.join(texts)} }}" if texts else ""
 
 

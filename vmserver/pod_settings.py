@@ -172,6 +172,8 @@ def resolv_conf(dns: cri.DNSConfig) -> str | None:
                 raise InvalidArgument(f"dns_config.{field}: {word[:80]!r} is not one word")
     for server in dns.servers:
         try:
+            if not _WORD.fullmatch(server):  # an IPv6 address may end with a zone of any characters
+                raise ValueError
             ipaddress.ip_address(server)
         except ValueError:
             raise InvalidArgument(f"dns_config.servers: {server[:80]!r} is no IP address") from None

@@ -7,7 +7,6 @@ import ipaddress
 from collections.abc import AsyncIterator, Iterator
 
 from infranetes.control.chosen import chosen, followed
-from infranetes.kubernetes.fields import Address
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
 from infranetes.services.cluster import ClusterServices
@@ -15,6 +14,7 @@ from infranetes.services.endpoints import Target
 from infranetes.services.messages import message_key
 from infranetes.services.rules import Key, Rule, Without
 from infranetes.services.verdict import Verdict, judge
+from infranetes_common.addresses import Address, parse_address
 from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.wire import control, vmserver
@@ -167,7 +167,7 @@ def _addresses(sandbox: Sandbox) -> list[Address]:
 
 def _key(request: control.TraceServiceRequest) -> Key:
     try:
-        address = ipaddress.ip_address(request.address[:64])
+        address = parse_address(request.address[:64])
     except ValueError:
         raise InvalidArgument(f"{request.address[:64]!r} is no address") from None
     protocol = request.protocol.upper() or "TCP"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import platform
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,6 +13,7 @@ from infranetes.pods.container_providers import has_user_namespaces
 from infranetes.pods.context import NodeContext
 from infranetes.pods.sides import ProviderSide
 from infranetes_common import __version__
+from infranetes_common.addresses import parse_network
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
@@ -166,7 +166,7 @@ def pod_cidr(subnets: str) -> str:
     networks = []
     for part in subnets[:512].split(","):
         try:
-            networks.append(ipaddress.ip_network(part.strip()))
+            networks.append(parse_network(part.strip()))
         except ValueError as error:
             raise InvalidArgument(
                 f"runtime_config.network_config.pod_cidr: {part.strip()!r} is not a subnet: {error}"

@@ -26,6 +26,7 @@ import attrs
 from twisted.logger import Logger
 
 from infranetes.hostports.mappings import HostPort
+from infranetes_common.addresses import nft_address
 from infranetes_common.commands import check, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError, Unavailable
@@ -211,9 +212,9 @@ def elements(ports: Mapping[HostPort, str]) -> tuple[list[str], list[str]]:
     """Return the maps' elements: of ports at all of the node's addresses, and of those at one of them."""
     anywhere, somewhere = [], []
     for port, address in ports.items():
-        key, value = f"{port.protocol} . {port.host_port}", f"{address} . {port.container_port}"
+        key, value = f"{port.protocol} . {port.host_port}", f"{nft_address(address)} . {port.container_port}"
         if port.host_ip:
-            somewhere.append(f"{port.host_ip} . {key} : {value}")
+            somewhere.append(f"{nft_address(port.host_ip)} . {key} : {value}")
         else:
             anywhere.append(f"{key} : {value}")
     return anywhere, somewhere

@@ -6,18 +6,15 @@ Fields that are not asked for are ignored, so that the objects of newer API serv
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TypeVar
 
 import attrs
 
+from infranetes_common.addresses import Address, Network, parse_address, parse_network
 from infranetes_common.errors import InvalidArgument
 
 T = TypeVar("T")
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
 
 PROTOCOLS = ("TCP", "UDP", "SCTP")
 
@@ -116,13 +113,13 @@ class Fields:
 
     def address(self, text: str) -> Address:
         try:
-            return ipaddress.ip_address(text)
+            return parse_address(text)
         except ValueError:
             raise self._wrong("an address", text) from None
 
     def network(self, text: str) -> Network:
         try:
-            return ipaddress.ip_network(text, strict=False)
+            return parse_network(text, strict=False)
         except ValueError:
             raise self._wrong("a range of addresses", text) from None
 

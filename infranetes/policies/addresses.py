@@ -14,7 +14,7 @@ from ipaddress import IPv4Network, IPv6Network
 from itertools import islice
 from typing import TypeVar
 
-from infranetes_common.pod_firewall import Network
+from infranetes_common.addresses import Network
 
 Range = tuple[int, int]  # first and last address
 T = TypeVar("T", int, Range)

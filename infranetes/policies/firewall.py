@@ -16,7 +16,8 @@ from infranetes.policies.addresses import merged, networks, ordered, runs
 from infranetes.policies.objects import Block, NamedPort, PodPeer, PortName, Rule, Steps
 from infranetes.policies.selections import Selection, Wanted
 from infranetes.policies.slots import Mask, Slots
-from infranetes_common.pod_firewall import Allowed, Network, Ports
+from infranetes_common.addresses import Network
+from infranetes_common.pod_firewall import Allowed, Ports
 
 # The parts of a group's addresses: groups of equal parts have equal addresses.
 Parts = tuple[Mask, frozenset[Block]]

@@ -20,7 +20,8 @@ from infranetes.policies.interface import LocalPod
 from infranetes.policies.objects import NamedPort, Pod, Policy, Steps
 from infranetes.policies.selections import Selection, Selections, Wanted
 from infranetes.policies.slots import Mask, Slots, mask
-from infranetes_common.pod_firewall import Network, PodFirewall
+from infranetes_common.addresses import Network
+from infranetes_common.pod_firewall import PodFirewall
 
 STEP = 100  # pods or selections handled at a time
 KUBELETS = "io.kubernetes."  # prefix of labels that kubelet adds for runtimes: the pod itself has none

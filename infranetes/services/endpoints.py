@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from infranetes.kubernetes.fields import Address
 from infranetes.services.objects import Endpoint, EndpointSlice, OwnNode, ServicePort
+from infranetes_common.addresses import Address
 
 Target = tuple[Address, int]
 

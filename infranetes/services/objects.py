@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import attrs
 
-from infranetes.kubernetes.fields import Address, Fields, Name, Network
+from infranetes.kubernetes.fields import Fields, Name
 from infranetes.kubernetes.watch import Json
+from infranetes_common.addresses import Address, Network
 
 SERVICE_NAME = "kubernetes.io/service-name"
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"

@@ -23,9 +23,9 @@ from collections.abc import Collection, Iterator
 
 import attrs
 
-from infranetes.kubernetes.fields import Address, Network
 from infranetes.services.endpoints import Target, targets
 from infranetes.services.objects import EndpointSlice, OwnNode, Service, ServicePort
+from infranetes_common.addresses import Address, Network
 
 
 @attrs.frozen(order=True)

@@ -16,10 +16,11 @@ from collections.abc import Collection, Iterator, Mapping
 
 import attrs
 
-from infranetes.kubernetes.fields import Name, Network
+from infranetes.kubernetes.fields import Name
 from infranetes.services.objects import EndpointSlice, OwnNode, Service
 from infranetes.services.rules import Key, Rule, rules
 from infranetes.services.timing import News
+from infranetes_common.addresses import Network
 
 REMEMBERED = 20_000  # the most removed rules that are remembered
 STEP = 50  # Services handled in one step

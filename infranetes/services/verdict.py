@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import attrs
 
-from infranetes.kubernetes.fields import Address
 from infranetes.services.endpoints import Target
 from infranetes.services.rules import Key, Without
 from infranetes.services.table import Table
+from infranetes_common.addresses import Address
 
 
 class Outcome(enum.Enum):

@@ -120,7 +120,8 @@ class PodSettingsTests(SynchronousTestCase):
 
     def test_lines_can_not_be_smuggled_into_files(self) -> None:
         for dns in (
-            cri.DNSConfig(servers=["1.2.3.4\nnameserver 6.6.6.6"]), cri.DNSConfig(servers=["x"]),
+            cri.DNSConfig(servers=["1.2.3.4\nnameserver 6.6.6.6"]),
+            cri.DNSConfig(servers=["fe80::1%x\nnameserver 6.6.6.6"]), cri.DNSConfig(servers=["x"]),
             cri.DNSConfig(searches=["a b"]), cri.DNSConfig(searches=["a\nb"]),
             cri.DNSConfig(options=["x\ny"]), cri.DNSConfig(servers=["1.2.3.4"] * 100),
             cri.DNSConfig(searches=["x" * 300]),

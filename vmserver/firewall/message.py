@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import itertools
-from ipaddress import ip_network
 
+from infranetes_common.addresses import Network, parse_network
 from infranetes_common.errors import InvalidArgument
-from infranetes_common.pod_firewall import Allowed, Network, PodFirewall, Ports
+from infranetes_common.pod_firewall import Allowed, PodFirewall, Ports
 from infranetes_common.wire import vmserver as messages
 
 MAX_RULES = 5_000  # per direction
@@ -43,7 +43,7 @@ def _way(way: messages.FirewallWay) -> tuple[Allowed, ...]:
 
 def _networks(rule: messages.FirewallRule) -> tuple[Network, ...]:
     try:
-        networks = sorted((ip_network(text) for text in rule.networks), key=_order)
+        networks = sorted((parse_network(text) for text in rule.networks), key=_order)
     except ValueError as error:
         raise InvalidArgument(f"a network of a firewall can't be read: {error}") from None
     for one, following in itertools.pairwise(networks):

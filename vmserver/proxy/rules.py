@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from socket import AF_INET, inet_ntop
 from typing import NamedTuple
 
 import attrs
 
+from infranetes_common.addresses import parse_network
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
 
@@ -91,6 +92,6 @@ def ranges(texts: Sequence[str]) -> tuple[str, ...]:
     if len(texts) > MAX_RANGES:
         raise InvalidArgument(f"there are at most {MAX_RANGES} ranges of addresses, not {len(texts)}")
     try:
-        return tuple(str(ip_network(text)) for text in texts)
+        return tuple(str(parse_network(text)) for text in texts)
     except ValueError as error:
         raise InvalidArgument(f"a range of addresses can't be read: {error}") from None

@@ -29,6 +29,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from infranetes_common.addresses import nft_address
 from vmserver.proxy.placement import DROPPED, REFUSED, Placement
 from vmserver.proxy.rules import Key
 
@@ -142,7 +143,9 @@ def changes(
 def ranges(version: int, networks: Iterable[str]) -> str:
     """Return the script that drops packets to these ranges, and to no others, where there is no Service."""
     ip = FAMILIES[version]
-    rules = (f"add rule {ip} {NAME} {RANGES} {ip} daddr {each} goto {DROPPED}\n" for each in networks)
+    rules = (
+        f"add rule {ip} {NAME} {RANGES} {ip} daddr {nft_address(each)} goto {DROPPED}\n" for each in networks
+    )
     return f"flush chain {ip} {NAME} {RANGES}\n" + "".join(rules)
 
 
@@ -153,7 +156,7 @@ def elements(key: Key, placement: Placement | None) -> dict[tuple[str, str], str
     name = written(key)
     found = {("services" if placement.slots else "refusals", name): f"goto {placement.chain}"}
     for number, (address, port) in placement.numbered.items():
-        found["endpoints", f"{name} . {number:#010x}"] = f"{address} . {port}"
+        found["endpoints", f"{name} . {number:#010x}"] = f"{nft_address(address)} . {port}"
     if placement.affinity_seconds:
         for place, number in enumerate(placement.numbered):
             found["numbers", f"{name} . {place:#010x}"] = f"{number:#010x}"
@@ -162,7 +165,7 @@ def elements(key: Key, placement: Placement | None) -> dict[tuple[str, str], str
 
 def written(key: Key) -> str:
     """Return a key as nft writes it."""
-    return f"{key.address} . {key.protocol} . {key.port}"
+    return f"{nft_address(key.address)} . {key.protocol} . {key.port}"
 
 
 def _commands(verb: str, ip: str, given: Mapping[str, list[str]]) -> str:

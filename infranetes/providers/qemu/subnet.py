@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
 
+from infranetes_common.addresses import parse_network
 from infranetes_common.errors import InvalidArgument, ResourceExhausted
 
 _LONGEST = 30  # leaves room for one pod beside the node
@@ -18,7 +19,7 @@ def subnet(pod_cidr: str) -> IPv4Network:
     :raise InvalidArgument: malformed, or without one IPv4 network that can serve pods.
     """
     try:
-        networks = [ip_network(part.strip()) for part in pod_cidr.split(",")]
+        networks = [parse_network(part.strip()) for part in pod_cidr.split(",")]
     except ValueError as error:
         raise InvalidArgument(f"pod CIDR {pod_cidr[:80]!r}: {error}") from None
     if any("/" not in part for part in pod_cidr.split(",")):

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.kubernetes.fields import Name, Network
+from infranetes.kubernetes.fields import Name
 from infranetes.services import table
 from infranetes.services.objects import EndpointSlice, OwnNode, Service, endpoint_slice, service
 from infranetes.services.rules import Key, Rule
 from infranetes.services.table import Table
+from infranetes_common.addresses import Network
 from tests.infranetes.services import objects as written
 
 HERE = OwnNode("here", "zone-a")

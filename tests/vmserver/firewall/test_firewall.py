@@ -325,6 +325,7 @@ class MessageTests(SynchronousTestCase):
             self.rule(networks=["x"]),
             self.rule(networks=["10.0.0.1/8"]),
             self.rule(networks=["10.0.0.0/8; drop"]),
+            self.rule(networks=["fe80::%x drop\n"]),
             self.rule(networks=["10.0.0.0/8", "10.1.0.0/16"]),
             self.rule(networks=["fd00::/8", "10.0.0.0/8", "fd00::/9"]),
             self.rule(networks=["10.0.0.0/8"] * (MAX_NETWORKS + 1)),

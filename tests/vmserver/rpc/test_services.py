@@ -117,6 +117,7 @@ class ServiceRulesTests(ServiceRulesCase):
             (update(endpoints=[endpoint(address=b"1234", port=0)]), "family"),
             (update(affinity_seconds=90_000), "affinity"),
             (update(source_ranges=["10.0.0.0/8 } ; flush ruleset"]), "range of addresses"),
+            (update(source_ranges=["fe80::%x }\nflush ruleset"]), "range of addresses"),
             (messages.ServiceRulesUpdate(), "name its table"),
         ):
             self.assertIn(why, await self.refused_update(Code.INVALID_ARGUMENT, wrong))
