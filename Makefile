@@ -117,8 +117,9 @@ export KUBERNETES
 export INFRANETES_TEST_KUBERNETES := $(KUBERNETES)
 
 .PHONY: vm-tools
-vm-tools: | apt-base ## Fetch nfs-ganesha, which tests with real VMs need, into build/tools
+vm-tools: venv proto apt-test ## Fetch what tests with real VMs and of the packages need: nfs-ganesha, PostgreSQL, clean roots; TESTS= picks some
 	@tests/e2e/tools
+	@$(AS_ROOT) $(BIN)/python -m tests.e2e.roots $(TESTS)
 
 .PHONY: cluster-tools
 cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools/kubernetes (once, ten minutes); KUBERNETES=v1.34.4: of another release
@@ -168,9 +169,10 @@ test-nightly: venv proto apt-test tools vm-tools image image-docker cluster-tool
 	@$(MAKE) --no-print-directory kubernetes
 
 .PHONY: test-vms
-test-vms: venv proto apt-test tools image ## Run the tests with real VMs that have their turn today, or that the last day's change touches most; CI_DAY= another day
+test-vms: venv proto apt-test tools image ## Run the tests with real VMs that have their turn today, or that the last day's change touches; CI_DAY= another day
 	@names="$(TESTS)"; [ -n "$$names" ] || names=$$($(BIN)/python -m tests.harness.turns vms); \
-	case "$$names" in *docker*|*choice*) $(MAKE) --no-print-directory image-docker;; esac; \
+	$(MAKE) --no-print-directory vm-tools TESTS="$$names"; \
+	case "$$names" in *docker*) $(MAKE) --no-print-directory image-docker;; esac; \
 	$(AS_ROOT) $(RUN_TESTS) $$names
 
 # today: leave out the tests of clusters that have other days.

@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.delegates.programs import use_built_containerd
 from tests.delegates.test_shadows import CniCrio
-from tests.e2e import test_cni
+from tests.e2e import test_namespaces
 
 
-class ContainerdTests(test_cni.CniTests):
+class ContainerdTests(test_namespaces.CniTests):
     """containerd 2."""
 
     def setUp(self) -> Any:
@@ -19,7 +19,7 @@ class ContainerdTests(test_cni.CniTests):
         return super().setUp()
 
 
-class CrioTests(test_cni.CniTests):
+class CrioTests(test_namespaces.CniTests):
     """CRI-O."""
 
     def runtime_in(self, root: Path, plugin: dict[str, Any]) -> CniCrio:

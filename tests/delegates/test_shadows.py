@@ -21,7 +21,7 @@ from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.delegates.crio import Crio
 from tests.delegates.programs import use_built_containerd
-from tests.e2e.test_cni import CniContainerd
+from tests.e2e.test_namespaces import CniContainerd
 from tests.interop.critest_images import PAUSE
 from tests.interop.critest_runtimes import removed
 from tests.support import oci

@@ -71,16 +71,21 @@ def depends(*packages: str, field: str = "Depends") -> list[str]:
     return sorted(names - {"infranetes", "infranetes-common", "vmserver"})
 
 
-def base(packages: list[str], release: str = RELEASE, purpose: str = "node") -> Path:
-    """Return the tar of a minimal Debian with these packages, from the cache or made now (minutes).
+def tar_of(packages: Sequence[str], release: str, purpose: str) -> Path:
+    """Return where the tar of a minimal Debian with these packages is, once `base` has made it.
 
     :param purpose: the cache keeps one tar for each purpose and release.
     """
-    archives = sources.of_release(release)
-    wanted = "\n".join((*archives.lines, *packages))
-    tar = CACHE / f"{release}-{purpose}-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.tar"
+    wanted = "\n".join((*sources.of_release(release).lines, *packages))
+    return CACHE / f"{release}-{purpose}-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.tar"
+
+
+def base(packages: Sequence[str], release: str = RELEASE, purpose: str = "node") -> Path:
+    """Return the tar of a minimal Debian with these packages, from the cache or made now (minutes)."""
+    tar = tar_of(packages, release, purpose)
     if tar.exists():
         return tar
+    archives = sources.of_release(release)
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as directory:
         scratch = Path(directory)

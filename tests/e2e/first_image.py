@@ -15,8 +15,8 @@ from infranetes.guest import sources
 from tests.e2e import cleanroot
 from tests.e2e.booted import Booted
 from tests.e2e.cleanroot import TREE
-from tests.e2e.test_package import PACKAGES
-from tests.e2e.test_repository import KEYRING, POD_NEEDS, RepositoryCase
+from tests.e2e.roots import PACKAGES, POD_NEEDS
+from tests.e2e.test_packages import KEYRING, RepositoryCase
 from tests.e2e.uplink import Uplink
 
 RELEASE = cleanroot.RELEASE

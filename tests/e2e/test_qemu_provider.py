@@ -1,41 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real QEMU VMs: the contract of every provider, and what only this provider does."""
+"""Real QEMU VMs: the contract of every provider, and what only this provider does.
+
+Files of the node are disks of VMs, whose guests find them; firewalls say which machines reach the agent's
+port, which every VM serves; and the guest image's kernel proves that an accelerator runs guests.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import secrets
+import select
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import TestCase
 
+from infranetes.guest import image
 from infranetes.guest.image import current
-from infranetes.providers.interface import Size
-from infranetes.providers.qemu import record, uids
+from infranetes.providers.interface import (
+    IFirewallsPods,
+    Instance,
+    InstanceState,
+    IShowsDisks,
+    Progress,
+    ProviderContext,
+    ReadOnlyDisk,
+    ShownDisk,
+    Size,
+)
+from infranetes.providers.qemu import QemuProvider, accelerator, disks, record, uids
 from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.command_line import CommandLine, Fd
+from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.process import pids_by_argument
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template import Template
 from infranetes.providers.qemu.template_maker import TemplateMaker
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.wire import vmserver
+from tests.contract.firewalled_pods import ClosedPodsContract, Talk
 from tests.contract.leased_addresses import LeasedAddressContract
 from tests.contract.pod_provider import PodProviderContract
 from tests.contract.pod_provider_case import reactor
+from tests.contract.shown_disks import ShownDisksContract
 from tests.e2e.pod_case import TEMPLATES
 from tests.e2e.qemu_case import BRIDGE, IMAGES, QEMU, QemuCase, said
 from tests.e2e.qemu_launches import QemuLaunches
-from txgrpc import GrpcError
+from tests.support.pod_namespaces import ARRIVES, Host, Machine, Node, connects, ip
+from txgrpc import Code, GrpcError
 
 _START = """
 import json, sys
@@ -264,3 +289,204 @@ class QemuTests(QemuLaunches, TestCase):
         info = await self.agent(instance).Info(vmserver.InfoRequest(), timeout=30.0)
         self.assertIn(info.container_provider, ("docker", "oci"))
         self.assertLess(abs(info.now_nanos - time.time_ns()), 2 * 10**9, "its clock is the node's")
+
+
+class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
+    """The contract, in VMs that are clones."""
+
+    most = disks.MOST
+    preloaded: Sequence[ReadOnlyDisk] = ()
+
+    async def shower(self) -> QemuProvider:
+        provider = await self.started()
+        assert isinstance(provider, QemuProvider)
+        return provider
+
+    async def machine(self, shower: IShowsDisks) -> str:
+        assert isinstance(shower, QemuProvider)
+        return (await self.running(shower, self.spec())).id
+
+    async def next_daemon(self, shower: IShowsDisks) -> QemuProvider:
+        assert isinstance(shower, QemuProvider)
+        provider = await self.restarted(shower)
+        assert isinstance(provider, QemuProvider)
+        return provider
+
+    async def end(self, shower: IShowsDisks, machine: str) -> None:
+        assert isinstance(shower, QemuProvider)
+        ended: list[object] = []
+        shower.watch(ended.append)
+        await self.end_from_outside(await shower.get(machine))
+        await self.until(lambda: ended, "the end is told")
+        self.assertIs((await shower.get(machine)).state, InstanceState.ENDED)
+
+    def is_open(self, path: Path) -> bool:
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if process.name != str(os.getpid()) and any(
+                    os.readlink(each) == str(path) for each in (process / "fd").iterdir()
+                ):
+                    return True
+            except OSError:
+                continue
+        return False
+
+    async def assert_seen(self, shower: IShowsDisks, machine: str, shown: Sequence[ShownDisk]) -> None:
+        """Assert that the agent finds them, and that the guest reads each, in search of partitions."""
+        assert isinstance(shower, QemuProvider)
+        instance = await shower.get(machine)
+        await self.agent_info(instance)
+        deadline = reactor.seconds() + self.notice_timeout
+        disks = [
+            vmserver.LayerDisk(diff_id=f"sha256:{each.name}", target=each.target, lun=each.lun)
+            for each in shown
+        ]
+        mounting = self.agent(instance).MountLayers(vmserver.MountLayersRequest(disks=disks), timeout=60.0)
+        error = await self.assertFailure(mounting, GrpcError)
+        self.assertIs(error.code, Code.FAILED_PRECONDITION, error)  # they hold no layers
+        wanted = {f"shown-{each.target}-{each.lun}-{each.name}" for each in shown}
+        while not wanted <= await self.read(shower, machine):
+            self.assertLess(reactor.seconds(), deadline, "the guest finds its disks")
+            await self.sleep(0.02)
+
+    async def read(self, shower: Any, machine: str) -> set[str]:  # Any: has the daemon's own connection
+        """Return the devices that the guest has read from."""
+        [vm] = (vm for vm in shower._vms.values() if vm.record.id == machine)
+        answer = await vm.connections.qmp.execute("query-blockstats")
+        return {each["qdev"] for each in answer if each["stats"]["rd_operations"]}
+
+    async def test_a_clone_finds_forty_disks_at_once(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        for layers in (self.disks(1, "one"), self.disks(10, "ten"), self.disks(40, "forty")):
+            shown = await shower.show_disks(machine, layers)
+            await self.assert_seen(shower, machine, shown)
+            await shower.hide_disks(machine, [each.name for each in shown])
+        await self.agent_info(await shower.get(machine))
+
+    def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
+        return attrs.evolve(super().context(cluster, node), preload_disks=self.preload_disks)
+
+    async def preload_disks(self, progress: Progress) -> Sequence[ReadOnlyDisk]:
+        return self.preloaded
+
+    async def test_those_of_preloaded_images_are_there_before_a_clone_executes(self) -> None:
+        self.preloaded = self.disks(3, "first")
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        shown = await shower.shown_disks(machine)
+        self.assertEqual({each.name for each in shown}, {each.name for each in self.preloaded})
+        self.assertEqual(set(await shower.show_disks(machine, self.preloaded)), set(shown))
+        await self.assert_seen(shower, machine, shown)
+        await shower.hide_disks(machine, [each.name for each in shown])
+        self.preloaded[0].path.unlink()
+        self.assertEqual(list(await shower.shown_disks(await self.machine(shower))), [])
+
+
+OUTSIDE_OF_NODE, OUTSIDE = "198.18.213.1", "198.18.213.2"
+DOES_NOT = 3.0  # seconds within which even an emulated VM would have answered
+
+
+class AgentTalk:
+    """A connection to an agent, which answers and ends it once it receives data that is not TLS."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    async def goes_on(self, expected: bool) -> bool:
+        return await run_in_thread(reactor, self._answered, ARRIVES if expected else DOES_NOT)
+
+    def _answered(self, seconds: float) -> bool:
+        self._connection.sendall(b"this is no TLS\r\n")
+        return bool(select.select([self._connection], [], [], seconds)[0])
+
+
+class QemuFirewallsTests(QemuCase, ClosedPodsContract, TestCase):
+    """The contract, in VMs that are clones."""
+
+    stranger = OUTSIDE
+    policies = True
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.instances: dict[str, Instance] = {}
+        self.node_itself = Node("10.213.0.1")
+        self.addCleanup(self.node_itself.end)
+        interface = f"out{secrets.token_hex(4)}"
+        self.outside = Machine(interface, OUTSIDE, OUTSIDE_OF_NODE, "02:00:00:00:00:03")
+        self.addCleanup(self.outside.end)
+        ip("address", "add", f"{OUTSIDE_OF_NODE}/24", "dev", interface)
+
+    def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
+        return attrs.evolve(super().context(cluster, node), network_policies=self.policies)
+
+    async def enforcer(self) -> IFirewallsPods:
+        return await self.next_provider()
+
+    async def next_provider(self) -> QemuProvider:
+        self.provider = await self.started()
+        assert isinstance(self.provider, QemuProvider)
+        return self.provider
+
+    async def machine(self, enforcer: IFirewallsPods) -> str:
+        instance = await self.running(self.provider, self.spec())
+        self.instances[instance.id] = instance
+        return instance.id
+
+    async def next_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
+        await self.within(self.provider.stop())
+        return await self.next_provider()
+
+    async def idle_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
+        self.policies = False
+        return await self.next_daemon(enforcer)
+
+    async def destroy(self, enforcer: IFirewallsPods, machine: str) -> None:
+        address = self.instances[machine].address
+        self.assertIn(address, self.tables())
+        await self.within(self.provider.destroy(machine))
+        self.assertNotIn(address, self.tables())
+
+    def tables(self) -> str:
+        found = subprocess.check_output(["nft", "list", "ruleset"], text=True)
+        self.assertIn(f"infranetes_{BRIDGE}_firewalls", found)
+        return found
+
+    def break_enforcing(self) -> Callable[[], None]:
+        broken = self.patch(Firewalls, "_nft", self.refuse)
+        return lambda: broken.restore()
+
+    async def refuse(self, script: str) -> None:
+        raise Unavailable("nft is not there")
+
+    async def port(self, machine: str) -> int:
+        return self.instances[machine].agent_port
+
+    async def reaches(self, machine: str, by_node: bool, expected: bool) -> bool:
+        client: Host = self.node_itself if by_node else self.outside
+        instance, seconds = self.instances[machine], ARRIVES if expected else DOES_NOT
+        return await run_in_thread(reactor, connects, client, instance.address, instance.agent_port, seconds)
+
+    async def talk(self, machine: str) -> Talk:
+        connection = await run_in_thread(reactor, self.outside.socket, socket.SOCK_STREAM)
+        connection.settimeout(ARRIVES)
+        instance = self.instances[machine]
+        await run_in_thread(reactor, connection.connect, (instance.address, instance.agent_port))
+        return AgentTalk(connection)
+
+    async def finish(self) -> None:
+        for family in ("bridge", "ip"):
+            table = f"infranetes_{BRIDGE}_firewalls"
+            subprocess.run(["nft", "add", "table", family, table], check=True)  # no error if it exists
+            subprocess.run(["nft", "delete", "table", family, table], check=True)
+        await super().finish()
+
+
+class KernelTests(TestCase):
+    timeout = 120
+
+    async def test_it_boots_where_guests_do(self) -> None:
+        """Emulation always works, so with it the proof must succeed."""
+        me = QemuUser(os.getuid(), os.getgid(), [])
+        kernel = image.current(IMAGES).kernel
+        self.assertEqual(await accelerator.probe_kernel(reactor, QEMU, "tcg", me, kernel, 100.0), "")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The units, run by systemd itself from the installed packages, with simulated machines."""
+"""The units, run by systemd itself, from the installed packages with simulated machines, and with a VM."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor
@@ -13,14 +14,18 @@ from twisted.internet.task import deferLater
 from twisted.trial import unittest
 
 from infranetes_common.wire import cri
-from tests.e2e import cleanroot
+from tests.e2e import cleanroot, roots
 from tests.e2e.booted import Booted
-from tests.e2e.test_package import PACKAGES, SOCKET, START_SECONDS
+from tests.e2e.pod_case import TEMPLATES, PodCase
+from tests.e2e.roots import PACKAGES
+from tests.e2e.test_packages import SOCKET, START_SECONDS
 from tests.harness.durations import slow
+from tests.infranetes.daemon.case import DaemonCase
+from tests.infranetes.daemon.unit import UnitCase
 from txgrpc import Channel, GrpcError
 
 
-class UnitCase(unittest.TestCase):
+class BootedCase(unittest.TestCase):
     """A test case with a booted node.
 
     :cvar start_seconds: how long calls are repeated until the daemon is ready.
@@ -56,13 +61,13 @@ class UnitCase(unittest.TestCase):
 
 
 @slow(10, "packages are installed in a booted root")
-class UnitTests(UnitCase):
+class UnitTests(BootedCase):
     """infranetes.service and vmserver.service."""
 
     timeout = 900
 
     def setUp(self) -> None:
-        self.root = cleanroot.CleanRoot(cleanroot.base(cleanroot.depends(*PACKAGES)))
+        self.root = cleanroot.CleanRoot(roots.INSTALLED.tar())
         self.addCleanup(self.root.remove)
         done = self.root.install(*PACKAGES)
         self.assertEqual(done.returncode, 0, done.stdout)
@@ -177,3 +182,29 @@ class UnitTests(UnitCase):
             self.assertLess(time.monotonic(), until, self.journal("infranetes"))
             time.sleep(0.2)
         self.assertIn("no_such_key", self.journal("infranetes"))
+
+
+READY = cri.PodSandboxStateValue(state=cri.SANDBOX_READY)
+
+
+class UnitPodTests(UnitCase, PodCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.lend(Path(TEMPLATES))
+
+    async def start(self, *flags: str, crash: tuple[str, int] | None = None) -> None:
+        await DaemonCase.start(self, *flags, crash=crash)  # there are no simulated machines to keep
+
+    async def test_a_pod_runs_and_its_vm_is_in_a_scope_of_its_own(self) -> None:
+        await self.start()
+        sandbox = await self.run_pod()
+        container = await self.run_container(sandbox, self.box(script="echo hello; exec sleep 1000"))
+        await self.until(lambda: self.has_lines(1), "it writes", 60.0)
+        self.assertEqual(self.lines("main"), ["hello"])
+        self.assertEqual((await self.execute(container, "echo", "here")).stdout, b"here\n")
+        (vm,) = (self.root / "state" / "qemu" / "vms").iterdir()
+        scope = f"infranetes-vm-{vm.name}.scope"
+        self.assertEqual(self.units("infranetes-vm-*"), [scope])
+        await self.stop_pod(sandbox)
+        self.assertEqual(await self.sandboxes(state=READY), [])
+        await self.until(lambda: not self.units("infranetes-vm-*"), "the scope goes with the VM")

@@ -15,10 +15,26 @@ from infranetes.volumes.published import PublishedVolume
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
 from tests.infranetes.daemon.case import reactor
+from tests.support.empty_dirs import EmptyDirCase
 from tests.support.file_systems import loop_device
 
 GROUP = 4711
 DISK_GROUP = 6  # Debian's `disk`
+_OWNER = f"0 {DISK_GROUP} 660"
+_TEXT = "kept by the disk itself"
+_WRITE = (
+    f"echo '{_TEXT}' | dd of=/dev/xvda bs=512 seek=8 conv=notrunc 2>/dev/null && "
+    "echo lent | dd of=/dev/node bs=512 2>/dev/null && "
+    "test -b /dev/xvda && echo written; exec sleep 1000"
+)
+_AS_USER = "if id -u | dd of=/dev/xvda bs=512 seek=16 conv=notrunc 2>/dev/null; then echo y; else echo n; fi"
+_READ = (
+    "stat -c '%u %g %a' /dev/xvda; "
+    "dd if=/dev/xvda bs=512 skip=8 count=1 2>/dev/null | tr -d '\\000'; "
+    "if echo lost | dd of=/dev/xvda bs=512 2>/dev/null; then echo written; else echo refused; fi; "
+    "exec sleep 1000"
+)
+_EMPTY_DIR = 300  # MiB: more than a volume that is copied to the VM may have
 
 
 class VolumesCase(PodCase):
@@ -177,3 +193,56 @@ class VolumeTroubleCase(VolumeCase):
         wrote = await self.execute(container, "sh", "-c", "echo more >/data/more && sync")
         self.assertEqual(wrote.exit_code, 0, wrote.stderr)
         await self.end(sandbox)
+
+
+class VolumeKindsCase(VolumeCase, RawVolumeCase, EmptyDirCase):
+    """A test case with volumes of all kinds: a file system, raw, a device of the node's, an emptyDir."""
+
+    async def check_all_kinds(self) -> None:
+        """Check what a pod sees of them, and what the next one sees of that, whose VM ends by itself."""
+        await self.start()
+        first = await self.check_one_directory(_EMPTY_DIR)
+        script = f"echo kept >/data/file; sync; ls -ld /data; {_WRITE}"
+        config = self.mounting(self.publish("first", group=GROUP), "writer", script)
+        raw = self.raw_volume(self.publish_raw("first"))
+        config.devices.extend([raw, self.lent_device()])
+        await self.run_container(first, config)
+        await self.until(lambda: self.lines("writer")[1:] == ["written"], "it is written", seconds=60.0)
+        self.assertRegex(self.lines("writer")[0], rf"^drwxrws.* {GROUP} ")
+        for name, groups, said in (("without", (), "n"), ("with", (DISK_GROUP,), "y")):
+            user = self.box(name, _AS_USER, devices=[raw], linux=of_user(*groups))
+            await self.in_state(await self.run_container(first, user), cri.CONTAINER_EXITED)
+            self.assertEqual(self.lines(name), [said])
+        self.assertFalse(self.is_free(), "no other VM gets it")
+        await self.stop_pod(first)
+        await self.remove_pod(first)
+        self.assertTrue(self.is_free())
+        self.assertLess(self.file.stat().st_blocks * 512, self.size / 2, "what is not written takes no room")
+        content = self.raw_file.read_bytes()
+        self.assertIn(_TEXT.encode(), content)
+        self.assertEqual(content[16 * 512 :][:5], b"1000\n")
+        self.assertLess(self.raw_file.stat().st_blocks * 512, self.raw_size / 2, "no file system was made")
+        self.assertEqual(self.node_disk.read_bytes()[:4], b"lent")
+        self.unpublish_raw("first")
+
+        second = await self.run_own_pod(attempt=1)
+        script = f"ls -A /cache/a; cat /data/file; {_READ}"
+        reading = self.mounting(self.publish("second", group=GROUP), "reader", script)
+        reading.mounts[0].readonly = True
+        reading.mounts.append(self.mount())
+        reading.devices.append(self.raw_volume(self.publish_raw("second", read_only=True)))
+        await self.run_container(second, reading)
+        await self.until(
+            lambda: self.lines("reader") == ["kept", _OWNER, _TEXT, "refused"],
+            "the second pod, which may only read, sees it, and an empty emptyDir",
+            seconds=60.0,
+        )
+        self.assertFalse(self.is_free(), "no other VM gets it")
+        # It reboots the VM, which ends it, but only after the container's start has been answered.
+        privileged = cri.LinuxContainerConfig(
+            security_context=cri.LinuxContainerSecurityContext(privileged=True)
+        )
+        reboot = "sleep 5; echo b >/proc/sysrq-trigger; exec sleep 1000"
+        await self.run_container(second, self.box("reboot", reboot, linux=privileged))
+        await self.until(self.is_free, "its VM has ended", seconds=60.0)
+        self.assertNotIn(b"lost", self.raw_file.read_bytes())

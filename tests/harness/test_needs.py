@@ -142,7 +142,7 @@ class TierTests(SynchronousTestCase):
         self.assertEqual(tier_of(Needy()), Tier.TEST)
 
     def test_a_package_says_it_for_all_that_is_in_it(self) -> None:
-        from tests.e2e.test_pod import PodTests
+        from tests.e2e.test_pods import PodTests
 
         self.assertEqual(tier_of(PodTests("id")), Tier.ALL)
         self.assertIn(ROOT_USER, needs_of(PodTests("id")))

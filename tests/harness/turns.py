@@ -2,9 +2,9 @@
 """What CI runs beside `make test`, for which there is no time each day: it takes turns by change and day.
 
 ``python -m tests.harness.turns vms`` prints the tests with real VMs that have their turn today: each module
-has its day in turn, and the one that the change of the last day touches most has this day. ``turns other``
-prints the arguments of `make` for one of what takes longest. `CI_DAY`, a number of days since 1970, makes
-both the same again.
+has each third day, and those that the change of the last day touches have this day. ``turns other`` prints
+the arguments of `make` for one of what takes longest. `CI_DAY`, a number of days since 1970, makes both the
+same again.
 """
 
 from __future__ import annotations
@@ -19,37 +19,27 @@ from tests.harness import days
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "tests.e2e"
-MOST_TOUCHED = 1  # modules that run for a change and not for the day
-#: Each slice takes about six minutes without KVM.
+#: Each slice takes about as long as the others.
 VMS: Sequence[Sequence[str]] = (
-    ("test_cloud_disk", "test_resize"),
-    ("test_pod_docker", "test_units"),
-    ("test_qemu_provider", "test_network_policies"),
-    ("test_vm_image_volumes", "test_cni", "test_accelerator"),
-    ("test_oci", "test_clock", "test_qemu_namespaces"),
-    ("test_user_namespaces", "test_package_upgrade", "test_full_volumes", "test_nfs"),
-    ("test_postgresql", "test_package", "test_huge_pages"),
-    ("test_more_cloud_disks", "test_services", "test_block_volumes"),
-    ("test_choice", "test_full_disk", "test_repository"),
-    ("test_qemu_disks", "test_removal"),
-    ("test_pod", "test_vm_network", "test_package_tracing"),
-    ("test_unit_pod", "test_memory", "test_attached_volumes", "test_empty_dirs", "test_volume_snapshots"),
-    ("test_docker_volumes", "test_qemu_firewalls", "test_upgrade", "test_volume_troubles"),
+    ("test_pods", "test_sizes", "test_networks", "test_packages"),
+    ("test_qemu_provider", "test_docker", "test_namespaces", "test_units"),
+    ("test_volumes", "test_disk_troubles", "test_cloud_disks", "test_upgrades", "test_demo"),
 )
 #: Tests with real VMs by the paths whose change has them run at once.
 TOUCHED: Mapping[str, Sequence[str]] = {
-    "infranetes/providers/qemu/": ("test_qemu_provider", "test_vm_network"),
-    "infranetes/machines/": ("test_pod",),
-    "infranetes/pods/": ("test_pod",),
-    "infranetes/volumes/": ("test_attached_volumes", "test_volume_troubles"),
-    "infranetes/services/": ("test_services",),
-    "infranetes/policies/": ("test_network_policies",),
-    "infranetes/guest/": ("test_pod",),
-    "vmserver/containers/oci/": ("test_oci",),
-    "vmserver/containers/docker/": ("test_pod_docker",),
-    "vmserver/proxy/": ("test_services",),
-    "vmserver/firewall/": ("test_network_policies",),
-    "debian/": ("test_package", "test_units"),
+    "infranetes/providers/qemu/": ("test_qemu_provider",),
+    "infranetes/machines/": ("test_pods",),
+    "infranetes/pods/": ("test_pods",),
+    "infranetes/volumes/": ("test_volumes",),
+    "infranetes/services/": ("test_networks",),
+    "infranetes/policies/": ("test_networks",),
+    "infranetes/guest/": ("test_pods",),
+    "vmserver/containers/oci/": ("test_pods",),
+    "vmserver/containers/docker/": ("test_docker",),
+    "vmserver/proxy/": ("test_networks",),
+    "vmserver/firewall/": ("test_networks",),
+    "debian/": ("test_packages", "test_units"),
+    "demo/": ("test_demo",),
 }
 _FIRST_IMAGE = (
     "tests.e2e.first_image.FirstImageTests.test_a_pod_runs_in_a_vm_though_nobody_has_built_an_image_on"
@@ -97,16 +87,10 @@ def _any_below(paths: Collection[str], prefix: str) -> bool:
     return any(path.startswith(prefix) for path in paths)
 
 
-def vms(day: int, paths: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the dotted names of the modules with real VMs that run on a day, with a change of these paths.
-
-    With them come those that the change touches, too, but that have to wait for their days, as a change of
-    everything would take more time than there is.
-    """
+def vms(day: int, paths: Collection[str]) -> list[str]:
+    """Return the modules with real VMs that run on a day, with a change of these paths."""
     today = VMS[day % len(VMS)]
-    more = [name for name in touched(paths) if name not in today]
-    running = [*today, *more[:MOST_TOUCHED]]
-    return [f"{PACKAGE}.{name}" for name in running], [f"{PACKAGE}.{name}" for name in more[MOST_TOUCHED:]]
+    return [f"{PACKAGE}.{name}" for name in (*today, *(name for name in touched(paths) if name not in today))]
 
 
 def other(day: int, paths: Collection[str]) -> str:
@@ -119,10 +103,7 @@ def other(day: int, paths: Collection[str]) -> str:
 def main(arguments: list[str]) -> None:
     """Print what is asked for."""
     if arguments == ["vms"]:
-        running, waiting = vms(days.today(), changed())
-        if waiting:
-            print("The last day's change touches these, too, but their days come:", *waiting, file=sys.stderr)
-        print(*running)
+        print(*vms(days.today(), changed()))
     elif arguments == ["other"]:
         print(other(days.today(), changed()))
     else:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's NFS mounts. Other file systems stand in for servers, including one that hangs;
-tests/e2e/test_nfs.py has a real server."""
+tests/e2e/test_volumes.py has a real server."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real VMs get memory and processors while they run, and are accounted to their pods' control groups."""
+"""What VMs have of memory and processors: idle ones, huge pages, and sizes that change while a pod runs."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.task import deferLater
@@ -20,6 +22,8 @@ from tests.contract.pod_provider_case import reactor
 from tests.e2e.pod_case import PodCase
 from tests.e2e.qemu_case import QemuCase
 from tests.support import process_memory
+from tests.support.empty_dirs import EmptyDirCase
+from tests.support.process_memory import Kind
 from txgrpc import Code
 
 GIB = 1 << 30
@@ -214,3 +218,105 @@ class PodGroupTests(QemuCase, TestCase):
         self.assertIn("want of memory", told.detail)
         await self.within(provider.destroy(instance.id))
         self.assertFalse(directory.exists())
+
+
+PODS = 2
+MOST = 150.0  # MiB that an idle pod may have written; about 85 are usual
+MOST_OF = {Kind.GUEST: 60.0, Kind.CODE: 68.0}
+
+
+class MemoryTests(PodCase):
+    """Pods without a container, in real VMs."""
+
+    async def test_an_idle_pod_has_little_that_is_its_own(self) -> None:
+        await self.start()
+        for number in range(PODS):
+            await self.run_pod(f"pod-{number}")
+        found = process_memory.of_vms(self.root / "state")
+        self.assertEqual(len(found), PODS)
+        for memory in found:
+            written = {kind.value: round(each.written, 1) for kind, each in memory.items()}
+            self.assertLess(process_memory.total(memory).written, MOST, written)
+            for kind, most in MOST_OF.items():
+                self.assertLess(memory[kind].written, most, written)
+            shared = memory[Kind.GUEST]
+            self.assertGreater(shared.shared, 20.0)  # the template's pages, as the guest is not a copy
+
+
+PAGE = 2 << 20
+MANY = 600  # 1200 MiB: more than the VM of a pod that asks for nothing has
+NUMBER = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+# Writes to each of a number of huge pages, of a file or of anonymous memory.
+USE = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+int main(int argc, char **argv) {
+    size_t pages = atoi(argv[1]), size = pages << 21;
+    int file = argc > 2 ? open(argv[2], O_CREAT | O_RDWR, 0600) : -1;
+    int flags = argc > 2 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
+    char *at = mmap(0, size, PROT_READ | PROT_WRITE, flags, file, 0);
+    if (at == MAP_FAILED) { perror("mmap"); return 1; }
+    for (size_t i = 0; i < pages; i++) at[i << 21] = 1;
+    printf("used %zu\n", pages);
+    return 0;
+}
+"""
+
+
+class HugePageTests(EmptyDirCase, PodCase):
+    """A pod with an emptyDir of huge pages, in a VM of QEMU."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        # As kubelet mounts it. The node must support such pages, but none of its own is used.
+        options = ["-t", "hugetlbfs", "-o", "pagesize=2Mi", "nodev"]
+        subprocess.run(["mount", *options, self.cache], check=True)
+        self.addCleanup(subprocess.check_call, ["umount", "-l", str(self.cache)])
+        self.cache.chmod(0o2777)
+        self.programs = Path(self.root) / "programs"
+        self.programs.mkdir()
+        source = self.programs / "use.c"
+        source.write_text(USE)
+        subprocess.run(["gcc", "-static", "-o", self.programs / "use", source], check=True)
+
+    def with_pages(self, name: str, pages: int) -> Any:
+        wanted = self.box(name, "sleep 1000", mounts=[self.mount()])
+        wanted.mounts.add(container_path="/programs", host_path=str(self.programs), readonly=True)
+        for size, limit in (("1GB", 0), ("2MB", pages * PAGE)):  # kubelet sends all sizes of the node
+            wanted.linux.resources.hugepage_limits.add(page_size=size, limit=limit)
+        return wanted
+
+    async def reserved(self, container: str) -> int:
+        return int(await self.ran(container, f"cat {NUMBER}"))
+
+    async def remove(self, container: str) -> None:
+        await self.runtime.RemoveContainer(cri.RemoveContainerRequest(container_id=container), timeout=60.0)
+
+    async def test_they_are_the_vms_which_grows_for_as_many_as_containers_may_use(self) -> None:
+        await self.start()
+        sandbox = await self.run_own_pod()
+        first = await self.run_container(sandbox, self.with_pages("first", MANY))
+        self.assertEqual(await self.reserved(first), MANY)
+        shown = await self.ran(first, "stat -f -c '%t %S' /cache; stat -c %a /cache")
+        self.assertEqual(shown, "958458f6 2097152\n2777")  # hugetlbfs
+        second = await self.run_container(sandbox, self.with_pages("second", 2))
+        self.assertEqual(await self.reserved(first), MANY + 2)
+        over = await self.execute(second, "/programs/use", "3")
+        self.assertEqual(over.exit_code, 128 + 7, over.stderr)  # SIGBUS: the limit of its control group
+        self.assertEqual(await self.ran(second, "/programs/use 2"), "used 2")
+        self.assertEqual(await self.ran(first, "/programs/use 4 /cache/pages"), "used 4")
+        self.assertEqual(await self.ran(second, "stat -c %s /cache/pages"), str(4 * PAGE))
+        await self.refused("max_memory", self.create(sandbox, self.with_pages("greedy", 100_000)))
+        self.assertEqual(await self.reserved(first), MANY + 2)
+        await self.kill()
+        await self.start()
+        third = await self.run_container(sandbox, self.with_pages("third", 1))
+        self.assertEqual(await self.reserved(third), MANY + 3)
+        for container, left in ((second, MANY + 1), (third, MANY)):
+            await self.remove(container)
+            self.assertEqual(await self.reserved(first), left)
+        self.assertEqual(sorted(os.listdir(self.cache)), [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that choose the ContainerProvider, in clones of one template that has both."""
+"""Pods whose containers Docker runs: in an image that has nothing else, or by a pod's or node's choice."""
 
 from __future__ import annotations
 
@@ -7,9 +7,31 @@ import contextlib
 from typing import Any
 
 from infranetes_common.wire import cri
-from tests.e2e.pod_case import PodCase, templates_of
+from tests.e2e import test_pods
+from tests.e2e.pod_case import DOCKER_ALONE, PodCase, templates_of
+from tests.e2e.volume_case import VolumeKindsCase
+from tests.harness.durations import slow
 from tests.infranetes.daemon.case import images, reactor
 from txgrpc import Code, GrpcError
+
+
+class DockerPodTests(test_pods.PodTests):
+    """What pods may ask for, in a guest image that has only Docker."""
+
+    images = DOCKER_ALONE
+    contprovider = "docker"
+
+
+@slow(120, "two VMs, emulated where there is no KVM, with nine containers")
+class DockerVolumeTests(VolumeKindsCase):
+    """Volumes in a guest image that has only Docker."""
+
+    images = DOCKER_ALONE
+    contprovider = "docker"
+
+    async def test_a_pod_has_all_kinds_of_volumes_and_the_next_one_what_it_wrote(self) -> None:
+        await self.check_all_kinds()
+
 
 DOCKER = {"infranetes.io/containers": "docker"}
 OCI = {"infranetes.io/containers": "oci"}
@@ -45,7 +67,10 @@ class ChoiceTests(PodCase):
             self.assertLess(reactor.seconds(), until, self.log[-3000:])
             await self.sleep(0.5)
 
-    async def test_pods_of_both_run_side_by_side(self) -> None:
+    async def test_pods_of_both_run_side_by_side_and_a_handlers_are_executables_of_the_vms_systemd(
+        self,
+    ) -> None:
+        self.config["handlers"] = {"executables": {"images": "systemd"}}
         await self.start()
         begun = reactor.seconds()
         plain = await self.run_pod("plain")
@@ -68,6 +93,21 @@ class ChoiceTests(PodCase):
         )
         await self.refused(Code.INVALID_ARGUMENT, self.run_pod("x", annotations={next(iter(DOCKER)): "lxc"}))
         self.assertEqual(len(await self.sandboxes()), 2, figures)
+        await self.check_executables(plain)
+
+    async def check_executables(self, plain: str) -> None:
+        """Check that an image of executables is fetched by the VM itself, here from where nothing listens."""
+        name = "systemd.infranetes.io/127.0.0.1__1/tools/server@sha256:" + 64 * "0"
+        await self.image_service.PullImage(
+            cri.PullImageRequest(image=cri.ImageSpec(image=name)), timeout=30.0
+        )
+        (self.log_directory / "web").mkdir(exist_ok=True)
+        request = cri.RunPodSandboxRequest(config=self.pod(), runtime_handler="executables")
+        answer = await self.runtime.RunPodSandbox(request, timeout=60.0 * self.patience)
+        box = self.box(image=cri.ImageSpec(image=name))
+        error = await self.refused(Code.UNAVAILABLE, self.create(answer.pod_sandbox_id, box))
+        self.assertIn("127.0.0.1:1", str(error))
+        await self.refused(Code.INVALID_ARGUMENT, self.create(plain, box))
 
     async def test_a_killed_agent_and_a_killed_daemon_go_on_with_the_chosen_one(self) -> None:
         """Here the node chooses for its pods, and not as their image does."""
@@ -77,6 +117,7 @@ class ChoiceTests(PodCase):
         await self.start()
         sandbox = await self.run_pod()
         main = await self.run_container(sandbox, self.looker())
+        self.assertNotIn("loaded into sandbox", self.log)  # the template already has the image
         before = await self.container_status(main)
         with contextlib.suppress(GrpcError):  # the answer is lost with the agent
             await self.execute(main, "sh", "-c", "kill -KILL $(pgrep -f vmserver.toml)")
@@ -90,20 +131,3 @@ class ChoiceTests(PodCase):
         crun = await self.run_pod("crun", annotations=OCI)
         looker = await self.run_container(crun, self.looker())
         self.assertEqual(await self.programs(looker), BY_CRUN)
-
-    async def test_a_handlers_pods_are_executables_of_the_vms_systemd(self) -> None:
-        """Its first container's image is fetched by the VM itself, from where nothing listens."""
-        self.config["handlers"] = {"executables": {"images": "systemd"}}
-        await self.start()
-        plain = await self.run_pod("plain")
-        name = "systemd.infranetes.io/127.0.0.1__1/tools/server@sha256:" + 64 * "0"
-        await self.image_service.PullImage(
-            cri.PullImageRequest(image=cri.ImageSpec(image=name)), timeout=30.0
-        )
-        (self.log_directory / "web").mkdir(exist_ok=True)
-        request = cri.RunPodSandboxRequest(config=self.pod(), runtime_handler="executables")
-        answer = await self.runtime.RunPodSandbox(request, timeout=60.0 * self.patience)
-        box = self.box(image=cri.ImageSpec(image=name))
-        error = await self.refused(Code.UNAVAILABLE, self.create(answer.pod_sandbox_id, box))
-        self.assertIn("127.0.0.1:1", str(error))
-        await self.refused(Code.INVALID_ARGUMENT, self.create(plain, box))

@@ -1,27 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages: their content, installation, first run and removal."""
+"""The Debian packages and their apt repository: content, installation, first run and removal, and tracing.
+
+From the repository `apt install infranetes` runs on each release of Debian. OpenTelemetry's library is
+installed as docs/tracing.md says.
+"""
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
+import shutil
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
 from twisted.trial import unittest
 
+from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
-from tests.e2e import cleanroot
+from tests.e2e import cleanroot, roots, suites
+from tests.e2e.booted import Booted
 from tests.e2e.cleanroot import TREE
+from tests.e2e.roots import PACKAGES
 from tests.harness.durations import slow
+from tests.support.collector import MISSING, Collector
 from txgrpc import Channel, GrpcError
 
-PACKAGES = ("infranetes", "infranetes-common", "infranetes-simulation", "vmserver")
 MODULES = "usr/lib/python3/dist-packages/"
 DAEMON = ("twistd3", "--nodaemon", "--pidfile=", "infranetes", "--config", "/etc/infranetes/infranetes.toml")
 SOCKET = "run/infranetes/infranetes.sock"
@@ -156,7 +168,7 @@ class InstallTests(unittest.TestCase):
     timeout = 900
 
     def setUp(self) -> None:
-        self.root = cleanroot.CleanRoot(cleanroot.base(cleanroot.depends(*PACKAGES)))
+        self.root = cleanroot.CleanRoot(roots.INSTALLED.tar())
         self.addCleanup(self.root.remove)
 
     def install(self, *packages: str) -> None:
@@ -248,3 +260,179 @@ class InstallTests(unittest.TestCase):
             self.assertFalse((self.root.path / "run/infranetes").exists())
 
         return Deferred.fromCoroutine(scenario())
+
+
+KEYRING = "/etc/apt/keyrings/infranetes.gpg"
+
+
+class RepositoryCase(unittest.SynchronousTestCase):
+    """A test case that makes repositories in the `/repo` of roots."""
+
+    def make_repository(self, root: cleanroot.CleanRoot) -> None:
+        """Make the repository, signed by a key of its own, and make the root's apt trust that key."""
+        cleanroot.debs()  # makes the packages
+        keys = Path(tempfile.mkdtemp(prefix="gpg-"))  # short: gpg-agent has a socket there
+        self.addCleanup(shutil.rmtree, keys, ignore_errors=True)
+        end_agent = ["gpgconf", "--homedir", str(keys), "--kill", "all"]
+        self.addCleanup(lambda: subprocess.run(end_agent, check=False))
+        made = subprocess.run(
+            [TREE / "debian/make-repo", root.path / "repo"],
+            env={**os.environ, "INFRANETES_REPO_KEY": str(keys)},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(made.returncode, 0, made.stderr)
+        (root.path / KEYRING[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root.path / "repo/infranetes.gpg", root.path / KEYRING[1:])
+
+
+@slow(40, "apt installs from a repository in clean roots")
+class RepositoryTests(RepositoryCase):
+    """Installations in a Debian that already has the packages' dependencies."""
+
+    timeout = 900
+
+    def root(self, release: str) -> cleanroot.CleanRoot:
+        """Return a root of that release whose apt knows only the repository."""
+        root = cleanroot.CleanRoot(roots.REPOSITORY[release].tar())
+        self.addCleanup(root.remove)
+        self.make_repository(root)
+        for old in (root.path / "etc/apt").glob("sources.list*"):
+            old.unlink() if old.is_file() else shutil.rmtree(old)
+        (root.path / "etc/apt/sources.list").write_text(
+            f"deb [signed-by={KEYRING}] file:/repo {release} main\n"
+        )
+        return root
+
+    def check_first_start(self, release: str) -> None:
+        root = self.root(release)
+        install = ("install", "--yes", "--no-install-recommends", "infranetes", "infranetes-simulation")
+        for command in (("update",), install):
+            done = root.run("apt-get", *command)
+            self.assertEqual(done.returncode, 0, done.stdout)
+        system = Booted(root)
+        self.addCleanup(system.end)
+
+        def status() -> str:
+            return system.systemctl("show", "--property=StatusText", "--value", "infranetes")
+
+        # The agent's packages are downloaded; the tools that build an image from them were left out here.
+        until = time.monotonic() + 2 * START_SECONDS
+        while "mmdebstrap" not in status():
+            if time.monotonic() > until:
+                units = ("--unit=infranetes", "--unit=infranetes-guest")
+                said = system.run("journalctl", "--no-pager", "--output=cat", *units).stdout
+                self.fail(f"{status()}; the journal: {said}")
+            time.sleep(0.2)
+        self.assertIn("waiting for provider qemu: there is no guest image", status())
+        self.assertIn("apt-get install", status())
+        self.assertEqual(system.systemctl("is-active", "infranetes"), "active")
+        self.assertEqual(system.systemctl("show", "--property=NRestarts", "--value", "infranetes"), "0")
+        # Run the package's own test, as autopkgtest does.
+        shutil.copytree(TREE / "debian/tests", system.path("opt/tests"))
+        ran = system.run("/opt/tests/pod-simulated", timeout=180)
+        self.assertEqual(ran.returncode, 0, ran.stdout)
+        self.assertIn("is ready at", ran.stdout)
+        self.assertIn("has written its words and ended", ran.stdout)
+
+    def test_debian_12_has_a_service_that_waits_for_an_image_and_says_so(self) -> None:
+        self.check_first_start("bookworm")
+
+    def test_debian_13_has_a_service_that_waits_for_an_image_and_says_so(self) -> None:
+        self.check_first_start("trixie")
+
+    def test_what_another_key_has_signed_is_refused(self) -> None:
+        root = self.root("bookworm")
+        trusted = (root.path / KEYRING[1:]).read_bytes()
+        self.make_repository(root)  # anew, with another key
+        (root.path / KEYRING[1:]).write_bytes(trusted)
+        done = root.run("apt-get", "update", "-o", "APT::Update::Error-Mode=any")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("not signed", done.stdout)
+
+
+PAGE = TREE / "docs" / "tracing.md"
+CALL = "runtime.v1.RuntimeService/Version"
+
+
+def told() -> tuple[list[str], str, str]:
+    """The packages of Debian that the page names, what pip is told, and the variable of the drop-in."""
+    text = PAGE.read_text().replace("\\\n", "")
+    (packages,) = re.findall(r"^    apt install (.+)$", text, flags=re.M)
+    (command,) = re.findall(r"^    (python3 -m pip install .+)$", text, flags=re.M)
+    (variable,) = re.findall(r"^    Environment=(\S+)$", text, flags=re.M)
+    return packages.split(), command, variable
+
+
+@slow(60, "packages are installed in a clean root")
+class InstalledTests(unittest.TestCase):
+    """The library beside the packages, in a Debian that has what the page has apt install."""
+
+    timeout = 900
+    release = "bookworm"
+    if MISSING:
+        skip = MISSING
+
+    def setUp(self) -> None:
+        packages, self.install, self.variable = told()
+        self.assertEqual(sorted(packages), sorted(suites.TRACING))
+        self.root = cleanroot.CleanRoot(roots.TRACING[self.release].tar())
+        self.addCleanup(self.root.remove)
+        self.collector = Collector(reactor)
+        self.addCleanup(lambda: start(self.collector.stop()))
+        tracing = f'endpoint = "{self.collector.endpoint}"\nsampling_ratio = 1.0\n'
+        (self.root.path / "etc/infranetes").mkdir()
+        (self.root.path / "etc/infranetes/infranetes.toml").write_text(
+            f'provider = "simulated"\n[tracing]\n{tracing}'
+        )
+        shutil.copytree(roots.wheels(), self.root.path / "tmp/wheels")
+
+    def installed(self, *command: str) -> None:
+        done = self.root.run(*command)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def make(self) -> str:
+        """Install all but the library, try to start without it, and install it. Return what was said."""
+        for package in PACKAGES:
+            shutil.copy(cleanroot.built(package), self.root.path / "tmp")
+        names = (f"/tmp/{cleanroot.built(package).name}" for package in PACKAGES)
+        self.installed("dpkg", "--install", "--force-confold", *names)
+        refused = self.root.run(*DAEMON, timeout=60)
+        self.assertNotEqual(refused.returncode, 0)
+        offline = ("env", "PIP_NO_INDEX=1", "PIP_FIND_LINKS=/tmp/wheels")
+        self.installed(*offline, "sh", "-c", self.install)
+        return refused.stdout
+
+    async def call(self) -> None:
+        """Make a call of the CRI, repeated until the daemon answers."""
+        until = reactor.seconds() + START_SECONDS
+        while True:
+            channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.root.path / SOCKET)))
+            try:
+                await channel.stub(cri.RuntimeService).Version(cri.VersionRequest(), timeout=5.0)
+                return
+            except GrpcError as error:
+                self.assertLess(reactor.seconds(), until, f"{error}; the daemon said: {self.root.output()}")
+            finally:
+                await channel.close()
+            await deferLater(reactor, 0.2)
+
+    async def test_spans_are_sent_once_the_library_is_installed_as_the_page_says(self) -> None:
+        self.assertIn("docs/tracing.md", await deferToThread(self.make))
+        daemon = self.root.start("env", self.variable, *DAEMON)
+        try:
+            await self.call()
+            until = reactor.seconds() + START_SECONDS
+            while not self.collector.named(CALL):
+                self.assertLess(reactor.seconds(), until, self.root.output())
+                await deferLater(reactor, 0.2)
+        finally:
+            code = await deferToThread(self.root.end, daemon)
+        self.assertEqual(code, 0, self.root.output())
+
+
+class Debian13Tests(InstalledTests):
+    """The same on Debian 13."""
+
+    release = "trixie"
