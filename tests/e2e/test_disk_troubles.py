@@ -134,25 +134,14 @@ class FullVolumesCase(VolumeTroubleCase):
         return await self.execute(container, *write)
 
 
-class FullAndDamagedVolumeTests(FullVolumesCase):
-    async def test_a_full_volume_goes_on_once_it_is_expanded_and_a_damaged_one_once_a_person_mends_it(
+class DamagedAndFullVolumeTests(FullVolumesCase):
+    async def test_a_damaged_volume_is_for_a_person_to_mend_and_a_full_one_goes_on_once_it_is_expanded(
         self,
     ) -> None:
         await self.start()
         sandbox, container = await self.having("first")
         await self.has_written(container)
-        full = await self.write(container, "large", self.size // _MIB)
-        self.assertNotEqual(full.exit_code, 0)
-        self.assertIn(b"No space left on device", full.stderr)
-        growing = csi.ControllerExpandVolumeRequest(volume_id="pvc-1", volume_capability=capability())
-        growing.capacity_range.required_bytes = 2 * self.size
-        await self.stub(csi.Controller).ControllerExpandVolume(growing, timeout=60)
-        grown = csi.NodeExpandVolumeRequest(volume_id="pvc-1", volume_path=str(self.published))
-        await self.stub(csi.Node).NodeExpandVolume(grown, timeout=60)
-        more = await self.write(container, "more", self.size // _MIB // 2)
-        self.assertEqual(more.exit_code, 0, more.stderr)
         await self.end(sandbox)
-
         with self.file.open("r+b") as file:
             file.seek(1024 + 0x3FC)  # the superblock's checksum
             file.write(b"dead")
@@ -165,6 +154,19 @@ class FullAndDamagedVolumeTests(FullVolumesCase):
         await self.end(sandbox)
         mended = subprocess.run(["e2fsck", "-fy", self.file], capture_output=True, text=True)
         self.assertEqual(mended.returncode, 1, mended.stdout)  # errors were corrected
+
+        sandbox, container = await self.having("second", "exec sleep 1000")
+        full = await self.write(container, "large", self.size // _MIB)
+        self.assertNotEqual(full.exit_code, 0)
+        self.assertIn(b"No space left on device", full.stderr)
+        growing = csi.ControllerExpandVolumeRequest(volume_id="pvc-1", volume_capability=capability())
+        growing.capacity_range.required_bytes = 2 * self.size
+        await self.stub(csi.Controller).ControllerExpandVolume(growing, timeout=60)
+        grown = csi.NodeExpandVolumeRequest(volume_id="pvc-1", volume_path=str(self.published))
+        await self.stub(csi.Node).NodeExpandVolume(grown, timeout=60)
+        more = await self.write(container, "more", self.size // _MIB // 2)
+        self.assertEqual(more.exit_code, 0, more.stderr)
+        await self.end(sandbox)
         await self.assert_kept()
 
 
