@@ -88,7 +88,7 @@ class Pool:
             if member.state is PoolState.BOOTING and member.booting is None:
                 self._boot(member)
             elif member.state is PoolState.ENDING:
-                self.end(member, member.record.message)
+                self._ending(member)
         self.adjust()
 
     async def stop(self) -> None:
@@ -150,8 +150,8 @@ class Pool:
         :param by_token: every VM that the provider lists."""
         checks = [start(self._check(member, by_token)) for member in self.idle()]
         for member in list(self.members.values()):
-            if member.state is PoolState.ENDING and (member.ending is None or member.ending.done):
-                self.end(member, member.record.message)
+            if member.state is PoolState.ENDING:
+                self._ending(member)
         await settled(checks)
         self.adjust()
 
@@ -329,14 +329,18 @@ class Pool:
         """Destroy the VM and forget it. If it can't be destroyed, the next `check` tries again."""
         if self.members.get(member.id) is not member:
             return Flight(succeed(None))  # claimed or ended already
-        if member.ending is None or member.ending.done:
+        if member.state is not PoolState.ENDING:
             _log.info(
                 "vm {vm} leaves the pool: {reason}",
                 vm=member.record.instance_id or member.record.token,
                 reason=reason,
             )
-            if member.state is not PoolState.ENDING:
-                member.record = member.record.to(PoolState.ENDING, message=reason)
+            member.record = member.record.to(PoolState.ENDING, message=reason)
+        return self._ending(member)
+
+    def _ending(self, member: Member) -> Flight[None]:
+        """Return the end of a VM that is ENDING, and begin it unless it is under way."""
+        if member.ending is None or member.ending.done:
             member.ending = Flight(self._finish(member))
             member.ending.join().addErrback(self._not_ended, member)
         return member.ending

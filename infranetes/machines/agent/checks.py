@@ -99,7 +99,7 @@ def _clamp(message: Message) -> None:
             _clamp(value)
         else:
             fit = _fit(rule, value)
-            if fit is not value and fit != value:
+            if fit is not value:
                 setattr(message, field.name, fit)
 
 

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.machines.context import VmFacts, VmRequest
-from infranetes.machines.pod_machine import BroughtUp, PodMachine
+from infranetes.machines.pod_machine import MARGIN_SECONDS, BroughtUp, PodMachine
+from infranetes.observer import LaunchStep
 from infranetes.providers.interface import InstanceState, Size
 from infranetes_common.concurrency import Flight, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.wire import cri
 from tests.infranetes.pods.fakes import FakeNode, FakeServices
 
 ID, TOKEN = "1d" * 16, "70" * 16
@@ -152,6 +156,130 @@ class BringUpTests(MachineCase):
         self.assertIs(found.state, InstanceState.ENDED)
         self.assertIn("power", str(self.failureResultOf(self.up(again), Unavailable)))
         self.assertEqual(self.calls, ["launch"])
+
+    def test_a_launch_has_three_steps_and_says_how_long_each_took(self) -> None:
+        launching: Deferred[None] = Deferred()
+        booting: Deferred[None] = Deferred()
+        self.provider.launching, self.provider.booting = launching, booting
+        began = self.world.node.now()
+        came_up = self.up()
+        self.world.clock.advance(2)
+        launching.callback(None)
+        self.world.clock.advance(3)
+        self.world.agents[ID].away = True
+        booting.callback(None)
+        self.world.wait(5)
+        self.world.agents[ID].away = False
+        self.world.wait(5)
+        self.assertEqual(self.successResultOf(came_up).vm_seconds, 5)
+        (request, asked), (boot, booted), (agent, answered) = self.machine.timeline.launch_steps(began)
+        self.assertEqual((request, boot, agent), (LaunchStep.REQUEST, LaunchStep.BOOT, LaunchStep.AGENT))
+        self.assertEqual((asked, booted), (2, 3))
+        self.assertTrue(5 <= answered < 10, answered)
+        said = [step.detail for step in self.machine.timeline.steps]
+        instance = self.machine.instance
+        assert instance is not None
+        self.assertEqual(said[:2], [f"fake: {instance.id}", f"address {instance.address}"])
+
+    def test_the_next_daemons_launch_has_a_boot_and_an_agent(self) -> None:
+        self.successResultOf(self.up())
+        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        self.successResultOf(self.up(again))
+        steps = [step for step, _ in again.timeline.launch_steps(0)]
+        self.assertEqual(steps, [LaunchStep.BOOT, LaunchStep.AGENT])
+
+    def test_a_vm_that_is_gone_while_no_daemon_ran_is_not_made_again(self) -> None:
+        self.successResultOf(self.up())
+        self.provider.instances.clear()
+        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        self.assertIn("its VM is gone", str(self.failureResultOf(self.up(again), Unavailable).value))
+        self.assertIsNone(self.successResultOf(start(again.look(5.0))))
+        self.assertEqual(self.calls, ["launch"])
+
+    def test_a_provider_that_does_not_answer_is_not_waited_for_forever(self) -> None:
+        self.provider.booting = Deferred()
+        came_up = self.up()
+        self.world.wait(100 + MARGIN_SECONDS - 1)
+        self.assertNoResult(came_up)
+        self.world.wait(2)
+        self.failureResultOf(came_up, DeadlineExceeded)
+        never: Deferred[None] = Deferred()
+        self.patch(self.provider, "get", lambda id: never)
+        looking = start(self.machine.look(5.0))
+        self.world.wait(6)
+        self.failureResultOf(looking, DeadlineExceeded)
+
+
+class AgentTests(MachineCase):
+    """What the VM's agent is asked once it is up."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.successResultOf(self.up())
+        self.agent = self.world.agents[ID]
+        self.asked = 0
+        real = self.agent.info
+
+        async def info(within: float = 30.0) -> Any:
+            self.asked += 1
+            return await real(within)
+
+        self.patch(self.agent, "info", info)
+
+    def configure(self, contprovider: str) -> Deferred[None]:
+        return start(self.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), contprovider))
+
+    def kept(self) -> tuple[bool, bool]:
+        """Return what the agent said of layers and volumes, without asking it if it was asked before."""
+        layers = self.successResultOf(start(self.machine.takes_layers()))
+        return layers, self.successResultOf(start(self.machine.keeps_volumes()))
+
+    def test_what_it_said_when_it_came_up_is_not_asked_again(self) -> None:
+        self.assertEqual(self.kept(), (False, False))
+        self.successResultOf(self.configure(""))
+        self.assertEqual((self.kept(), self.asked), ((False, False), 0))
+        self.successResultOf(self.configure("docker"))  # what takes layers may be another now
+        for _ in range(2):
+            self.kept()
+        self.assertEqual(self.asked, 1)
+        again = PodMachine(self.world.side, self.owner)  # the next daemon's
+        for _ in range(2):
+            self.assertFalse(self.successResultOf(start(again.keeps_volumes())))
+        self.assertEqual(self.asked, 2)
+
+    def test_an_agent_of_an_earlier_release_runs_containers_by_what_it_has(self) -> None:
+        self.agent.old = True
+        self.successResultOf(self.configure(""))
+        self.successResultOf(self.configure("docker"))
+        refused = str(self.failureResultOf(self.configure("oci"), FailedPrecondition).value)
+        self.assertIn("runs containers by docker alone, not by oci", refused)
+
+    def test_it_answers_in_time_and_as_itself_or_it_does_not(self) -> None:
+        self.assertTrue(self.successResultOf(start(self.machine.answers(5.0))))
+        self.agent.sandbox_id = "f" * 32
+        self.assertFalse(self.successResultOf(start(self.machine.answers(5.0))))
+        self.agent.away = True
+        self.assertFalse(self.successResultOf(start(self.machine.answers(5.0))))
+
+    def test_rules_of_services_are_waited_for_where_it_is_sent_any(self) -> None:
+        self.assertTrue(self.successResultOf(start(self.machine.has_rules(5.0))))
+        services = self.world.node.services = FakeServices()
+        self.machine.tell_of_services()
+        for told in (False, True):
+            waiting = start(self.machine.has_rules(5.0))
+            self.assertNoResult(waiting)
+            if told:
+                services.senders[0].told.succeed(None)
+            else:
+                self.world.clock.advance(6)
+            self.assertIs(self.successResultOf(waiting), told)
+
+    def test_once_it_is_no_longer_connected_nothing_is_asked_of_it(self) -> None:
+        self.agent.clocks = lambda: (5, 5)
+        self.successResultOf(self.machine.disconnect())
+        self.failureResultOf(start(self.machine.renew_certificate()), Unavailable)
+        self.successResultOf(start(self.machine.correct_clock()))
+        self.assertEqual((self.agent.certificates, self.agent.corrections), ([], []))
 
 
 class TearDownTests(MachineCase):

@@ -22,7 +22,7 @@ from infranetes_common.errors import ResourceExhausted, Unavailable, Unimplement
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
-from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.infranetes.pods.fakes import FakeNode, FakeServices, pod
 
 GIB = 1 << 30
 
@@ -484,6 +484,53 @@ class LifeTests(PoolTestCase):
         self.assertNotIn(first.id, self.idle)
         self.assertEqual(len(self.idle), 2)
         self.assert_nothing_leaks()
+
+    def test_the_end_of_a_vm_that_is_not_the_pools_changes_nothing(self) -> None:
+        before = self.idle
+        own = self.run_pod(pod("own", annotations={"infranetes.io/size": "x"}))
+        self.provider.end(self.record(own).instance_id, "power")
+        self.assertEqual(self.idle, before)
+
+    def test_a_daemon_that_stops_leaves_what_it_boots_to_the_next(self) -> None:
+        for phase in ("launching", "booting"):
+            held: Deferred[None] = Deferred()
+            setattr(self.provider, phase, held)
+            self.pool.end(self.pool.idle()[0], "test")
+            before = self.records()
+            self.assertEqual(sorted(state.value for state in before.values()), ["booting", "idle"])
+            self.world.stop()
+            self.assertEqual(self.records(), before)
+            setattr(self.provider, phase, None)
+            self.world.begin()
+            self.world.provider_ready()
+            self.assertEqual(self.idle, sorted(before))
+            self.assert_nothing_leaks()
+
+    def test_why_one_is_ended_is_recorded_until_it_is(self) -> None:
+        self.provider.destroy_error = Unavailable("not now")
+        (first, second) = self.pool.idle()
+        self.world.agents[first.id].away = True
+        self.patch(FakeAgent, "warm_up", lambda agent: fail(Unavailable("the agent is lost")))
+        for _ in range(2):
+            self.world.wait(20)
+            reasons = {record.id: record.message for record in self.world.store.contents().pool}
+            self.assertEqual(reasons.pop(first.id), "its agent does not answer")
+            self.assertEqual(reasons.pop(second.id), "")
+            self.assertEqual(set(reasons.values()), {"the agent is lost"})
+
+    def test_the_next_daemon_tells_them_of_services(self) -> None:
+        services = self.world.services = FakeServices()
+        self.world.restart()
+        self.world.wait(10)
+        self.assertEqual([each.running for each in services.senders], [True, True])
+
+    def test_the_certificate_of_one_is_noted_before_it_is_asked_for(self) -> None:
+        self.provider.launching = Deferred()
+        (first, _) = self.pool.idle()
+        self.pool.end(first, "test")
+        (booting,) = (one for one in self.pool.members.values() if one.state is PoolState.BOOTING)
+        self.assertTrue(booting.record.certificate_key)
+        self.assertGreater(booting.record.certificate_until, self.world.node.now())
 
     def test_one_that_ended_or_vanished_unseen_is_found_by_the_pass(self) -> None:
         ended, vanished = self.pool.idle()

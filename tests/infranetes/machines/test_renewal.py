@@ -8,9 +8,10 @@ from twisted.internet.defer import Deferred
 
 from infranetes.machines.context import VmFacts
 from infranetes.machines.pool_config import PoolConfig, PoolSize
-from infranetes.machines.renewal import SOON_SECONDS, is_due
+from infranetes.machines.renewal import AT_A_TIME, SOON_SECONDS, is_due
 from infranetes_common.errors import FailedPrecondition
 from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, pod
 
 LIFETIME = 1000.0
@@ -25,7 +26,9 @@ class RenewalTests(PodsTestCase):
         self.addCleanup(self.world.kill)
         # A pod that says how its VM is to be made does not get one from the pool.
         self.own = self.run_pod(pod("own", annotations={"infranetes.io/size": "x"}))
-        self.world.wait(SOON_SECONDS)
+        self.world.wait(SOON_SECONDS - 0.5)
+        self.assertEqual(self.certificates(self.own), [], "launches that began together come first")
+        self.world.wait(0.5)
 
     def certificates(self, id: str) -> list[str]:
         return self.world.agents[id].certificates
@@ -121,6 +124,40 @@ class RenewalTests(PodsTestCase):
         self.world.wait(LIFETIME / 2, step=5)
         self.assertEqual(len(self.certificates(self.own)), 2)
 
+    def test_one_that_is_being_replaced_is_not_replaced_beside_that(self) -> None:
+        agent = self.world.agents[self.own]
+        real, held, keys = agent.new_key, Deferred[None](), 0
+
+        async def new_key(within: float = 30.0) -> bytes:
+            nonlocal keys
+            keys += 1
+            await held
+            return await real(within)
+
+        self.patch(agent, "new_key", new_key)
+        self.world.wait(LIFETIME, step=5)
+        self.assertEqual(keys, 1)
+        held.callback(None)
+        self.world.wait(LIFETIME / 2 + 60, step=5)
+        self.assertEqual(keys, 2)
+
+    def test_no_more_than_some_are_replaced_at_a_time(self) -> None:
+        held: Deferred[None] = Deferred()
+        asked: list[str] = []
+
+        async def new_key(agent: FakeAgent, within: float = 30.0) -> bytes:
+            asked.append(agent.sandbox_id)
+            await held
+            return agent.sandbox_id.encode()
+
+        for number in range(AT_A_TIME + 2):
+            self.run_pod(pod(f"p{number}", annotations={"infranetes.io/size": "x"}))
+        self.patch(FakeAgent, "new_key", new_key)
+        self.world.wait(SOON_SECONDS)
+        self.assertEqual(len(asked), AT_A_TIME)
+        held.callback(None)
+        self.assertEqual(len(set(asked)), AT_A_TIME + 2)
+
     def test_those_made_together_are_not_all_due_together(self) -> None:
         facts = VmFacts.of(self.record(self.own))
         due = [
@@ -133,3 +170,5 @@ class RenewalTests(PodsTestCase):
         ]
         self.assertIn(True, due)
         self.assertIn(False, due)
+        first = attrs.evolve(facts, id="0" * 32, certificate_until=2000 * 10**9)
+        self.assertEqual([is_due(first, now, LIFETIME) for now in (1500.0, 1501.0)], [False, True])

@@ -7,6 +7,7 @@ from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.machines.timeline import FIRST_STEPS, MAX_BYTES, MAX_STEPS, MAX_WORDS, Timeline
+from infranetes.observer import LaunchStep
 from infranetes_common.errors import Unavailable
 
 
@@ -35,6 +36,20 @@ class TimelineTests(SynchronousTestCase):
             raise KeyError
         self.assertEqual([step.error for step in self.timeline.steps], ["no route", "given up", "KeyError"])
         self.assertTrue(all(step.until for step in self.timeline.steps))
+
+    def test_the_steps_of_a_launch_are_told_apart_from_others_and_from_an_earlier_launchs(self) -> None:
+        with self.timeline.step("asked", launch=LaunchStep.REQUEST):
+            pass
+        self.timeline.note("nothing of a launch")
+        since = self.time + 1
+        self.timeline.note("nor is this")
+        with self.timeline.step("asked again", launch=LaunchStep.REQUEST):
+            self.time += 2 * 10**9
+        with self.timeline.step("boots", launch=LaunchStep.BOOT):
+            self.time += 3 * 10**9
+            steps = self.timeline.launch_steps(since)
+        self.assertEqual([(step, round(took, 3)) for step, took in steps],
+                         [(LaunchStep.REQUEST, 2.0), (LaunchStep.BOOT, 3.0)])  # fmt: skip
 
     def test_a_note_takes_no_time(self) -> None:
         self.timeline.note("ended", "exit code 0", container="main")

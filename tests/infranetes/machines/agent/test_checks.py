@@ -26,6 +26,7 @@ from txgrpc.service import Method
 from txgrpc.turns import Turns
 
 METHODS = [Method.from_descriptor(one) for one in vmserver.Agent.methods]
+UNKNOWN = b"\xfa\x7f\x03abc"  # a field that no message has
 TIDIED = ("Info", "Watch", "StartContainer", "Stats")
 
 
@@ -80,9 +81,10 @@ class ScreenTests(SynchronousTestCase):
         self.assertIn("entries", self.refused("ListVolume", b"\x0a\x00" * 500_000))
 
     def test_what_is_within_is_counted_too(self) -> None:
-        disks = b"\x3a\x00" * 65
-        usage = b"\x0a" + bytes([len(disks) & 127 | 128, len(disks) >> 7]) + disks
-        self.assertIn("Usage.disks", self.refused("Stats", usage))
+        for number in (65, 128):  # a length of 256 is \x80\x02
+            disks = b"\x3a\x00" * number
+            usage = b"\x0a" + bytes([len(disks) & 127 | 128, len(disks) >> 7]) + disks
+            self.assertIn("Usage.disks", self.refused("Stats", usage))
         user = cri.LinuxContainerUser(supplemental_groups=[1000] * 10_000)
         state = vmserver.ContainerState(user=cri.ContainerUser(linux=user))
         event = vmserver.WatchEvent(container=state)
@@ -153,6 +155,7 @@ class ClampTests(SynchronousTestCase):
             user=cri.ContainerUser(linux=cri.LinuxContainerUser(uid=2**32 - 2, supplemental_groups=[0, 5])),
             resources=cri.LinuxContainerResources(
                 cpu_quota=-1,
+                memory_limit_in_bytes=2**63 - 4096,  # no limit, in version 1 of control groups
                 memory_swap_limit_in_bytes=-1,
                 oom_score_adj=-998,
                 unified={"memory.high": "1"},
@@ -181,17 +184,25 @@ class ClampTests(SynchronousTestCase):
 
         self.patch(clock, "seconds", later)
         one = vmserver.ContainerUsage(id="c", usage=vmserver.Usage(time_nanos=-5), started_at=-1)
-        answer = vmserver.StatsResponse(containers=[one] * 20)
+        answer = vmserver.StatsResponse(machine=one.usage, containers=[one] * 20)
+        answer.MergeFromString(UNKNOWN)
         made = Deferred.fromCoroutine(checks.checked_stats(answer, Turns(clock)))
         self.assertNoResult(made)
         while clock.getDelayedCalls():
             clock.advance(0)
         within_limits(self, self.successResultOf(made))
+        self.assertNotIn(UNKNOWN, answer.SerializeToString())
 
     def test_more_output_than_was_asked_for_is_cut(self) -> None:
         said = vmserver.ExecSyncResponse(stdout=b"x" * 11, stderr=b"y" * 9, exit_code=3)
         made = checks.checked_output(said, 10)
         self.assertEqual((made.stdout, made.stderr, made.exit_code), (b"x" * 10, b"y" * 9, 3))
+        for stdout, stderr in ((b"x" * 10, b"y" * 10), (b"x" * 11, b""), (b"", b"y" * 11)):
+            said = vmserver.ExecSyncResponse(stdout=stdout, stderr=stderr)
+            said.MergeFromString(UNKNOWN)
+            made = checks.checked_output(said, 10)
+            self.assertEqual((made.stdout, made.stderr), (stdout[:10], stderr[:10]))
+            self.assertNotIn(UNKNOWN, made.SerializeToString())
 
     def test_a_log_record(self) -> None:
         records = checks.CheckedRecords("c1")

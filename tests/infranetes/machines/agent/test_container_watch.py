@@ -109,6 +109,8 @@ class WatchTests(WatchCase):
         self.wait(0.2)
         self.assertTrue(self.watch.live)
         self.assertEqual(self.listener.told.count("requested"), 2)
+        self.wait(70)
+        self.assertIs(self.watch.reach, Reach.LIVE, "as long as it was away does not count any more")
 
     def test_it_is_unreachable_only_after_a_while(self) -> None:
         self.watch.start()

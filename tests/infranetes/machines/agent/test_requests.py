@@ -340,6 +340,15 @@ class StreamTests(RequestCase):
         (event,) = self.successResultOf(start(collected(events)))
         self.assertEqual(event, vmserver.WatchEvent(removed="c1"))
 
+    def test_an_event_of_what_can_be_no_container_ends_the_stream(self) -> None:
+        watched = self.channel.answers["Watch"] = FakeCall([vmserver.WatchEvent(removed="../x")])
+        error: Any = self.failureResultOf(start(collected(self.client.watch())), GrpcError).value
+        self.assertIs(error.code, Code.INVALID_ARGUMENT)
+        self.assertTrue(watched.cancelled)
+        watched.cancelled = False
+        self.client.watch().cancel()
+        self.assertTrue(watched.cancelled)
+
     def test_a_log(self) -> None:
         record = vmserver.LogRecord(line=b"a", cursor="1")
         for follow in (False, True):
