@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from infranetes.hostports import mappings
 from infranetes.providers.annotations import read as read_annotations
+from infranetes.providers.cgroup_parents import group_path
 from infranetes.volumes import mounts
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.user_namespaces import user_namespace
@@ -46,6 +47,8 @@ def sandbox_config(config: cri.PodSandboxConfig) -> None:
         _absolute(config.log_directory, "config.log_directory")
     read_annotations(config.annotations)
     mappings.host_ports_of(config)
+    if config.linux.cgroup_parent:
+        group_path(config.linux.cgroup_parent)
     namespaces(config.linux.security_context.namespace_options, "config.linux.security_context")
 
 

@@ -14,8 +14,9 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 from zope.interface import implementer
 
+from infranetes.providers.cgroup_parents import group_path
 from infranetes.providers.interface import IGuest, Instance, IResizesVms, MemoryRange, Size
-from infranetes.providers.qemu.cgroupfs import Hierarchy, hierarchies, memory_directory, relative
+from infranetes.providers.qemu.cgroupfs import Hierarchy, hierarchies, memory_directory
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import cri, vmserver
 from tests.contract.pod_provider_case import reactor
@@ -198,7 +199,7 @@ class PodGroupTests(QemuCase, TestCase):
         provider.watch(ended.append)
         instance = await self.running(provider, self.spec(cgroup_parent=f"/{self.parent}"))
         [pid] = self.pids(instance)
-        directory = memory_directory(relative(self.parent), f"infranetes-{instance.token}")
+        directory = memory_directory(group_path(self.parent), f"infranetes-{instance.token}")
         assert directory is not None
         self.assertIn(pid, [int(each) for each in (directory / "cgroup.procs").read_text().split()])
         used = "memory.current" if (directory / "memory.current").exists() else "memory.usage_in_bytes"

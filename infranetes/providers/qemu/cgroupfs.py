@@ -14,8 +14,9 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 
+from infranetes.providers.cgroup_parents import group_path
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -80,14 +81,6 @@ def memberships(pid: int, proc: Path = PROC) -> dict[str, str]:
     return found
 
 
-def relative(parent: str) -> PurePosixPath:
-    """Return a parent as kubelet names it, below each mount. :raise InvalidArgument: it can't be one."""
-    path = PurePosixPath(parent.lstrip("/"))
-    if not parent.isprintable() or ".." in path.parts or not path.parts or len(parent) > 4096:
-        raise InvalidArgument(f"cgroup_parent {parent[:80]!r} is no path of a control group")
-    return path
-
-
 class CgroupFiles:
     """Groups that the daemon makes itself, where kubelet's cgroup driver is `cgroupfs`.
 
@@ -106,16 +99,16 @@ class CgroupFiles:
         :raise Unavailable: there is no such group, or no such process any more.
         :raise FailedPrecondition: this daemon may not make groups.
         """
-        await run_in_thread(self._reactor, self._thd_place, pid, relative(parent), name)
+        await run_in_thread(self._reactor, self._thd_place, pid, group_path(parent), name)
 
     async def forget(self, parent: str, name: str) -> None:
         """Remove the group, whose processes have ended. Idempotent; what is left is up to the parent's
         owner."""
-        await run_in_thread(self._reactor, self._thd_forget, relative(parent), name)
+        await run_in_thread(self._reactor, self._thd_forget, group_path(parent), name)
 
     def directories(self, parent: str, name: str) -> Iterator[tuple[Hierarchy, Path]]:
         """The group's directory in each hierarchy that has the parent. Blocks, briefly."""
-        below = relative(parent)
+        below = group_path(parent)
         for hierarchy in hierarchies(self._mounts):
             if (hierarchy.mount / below).is_dir():
                 yield hierarchy, hierarchy.mount / below / name

@@ -6,10 +6,12 @@ VMs that have none, such as those of the pool, count in a slice of their own.
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+import contextlib
+from pathlib import Path
 
 from twisted.logger import Logger
 
+from infranetes.providers.cgroup_parents import group_path
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu.cgroupfs import (
     CgroupFiles,
@@ -17,13 +19,13 @@ from infranetes.providers.qemu.cgroupfs import (
     kills,
     memory_directory,
     memory_limit,
-    relative,
 )
 from infranetes.providers.qemu.own_slice import BOOTED, OwnSlice
 from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.scopes import SCOPE, SystemdScopes, is_slice, slice_path
 from infranetes.providers.qemu.settings import MIB
 from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
 
 _log = Logger()
@@ -74,7 +76,8 @@ class PodCgroups:
     async def forget(self, record: VmRecord) -> None:
         self._before.pop(record.token, None)
         if record.cgroup_parent and not is_slice(record.cgroup_parent):
-            await self._files.forget(record.cgroup_parent, _name(record))
+            with contextlib.suppress(InvalidArgument):  # whatever is recorded, a VM can be removed
+                await self._files.forget(record.cgroup_parent, _name(record))
 
     def why_ended(self, record: VmRecord) -> str:
         directory = _memory_directory(record)
@@ -128,5 +131,8 @@ def _memory_directory(record: VmRecord) -> Path | None:
     parent, name = record.cgroup_parent, _name(record)
     if not parent:
         return None
-    below: PurePosixPath = slice_path(parent) if is_slice(parent) else relative(parent)
+    try:
+        below = slice_path(parent) if is_slice(parent) else group_path(parent)
+    except InvalidArgument:
+        return None
     return memory_directory(below, f"{name}{SCOPE}" if is_slice(parent) else name)

@@ -13,7 +13,8 @@ from pathlib import PurePosixPath
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
 
-from infranetes.providers.qemu.cgroupfs import UNIFIED, memberships, relative
+from infranetes.providers.cgroup_parents import group_path
+from infranetes.providers.qemu.cgroupfs import UNIFIED, memberships
 from infranetes_common.concurrency import Notifier, within
 from infranetes_common.errors import DeadlineExceeded, Unavailable
 from infranetes_common.reactors import IReactor
@@ -40,7 +41,7 @@ def slice_path(parent: str) -> PurePosixPath:
     >>> slice_path("kubepods-burstable.slice")
     PurePosixPath('kubepods.slice/kubepods-burstable.slice')
     """
-    words = relative(parent).name.removesuffix(SLICE).split("-")
+    words = group_path(parent).name.removesuffix(SLICE).split("-")
     return PurePosixPath(*("-".join(words[: end + 1]) + SLICE for end in range(len(words))))
 
 
@@ -72,7 +73,7 @@ class SystemdScopes:
         :raise InvalidArgument: `parent` can't be a slice.
         :raise Unavailable: it is not there, for systemd refuses or the process has ended.
         """
-        slice_unit = relative(parent).name
+        slice_unit = group_path(parent).name
         problem = ""
         for _ in range(_ATTEMPTS):
             if self._is_there(pid, slice_unit, name):

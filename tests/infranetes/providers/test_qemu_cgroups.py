@@ -22,9 +22,10 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from infranetes.providers.cgroup_parents import group_path
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu import cgroupfs
-from infranetes.providers.qemu.cgroupfs import CgroupFiles, Kills, hierarchies, kills, memberships, relative
+from infranetes.providers.qemu.cgroupfs import CgroupFiles, Kills, hierarchies, kills, memberships
 from infranetes.providers.qemu.own_slice import MOST_TASKS
 from infranetes.providers.qemu.pod_cgroups import PodCgroups, PodRoom
 from infranetes.providers.qemu.record import VmRecord
@@ -52,12 +53,12 @@ class ParentTests(SynchronousTestCase):
     """The parent that kubelet names."""
 
     def test_it_is_below_each_mount(self) -> None:
-        self.assertEqual(str(relative("/kubepods/burstable/pod1")), "kubepods/burstable/pod1")
-        self.assertEqual(str(relative("kubepods//pod1/")), "kubepods/pod1")
+        self.assertEqual(str(group_path("/kubepods/burstable/pod1")), "kubepods/burstable/pod1")
+        self.assertEqual(str(group_path("kubepods//pod1/")), "kubepods/pod1")
 
     def test_none_leads_elsewhere(self) -> None:
         for parent in ("", "/", "..", "/kubepods/../..", "/a\nb", "/a\0", "/" + "a/" * 3000):
-            self.assertRaises(InvalidArgument, relative, parent)
+            self.assertRaises(InvalidArgument, group_path, parent)
 
     def test_a_slice_is_where_its_name_says(self) -> None:
         whole = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice"
@@ -167,7 +168,7 @@ class CgroupCase(Processes):
 
     def limit_pod(self, size: int) -> Path:
         """Limit the pod's memory. Return the group in which that of its VM is counted."""
-        directory = cgroupfs.memory_directory(relative(self.parent), self.name)
+        directory = cgroupfs.memory_directory(group_path(self.parent), self.name)
         assert directory is not None
         file = "memory.max" if (directory.parent / "memory.max").exists() else "memory.limit_in_bytes"
         (directory.parent / file).write_text(str(size))
@@ -420,6 +421,14 @@ class PodCgroupTests(CgroupCase):
         self.assertEqual(self.placement.why_ended(vm), "")
         for _ in range(2):
             await self.placement.forget(vm)
+        self.assertEqual(self.left(), [])
+
+    async def test_one_whose_record_has_no_possible_group_is_removed_all_the_same(self) -> None:
+        """As it may be recorded by a release that took whatever it was told."""
+        for parent in ("/../../etc", "/..", "pod\0", "../x.slice"):
+            vm = self.vm(parent)
+            await self.placement.forget(vm)
+            self.assertEqual(self.placement.why_ended(vm), "")
         self.assertEqual(self.left(), [])
 
     async def test_one_without_a_group_stays_where_it_is(self) -> None:

@@ -115,10 +115,7 @@ class ServiceTests(SynchronousTestCase):
             ({"ports": [written.port(1, protocol="ICMP")]}, "protocol can't be 'ICMP'"),
             ({"clusterIPs": ["10.0.0.256"]}, "an address can't be '10.0.0.256'"),
             ({"loadBalancerSourceRanges": ["x/8"]}, "a range of addresses can't be 'x/8'"),
-            (
-                {"loadBalancerSourceRanges": ["fe80::%x drop\n"]},
-                r"a range of addresses can't be 'fe80::%x drop\n'",
-            ),
+            ({"loadBalancerSourceRanges": ["fe80::%x;\ndrop"]}, r"addresses can't be 'fe80::%x;\ndrop'"),
             ({"externalIPs": ["fe80::1%x"]}, "an address can't be 'fe80::1%x'"),
         ):
             error = self.assertRaises(InvalidArgument, service, written.service(**spec))
