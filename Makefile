@@ -117,9 +117,9 @@ export KUBERNETES
 export INFRANETES_TEST_KUBERNETES := $(KUBERNETES)
 
 .PHONY: vm-tools
-vm-tools: venv proto apt-test ## Fetch what tests with real VMs and of the packages need: nfs-ganesha, PostgreSQL, clean roots; TESTS= picks some
+vm-tools: venv proto apt-test image ## Fetch and make what tests with real VMs and of the packages need: nfs-ganesha, PostgreSQL, clean roots, disks of clouds; TESTS= picks some
 	@tests/e2e/tools
-	@$(AS_ROOT) $(BIN)/python -m tests.e2e.roots $(TESTS)
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests.e2e.roots $(TESTS)
 
 .PHONY: cluster-tools
 cluster-tools: | apt-base ## Build Kubernetes, etcd and CoreDNS into build/tools/kubernetes (once, ten minutes); KUBERNETES=v1.34.4: of another release

@@ -27,6 +27,13 @@ _END_TOO = ("setpriv", "--pdeathsig", "KILL", "--")
 FLEETING = ("dev", "proc", "sys", "tmp", "run", "var/cache", "var/log", "var/lib/dpkg", "var/lib/apt")
 
 
+class NotMade(AssertionError):
+    """Something that `make vm-tools` makes is not there."""
+
+    def __init__(self, what: object) -> None:
+        super().__init__(f"{what} is not there: make vm-tools")
+
+
 @functools.cache
 def debs() -> Path:
     """Return a directory with the packages of this very tree, which stays as it is while this process lives.

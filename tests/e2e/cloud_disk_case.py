@@ -22,7 +22,6 @@ from twisted.web.resource import Resource
 
 from infranetes.authority import Authority
 from infranetes.guest import cloud_time
-from infranetes.guest.cloud_disk import build_cloud_disk
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.clock_reading import ClockReading, correct_clock, read_clock
 from infranetes_common.concurrency import sleep, start
@@ -30,15 +29,15 @@ from infranetes_common.errors import InfranetesError
 from infranetes_common.identity import Identity, encode
 from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
+from tests.e2e import cloud_disk_files
 from tests.e2e.cloud_network import END_TOO, METADATA, TAP, CloudNetwork
-from tests.e2e.qemu_case import IMAGES, QEMU
+from tests.e2e.qemu_case import QEMU
 from tests.harness.durations import slow
 from tests.support.waiting import until
 from txgrpc import Channel
 
 BOOT_SECONDS = 500.0  # without KVM, on a machine that is busy with other work
-GIB = 3  # the size of the disk that is made; the machine's is larger
-LARGER_GIB = 5
+LARGER_GIB = 5  # the size of the machine's disk, which is larger than the one that was made
 BEHIND_SECONDS = 3600  # by how much the machine's clock is behind when it boots
 RIGHT_SECONDS = 0.5
 TIME_SERVER = "198.51.100.123"  # announced by DHCP if the cloud has no time server of its own
@@ -47,64 +46,6 @@ SECOND = 10**9
 CONTAINER = "c" * 32
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
 OVMF = Path("/usr/share/OVMF")
-UNIT = """\
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=true
-
-[Install]
-WantedBy=multi-user.target
-"""
-# Reads the clock from the boot on, and records each time that it was set, and by how many seconds. A reading
-# counts only if nothing came between its parts.
-WATCH = """\
-import time
-
-def look():
-    while True:
-        began = time.monotonic()
-        now = time.time()
-        ended = time.monotonic()
-        if ended - began < 0.1:
-            return now, began
-
-before = look()
-while True:
-    time.sleep(0.1)
-    now = look()
-    passed, gone_by = (one - other for one, other in zip(now, before))
-    if abs(passed - gone_by) > 0.5:
-        with open("/run/clock-settings", "a") as file:
-            file.write(f"{passed - gone_by:.1f}\\n")
-    before = now
-"""
-WATCH_UNIT = """\
-[Unit]
-DefaultDependencies=no
-
-[Service]
-ExecStart=python3 -IS /usr/local/lib/watch-clock
-
-[Install]
-WantedBy=sysinit.target
-"""
-SCRIPT = f"""\
-#!/bin/sh -eu
-cat >/etc/systemd/system/own.service <<END
-{UNIT}
-END
-cat >/usr/local/lib/watch-clock <<'END'
-{WATCH}
-END
-cat >/etc/systemd/system/watch-clock.service <<END
-{WATCH_UNIT}
-END
-systemctl enable own.service watch-clock.service
-# As a kernel's package does:
-kernel=$(readlink /vmlinuz)
-run-parts --exit-on-error --arg="${{kernel#boot/vmlinuz-}}" --arg="/$kernel" /etc/kernel/postinst.d
-"""
 PROBE = f"""\
 import socket
 try:
@@ -116,9 +57,9 @@ except OSError as error:
 
 @slow(100, "it boots the disks of clouds from the firmware on")
 class CloudDiskCase(TestCase):
-    """Makes a cloud's disk, boots it, and asks the agent in the machine.
+    """Boots a cloud's disk, and asks the agent in the machine.
 
-    :ivar serial: what the machine's serial console has shown. :ivar told: the steps of making the disk.
+    :ivar serial: what the machine's serial console has shown.
     """
 
     timeout = 1800.0
@@ -128,14 +69,13 @@ class CloudDiskCase(TestCase):
         self.directory.mkdir()
         self.serial = self.directory / "serial"
         self.authority = Authority(self.mktemp())
-        self.told: list[str] = []
 
     # The machine
 
-    def disk(self, source: str, kind: str, script: Path | None = None) -> Path:
+    def disk(self, source: str) -> Path:
         """Return a copy of a disk that is larger than the original, as a cloud gives it to a machine."""
         target = self.directory / f"{source}.raw"
-        build_cloud_disk(source, kind, target, GIB, self.told.append, script=script, image_dir=IMAGES)
+        subprocess.run(["cp", "--sparse=always", cloud_disk_files.made(source), target], check=True)
         os.truncate(target, LARGER_GIB << 30)
         return target
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests would have to download: ``python -m tests.e2e.roots`` makes it before, as `make vm-tools` does.
 
-These are the roots that tests of the packages unpack, what pip installs in some of them, and PostgreSQL.
-Names of tests pick what those need.
+These are the roots that tests of the packages unpack, what pip installs in some of them, PostgreSQL, and the
+disks of clouds. Names of tests pick what those need.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import attrs
 
-from tests.e2e import cleanroot, suites
-from tests.e2e.cleanroot import TREE
+from tests.e2e import cleanroot, cloud_disk_files, suites
+from tests.e2e.cleanroot import TREE, NotMade
 from tests.harness.schedule import within
 from tests.support.postgresql import PostgresqlTree
 
@@ -28,13 +28,6 @@ TRACING_REQUIREMENTS = TREE / "docs" / "tracing-requirements.txt"
 POD_NEEDS = ("busybox-static", "docker-registry")
 _WHEELS = TREE / "build" / "wheels"
 _POSTGRESQL = TREE / "build" / "postgresql"
-
-
-class NotMade(AssertionError):
-    """Something that `make vm-tools` makes is not there."""
-
-    def __init__(self, what: object) -> None:
-        super().__init__(f"{what} is not there: make vm-tools")
 
 
 @attrs.frozen
@@ -111,6 +104,7 @@ def postgresql() -> PostgresqlTree:
 
 #: What each module of tests has to have.
 NEEDED: Mapping[str, Sequence[Callable[[], object]]] = {
+    "tests.e2e.test_cloud_disks": (cloud_disk_files.make_all,),
     "tests.e2e.test_disk_troubles": (_make_postgresql,),
     "tests.e2e.test_packages": (
         _fetch_wheels,

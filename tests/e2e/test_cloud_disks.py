@@ -8,7 +8,7 @@ where the agent would get its identity by these.
 from __future__ import annotations
 
 from infranetes.guest import cloud_time
-from tests.e2e.cloud_disk_case import BEHIND_SECONDS, SCRIPT, TIME_SERVER, CloudDiskCase
+from tests.e2e.cloud_disk_case import BEHIND_SECONDS, TIME_SERVER, CloudDiskCase
 from tests.e2e.cloud_network import MAC
 from tests.support.clouds.gce_metadata import GceMetadata
 from tests.support.clouds.imds import Imds
@@ -17,9 +17,7 @@ from tests.support.clouds.nova_metadata import NovaMetadata
 
 class CloudDiskTests(CloudDiskCase):
     async def test_that_of_aws_by_bios_from_nvme(self) -> None:
-        script = self.directory / "script"
-        script.write_text(SCRIPT)
-        disk = self.disk("aws", "machine", script)
+        disk = self.disk("aws")
         network = self.network(9001)
         server = network.serve_time(cloud_time.LINK_LOCAL_AWS)
         devices = ("nvme,drive=disk,serial=vol0123456789abcdef0", f"virtio-net-pci,netdev=net,mac={MAC}")
@@ -37,7 +35,7 @@ class CloudDiskTests(CloudDiskCase):
         self.assertNotIn(":123 ", await self.ran(client, "ss", "-lnu"), "the port is the pod's")
 
     async def test_that_of_gcp_by_secure_uefi_from_virtio_scsi(self) -> None:
-        disk = self.disk("gcp", "machine")
+        disk = self.disk("gcp")
         network = self.network(1460, lone=True)
         devices = ("virtio-scsi-pci", "scsi-hd,drive=disk", f"virtio-net-pci,netdev=net,mac={MAC}")
         firmware = self.secure_firmware()
@@ -50,7 +48,7 @@ class CloudDiskTests(CloudDiskCase):
         await self.until_kept(client)
 
     async def test_that_of_vsphere_by_bios_from_pvscsi_up_to_the_wait_for_guestinfo(self) -> None:
-        disk = self.disk("vsphere", "docker")
+        disk = self.disk("vsphere")
         network = self.network(1500, time=TIME_SERVER)
         network.serve_time(TIME_SERVER)
         self.boot(network, disk, "pvscsi", "scsi-hd,drive=disk", f"vmxnet3,netdev=net,mac={MAC}")
@@ -68,7 +66,7 @@ NOVA = ("-smbios", "type=1,manufacturer=OpenStack Foundation,product=OpenStack N
 
 class MoreCloudDiskTests(CloudDiskCase):
     async def test_that_of_openstack_by_bios_from_virtio_blk(self) -> None:
-        disk = self.disk("openstack", "machine")
+        disk = self.disk("openstack")
         network = self.network(1450, time=TIME_SERVER)
         server = network.serve_time(TIME_SERVER)
         devices = ("virtio-blk-pci,drive=disk", f"virtio-net-pci,netdev=net,mac={MAC}")
@@ -79,7 +77,7 @@ class MoreCloudDiskTests(CloudDiskCase):
         self.assertGreater(server.asked, 0)
 
     async def test_that_of_azure_by_secure_uefi_from_nvme_up_to_the_wait_for_its_network(self) -> None:
-        disk = self.disk("azure", "docker")
+        disk = self.disk("azure")
         network = self.network(1500)
         devices = ("nvme,drive=disk,serial=azure", f"virtio-net-pci,netdev=net,mac={MAC}")
         self.boot(network, disk, *devices, firmware=self.secure_firmware())
