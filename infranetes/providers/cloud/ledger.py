@@ -63,6 +63,7 @@ class Ledger:
         entry = self.entries.get(vm.id)
         if entry is None:
             self.entries[vm.id] = LedgerEntry(vm, end_reported=vm.state is InstanceState.ENDED)
+            self.changed.add(vm.id)  # its launch may wait for it, and lists may first show it when it runs
             return vm
         entry.lists_missed = 0
         if _STATE_ORDER.index(vm.state) >= _STATE_ORDER.index(entry.vm.state):

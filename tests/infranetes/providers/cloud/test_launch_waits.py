@@ -23,6 +23,12 @@ class LaunchWaitTests(launches.LaunchCase):
         self.clock.advance(self.settings.watch_seconds)
         self.assertIs(self.successResultOf(launching).state, InstanceState.RUNNING)
 
+    def test_the_first_list_that_shows_it_may_show_that_it_runs(self) -> None:
+        launching = self.launch(self.begun())
+        self.cloud.vms["a"] = self.begun(InstanceState.RUNNING)
+        self.clock.advance(self.settings.watch_seconds)
+        self.assertIs(self.successResultOf(launching).state, InstanceState.RUNNING)
+
     def test_a_list_that_showed_it_before_the_cloud_answered_is_remembered(self) -> None:
         launch = self.cloud._thd_launch
 
