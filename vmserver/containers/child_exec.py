@@ -32,13 +32,15 @@ class Command(ProcessProtocol):
     """A command whose output is captured.
 
     :param limit: how many bytes of each stream are kept.
+    :param drain: for how many seconds after its end the output of its descendants is read.
     """
 
     transport: IProcessTransport
 
-    def __init__(self, reactor: IReactor, limit: int) -> None:
+    def __init__(self, reactor: IReactor, limit: int, drain: float = DRAIN_SECONDS) -> None:
         self._reactor = reactor
         self._limit = limit
+        self._drain = drain
         self._timer: IDelayedCall | None = None
         self._output = {1: bytearray(), 2: bytearray()}
         self.pid = 0
@@ -52,7 +54,7 @@ class Command(ProcessProtocol):
         output += data[: max(0, self._limit - len(output))]
 
     def processExited(self, reason: Failure) -> None:
-        self._timer = self._reactor.callLater(DRAIN_SECONDS, self._close_output)
+        self._timer = self._reactor.callLater(self._drain, self._close_output)
 
     def _close_output(self) -> None:
         for fd in self._output:

@@ -35,22 +35,26 @@ from vmserver.containers import pipes
 from vmserver.containers.child_exec import DRAIN_SECONDS, exit_code, spawn
 from vmserver.containers.interface import ISession, Streams
 from vmserver.containers.sessions import Output, WriteGate
+from vmserver.containers.terminals import open_peer
 from vmserver.processes import as_command, kill_family
 
-_TIOCGPTPEER = 0x5441  # ioctl_tty(2); termios has no name for it
 _END_OF_FILE = b"\x04"
 _STREAM_OF = {1: "stdout", 2: "stderr"}
 
 
 @implementer(ISession)
 class ExecSession(ProcessProtocol):
-    """A command as a child of this process."""
+    """A command as a child of this process.
+
+    :param drain: for how many seconds after its end the output of its descendants is read.
+    """
 
     transport: Any  # Any: a Process, or with a terminal a PTYProcess; they have little in common
 
-    def __init__(self, reactor: IReactor, streams: Streams) -> None:
+    def __init__(self, reactor: IReactor, streams: Streams, drain: float = DRAIN_SECONDS) -> None:
         self._reactor = reactor
         self._streams = streams
+        self._drain = drain
         self._gate = WriteGate()
         self._pid = 0
         self._over = False
@@ -98,8 +102,7 @@ class ExecSession(ProcessProtocol):
         if self._streams.tty:
             # Hold the command's end of the terminal open until the session ends: once its last descriptor is
             # closed, the kernel hangs up the command, which may not have set its exit code yet.
-            flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
-            self._terminal = fcntl.ioctl(self.transport.fileno(), _TIOCGPTPEER, flags)
+            self._terminal = open_peer(self.transport.fileno())
         else:
             pipes.widen(self.transport)
         writer = self._stdin_writer()
@@ -122,12 +125,12 @@ class ExecSession(ProcessProtocol):
         if self._terminal >= 0:
             os.close(self._terminal)
             self._terminal = -1
-        self._timer = self._reactor.callLater(DRAIN_SECONDS, self._close_output)
+        self._timer = self._reactor.callLater(self._drain, self._close_output)
 
     def _close_output(self) -> None:
         """Stop reading the output of surviving descendants, once what they have written is read."""
         if self.output.paused:
-            self._timer = self._reactor.callLater(DRAIN_SECONDS, self._close_output)
+            self._timer = self._reactor.callLater(self._drain, self._close_output)
         elif self._streams.tty:
             self.transport.unregisterProducer()
             self.transport.loseConnection()

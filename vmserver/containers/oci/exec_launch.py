@@ -30,7 +30,6 @@ from twisted.internet.protocol import ProcessProtocol
 
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
-from vmserver.containers.child_exec import DRAIN_SECONDS
 from vmserver.containers.oci.addresses import fixed_addresses
 from vmserver.containers.oci.conmon import exit_code_of
 from vmserver.containers.oci.runtime import Crun, Status
@@ -69,7 +68,8 @@ class CommandGroups:
 class Launch:
     """One run of `crun exec`.
 
-    :param groups: removes its cgroup. :ivar failure: set if crun itself has failed.
+    :param groups: removes its cgroup. :param drain: see `FirstProcess`.
+    :ivar failure: set if crun itself has failed.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Launch:
         oom_score_adj: int,
         directory: Path,
         groups: CommandGroups,
+        drain: float,
     ) -> None:
         self._reactor = reactor
         self._crun = crun
@@ -89,7 +90,7 @@ class Launch:
         self._id = id
         self._first: FirstProcess | None = None
         if _same_processes(status.pid):
-            self._first = FirstProcess(reactor, directory / f"{secrets.token_hex(6)}.pid")
+            self._first = FirstProcess(reactor, directory / f"{secrets.token_hex(6)}.pid", drain)
         self._specification = specification
         self._score = oom_score_adj
         self._pid = 0
@@ -184,10 +185,12 @@ class FirstProcess:
     """Notices the end of a command whose crun waits for processes left behind, and kills these.
 
     :param path: the file that crun writes the command's pid to.
+    :param drain: how often it looks, in seconds, which is how long these processes may go on at most.
     """
 
-    def __init__(self, reactor: IReactorTime, path: Path) -> None:
+    def __init__(self, reactor: IReactorTime, path: Path, drain: float) -> None:
         self._reactor = reactor
+        self._drain = drain
         self._crun = 0
         self._command = (0, 0)  # the pid and start_ticks of the command
         self._timer: IDelayedCall | None = None
@@ -196,19 +199,20 @@ class FirstProcess:
     def watch(self, crun: int) -> None:
         """Begin. :param crun: its pid."""
         self._crun = crun
-        self._timer = self._reactor.callLater(DRAIN_SECONDS, self._look)
+        self._timer = self._reactor.callLater(self._drain, self._look)
 
     def _look(self) -> None:
         pid, ticks = self._command
         if not pid:
             with contextlib.suppress(OSError, ValueError):
                 pid = int(self.path.read_text())
-                self._command = (pid, start_ticks(pid))
-        elif start_ticks(pid) != ticks or not ticks:
+                ticks = start_ticks(pid)
+                self._command = (pid, ticks)
+        if pid and (not ticks or start_ticks(pid) != ticks):
             for left in family(self._crun)[1:]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(left, signal.SIGKILL)
-        self._timer = self._reactor.callLater(DRAIN_SECONDS, self._look)
+        self._timer = self._reactor.callLater(self._drain, self._look)
 
     def close(self) -> None:
         """End. Idempotent."""

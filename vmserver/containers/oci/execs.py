@@ -34,10 +34,12 @@ class Execs:
     """Executes commands in containers.
 
     :param directory: for sockets and pid files: private, exists, and has a short path.
+    :param drain: for how many seconds after a command's end the output of its descendants is read.
     """
 
-    def __init__(self, reactor: IReactor, crun: Crun, directory: Path) -> None:
+    def __init__(self, reactor: IReactor, crun: Crun, directory: Path, drain: float = DRAIN_SECONDS) -> None:
         self._reactor = reactor
+        self._drain = drain
         self._crun = crun
         self._directory = directory
         self._groups = CommandGroups()
@@ -50,7 +52,7 @@ class Execs:
         :param process: the OCI runtime-spec's `process` to execute. :param oom_score_adj: the container's.
         """
         launch = self._launch(id, {**process, "terminal": False}, oom_score_adj)
-        command = _SyncCommand(self._reactor, max_output, launch)
+        command = _SyncCommand(self._reactor, max_output, launch, self._drain)
         launch.spawn(command, {0: "w", 1: "r", 2: "r"})
         command.transport.closeStdin()
         return await command.finished(timeout)
@@ -62,14 +64,14 @@ class Execs:
         launch = self._launch(id, {**process, "terminal": streams.tty}, oom_score_adj)
         if streams.tty:
             console = ConsoleSocket(self._reactor, self._directory)
-            session = TerminalSession(self._reactor, streams, launch, console)
+            session = TerminalSession(self._reactor, streams, launch, console, self._drain)
             try:
                 await session.ready
             except CancelledError:
                 session.close()
                 raise
             return session
-        piped = PipedSession(self._reactor, streams, launch)
+        piped = PipedSession(self._reactor, streams, launch, self._drain)
         launch.spawn(
             piped,
             {0: "w" if streams.stdin else None, 1: "r" if streams.stdout else None, 2: "r"},
@@ -82,15 +84,23 @@ class Execs:
             raise FailedPrecondition(f"container {id} is not running")
         specification = json.dumps(process).encode()
         return Launch(
-            self._reactor, self._crun, id, status, specification, oom_score_adj, self._directory, self._groups
+            self._reactor,
+            self._crun,
+            id,
+            status,
+            specification,
+            oom_score_adj,
+            self._directory,
+            self._groups,
+            self._drain,
         )
 
 
 class _SyncCommand(Command):
     transport: Process
 
-    def __init__(self, reactor: IReactor, limit: int, launch: Launch) -> None:
-        super().__init__(reactor, limit)
+    def __init__(self, reactor: IReactor, limit: int, launch: Launch, drain: float) -> None:
+        super().__init__(reactor, limit, drain)
         self._launch = launch
 
     def connectionMade(self) -> None:
@@ -116,8 +126,8 @@ class PipedSession(ExecSession):
 
     transport: Process
 
-    def __init__(self, reactor: IReactor, streams: Streams, launch: Launch) -> None:
-        super().__init__(reactor, streams)
+    def __init__(self, reactor: IReactor, streams: Streams, launch: Launch, drain: float) -> None:
+        super().__init__(reactor, streams, drain)
         self._launch = launch
 
     def connectionMade(self) -> None:
@@ -148,8 +158,11 @@ class TerminalSession(ProcessProtocol):
 
     transport: Process
 
-    def __init__(self, reactor: IReactor, streams: Streams, launch: Launch, console: ConsoleSocket) -> None:
+    def __init__(
+        self, reactor: IReactor, streams: Streams, launch: Launch, console: ConsoleSocket, drain: float
+    ) -> None:
         self._reactor = reactor
+        self._drain = drain
         self._streams = streams
         self._launch = launch
         self._console = console
@@ -210,13 +223,14 @@ class TerminalSession(ProcessProtocol):
         if self._terminal is None or self._closed:
             self._read = True
         elif not self._read:
-            self._timer = self._reactor.callLater(DRAIN_SECONDS, self._leave)
+            self._terminal.notice_end()
+            self._timer = self._reactor.callLater(self._drain, self._leave)
         self._finish()
 
     def _leave(self) -> None:
         """Stop reading the output of surviving descendants, after reading what is already there."""
         if self.output.paused:
-            self._timer = self._reactor.callLater(DRAIN_SECONDS, self._leave)
+            self._timer = self._reactor.callLater(self._drain, self._leave)
         else:
             self._all_read()
 

@@ -22,6 +22,7 @@ from zope.interface import implementer
 
 from infranetes_common.errors import Unavailable
 from vmserver.containers.sessions import WriteGate
+from vmserver.containers.terminals import open_peer
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_PATH_BYTES = 107  # the limit of unix(7)
@@ -89,6 +90,15 @@ class Terminal(FileDescriptor):
         if self._fd >= 0:
             with contextlib.suppress(OSError, struct.error):
                 fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def notice_end(self) -> None:
+        """See to it that the end is noticed also if no process has ever had the terminal open.
+
+        The kernel tells it at a process's last close, here this one's.
+        """
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(open_peer(self._fd))
 
     def connectionLost(self, reason: Failure) -> None:
         if self._fd >= 0:

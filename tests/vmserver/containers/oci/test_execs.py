@@ -34,10 +34,12 @@ TERMINAL = Streams(tty=True, stdin=True, stdout=True)
 
 
 class ExecTests(CrunCase):
+    drain = 0.3
+
     def setUp(self) -> None:
         super().setUp()
         (self.directory / "x").mkdir(mode=0o700)
-        self.execs = Execs(reactor, self.crun, self.directory / "x")
+        self.execs = Execs(reactor, self.crun, self.directory / "x", self.drain)
 
     async def sync(
         self, made: Made, *args: str, timeout: float = 60, limit: int = MIB, **env: str
@@ -222,7 +224,7 @@ class ExecTests(CrunCase):
         await self.crun.start(container.id)
         script = "sleep 600 & echo left; exit 3"
         self.assertEqual(await self.sync(made, "sh", "-c", script), ExecResult(b"left\n", b"", 3))
-        self.assertEqual((await self.sync(made, "sh", "-c", "sleep 5; exit 4")).exit_code, 4)
+        self.assertEqual((await self.sync(made, "sh", "-c", "sleep 1; exit 4")).exit_code, 4)
         for streams in (ALL, TERMINAL):
             out, _, code = await self.heard(await self.opened(made, streams, "sh", "-c", script))
             self.assertEqual((out.strip(), code), (b"left", 3))
@@ -260,7 +262,7 @@ class ExecTests(CrunCase):
 
     async def test_much_through_a_terminal_whose_reader_is_slow(self) -> None:
         made = await self.started("sleep", "600")
-        script = f"stty raw; head -c {32 * MIB} /dev/zero"
+        script = f"stty raw; head -c {16 * MIB} /dev/zero"
         session = await self.opened(made, TERMINAL, "sh", "-c", script)
         await self.until(lambda: session.output.paused, "the writer waits")
         before = resident()
@@ -268,7 +270,7 @@ class ExecTests(CrunCase):
         size = 0
         async for _, data in session.output:
             size += len(data)
-        self.assertEqual((size, await session.ended()), (32 * MIB, 0))
+        self.assertEqual((size, await session.ended()), (16 * MIB, 0))
         self.assertLess(resident() - before, 8 * MIB)
 
     async def test_a_session_that_is_not_wanted_any_more(self) -> None:
