@@ -20,7 +20,7 @@ from infranetes_common.errors import (
 from tests.harness.needs import needs_registry, needs_root
 from tests.infranetes.images.disks_case import BASE, DisksCase
 from tests.infranetes.images.support import sleep, small
-from tests.support import oci
+from tests.support import oci, warm
 from tests.support.oci import BuiltImage
 from tests.support.waiting import until
 
@@ -73,7 +73,7 @@ task.react(lambda reactor: defer.Deferred.fromCoroutine(main(reactor)))
 """
 
 
-async def ended(process: subprocess.Popen[bytes]) -> int:
+async def ended(process: subprocess.Popen[bytes] | warm.Process) -> int:
     try:
         await until(lambda: process.poll() is not None, "the daemon has ended", 60)
     finally:
@@ -100,9 +100,11 @@ class KilledTests(DisksCase):
                 "recorded": (0, 2, 2),
             }
             for step, (new, old, kept) in left.items():
-                arguments = [sys.executable, "-c", _DAEMON, str(self.directory), image.id, step]
-                done = await ended(subprocess.Popen(arguments, cwd=ROOT))
-                self.assertEqual(done, -signal.SIGKILL, step)
+                arguments = ("-c", _DAEMON, str(self.directory), image.id, step)
+                output = self.directory.with_name("output")
+                with output.open("wb") as file:
+                    done = await ended(warm.Process(arguments, file.fileno(), ROOT, os.environ))
+                self.assertEqual(done, -signal.SIGKILL, (step, output.read_text()))
                 await until(lambda: not self.writers(), "the process that writes the disk has died, too")
                 self.assertEqual(len(os.listdir(self.directory / "disks" / "new")), new, step)
                 self.assertEqual(len(os.listdir(self.disks)), old, step)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,9 +20,9 @@ from infranetes_common.reactors import installed
 from tests.harness.needs import needs_root
 from tests.infranetes.logs.child import line
 from tests.infranetes.logs.log_scenario import expected, record
+from tests.support import warm
 
 reactor = installed()
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class KilledProcessTests(SynchronousTestCase):
@@ -32,11 +31,13 @@ class KilledProcessTests(SynchronousTestCase):
         directory.mkdir()
         path, request = directory / "0.log", directory / "reopen"
         count, chance = 60_000, random.Random(7)  # noqa: S311
-        arguments = [sys.executable, "-m", "tests.infranetes.logs.child", str(directory), str(count)]
+        arguments = ("-m", "tests.infranetes.logs.child", str(directory), str(count))
+        output = directory / "output"
         rotated: list[Path] = []
         kills = 0
         while True:
-            child = subprocess.Popen(arguments, cwd=ROOT)
+            with output.open("wb") as file:
+                child = warm.Process(arguments, file.fileno(), warm.ROOT, os.environ)
             try:
                 before = path.stat().st_size if path.exists() else 0
                 until = time.monotonic() + 20
@@ -52,13 +53,13 @@ class KilledProcessTests(SynchronousTestCase):
                     time.sleep(chance.random() * 0.05)
                     kills += child.poll() is None
                     child.kill()
-                code = child.wait(60)
+                code = child.wait()
             finally:
                 child.kill()
                 child.wait()
             if code == 0:
                 break
-            self.assertEqual(code, -9)
+            self.assertEqual(code, -9, output.read_text())
         self.assertGreater(kills, 3)
         self.assertGreater(len(rotated), 0)
         content = b"".join(file.read_bytes() for file in [*rotated, path] if file.exists())

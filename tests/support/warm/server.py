@@ -30,6 +30,7 @@ IMPORTED = (
     "infranetes_simulation.farm.__main__",
     "infranetes_simulation.provider",
     "twisted.scripts.twistd",
+    "vmserver.containers.oci.provider",
     "vmserver.service",
 )
 

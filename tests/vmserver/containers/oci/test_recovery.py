@@ -6,8 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unav
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_crun
+from tests.support import warm
 from tests.vmserver.containers.oci.killed_agent import ID, container_config
 from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.containers.oci import lock, record
@@ -34,11 +33,14 @@ class KilledAgentTests(OciCase, TestCase):
 
     def killed(self, step: int) -> bool:
         """Run an agent that is killed at this step. Return whether there was such a step."""
-        command = [sys.executable, "-m", "tests.vmserver.containers.oci.killed_agent"]
-        arguments = [str(self.base), self.config.crun, self.image_id, str(step)]
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
-        self.assertIn(done.returncode, (0, -signal.SIGKILL), done.stderr)
-        return done.returncode != 0
+        program = ("-m", "tests.vmserver.containers.oci.killed_agent")
+        arguments = (str(self.base), self.config.crun, self.image_id, str(step))
+        output = self.base / "output"
+        with output.open("wb") as file:
+            agent = warm.Process((*program, *arguments), file.fileno(), warm.ROOT, os.environ)
+        code = agent.wait()
+        self.assertIn(code, (0, -signal.SIGKILL), output.read_text())
+        return code != 0
 
     async def test_killed_at_any_step_it_is_followed_by_one_that_goes_on(self) -> None:
         """However far it got, the container runs once, and in the end nothing is left of it."""
