@@ -17,6 +17,7 @@ from infranetes_common.wire import cri
 from vmserver.identity.apply import IdentityApplier, write_if_changed
 
 HOSTS = "hosts"
+SEEN_BY_CONTAINERS = (HOSTS, "hostname", "resolv.conf")  # in place of what their images have in /etc
 RESOLV_CONF = "resolv.conf"
 
 _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")

@@ -39,7 +39,7 @@ class ProviderContext:
     """The directories and the configuration file of the agent that makes a provider."""
 
     run_dir: Path  # emptied by a reboot; a provider uses the subdirectory of its own name
-    etc_dir: Path  # holds the sandbox's hosts and resolv.conf
+    etc_dir: Path  # holds the sandbox's hosts, hostname and resolv.conf
     source: str = "configuration"  # the configuration file, for error messages
 
 

@@ -53,11 +53,13 @@ class IsolationTests(DockerCase, TestCase):
             f"{os.uname().nodename}\n{os.readlink('/proc/self/ns/net')}",
         )
 
-    async def test_it_has_the_sandboxes_hosts_and_dns(self) -> None:
+    async def test_it_has_the_sandboxes_hosts_name_and_dns(self) -> None:
         (self.etc / "hosts").write_text("10.1.2.3\tpod\n")
+        (self.etc / "hostname").write_text("pod\n")
         (self.etc / "resolv.conf").write_text("nameserver 10.96.0.10\n")
         self.assertEqual(
-            await self.output("cat /etc/hosts /etc/resolv.conf"), "10.1.2.3\tpod\nnameserver 10.96.0.10"
+            await self.output("cat /etc/hosts /etc/hostname /etc/resolv.conf"),
+            "10.1.2.3\tpod\npod\nnameserver 10.96.0.10",
         )
 
     async def test_user_and_groups_are_the_configured_ones_and_reported(self) -> None:

@@ -48,7 +48,7 @@ from vmserver.containers.interface import (
 from vmserver.containers.jsonlog import JsonLog
 from vmserver.containers.log_lines import records
 from vmserver.containers.security import apparmor_profile
-from vmserver.pod_settings import ipc_sysctls
+from vmserver.pod_settings import SEEN_BY_CONTAINERS, ipc_sysctls
 from vmserver.stats.reader import UsageReader
 
 REMOVE_SECONDS = 60.0
@@ -72,7 +72,7 @@ class DockerConfig:
 class DockerProvider:
     """An `IContainerProvider` whose containers are Docker's.
 
-    :param etc_dir: has the sandbox's hosts and resolv.conf, which every container sees.
+    :param etc_dir: has the sandbox's hosts, hostname and resolv.conf, which every container sees.
     :param run_dir: the agent's; images that are volumes are mounted below it.
     """
 
@@ -81,7 +81,7 @@ class DockerProvider:
     def __init__(self, reactor: IReactor, config: DockerConfig, etc_dir: Path, run_dir: Path) -> None:
         self._reactor = reactor
         self._config = config
-        self._files = {f"/etc/{name}": etc_dir / name for name in ("hosts", "resolv.conf")}
+        self._files = {f"/etc/{name}": etc_dir / name for name in SEEN_BY_CONTAINERS}
         self._engine = Engine(reactor, config.socket)
         self._images = Images(self._engine)
         self._accounts = accounts.ImageAccounts(self._engine)

@@ -5,28 +5,31 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.reactors import IReactor
-from infranetes_common.user_namespaces import user_namespace
+from infranetes_common.user_namespaces import UserNamespace, user_namespace
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.apparmor import ProfileLoader
 from vmserver.containers.oci.confinement import profile_reference
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.filesystems import FileSystems
-from vmserver.containers.oci.image import image_defaults, stop_signal
+from vmserver.containers.oci.image import image_defaults, image_volumes, stop_signal
 from vmserver.containers.oci.index import ContainerIndex, unwritable
 from vmserver.containers.oci.kernel import Kernel, find_kernel
 from vmserver.containers.oci.limits import linux_resources
 from vmserver.containers.oci.lookup import look_up
 from vmserver.containers.oci.record import Record
+from vmserver.containers.oci.rootfs_paths import make_directory
 from vmserver.containers.oci.spec import Wanted, container_spec
 from vmserver.containers.oci.user_namespaces import FIELD, UserNamespaces, wanted_by
 from vmserver.layers.images import LayerImages
+from vmserver.pod_settings import SEEN_BY_CONTAINERS
 
 CGROUPS = "/infranetes"  # the parent cgroup of the containers' cgroups
 
@@ -36,7 +39,7 @@ Document = dict[str, Any]  # Any: JSON made by `spec`
 class Bundles:
     """Makes bundles.
 
-    :param etc_dir: has the sandbox's hosts and resolv.conf.
+    :param etc_dir: has the sandbox's hosts, hostname and resolv.conf.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Bundles:
         self._images = images
         self._files = files
         self._namespaces = namespaces
-        self._sandbox_files = {f"/etc/{name}": etc_dir / name for name in ("hosts", "resolv.conf")}
+        self._sandbox_files = {f"/etc/{name}": etc_dir / name for name in SEEN_BY_CONTAINERS}
         self._profiles = ProfileLoader(reactor)
         self._kernel: Kernel | None = None
 
@@ -81,6 +84,9 @@ class Bundles:
         found = await run_in_thread(
             self._reactor, look_up, config, image, container.root, self._sandbox_files, paths
         )
+        directories = await run_in_thread(
+            self._reactor, _thd_make_volumes, container.root, image_volumes(config, image), wanted_by(config)
+        )
         wanted = Wanted(
             container.id,
             config,
@@ -91,6 +97,7 @@ class Bundles:
             kernel,
             f"{CGROUPS}/{container.id}",
             self._target(config),
+            directories if config.linux.security_context.readonly_rootfs else {},
             user_namespace=await self._namespaces.of(config),
         )
         spec = container_spec(wanted)
@@ -160,6 +167,20 @@ def _check_same_users(config: cri.ContainerConfig, sandbox_config: cri.PodSandbo
     pods = user_namespace(sandbox_config.linux.security_context.namespace_options, "sandbox_config")
     if wanted_by(config) != pods:
         raise InvalidArgument(f"{FIELD}.userns_options: not those of the pod, whose containers share them")
+
+
+def _thd_make_volumes(root: Path, paths: Iterable[str], users: UserNamespace | None) -> dict[str, Path]:
+    """Make the directories that the image wants as volumes, unless it has them; return where they are.
+
+    They are a part of the container's root, so what is written there counts as the container's, and what the
+    image has there is seen. Only a root that is read-only has to have them mounted, to be written to.
+    """
+    owner = (0, 0) if users is None else (users.uids.first, users.gids.first)
+    try:
+        made = {path: make_directory(root, path, *owner) for path in paths}
+    except OSError as error:
+        raise unwritable(root, error) from error
+    return {path: directory for path, directory in made.items() if directory is not None}
 
 
 def _thd_write(bundle: Path, text: str) -> None:

@@ -114,7 +114,7 @@ def _given(context: cri.LinuxContainerSecurityContext) -> list[Spec]:
     if context.namespace_options.ipc == cri.CONTAINER:
         shm = _file_system("tmpfs", "/dev/shm", *closed, "mode=1777", "size=65536k", source="shm")  # noqa: S108
     else:
-        shm = _bind("/dev/shm", "/dev/shm", "rprivate")  # noqa: S108
+        shm = _bind("/dev/shm", "/dev/shm", "rprivate", *closed)  # noqa: S108
     return [
         _file_system("proc", "/proc", *closed),
         _file_system("tmpfs", "/dev", "nosuid", "strictatime", "mode=755", "size=65536k"),

@@ -70,7 +70,7 @@ _log = Logger()
 class OciProvider:
     """An `IContainerProvider` whose containers are run by conmon and crun.
 
-    :param etc_dir: has the sandbox's hosts and resolv.conf, which every container sees.
+    :param etc_dir: has the sandbox's hosts, hostname and resolv.conf, which every container sees.
     :param run_dir: the agent's, for everything that ends with a reboot.
     """
 

@@ -65,6 +65,29 @@ def resolved(root: Path, path: str) -> tuple[str, bool]:
     return "/" + "/".join(at), absent and links > 0
 
 
+def make_directory(root: Path, path: str, uid: int, gid: int) -> Path | None:
+    """Make a directory at a path within `root`, and those above it, unless they are there. Blocks.
+
+    Nobody changes `root` meanwhile.
+
+    :param uid: the owner of those that are made, whose mode is 0755.
+    :return: the directory; None if something else is there.
+    :raise InvalidArgument: the path has too many links.
+    """
+    at = root
+    for part in reversed(_parts(resolved(root, path)[0])):
+        at /= part
+        try:
+            at.mkdir()
+        except FileExistsError:
+            continue
+        except NotADirectoryError:
+            return None
+        at.chmod(0o755)
+        os.chown(at, uid, gid)
+    return at if at.is_dir() else None
+
+
 def _opened(root: Path, path: str) -> int | None:
     """Return a descriptor for reading, or None if it is not a regular file."""
     directories = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]  # from the root downwards

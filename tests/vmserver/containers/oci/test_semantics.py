@@ -11,9 +11,11 @@ from tests.contract.container_semantics import (
     NamespaceContract,
     PrivilegeContract,
     ProcessContract,
+    SemanticsCase,
     UserContract,
 )
 from tests.harness.needs import needs_crun
+from tests.support.oci import busybox_layer, image, layer
 from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.containers.oci import addresses
 from vmserver.containers.oci.cgroup import is_v2
@@ -62,3 +64,55 @@ class ImageVolumeTests(OciCase, ImageVolumeContract, TestCase):
 @needs_crun
 class MountTests(OciCase, MountContract, TestCase):
     """Mount propagation between the containers of a pod, and what mounts do not allow."""
+
+
+@needs_crun
+class RootTests(OciCase, SemanticsCase, TestCase):
+    """What is in a container's root besides its image."""
+
+    async def test_names_are_the_pods_whatever_the_image_has(self) -> None:
+        for name in ("hosts", "hostname", "resolv.conf"):
+            (self.etc / name).write_text(f"the pod's {name}\n")
+        said = await self.said("cd /etc; cat hostname hosts resolv.conf")
+        self.assertEqual(said, "the pod's hostname\nthe pod's hosts\nthe pod's resolv.conf\n")
+
+    async def test_memory_that_it_shares_runs_no_program(self) -> None:
+        said = await self.said("grep ' /dev/shm ' /proc/self/mountinfo")
+        self.assertRegex(said, " /dev/shm rw,nosuid,nodev,noexec")
+
+
+@needs_crun
+class WantedVolumeTests(OciCase, SemanticsCase, TestCase):
+    """Directories that an image wants as volumes."""
+
+    async def image_with(self, *paths: str) -> None:
+        files: dict[str, bytes | tuple[str, str]] = {
+            "has": ("dir", "711"), "has/file": b"of the image\n", "to": ("link", "linked"), "file": b"",
+        }  # fmt: skip
+        built = image([busybox_layer(), layer(files)], {"Volumes": {path: {} for path in paths}})
+        await self.load(built)
+        self.image_id = built.id
+
+    async def test_those_in_no_layer_are_made_and_others_stay_as_they_are(self) -> None:
+        await self.image_with("/data/deep", "/has", "/to/new", "/file", "/file/below")
+        said = await self.said(
+            "stat -c '%u:%g %a %n' /data /data/deep /has /linked/new; cat /has/file; echo a >/data/deep/x; "
+            "grep -c -e ' /data' -e ' /has ' /proc/self/mountinfo"
+        )
+        self.assertEqual(
+            said, "0:0 755 /data\n0:0 755 /data/deep\n0:0 711 /has\n0:0 755 /linked/new\nof the image\n0\n"
+        )
+
+    async def test_they_can_be_written_to_though_the_root_is_read_only(self) -> None:
+        await self.image_with("/data", "/has")
+        script = "cat /has/file; echo a >/data/x && echo b >/has/x && cat /data/x /has/x; touch /x"
+        said = await self.said(script, self.secured(readonly_rootfs=True))
+        self.assertEqual(said, "of the image\na\nb\ntouch: /x: Read-only file system\n")
+
+    async def test_none_leads_out_of_the_root(self) -> None:
+        files: dict[str, bytes | tuple[str, str]] = {"out": ("link", str(self.base))}
+        built = image([busybox_layer(), layer(files)], {"Volumes": {"/out/made": {}, "/../../made": {}}})
+        await self.load(built)
+        self.image_id = built.id
+        self.assertEqual(await self.said("ls -d /made /out/made"), "/made\n/out/made\n")
+        self.assertFalse((self.base / "made").exists())
