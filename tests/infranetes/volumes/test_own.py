@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,6 +64,16 @@ class Sandbox:
         return self.machine
 
 
+class Inventory:
+    """The sandboxes that there are."""
+
+    def __init__(self, sandboxes: Sequence[Sandbox]) -> None:
+        self.sandboxes = {one.id: one for one in sandboxes}
+
+    def __iter__(self) -> Iterator[Sandbox]:
+        return iter(self.sandboxes.values())
+
+
 class Sync:
     """Copies volumes into the VM, unless the agent can't be reached."""
 
@@ -71,6 +81,7 @@ class Sync:
         self.brought: list[str] = []
         self.sizes: list[tuple[int, int]] = []
         self.away = False
+        self.held: Deferred[None] | None = None  # bringing waits for it
 
     async def at_source(self, source: Source, work: Any, *args: Any) -> Any:
         return work(*args)
@@ -78,6 +89,8 @@ class Sync:
     async def bring(self, sandbox: Sandbox, volume: Volume) -> None:
         if self.away:
             raise Unavailable("the agent is away")
+        if self.held is not None:
+            await self.held
         self.brought.append(volume.source.path)
         self.sizes.append((volume.source.size_limit, volume.source.huge_page_size))
 
@@ -138,6 +151,32 @@ class OwnVolumeTests(TestCase):
         await self.prepare()
         self.assertEqual(len(self.sync.brought), 2)
 
+    async def test_two_containers_that_come_at_once_share_what_one_brings(self) -> None:
+        self.sync.held = held = Deferred()
+        both = [self.prepared(), self.prepared()]
+        held.callback(None)
+        self.assertEqual([await one for one in both], [self.source.id] * 2)
+        self.assertEqual(self.sync.brought, [str(self.path)])
+
+    async def test_it_stays_the_vms_own_whatever_an_agent_says_later(self) -> None:
+        await self.prepare()
+        self.sandbox.machine.keeps = False
+        self.assertEqual(await self.prepare(), self.source.id)
+
+    async def test_the_next_daemon_shows_those_of_its_sandboxes_and_clears_those_of_others(self) -> None:
+        await self.prepare()
+        for sandboxes, shown, cleared in (
+            ([self.sandbox], {self.source.id: self.source}, []),
+            ([], {}, [str(self.path)]),
+        ):
+            self.space.shown = dict
+            self.volumes = self.made()
+            await self.volumes.load()
+            self.volumes.resume(cast(Any, Inventory(sandboxes)))
+            self.assertEqual((self.space.shown(), self.space.cleared), (shown, cleared))
+            self.assertEqual(self.volumes.forget(cast(Any, self.sandbox)), bool(shown))
+            self.space.cleared.clear()
+
     async def test_what_could_not_be_brought_is_the_next_time(self) -> None:
         self.sync.away = True
         await self.assertFailure(self.prepared(), Unavailable)
@@ -145,6 +184,17 @@ class OwnVolumeTests(TestCase):
         self.sync.away = False
         await self.prepare()
         self.assertEqual(len(self.sync.brought), 1)
+
+    async def test_only_what_is_in_the_vm_is_shown_and_brought_again(self) -> None:
+        await self.prepare()
+        other = attrs.evolve(self.source, path=f"{self.path}-other", in_memory=True)
+        self.patch_find(other)
+        self.sync.away = True
+        await self.assertFailure(self.prepared(source=other), Unavailable)
+        self.assertEqual(self.space.shown(), {self.source.id: self.source})
+        self.sync.away = False
+        await self.volumes.bring_again(cast(Any, self.sandbox))
+        self.assertEqual(self.sync.brought, [str(self.path)])
 
     def prepared(self, **fields: Any) -> Any:
         return Deferred.fromCoroutine(self.prepare(**fields))
@@ -168,8 +218,12 @@ class OwnVolumeTests(TestCase):
     async def test_all_mounts_have_the_same_ids(self) -> None:
         await self.prepare(uidMappings=ids(), gidMappings=ids())
         await self.prepare(uidMappings=ids(), gidMappings=ids())
-        error = await self.assertFailure(self.prepared(), FailedPrecondition)
-        self.assertIn("with other ids already", str(error))
+        for _ in range(2):
+            error = await self.assertFailure(self.prepared(), FailedPrecondition)
+            self.assertIn("with other ids already", str(error))
+            self.volumes = self.made()
+            await self.volumes.load()
+            await self.prepare(uidMappings=ids(), gidMappings=ids())
 
     async def test_its_space_is_shown_until_the_vm_is_gone(self) -> None:
         await self.prepare()

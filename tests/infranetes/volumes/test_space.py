@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from twisted.internet.defer import Deferred, maybeDeferred
+import attrs
+from twisted.internet.defer import Deferred, fail, maybeDeferred
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.space import INTERVAL, NAME, STEP, ShownSpace, thd_show
-from infranetes_common.errors import Unavailable
+from infranetes_common.errors import DeadlineExceeded, Unavailable
+from tests.harness.needs import needs_root
 
 MIB = 1 << 20
 
@@ -50,6 +54,9 @@ class SpaceTests(SynchronousTestCase):
             self.assertAlmostEqual(self.shown(), size, delta=STEP / 2)
         self.show(20 * MIB + STEP // 2)
         self.assertAlmostEqual(self.shown(), 20 * MIB, delta=STEP / 4)
+        for size in (STEP, 2 * STEP, STEP):
+            self.show(size)
+            self.assertEqual(self.shown(), size)
 
     def test_little_is_shown_by_no_file(self) -> None:
         self.show(STEP - 1)
@@ -67,6 +74,25 @@ class SpaceTests(SynchronousTestCase):
         self.assertAlmostEqual(self.shown(), 3 * MIB, delta=STEP / 2)
         self.disk(Disk(1000, 900))
         self.assertEqual(self.show(30 * MIB), "")
+        self.disk(Disk(1000, 100))
+        self.assertIn("20% free", self.show(30 * MIB))
+        self.assertEqual(self.shown(), 0)
+
+    @needs_root
+    def test_where_the_disk_is_full_all_the_same_it_stays_as_it_was(self) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", self.top], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", str(self.top)])
+        self.show(2 * MIB)
+        error = self.assertRaises(OSError, self.show, 8 * MIB)
+        self.assertEqual((error.errno, self.shown()), (errno.ENOSPC, 2 * MIB))
+
+    def test_no_descriptor_is_left(self) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        self.show(8 * MIB)
+        self.show(0)
+        os.mkfifo(self.file)
+        self.assertRaises(OSError, self.show, 8 * MIB)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 
     def test_nothing_is_made_where_the_directory_is_gone(self) -> None:
         self.top.rmdir()
@@ -82,6 +108,16 @@ class SpaceTests(SynchronousTestCase):
         os.link(other, self.file)
         self.assertRaises(OSError, self.show, 8 * MIB)
         self.assertEqual(other.read_text(), "text")
+        self.file.unlink()
+        os.mkfifo(self.file)
+        self.assertRaisesRegex(OSError, "belongs to somebody else", self.show, 8 * MIB)
+
+    @needs_root
+    def test_so_is_another_users_file(self) -> None:
+        self.show(8 * MIB)
+        os.chown(self.file, 1, -1)
+        self.assertRaisesRegex(OSError, "belongs to somebody else", self.show, 2 * MIB)
+        self.assertEqual(self.shown(), 8 * MIB)
 
 
 class Agent:
@@ -98,16 +134,21 @@ class Agent:
         return self.sizes
 
 
+@attrs.define
+class Watch:
+    """The events of a VM's agent, which arrive."""
+
+    live: bool = True
+
+
 class Sandbox:
     """A sandbox that has its VM."""
-
-    class watch:
-        live = True
 
     id = "s1"
 
     def __init__(self) -> None:
         self.client: Agent | None = Agent()
+        self.watch: Watch | None = Watch()
 
 
 class AtOnce:
@@ -127,6 +168,7 @@ class LoopTests(SynchronousTestCase):
         self.file = top / "cache" / os.fsdecode(NAME)
         self.file.parent.mkdir(parents=True)
         self.patch(os, "fstatvfs", lambda _: Disk(1000, 900))
+        self.wanted = {"v": self.source}
         self.clock, self.sandbox = Clock(), Sandbox()
         assert self.sandbox.client is not None
         self.agent = self.sandbox.client
@@ -135,7 +177,7 @@ class LoopTests(SynchronousTestCase):
         made = ShownSpace(cast(Any, self.clock), cast(Any, AtOnce()), on=on, free=0.2)
         self.addCleanup(made.stop)
         for _ in range(2):
-            made.show(cast(Any, self.sandbox), lambda: {"v": self.source})
+            made.show(cast(Any, self.sandbox), lambda: self.wanted)
         return made
 
     def size(self) -> int:
@@ -163,11 +205,67 @@ class LoopTests(SynchronousTestCase):
         self.begin(on=False)
         self.assertEqual((self.size(), self.agent.asked), (0, []))
 
-    def test_a_directory_that_takes_no_such_file_is_logged_once(self) -> None:
-        self.agent.sizes = {"v": 8 * MIB}
-        self.file.symlink_to("elsewhere")
+    def test_an_agent_that_is_not_heard_of_or_has_no_volumes_is_not_asked(self) -> None:
         self.begin()
+        wanted = self.wanted
+        for watch, its in ((None, wanted), (Watch(live=False), wanted), (Watch(), {})):
+            self.sandbox.watch, self.wanted = watch, its
+            self.size()
+            self.assertEqual(self.agent.asked, [])
+        self.wanted = wanted
+        self.size()
+        self.assertEqual(self.agent.asked, [["v"]])
+
+    def test_who_stops_looks_no_more_and_may_stop_again(self) -> None:
+        shown = self.begin()
+        for _ in range(2):
+            shown.stop()
+            shown.forget("s1")
+            self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_clearing_leaves_alone_what_is_no_directory_and_all_where_it_is_switched_off(self) -> None:
+        file = self.file.with_name("file")
+        file.touch()
+        self.begin().clear([Source(str(file), True, False)])
+        self.agent.sizes = {"v": 8 * MIB}
+        self.size()
+        self.begin(on=False).clear([self.source])
+        self.assertTrue(self.file.exists())
+
+    def test_a_bug_is_logged(self) -> None:
+        self.patch(self.agent, "measure_volumes", lambda ids: 1 / 0)
+        self.begin()
+        self.size()
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def troubles(self, times: int) -> int:
+        """Return how often a trouble is logged in so many looks."""
         with capturedLogs() as logged:
-            for _ in range(3):
+            for _ in range(times):
                 self.clock.advance(INTERVAL)
-        self.assertEqual(len([one for one in logged if one.get("trouble")]), 1)
+        return len([one for one in logged if one.get("trouble")])
+
+    def in_the_way(self) -> None:
+        """Have something in the file's place that is not replaced."""
+        self.file.unlink(missing_ok=True)
+        self.file.symlink_to("elsewhere")
+
+    def test_a_directory_that_takes_no_such_file_is_logged_once_each_time(self) -> None:
+        self.agent.sizes = {"v": 8 * MIB}
+        shown = self.begin()
+        for _ in range(2):
+            self.in_the_way()
+            self.assertEqual(self.troubles(3), 1)
+            self.file.unlink()
+            self.assertEqual(self.troubles(1), 0)
+        self.in_the_way()
+        self.assertEqual(self.troubles(1), 1)
+        shown.clear([self.source])
+        self.in_the_way()
+        self.assertEqual(self.troubles(1), 1, "it is another volume at that path")
+
+    def test_a_disk_that_does_not_answer_is_logged_too(self) -> None:
+        self.agent.sizes = {"v": 8 * MIB}
+        self.patch(AtOnce, "run", lambda *_: fail(DeadlineExceeded("the disk is slow")))
+        self.begin()
+        self.assertEqual(self.troubles(2), 1)
