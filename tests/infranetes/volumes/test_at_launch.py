@@ -113,6 +113,21 @@ class AttachTests(AtLaunchCase):
         self.volumes.attaching.callback(None)
         self.assert_nobody_has_them()
 
+    def test_it_is_begun_once_and_ends_by_itself(self) -> None:
+        self.volumes.attaching = Deferred()
+        sandbox = self.run_pod(self.new)
+        at_launch = self.pod_volumes.at_launch
+        at_launch.begin(self.world.node.inventory.sandboxes[sandbox])
+        self.volumes.attaching.callback(None)
+        self.assertEqual([call[0] for call in self.volumes.calls], ["attach"] * 2)
+        self.assertEqual(at_launch._launches, {})
+
+    def test_a_bug_is_logged_and_the_pod_is_ready_all_the_same(self) -> None:
+        self.volumes.attach_error = ZeroDivisionError()
+        self.run_pod(self.new)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(self.pod_volumes.at_launch._launches, {})
+
     def test_a_launch_that_fails_then_leaves_nothing(self) -> None:
         for error in (None, FailedPrecondition("no")):
             self.volumes.detach_error = error
@@ -290,6 +305,13 @@ class WithoutVolumesTests(PodsTestCase):
     def test_a_provider_that_has_none_is_asked_nothing(self) -> None:
         world = self.world
         assert isinstance(world, VolumesNode)
-        world.of_pods["n1"] = VOLUMES
+        asked = []
+
+        async def find_for_pod(uid: str) -> list[PublishedVolume]:
+            asked.append(uid)
+            return VOLUMES
+
+        self.patch(world, "find_for_pod", find_for_pod)
+        world.restart()
         self.run_pod(pod("new", uid="n1"))
-        self.assertEqual(world.store.contents().attachments, ())
+        self.assertEqual((world.store.contents().attachments, asked), ((), []))

@@ -17,12 +17,14 @@ from infranetes.volumes.volume import Volume
 from infranetes.volumes.writeback import (
     COMMAND_ENTRIES,
     COMMAND_SECONDS,
+    MAX_WORDS,
     STILL_SECONDS,
+    TRIES,
     WHOLE_SECONDS,
     WriteBack,
     catch_up,
 )
-from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from infranetes_common.filesync.manifest import FILE, Entry
 
 
@@ -91,6 +93,32 @@ class WriteBackTests(SynchronousTestCase):
         self.assertEqual(
             self.successResultOf(self.words), "not everything that it wrote is on the node: /b: no room"
         )
+
+    def test_what_is_being_written_all_the_time_is_tried_a_few_times(self) -> None:
+        self.end("/b")
+        for tried in range(1, TRIES + 1):
+            self.assertEqual(len(self.syncs["/a"]), tried)
+            self.assertNoResult(self.words)
+            self.syncs["/a"][-1].errback(Unavailable("being written"))
+            self.clock.advance(0.1)
+        self.assertIn("/a: being written", self.successResultOf(self.words))
+        self.assertEqual(len(self.syncs["/a"]), TRIES)
+
+    def test_a_deadline_of_the_work_itself_and_an_error_of_the_disk_are_named_at_once(self) -> None:
+        self.syncs["/a"][-1].errback(DeadlineExceeded("the disk is slow"))
+        self.syncs["/b"][-1].errback(OSError(5, "Input/output error"))
+        words = self.successResultOf(self.words)
+        self.assertIn("/a: the disk is slow; /b: [Errno 5] Input/output error", words)
+
+    def test_many_words_are_cut_off(self) -> None:
+        self.end("/b")
+        self.syncs["/a"][-1].errback(FailedPrecondition("x" * 2 * MAX_WORDS))
+        self.assertEqual(len(self.successResultOf(self.words)), MAX_WORDS)
+
+    def test_a_bug_is_not_taken_for_something_that_is_missing(self) -> None:
+        self.end("/b")
+        self.syncs["/a"][-1].errback(ZeroDivisionError())
+        self.failureResultOf(self.words, ZeroDivisionError)
 
 
 class CatchUpTests(SynchronousTestCase):
