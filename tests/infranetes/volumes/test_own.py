@@ -152,7 +152,8 @@ class OwnVolumeTests(TestCase):
         self.assertEqual(len(self.sync.brought), 2)
 
     async def test_two_containers_that_come_at_once_share_what_one_brings(self) -> None:
-        self.sync.held = held = Deferred()
+        held: Deferred[None] = Deferred()
+        self.sync.held = held
         both = [self.prepared(), self.prepared()]
         held.callback(None)
         self.assertEqual([await one for one in both], [self.source.id] * 2)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -77,11 +78,31 @@ class RootedTests(Case):
     def test_a_file_that_is_too_long_is_refused(self) -> None:
         (self.rootfs / "etc" / "passwd").write_text("x" * 101)
         self.refused("/etc/passwd has over 100 bytes", self.read, "/etc/passwd")
+        (self.rootfs / "etc" / "passwd").write_text("x" * 100)
+        self.assertEqual(self.read("/etc/passwd"), b"x" * 100)
+
+    def test_one_that_can_not_be_read_is_refused(self) -> None:
+        (self.rootfs / "etc" / "passwd").touch()
+
+        def fails(*_: object, **__: object) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        self.patch(os, "fstat", fails)
+        self.refused("/etc/passwd can't be read: Input/output error", self.read, "/etc/passwd")
+
+    def test_many_links_or_steps_lead_to_nothing(self) -> None:
+        (self.rootfs / "l0").write_text("there")
+        for number in range(1, 42):
+            (self.rootfs / f"l{number}").symlink_to(f"l{number - 1}")
+        self.assertEqual((self.read("/l40"), self.read("/l41")), (b"there", b""))
+        for path, content in (("etc/../" * 2047 + "../l0", b"there"), ("etc/../" * 2048 + "l0", b"")):
+            self.assertEqual(self.read(path), content)
 
     def test_no_descriptor_is_left(self) -> None:
         before = len(os.listdir("/proc/self/fd"))
         (self.rootfs / "etc" / "l").symlink_to("../../x")
-        for path in ("/etc/l", "/etc/none", "/etc/../etc/../..", "/etc"):
+        (self.rootfs / "etc" / "up").symlink_to("/etc")
+        for path in ("/etc/l", "/etc/none", "/etc/../etc/../..", "/etc", "/etc/up/up/../none"):
             self.read(path)
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 

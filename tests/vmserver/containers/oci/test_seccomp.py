@@ -16,6 +16,7 @@ from tests.harness.needs import repetitions
 from vmserver.containers.oci.capabilities import DEFAULT
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.seccomp import DEFAULT_FILE, container_seccomp, converted
+from vmserver.containers.security import MAX_PROFILE_BYTES
 
 KERNEL = Kernel()
 _JSON = st.recursive(
@@ -107,6 +108,41 @@ class ProfileTests(SynchronousTestCase):
             },
         )
 
+    def test_the_least_and_the_most_of_each_number(self) -> None:
+        def rule(errno: object = 0, **of_argument: object) -> object:
+            its = {"index": 0, "value": 0, "valueTwo": 0, "op": "SCMP_CMP_LT", **of_argument}
+            return {"names": ["x"], "action": "SCMP_ACT_TRACE", "errnoRet": errno, "args": [its]}
+
+        for good, bad in (
+            (rule(4095), rule(4096)),
+            (rule(0), rule(-1)),
+            (rule(1), rule(True)),
+            (rule(index=5), rule(index=6)),
+            (rule(value=2**64 - 1), rule(value=2**64)),
+            (rule(valueTwo=2**64 - 1), rule(valueTwo=2**64)),
+        ):
+            self.assertEqual(convert(syscalls=[good])["syscalls"], [good])
+            self.assertRaises(InvalidArgument, convert, syscalls=[bad])
+        self.assertEqual(convert(defaultErrnoRet=4095)["defaultErrnoRet"], 4095)
+        self.assertRaises(InvalidArgument, convert, defaultErrnoRet=4096)
+        self.assertNotIn("defaultErrnoRet", convert(defaultAction="SCMP_ACT_LOG", defaultErrnoRet=5))
+        whole = json.dumps({"defaultAction": "SCMP_ACT_LOG"})
+        longest = whole + " " * (MAX_PROFILE_BYTES - len(whole))
+        self.assertEqual(converted(longest, DEFAULT, KERNEL)["defaultAction"], "SCMP_ACT_LOG")
+        self.assertRaises(InvalidArgument, converted, longest + " ", DEFAULT, KERNEL)
+
+    def test_architectures_are_the_profiles_and_those_of_this_machine_each_once(self) -> None:
+        here = {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86", "SCMP_ARCH_X32"]}
+        found = convert(
+            architectures=["SCMP_ARCH_X86"],
+            archMap=[{"architecture": "SCMP_ARCH_ARM", "subArchitectures": ["SCMP_ARCH_ARMEB"]}, here],
+        )
+        self.assertEqual(found["architectures"], ["SCMP_ARCH_X86", "SCMP_ARCH_X86_64", "SCMP_ARCH_X32"])
+        unknown = Kernel(architecture="vax")
+        self.assertNotIn("architectures", convert(kernel=unknown, archMap=[{"architecture": ""}, here]))
+        rule = {"names": ["x"], "action": "SCMP_ACT_ALLOW", "includes": {"arches": ["vax"]}}
+        self.assertEqual(names(convert(kernel=unknown, syscalls=[rule])), {"x"})
+
     def test_conditions(self) -> None:
         def applies(**conditions: Any) -> bool:
             rule = {"names": ["x"], "action": "SCMP_ACT_ALLOW", **conditions}
@@ -120,10 +156,12 @@ class ProfileTests(SynchronousTestCase):
             ("caps", ["CAP_BPF"], False),
             ("minKernel", "6.1", True),
             ("minKernel", "6.2", False),
+            ("minKernel", "5.9", True),
         ):
             self.assertEqual(applies(includes={field: value}), there, value)
             self.assertEqual(applies(excludes={field: value}), not there, value)
         self.assertFalse(applies(includes={"caps": ["CAP_KILL", "CAP_BPF"]}))
+        self.assertTrue(applies(includes={"minKernel": ""}, excludes={"minKernel": None}))
 
     def test_what_is_no_profile_is_refused(self) -> None:
         allow = "SCMP_ACT_ALLOW"

@@ -21,11 +21,19 @@ from tests.support.hostile.corpus import messages
 from vmserver.containers.accounts import ProcessUser
 from vmserver.containers.oci.capabilities import DEFAULT, NAMES
 from vmserver.containers.oci.devices import Node
-from vmserver.containers.oci.image import ImageDefaults, image_defaults, image_volumes, stop_signal
+from vmserver.containers.oci.image import (
+    MAX_BYTES,
+    MAX_ENTRIES,
+    ImageDefaults,
+    image_defaults,
+    image_volumes,
+    stop_signal,
+)
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.limits import linux_resources, update_resources
 from vmserver.containers.oci.lookup import Lookup, Source, look_up
 from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
+from vmserver.validate import MAX_LAYERS
 
 HOSTILE = settings(max_examples=repetitions(25, 100), deadline=None, suppress_health_check=list(HealthCheck))
 IMAGE_FIELDS = ["Entrypoint", "Cmd", "Env", "User", "WorkingDir", "StopSignal", "Labels", "Volumes"]
@@ -149,6 +157,8 @@ class ProcessTests(Refusing):
         self.assertEqual(stop_signal(own, ImageDefaults(stop_signal="SIGINT")), signal.SIGUSR1)
         for name, expected in {
             "SIGINT": 2, "quit": 3, "9": 9, "": 15, "SIGNONE": 15, "99999": 15, "SIGRTMIN+3": 37, "0": 15,
+            "64": 64, "65": 15, "009": 9, "0009": 15, "SIGRTMAX": 64, "SIGRTMAX+1": 15, "RTMAX-1": 63,
+            "SIGHUP": 1, "SIGHUP-1": 15, "\N{SUPERSCRIPT TWO}": 15,
         }.items():  # fmt: skip
             image = ImageDefaults(stop_signal=name)
             self.assertEqual(stop_signal(cri.ContainerConfig(), image), expected, name)
@@ -184,9 +194,27 @@ class ImageTests(Refusing):
             (b'{"config": {"User": "a\\u0000"}}', "User"),
             (b'{"config": {"Labels": {"a": 1}}}', "Labels"),
             (b'{"rootfs": {"diff_ids": ["../x"]}}', "diff_ids"),
+            (b'{"config": {"User": "\\ud800"}}', "User"),
+            (b'{"config": {"Labels": {"a\\u0000": "1"}}}', "Labels"),
             (b" " * (4 * 1024 * 1024 + 1), "bytes"),
         ):
             self.refused(word, lambda text=text: image_defaults(text))
+
+    def test_as_much_as_is_allowed_is_parsed_and_no_more(self) -> None:
+        most, layers = ["x"] * MAX_ENTRIES, ["sha256:" + "a" * 64] * MAX_LAYERS
+        labels = {str(number): "" for number in range(MAX_ENTRIES)}
+        found = image_defaults(
+            json.dumps({"config": {"Env": most, "Labels": labels}, "rootfs": {"diff_ids": layers}}).encode()
+        )
+        self.assertEqual((len(found.env), len(found.labels)), (MAX_ENTRIES, MAX_ENTRIES))
+        self.assertEqual(len(found.diff_ids), MAX_LAYERS)
+        self.assertEqual(image_defaults(b"{}" + b" " * (MAX_BYTES - 2)), ImageDefaults())
+        for whole, word in (
+            ({"config": {"Env": [*most, "x"]}}, "Env"),
+            ({"config": {"Labels": {**labels, "x": ""}}}, "Labels"),
+            ({"rootfs": {"diff_ids": [*layers, layers[0]]}}, "diff_ids"),
+        ):
+            self.refused(word, lambda whole=whole: image_defaults(json.dumps(whole).encode()))
 
     def test_volumes_are_those_of_the_image_where_nothing_else_is_mounted(self) -> None:
         image = ImageDefaults(volumes=("/data/", "/v/../w", "/", "relative", "/taken"))
@@ -454,9 +482,27 @@ class LimitTests(Refusing):
             self.refused(f"resources.{field}", limited, **{field: value})
         less = {"memory_limit_in_bytes": 9, "memory_swap_limit_in_bytes": 5}
         self.refused("resources.memory_swap_limit_in_bytes", limited, **less)
+        for field, value in {
+            "cpu_period": 1_000_001, "oom_score_adj": -1001, "cpuset_mems": "0," * 2048 + "00",
+        }.items():  # fmt: skip
+            self.refused(f"resources.{field}", limited, **{field: value})
         old = Kernel(cgroup2=False)
         limits = cri.LinuxContainerResources(unified={"pids.max": "1"})
         self.refused("resources.unified", lambda: linux_resources(limits, old))
+
+    def test_the_least_and_the_most_that_can_be_set(self) -> None:
+        for field, value, name in (
+            ("cpu_period", 1000, "period"),
+            ("cpu_period", 1_000_000, "period"),
+            ("cpu_quota", 1000, "quota"),
+            ("cpu_shares", 2, "shares"),
+            ("cpu_shares", 262_144, "shares"),
+            ("cpuset_cpus", "0," * 2047 + "00", "cpus"),
+        ):
+            self.assertEqual(limited(**{field: value})["cpu"][name], value)
+        self.assertEqual(limited(cpu_shares=1)["cpu"], {"shares": 2})
+        same = limited(memory_limit_in_bytes=5, memory_swap_limit_in_bytes=5)
+        self.assertEqual(same["memory"], {"limit": 5, "swap": 5})
 
     def test_a_change_keeps_the_other_limits(self) -> None:
         before = cri.LinuxContainerResources(cpu_quota=5000, cpu_period=20_000, memory_limit_in_bytes=10**6)
@@ -471,6 +517,8 @@ class LimitTests(Refusing):
         self.assertEqual(linux_resources(none, old)["cpu"], {"period": 100_000})
         before = cri.LinuxContainerResources(cpu_quota=5000)
         self.refused("resources.cpu_quota", lambda: update_resources(before, none, old))
+        update_resources(none, none, old)  # there is no quota to take away
+        self.assertIn("cpu", update_resources(before, cri.LinuxContainerResources(), old))
 
     def test_less_memory_than_is_in_use_is_refused(self) -> None:
         changes = cri.LinuxContainerResources(memory_limit_in_bytes=10**6)
@@ -478,7 +526,8 @@ class LimitTests(Refusing):
         self.refused(
             "memory_limit_in_bytes", lambda: update_resources(none, changes, KERNEL, memory_in_use=10**7)
         )
-        self.assertIn("memory", update_resources(none, changes, KERNEL, memory_in_use=10**5))
+        self.assertIn("memory", update_resources(none, changes, KERNEL, memory_in_use=10**6))
+        update_resources(none, none, KERNEL, memory_in_use=10**6)
 
 
 class HostileTests(SynchronousTestCase):
