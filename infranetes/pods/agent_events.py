@@ -117,7 +117,7 @@ class AgentListener:
         """Log the change, bring a reachable VM up to date, and discard the containers' cached states."""
         watch = self._sandbox.watch
         if self._sandbox.state is SandboxState.READY:
-            trouble = "" if watch is None or reach is Reach.LIVE else watch.trouble
+            trouble = "" if watch is None else watch.trouble
             self._sandbox.timeline.note(f"the agent is {reach.value}", error=trouble)
         if reach is Reach.UNREACHABLE and watch is not None:
             _log.warn(

@@ -11,7 +11,7 @@ from twisted.logger import Logger
 
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.layer_loads import disk_name, shown_layers
+from infranetes.pods.layer_loads import disk_name, layer_of, shown_layers
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import IShowsDisks
 from infranetes_common.concurrency import Flight
@@ -79,10 +79,11 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
 async def _hide(node: NodeContext, sandbox: Sandbox) -> None:
     """Unplug the layers' disks that the VM has not mounted."""
     provider = node.side_of(sandbox.record).provider
-    shown = sorted(await shown_layers(node, sandbox) or ())
-    if not IShowsDisks.providedBy(provider) or not shown:
+    if not IShowsDisks.providedBy(provider):
         return
+    instance_id = sandbox.record.instance_id
+    shown = sorted(map(layer_of, await provider.shown_disks(instance_id)))
     states = await sandbox.agent().layers(shown)
     free = [disk_name(diff_id) for diff_id, state in zip(shown, states, strict=True) if not state.mounted]
     if free:
-        await provider.hide_disks(sandbox.record.instance_id, free)
+        await provider.hide_disks(instance_id, free)

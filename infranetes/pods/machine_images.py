@@ -26,7 +26,8 @@ def is_half_ended(sandbox: Sandbox) -> bool:
     A boot was begun by an earlier daemon, or is not undone yet, or destroying a VM that was up has failed."""
     if sandbox.state is SandboxState.BOOTING:
         return sandbox.launching is None or sandbox.launching.done
-    return is_being_vacated(sandbox) and sandbox.ending is not None and sandbox.ending.done
+    ending = sandbox.ending
+    return sandbox.state is SandboxState.READY and ending is not None and ending.done
 
 
 def is_being_vacated(sandbox: Sandbox) -> bool:

@@ -63,8 +63,6 @@ def _rule(field: FieldDescriptor) -> _Rule:
     low, high = limits.RANGES.get(name, limits.RANGE)
     if name.endswith(("_nanos", "_at")) and field.type == FieldDescriptor.TYPE_INT64:
         high = limits.LATEST
-    if field.type == FieldDescriptor.TYPE_ENUM or field.type == FieldDescriptor.TYPE_INT32:
-        high = min(high, 2**31 - 1)
     return _Rule(
         most=limits.COUNTS[name] if repeated else 0,
         length=limits.TEXTS.get(name, limits.TEXT) if field.type in _TEXTUAL else 0,

@@ -263,6 +263,48 @@ class LifeTests(ContainersTestCase):
         )
         self.assertEqual(record.started_at, record.finished_at)
 
+    def refused(self, made: str, stopped: Any) -> Any:
+        """Have the agent refuse a start, and answer the stop that follows so. Return the record."""
+
+        async def refuse(id: str) -> Any:
+            raise FailedPrecondition("it has run before")
+
+        async def stop(id: str, grace_seconds: int, within: float = 30.0) -> Any:
+            if isinstance(stopped, Exception):
+                raise stopped
+            return stopped
+
+        self.patch(self.agent, "start", refuse)
+        self.patch(self.agent, "stop", stop)
+        self.failureResultOf(start(self.world.containers.start(made)), FailedPrecondition)
+        return self.kept(made)
+
+    def test_what_is_known_of_one_whose_start_is_refused_is_what_its_stop_says(self) -> None:
+        ran = vmserver.ContainerState(state=cri.CONTAINER_EXITED, started_at=6, finished_at=7, exit_code=5)
+        for number, (stopped, state, code) in enumerate(
+            (
+                (NotFound("no such container"), ContainerState.EXITED, 137),
+                (Unavailable("the connection is lost"), ContainerState.STARTING, 0),
+                (ran, ContainerState.EXITED, 5),
+            )
+        ):
+            record = self.refused(self.create(box(f"c{number}")), stopped)
+            self.assertEqual((record.state, record.exit_code), (state, code))
+
+    def test_one_that_was_run_by_a_start_whose_answer_was_lost_has_ended_as_it_did(self) -> None:
+        made = self.create()
+
+        async def lose(id: str) -> Any:
+            raise Unavailable("the connection is lost")
+
+        patched = self.patch(self.agent, "start", lose)
+        self.failureResultOf(start(self.world.containers.start(made)), Unavailable)
+        patched.restore()
+        ran = vmserver.ContainerState(state=cri.CONTAINER_EXITED, started_at=6, finished_at=7, exit_code=5)
+        record = self.refused(made, ran)
+        self.assertEqual((record.state, record.exit_code, record.started_at), (ContainerState.EXITED, 5, 6))
+        self.assertEqual(record.reason, "Error")
+
     async def stop_created(self, id: str, grace_seconds: int, within: float = 30.0) -> Any:
         """Report the end of a container that never ran, as an agent does."""
         return self.agent.containers[id]

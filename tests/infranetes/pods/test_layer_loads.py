@@ -393,6 +393,22 @@ class SentTests(LayersTestCase):
         self.successResultOf(creating)
 
 
+class UnusedSentTests(LayersTestCase):
+    """An image whose layers were sent is removed, too."""
+
+    shows = False
+
+    def test_its_layers_are_removed_and_nothing_is_hidden(self) -> None:
+        creating = self.start_create(self.of("a"))
+        while self.agent.puts:
+            self.agent.puts[0].ended.callback(None)
+        self.remove(self.successResultOf(creating))
+        self.agent.asked.clear()
+        self.world.wait(UNUSED)
+        self.assertEqual((self.agent.loaded, self.agent.mounted), (set(), set()))
+        self.assertEqual(self.agent.asked[-2:], [("images", ()), ("remove", (layer(1), layer(2)))])
+
+
 class UnusedTests(LayersTestCase):
     """An image is removed from the VM when no container has used it for a while."""
 

@@ -12,6 +12,7 @@ from twisted.logger import globalLogPublisher
 
 from infranetes.cri.streaming import StreamingCalls
 from infranetes.pods.lifelog import log_container_events
+from infranetes.pods.states import ContainerState
 from infranetes.pods.streams import Streams
 from infranetes_common import logging
 from infranetes_common.concurrency import start
@@ -84,6 +85,15 @@ class LifeLogTests(PodsTestCase):
         self.line("is stopped", sandbox=sandbox)
         self.do(self.world.sandboxes.remove(sandbox))
         self.line("is removed", sandbox=sandbox, timed=False)
+
+    def test_one_that_is_removed_while_it_runs_has_no_exit_code(self) -> None:
+        container = self.do(self.world.containers.create(self.run_pod(), box()))
+        self.do(self.world.containers.start(container))
+        shown = self.world.node.inventory.containers[container]
+        self.lines()
+        steps = len(shown.sandbox.timeline.steps)
+        shown.record = shown.record.to(ContainerState.REMOVING)
+        self.assertEqual((self.lines(), len(shown.sandbox.timeline.steps)), ([], steps))
 
     def test_a_command_that_is_killed_or_streamed(self) -> None:
         sandbox = self.run_pod()

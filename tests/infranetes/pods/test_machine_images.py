@@ -185,6 +185,23 @@ class BootTests(MachineImagesTestCase):
         self.successResultOf(stopping)
         self.assertEqual(self.provider.instances, {})
 
+    def test_removing_a_container_that_runs_stops_it_and_one_that_has_ended_waits_for_its_log(self) -> None:
+        for attempt, ends in enumerate((False, True)):
+            sandbox = self.run_pod(pod(str(attempt)))
+            container = self.successResultOf(self.create(sandbox))
+            self.do(self.world.containers.start(container))
+            agent = self.world.agents[sandbox]
+            if ends:
+                agent.become(container, cri.CONTAINER_EXITED)
+            self.world.logs.slow = Deferred()
+            removing = start(self.world.containers.remove(container))
+            self.assertEqual(("stop 0", container) in agent.calls, not ends)
+            self.assertNoResult(removing)
+            self.world.logs.slow.callback(None)
+            self.world.logs.slow = None
+            self.successResultOf(removing)
+            self.assertVacant(sandbox)
+
     def test_a_vm_that_ends_by_itself_is_the_end_of_the_pod(self) -> None:
         sandbox, container = self.booted()
         (instance,) = self.provider.instances.values()

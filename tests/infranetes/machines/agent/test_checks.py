@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.machines.agent import checks, limits, screen
@@ -166,6 +167,12 @@ class ClampTests(SynchronousTestCase):
         before.CopyFrom(state)
         self.assertEqual(checks.checked_state("c1", state), before)
 
+    def test_entries_of_a_map_are_kept_whole_or_not_at_all(self) -> None:
+        unified = {"k" * 128: "v" * 256, "k" * 129: "v", "k": "v" * 257}
+        resources = cri.LinuxContainerResources(unified=unified)
+        made = checks.checked_state("c1", vmserver.ContainerState(id="c1", resources=resources))
+        self.assertEqual(dict(made.resources.unified), {"k" * 128: "v" * 256})
+
     def test_one_container_is_not_told_of_in_anothers_place(self) -> None:
         other = vmserver.ContainerState(id="c2")
         self.assertRaises(InvalidArgument, checks.checked_state, "c1", other)
@@ -209,6 +216,12 @@ class ClampTests(SynchronousTestCase):
         long = records.checked(vmserver.LogRecord(line=b"x" * 20_000, time_nanos=-1, cursor="c" * 256))
         self.assertEqual((len(long.line), long.time_nanos, len(long.cursor)), (16384, 0, 256))
         self.assertRaises(InfranetesError, records.checked, vmserver.LogRecord(cursor="c" * 257))
+        with capturedLogs() as told:
+            records.checked(vmserver.LogRecord(line=b"x" * 20_000))
+            whole = checks.CheckedRecords("c2")
+            for size in (16384, 16385, 20_000):
+                whole.checked(vmserver.LogRecord(line=b"x" * size, time_nanos=1))
+        self.assertEqual([event["container"] for event in told], ["c2"], "once for each container")
 
     def test_the_words_of_a_failure_are_cut(self) -> None:
         short, long = GrpcError(Code.INTERNAL, "no"), GrpcError(Code.NOT_FOUND, "n" * 15_000)

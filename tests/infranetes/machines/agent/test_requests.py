@@ -440,6 +440,33 @@ class StreamTests(RequestCase):
         ):
             self.failureResultOf(self.read(*refused, wanted=wanted), InvalidArgument)
 
+    def test_what_takes_long_to_make_or_to_read_gives_other_work_its_turns(self) -> None:
+        clock = Clock()
+        self.channel.turns = Turns(clock)
+        seconds = clock.seconds
+
+        def later() -> float:
+            clock.rightNow += 0.02
+            return seconds()
+
+        self.patch(clock, "seconds", later)
+        files = self.files(*map(str, range(5000)))
+        self.channel.answers["ReadVolume"] = FakeCall([])
+        network = ip_network("10.0.0.0/8")
+        for call in (
+            collected(self.client.read_volume("v1", files)),
+            self.client.set_firewall(PodFirewall((Allowed((network,)),) * 3)),
+            self.client.set_firewall(PodFirewall(None, (Allowed((network,)),) * 3)),
+            self.client.exec_sync("c1", ["ls"], 0, 60.0, 9),
+        ):
+            clock.rightNow += 1
+            self.channel.turns.rest()
+            made: Any = start(call)
+            self.assertNoResult(made)
+            while clock.getDelayedCalls():
+                clock.advance(0)
+            self.successResultOf(made)
+
     def test_changes_of_volumes_are_told_as_long_as_somebody_listens(self) -> None:
         request = vmserver.WatchVolumesRequest(
             ids=["v1"], bounds=vmserver.VolumeBounds(entries=3, bytes=1000)
