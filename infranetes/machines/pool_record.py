@@ -57,6 +57,4 @@ class PoolRecord:
 
     def to(self, state: PoolState, message: str = "") -> PoolRecord:
         """Return this record in its next state. :raise IllegalTransition: the state can't follow its own."""
-        return attrs.evolve(
-            self, state=follow(TRANSITIONS, self.state, state), message=message or self.message
-        )
+        return attrs.evolve(self, state=follow(TRANSITIONS, self.state, state), message=message)

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.failure import Failure
 from twisted.trial import unittest
 
@@ -186,7 +186,13 @@ class ClaimTests(PoolTestCase):
         before = self.idle
         for id in before:
             self.world.store.delete_pool(id)
-        self.assertNotIn(self.run_pod(), before)
+        launching: Deferred[None] = Deferred()
+        self.provider.launching = launching
+        started = self.start()
+        (record,) = self.world.store.contents().sandboxes
+        self.assertEqual((record.state, record.instance_id), (SandboxState.LAUNCHING, ""))
+        launching.callback(None)
+        self.assertNotIn(self.successResultOf(started), before)
 
     def test_the_launch_fails_after_the_claim_and_nothing_is_left_of_it(self) -> None:
         (first, _) = self.pool.idle()
@@ -361,6 +367,44 @@ class FillTests(PoolTestCase):
         self.assertEqual(pace.wait(300.0), 5.0)
 
 
+class BetweenPassesTests(PoolTestCase):
+    """A pool fills up by itself, not only when a pass looks after it."""
+
+    config = PoolConfig(sizes=(PoolSize(count=3),), parallel=1, per_minute=2)
+
+    def before(self) -> None:
+        self.patch(self.world.reconciler, "once", lambda side: succeed(None))
+
+    def test_the_next_one_is_booted_once_one_is_up_and_later_ones_as_fast_as_is_allowed(self) -> None:
+        self.assertEqual(len(self.idle), 2)
+        self.world.wait(59, step=1)
+        self.assertEqual(len(self.idle), 2)
+        self.world.wait(2, step=1)
+        self.assertEqual(len(self.idle), 3)
+        for _ in range(2):
+            self.pool.end(self.pool.idle()[0], "test")
+            self.world.wait(61, step=1)
+            self.assertEqual(len(self.idle), 3)
+        self.assertEqual((len(self.provider.specs), self.pool.trouble), (5, ""))
+
+    def test_another_pace_is_in_force_at_once(self) -> None:
+        self.pool.reconfigure(attrs.evolve(self.config, per_minute=9))
+        self.assertEqual(len(self.idle), 3)
+        self.pool.reconfigure(attrs.evolve(self.config, per_minute=9, sizes=(PoolSize(count=1),)))
+        self.assertEqual(len(self.idle), 1)
+
+    def test_the_next_daemon_goes_on_with_an_end_before_any_pass(self) -> None:
+        self.provider.destroy_error = Unavailable("not now")
+        first = self.pool.idle()[0]
+        self.pool.end(first, "test")
+        self.world.kill()
+        self.provider.destroy_error = None
+        self.world.begin()
+        self.before()
+        self.world.provider_ready()
+        self.assertNotIn(first.id, self.records())
+
+
 class LifeTests(PoolTestCase):
     """Restarts, reconciliation passes, drains."""
 
@@ -448,6 +492,8 @@ class LifeTests(PoolTestCase):
         self.provider.destroy_error = Unavailable("not now")
         (first, _) = self.pool.idle()
         self.pool.end(first, "test")
+        self.world.wait(11)
+        self.assertEqual(len(self.idle), 2, "another one has taken its place")
         self.provider.destroy_error = None
         self.world.wait(11)
         self.assertNotIn(first.id, self.records())

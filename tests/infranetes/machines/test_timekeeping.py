@@ -134,6 +134,23 @@ class TimekeepingTests(PodsTestCase):
         self.world.wait(ROUND_SECONDS)
         self.assertTrue(self.agent.corrections)
 
+    def test_what_is_asked_when_the_daemon_stops_is_given_up_and_nothing_else_is_kept(self) -> None:
+        self.world.wait(ROUND_SECONDS)
+        self.assertEqual(self.world.node.timekeeping._asked, set())
+        asked: list[int] = []
+        given_up: list[int] = []
+
+        async def info(within: float = 30.0) -> Any:
+            asked.append(number := len(asked))
+            never: Deferred[Any] = Deferred(lambda _: given_up.append(number))
+            return await never
+
+        self.patch(self.agent, "info", info)
+        self.world.wait(ROUND_SECONDS + FIRST_SECONDS)
+        self.world.node.timekeeping.stop()
+        self.assertTrue(asked)
+        self.assertEqual(sorted(given_up), asked)
+
     def test_none_is_asked_once_the_daemon_stops(self) -> None:
         self.world.node.timekeeping.stop()
         self.world.ahead = SECOND

@@ -107,3 +107,7 @@ class TimelineTests(SynchronousTestCase):
             [step.what for step in self.timeline.steps], ["vm made", "pod asked for", "claim", "agent asked"]
         )
         self.assertTrue(self.timeline.steps[2].until)  # it was over afterwards
+        for _ in range(MAX_STEPS):
+            pod.note("pod looked at")
+        self.timeline.take(pod)
+        self.assertEqual((len(self.timeline.steps), self.timeline.left_out), (MAX_STEPS, 4 + pod.left_out))

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
@@ -110,6 +111,10 @@ class ScreenTests(SynchronousTestCase):
                 except GrpcError:
                     continue
         self.assertIn("groups", self.refused("Stats", b"\x0b\x0c"))
+        (stats,) = (one for one in METHODS if one.name == "Stats")
+        broken = b"\x0a\x02\x3a\x7f"  # a part that ends in the middle of its own
+        self.screen.check(stats, broken + b"\x12\x00" * 500_000)  # the parser refuses all of it
+        self.assertRaises(DecodeError, vmserver.StatsResponse.FromString, broken)
 
     @given(st.sampled_from(METHODS), st.data())
     @settings(max_examples=repetitions(40, 300), deadline=None)
