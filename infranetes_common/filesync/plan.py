@@ -104,7 +104,7 @@ def _directions(
     for path in sorted({**node, **vm}):
         ours, theirs = node.get(path), vm.get(path)
         above = path.rpartition(b"/")[0]
-        if above in clashes and path:
+        if above in clashes:  # not yet those of the top itself, which comes first
             to_vm[path] = clashes[path] = clashes[above]
             continue
         if _same(ours, theirs):

@@ -359,6 +359,19 @@ class SenderTests(SynchronousTestCase):
         self.clock.advance(sender.LONGEST_PAUSE)
         self.assert_equal()
 
+    def test_vms_that_were_lost_together_are_not_called_together(self) -> None:
+        self.put(1)
+        self.vm.away = True
+        pauses = set()
+        for _ in range(5):
+            self.sender.stop()
+            self.begin()
+            self.clock.advance(0)
+            (next_call,) = self.clock.getDelayedCalls()
+            pauses.add(next_call.getTime() - self.clock.seconds())
+        self.assertGreater(len(pauses), 1)
+        self.assertTrue(sender.FIRST_PAUSE / 2 <= min(pauses) < max(pauses) <= sender.FIRST_PAUSE, pauses)
+
     def test_nothing_is_sent_of_a_table_that_is_not_complete(self) -> None:
         self.sender.stop()
         self.begin()

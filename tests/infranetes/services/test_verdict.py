@@ -55,6 +55,9 @@ class VerdictTests(SynchronousTestCase):
         found = self.judged("203.0.113.1")
         self.assertEqual(found.outcome, Outcome.DROPPED)
         self.assertTrue(found.why.endswith(": " + ", ".join(ranges[:5]) + ", ..."), found.why)
+        item["spec"]["loadBalancerSourceRanges"] = ranges[:5]
+        self.put(item, "10.1.0.1")
+        self.assertTrue(self.judged("203.0.113.1").why.endswith(": " + ", ".join(ranges[:5])))
 
     def test_an_address_without_a_rule_for_the_port(self) -> None:
         self.put(written.service(externalIPs=["192.0.2.1"], ports=[written.port(81), written.port(80)]))

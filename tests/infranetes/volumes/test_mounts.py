@@ -11,10 +11,11 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.volumes import mounts
 from infranetes.volumes.mount_table import Location, MountTable
-from infranetes.volumes.mounts import Source, find_source, for_agent, writable_submounts
+from infranetes.volumes.mounts import MAX_PATH, Source, find_source, for_agent, writable_submounts
 from infranetes.volumes.records import VolumeRecord, VolumeRecords
-from infranetes_common.errors import InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.filesync.manifest import FILE, SYMLINK, Entry
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 from infranetes_common.wire import cri
@@ -25,6 +26,66 @@ class MountCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))
         self.top.mkdir()
+
+
+EMPTY_DIR = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/cache"
+SHARED, SLAVE = cri.PROPAGATION_BIDIRECTIONAL, cri.PROPAGATION_HOST_TO_CONTAINER
+
+
+class CheckTests(SynchronousTestCase):
+    """What can be mounted in a VM, and what is refused with the reason and the mount's name."""
+
+    def mount(self, **fields: Any) -> cri.Mount:
+        return cri.Mount(**{"container_path": "/data", "host_path": "/srv", **fields})
+
+    def image(self, **fields: Any) -> cri.Mount:
+        return self.mount(**{"host_path": "", "image": cri.ImageSpec(image="x"), **fields})
+
+    def test_what_is_possible(self) -> None:
+        mounts.check(
+            (
+                self.mount(),
+                self.mount(host_path="/" + "x" * (MAX_PATH - 1)),
+                self.mount(readonly=True, recursive_read_only=True),
+                self.mount(host_path=EMPTY_DIR, propagation=SHARED),
+                self.mount(host_path=EMPTY_DIR, propagation=SLAVE, readonly=True),
+                self.image(),
+                self.image(image_sub_path="a/..b/" + "x" * (MAX_PATH - 6)),
+            )
+        )
+
+    def test_what_is_not(self) -> None:
+        one = [cri.IDMapping(host_id=9, length=1)]
+        for wrong, why in (
+            (self.mount(container_path="data"), "container_path has to be an absolute path"),
+            (self.mount(container_path="/data\0"), "container_path has to be an absolute path"),
+            (self.mount(uidMappings=one), "gidMappings"),
+            (self.mount(host_path="srv"), "host_path has to be an absolute path"),
+            (self.mount(host_path="/srv\0"), "host_path has to be an absolute path"),
+            (self.mount(host_path="/" + "x" * MAX_PATH), "host_path has to be an absolute path"),
+            (self.mount(image_sub_path="a"), "image_sub_path is for mounts of images"),
+            (self.mount(propagation=SHARED), "propagation BIDIRECTIONAL: the VM has a copy"),
+            (self.mount(propagation=SLAVE), "propagation HOST_TO_CONTAINER: the VM has a copy"),
+            (self.mount(recursive_read_only=True), "recursive_read_only needs readonly"),
+            (
+                self.mount(host_path=EMPTY_DIR, readonly=True, recursive_read_only=True, propagation=SLAVE),
+                "recursive_read_only needs propagation PRIVATE",
+            ),
+            (self.image(image=cri.ImageSpec()), "image.image is empty"),
+            (self.image(host_path="/srv"), "of an image or of a host_path, not of both"),
+            (self.image(image_sub_path="/a"), "image_sub_path has to be a path within the image"),
+            (self.image(image_sub_path="a/../b"), "image_sub_path has to be a path within the image"),
+            (self.image(image_sub_path="a\0"), "image_sub_path has to be a path within the image"),
+            (self.image(image_sub_path="x" * (MAX_PATH + 1)), "image_sub_path has to be a path within"),
+            (self.image(propagation=SLAVE), "no mount can be made in an image"),
+        ):
+            error = self.assertRaises(InvalidArgument, mounts.check, [self.mount(), wrong])
+            self.assertIn(why, str(error))
+            self.assertIn("config.mounts[1]", str(error))
+
+    def test_only_what_can_be_written_to_counts_by_its_path_without_detours(self) -> None:
+        several = (self.mount(host_path="/srv/a/../b/"), self.mount(readonly=True), self.image())
+        self.assertEqual(mounts.writable_paths(several), {"/srv/b"})
 
 
 class FindTests(MountCase):
@@ -42,6 +103,13 @@ class FindTests(MountCase):
         self.assertFalse(made.file)
         self.assertEqual((self.top / "a" / "b").stat().st_mode & 0o777, 0o755)
 
+    def test_what_becomes_a_link_meanwhile_is_refused(self) -> None:
+        (self.top / "link").symlink_to("/etc")
+        self.patch(mounts, "resolve", lambda path, confined: path)
+        wanted = cri.Mount(host_path=str(self.top / "link"))
+        error = self.assertRaises(FailedPrecondition, find_source, wanted, self.table)
+        self.assertIn("became a link", str(error))
+
     def test_sockets_devices_and_pipes_are_refused(self) -> None:
         os.mkfifo(self.top / "pipe")
         with socket.socket(socket.AF_UNIX) as listening:
@@ -53,7 +121,6 @@ class FindTests(MountCase):
                 error = self.assertRaises(InvalidArgument, find_source, cri.Mount(host_path=path), self.table)
                 self.assertIn(path, str(error))
 
-    @needs_root
     @needs_root
     def test_huge_pages_are_known_by_their_size(self) -> None:
         empty_dir = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~empty-dir" / "pages"

@@ -118,6 +118,14 @@ class PartTests(TreeCase):
         self.feed_all(Entry(b"busy", FILE, 0o600, 0, 0), Unread(b"busy"))
         self.assertEqual(self.applier.failed, {b"busy": "Device or resource busy"})
 
+    def test_an_error_without_a_number_is_named_by_its_words(self) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError("it is odd")
+
+        self.patch(os, "fchown", refuse)
+        self.feed_all(Entry(b"a", DIRECTORY, 0o700, 0, 0))
+        self.assertEqual(self.applier.failed, {b"a": "it is odd"})
+
     def test_a_message_names_a_few_of_many(self) -> None:
         def refuse(*_: object) -> int:
             raise OSError(errno.EDQUOT, "quota")

@@ -85,6 +85,10 @@ class DirectionTests(SynchronousTestCase):
             found = plan({}, it, tree, writable=True)
             self.assertEqual(found, Plan([it[b"a"]], removed, [], []))
 
+    def test_so_does_a_file_in_the_place_of_the_whole_tree(self) -> None:
+        tree, it = of(directory(b""), file(b"x")), of(file(b"", 1))
+        self.assertEqual(plan({}, tree, it, writable=True), Plan([], [], [it[b""]], [b"x"]))
+
     def test_what_stays_keeps_the_directories_that_it_is_in(self) -> None:
         tree = of(directory(b"a"), directory(b"a/x"), file(b"a/x/y"))
         later = {**tree, b"a/x/y": file(b"a/x/y", 2)}
