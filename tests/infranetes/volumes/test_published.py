@@ -25,6 +25,7 @@ from infranetes.volumes.published import (
     read,
     targets,
     unpublish,
+    volume_of,
 )
 from infranetes.volumes.tmpfs import Tmpfs
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
@@ -128,6 +129,31 @@ class PublishTests(PublishedCase):
             with self.assertRaises(InvalidArgument):
                 unpublish(target, self.table)
         self.assertEqual(os.listdir(self.top), [])
+
+
+class DocumentTests(SynchronousTestCase):
+    """The placeholder may be anybody's by the time it is read: of another type a value is refused."""
+
+    GOOD = document(PublishedVolume("a", "xfs", ("discard",), read_only=True, group=7))
+
+    def test_what_was_written_is_read(self) -> None:
+        for group in (7, 0, None):
+            its = {**self.GOOD, "group": group}
+            self.assertEqual(volume_of(its), PublishedVolume("a", "xfs", ("discard",), True, group))
+
+    def test_each_value_has_its_type(self) -> None:
+        wrong: dict[str, tuple[object, ...]] = {
+            "volume": (7, None, ["a"]),
+            "filesystem": (7, None),
+            "read_only": (0, "no", None),
+            "mount_flags": ("discard", None, {"discard": 1}, [7]),
+            "group": ("7", True, 1.5),
+        }
+        for field, values in wrong.items():
+            for value in values:
+                self.assertRaises(ValueError, volume_of, {**self.GOOD, field: value})
+            rest = {key: value for key, value in self.GOOD.items() if key != field}
+            self.assertRaises(KeyError, volume_of, rest)
 
 
 class UnpublishTests(PublishedCase):

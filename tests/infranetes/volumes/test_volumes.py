@@ -142,6 +142,19 @@ class ContainerTests(VolumesCase):
         self.assertEqual((self.recorded(), self.there.exists()), ([("c2",)], True))
         self.assertNotIn("remove", self.agent.calls)
 
+    def test_a_vm_that_goes_while_its_last_container_does(self) -> None:
+        self.prepared("c1")
+        self.agent.held["list"] = Deferred()
+        (volume,) = self.volumes._volumes["s1"].values()
+        volume.due = True
+        self.clock.advance(VolumesConfig().interval)
+        self.assertTrue(volume.lock.locked)
+        going = start(self.volumes.release(cast(Container, self.fake.containers["c1"])))
+        self.assertNoResult(going)
+        self.volumes.forget(self.sandbox)
+        self.successResultOf(going)
+        self.assertEqual((self.recorded(), self.volumes._volumes), ([], {}))
+
     def test_an_agent_that_is_away_keeps_no_record(self) -> None:
         self.prepared("c1")
         self.agent.failing = {"remove": Unavailable("away")}
@@ -192,7 +205,7 @@ class ContainerTests(VolumesCase):
             (cri.PROPAGATION_PRIVATE, True),
             (cri.PROPAGATION_HOST_TO_CONTAINER, False),
         ):
-            self.prepared("c1", self.mount(propagation=propagation))
+            self.prepared("c1", self.mount(propagation=propagation, readonly=True))
             (volume,) = self.volumes._volumes["s1"].values()
             self.assertEqual(volume.layout is not None, private)
             self.release("c1")
