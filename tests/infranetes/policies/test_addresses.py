@@ -61,6 +61,30 @@ class RangeTests(SynchronousTestCase):
             as_networks(*without(block(whole), map(block, excepted))), collapsed([str(each) for each in left])
         )
 
+    def test_what_is_excepted_at_an_edge_or_altogether(self) -> None:
+        first, end = block("10.0.0.0/29")
+        for excepted, left in (
+            ([(first, first)], [(first + 1, end)]),
+            ([(end, end)], [(first, end - 1)]),
+            ([(first, end)], []),
+            ([(first - 1, end + 1)], []),
+            ([(first - 1, first - 1), (end + 1, end + 1)], [(first, end)]),
+            ([(first + 4, first + 5), (first + 1, first + 1)],
+             [(first, first), (first + 2, first + 3), (first + 6, end)]),
+        ):  # fmt: skip
+            self.assertEqual(without((first, end), excepted), left)
+
+    def test_ranges_side_by_side_or_within_one_another_are_one(self) -> None:
+        for given_ranges, expected in (
+            ([(1, 2), (3, 4)], [(1, 4)]),
+            ([(1, 2), (4, 5)], [(1, 2), (4, 5)]),
+            ([(1, 9), (2, 3), (9, 9)], [(1, 9)]),
+            ([(5, 6), (1, 5)], [(1, 6)]),
+        ):
+            self.assertEqual(result(merged(given_ranges)), expected)
+        self.assertEqual(runs([0, 1, 2, 4]), [(0, 2), (4, 4)])
+        self.assertEqual(runs([]), [])
+
     def test_a_family_s_first_address_and_all_of_it_are_of_that_family(self) -> None:
         for text in ("0.0.0.0/0", "::/0", "0.0.0.0/32", "::/128", "::/127"):
             self.assertEqual([str(each) for each in as_networks(block(text))], [text])

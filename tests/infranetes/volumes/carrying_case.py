@@ -153,7 +153,7 @@ class OneSandbox:
     def __init__(self, id: str, agent: Agent) -> None:
         self.id = id
         self.client: Agent | None = agent
-        self.watch = Heard()
+        self.watch: Heard | None = Heard()
         self.containers: dict[str, object] = {}
         self.config: Any = None
 

@@ -14,7 +14,7 @@ from infranetes.volumes.sync import VolumeSync
 from infranetes.volumes.volume import Volume
 from infranetes.volumes.watch import AGAIN_SECONDS, RETRY_SECONDS, VolumeWatch
 from infranetes_common.errors import FailedPrecondition, Unavailable
-from tests.infranetes.volumes.carrying_case import BOUNDS, CarryingCase
+from tests.infranetes.volumes.carrying_case import BOUNDS, CarryingCase, Heard
 
 INTERVAL = 1.0
 
@@ -93,11 +93,12 @@ class WatchTests(CarryingCase):
 
     def test_none_is_looked_at_while_the_agent_is_away(self) -> None:
         self.watch.watch(self.sandbox)
-        self.fake.watch.live = False
         self.a.due = True
-        self.pass_()
-        self.assertEqual((self.sync.looked, self.compared()), ([], []))
-        self.fake.watch.live = True
+        for heard in (Heard(live=False), None):
+            self.fake.watch = heard
+            self.pass_()
+            self.assertEqual((self.sync.looked, self.compared()), ([], []))
+        self.fake.watch = Heard()
         self.pass_()
         self.assertEqual(self.compared(), ["/a"])
 
@@ -151,11 +152,13 @@ class WatchTests(CarryingCase):
 
     def test_a_call_that_ends_is_made_again(self) -> None:
         self.a.writable = True
-        self.fake.watch.live = False
+        self.fake.watch = None
         self.watch.watch(self.sandbox)
-        self.pass_(RETRY_SECONDS)
-        self.assertEqual(self.agent.calls, [])
-        self.fake.watch.live = True
+        for heard, client in ((None, self.agent), (Heard(live=False), self.agent), (Heard(), None)):
+            self.fake.watch, self.fake.client = heard, client
+            self.pass_(RETRY_SECONDS)
+            self.assertEqual(self.agent.calls, [])
+        self.fake.client = self.agent
         self.pass_(RETRY_SECONDS)
         self.assertEqual(self.agent.calls, ["watch"])
         self.agent.reports.put(Unavailable("the connection is lost"))
