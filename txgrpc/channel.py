@@ -136,7 +136,10 @@ class Channel:
             attempt.cancel()
         for connection in list(self._live):
             connection.finish_all(error)
-            connection.close(ErrorCodes.NO_ERROR, "the channel was closed")
+            if connection.phase is Phase.HANDSHAKE:  # the peer may never answer
+                connection.abort("the channel was closed")
+            else:
+                connection.close(ErrorCodes.NO_ERROR, "the channel was closed")
         if not self._live:
             return succeed(None)
         closing: Deferred[None] = Deferred()

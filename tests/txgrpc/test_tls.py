@@ -8,7 +8,14 @@ from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import gatherResults
-from twisted.internet.endpoints import SSL4ServerEndpoint, TCP4ClientEndpoint, connectProtocol, wrapClientTLS
+from twisted.internet.endpoints import (
+    SSL4ServerEndpoint,
+    TCP4ClientEndpoint,
+    TCP4ServerEndpoint,
+    connectProtocol,
+    wrapClientTLS,
+)
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.ssl import optionsForClientTLS
 from twisted.trial import unittest
 
@@ -83,6 +90,19 @@ class TLSTests(unittest.TestCase):
             peer.send(data)
             await peer.lost
         self.assertEqual((await stub.Echo(Note(text="on"))).text, "on")
+
+    async def test_a_channel_to_a_silent_peer_closes_at_once(self) -> None:
+        """Nothing was agreed upon that had to be ended."""
+        silent = Factory.forProtocol(Protocol)
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(silent)
+        self.addCleanup(port.stopListening)
+        endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
+        options = optionsForClientTLS("server.test", self.authority.certificate)
+        channel = Channel(reactor, wrapClientTLS(options, endpoint))
+        error = await status_of(channel.stub(DEMO).Echo(Note(), timeout=0.3))
+        self.assertEqual(error.code, Code.DEADLINE_EXCEEDED)
+        [connection] = channel._live
+        await channel.close().addTimeout(connection.limits.close_timeout / 2, reactor)
 
     async def test_many_channels(self) -> None:
         """A hundred channels in one process, each with calls of its own."""
