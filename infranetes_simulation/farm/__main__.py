@@ -22,7 +22,7 @@ from twisted.logger import (
 from infranetes_common.concurrency import Event, start
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
-from infranetes_simulation.farm.claim import claim
+from infranetes_simulation.farm.claim import claim_in_time
 from infranetes_simulation.farm.control import ControlFactory
 from infranetes_simulation.farm.farm import Farm
 
@@ -37,7 +37,7 @@ async def run(reactor: IReactor, socket: Path, state: Path) -> None:
     factory = ControlFactory(stop)
     farm = factory.farm = Farm(reactor, state, factory.report)
     try:
-        claim(state, socket)
+        await claim_in_time(reactor, state, socket)
         farm.load()
         port = await UNIXServerEndpoint(reactor, str(socket), mode=0o600).listen(factory)
     except (OSError, CannotListenError, FailedPrecondition) as error:

@@ -7,10 +7,30 @@ import os
 import socket
 from pathlib import Path
 
-from infranetes_common.concurrency import lock_file
+from infranetes_common.concurrency import lock_file, sleep
 from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
 
+END_SECONDS = 10.0
+"""The longest wait for a farm that is ending."""
+_LOOK_SECONDS = 0.02
 _LOCK = "lock"
+
+
+class Held(FailedPrecondition):
+    """Another farm has the directory."""
+
+
+async def claim_in_time(reactor: IReactor, directory: Path, path: Path) -> int:
+    """Do what `claim` does, but wait for a farm that is ending: it has closed the socket before."""
+    deadline = reactor.seconds() + END_SECONDS
+    while True:
+        try:
+            return claim(directory, path)
+        except Held:
+            if path.exists() or reactor.seconds() > deadline:
+                raise
+        await sleep(reactor, _LOOK_SECONDS)
 
 
 def claim(directory: Path, path: Path) -> int:
@@ -23,9 +43,7 @@ def claim(directory: Path, path: Path) -> int:
     try:
         descriptor = lock_file(directory / _LOCK)
     except BlockingIOError:
-        raise FailedPrecondition(
-            f"another farm holds {directory}; stop it, or take another --state"
-        ) from None
+        raise Held(f"another farm holds {directory}; stop it, or take another --state") from None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
