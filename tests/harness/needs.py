@@ -170,6 +170,7 @@ class _Needy(Protocol):
 
 
 T = TypeVar("T", bound=_Needy)
+U = TypeVar("U")
 
 
 def needs(*which: Need) -> Callable[[T], T]:
@@ -253,6 +254,6 @@ def tier_of(test: unittest.TestCase) -> Tier:
     return stated or max((each.tier for each in needs_of(test)), default=Tier.CHECK)
 
 
-def repetitions(usual: int, nightly: int) -> int:
-    """Return how often a test repeats something: `usual`, or at night `nightly`."""
+def repetitions(usual: U, nightly: U) -> U:
+    """Return how often, or with what, a test repeats something: `usual`, or at night `nightly`."""
     return nightly if os.environ.get(NIGHTLY_VARIABLE) else usual

@@ -12,9 +12,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.cri.status import runtime_version
 from infranetes_common import __version__
+from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]
-TWISTD = ["-c", "from twisted.scripts.twistd import run; run()"]
 DAEMONS = ("infranetes", "vmserver")
 PROGRAMS = {
     "infranetes-ctl": ["-m", "infranetes.control.cli"],
@@ -24,7 +24,7 @@ PROGRAMS = {
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(warm.command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 class VersionTests(SynchronousTestCase):
@@ -32,7 +32,7 @@ class VersionTests(SynchronousTestCase):
 
     def test_every_program_tells_it(self) -> None:
         for name in DAEMONS:
-            done = run(*TWISTD, name, "--version")
+            done = run(*warm.TWISTD, name, "--version")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stdout, rf"^{name} {re.escape(__version__)} \(Twisted [0-9.]+\)\n$")
         for name, command in PROGRAMS.items():
@@ -43,7 +43,8 @@ class VersionTests(SynchronousTestCase):
         self.assertRegex(
             (ROOT / "debian/changelog").read_text(), rf"^infranetes \({re.escape(__version__)}\) "
         )
-        done = run("setup.py", "--version")
+        command = [sys.executable, "setup.py", "--version"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.stdout.strip().splitlines()[-1:], [__version__], done.stderr)
         self.assertNotIn(f'"{__version__}"', (ROOT / "setup.py").read_text())
 
@@ -61,7 +62,7 @@ class MistakeTests(SynchronousTestCase):
                 (("--config",), "option --config requires argument"),
                 (("surplus",), "Wrong number of arguments"),
             ):
-                done = run(*TWISTD, name, *arguments)
+                done = run(*warm.TWISTD, name, *arguments)
                 self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
                 self.assertEqual(
                     done.stderr, f"{name}: {words.rstrip('.')}; twistd {name} --help shows what there is\n"
@@ -69,7 +70,7 @@ class MistakeTests(SynchronousTestCase):
 
     def test_help_is_as_long_as_it_was(self) -> None:
         for name in DAEMONS:
-            done = run(*TWISTD, name, "--help")
+            done = run(*warm.TWISTD, name, "--help")
             self.assertEqual(done.returncode, 0)
             self.assertTrue(done.stdout.startswith(f"Usage: twistd [options of twistd] {name} [options]\n"))
             self.assertIn("--config=", done.stdout)

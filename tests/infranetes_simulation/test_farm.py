@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.contract.container_provider_case import busybox_image
 from tests.harness.needs import needs_programs
+from tests.support import warm
 from tests.support.dockerd import archive
 from tests.vmserver.harness import Client
 from tests.vmserver.pki import Authority
@@ -61,12 +61,16 @@ class FarmTests(TestCase):
 
     timeout = 120
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        warm.wait_until_ready()
+
     async def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="farm-"))
         self.authority = Authority()
         self.lines: list[_Line] = []
         self.channels: list[Channel] = []
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: warm.Process | None = None
         self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
         await self.start()
 
@@ -79,11 +83,12 @@ class FarmTests(TestCase):
         shutil.rmtree(self.directory)
 
     def command(self) -> list[str]:
+        """Return the arguments of Python that run the farm."""
         socket, state = str(self.directory / "socket"), str(self.directory / "state")
-        return [sys.executable, "-m", "infranetes_simulation.farm", "--socket", socket, "--state", state]
+        return ["-m", "infranetes_simulation.farm", "--socket", socket, "--state", state]
 
     async def start(self) -> None:
-        self.process = subprocess.Popen(self.command(), cwd=ROOT)
+        self.process = warm.Process(self.command(), 2, ROOT, os.environ)
         until = time.monotonic() + 30
         while True:
             try:
@@ -222,7 +227,7 @@ class FarmTests(TestCase):
         self.assertEqual((await self.ask("list"))["vms"], [])
 
     async def test_one_farm_at_a_time(self) -> None:
-        other = subprocess.run(self.command(), cwd=ROOT, capture_output=True, text=True)
+        other = subprocess.run(warm.command(*self.command()), cwd=ROOT, capture_output=True, text=True)
         self.assertEqual(other.returncode, 1)
         self.assertIn("another farm holds", other.stderr)
         self.assertTrue((await self.ask("list"))["ok"])
@@ -232,7 +237,7 @@ class FarmTests(TestCase):
         await self.running("a")
         self.assertTrue((await self.ask("stop"))["ok"])
         assert self.process is not None
-        self.assertEqual(self.process.wait(20), 0)
+        self.assertEqual(self.process.wait(), 0)
 
     async def test_the_socket_and_records_are_for_their_owner_alone(self) -> None:
         await self.boot("a")

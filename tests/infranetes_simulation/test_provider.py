@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from infranetes_simulation.provider.settings import AFTER_ANNOTATION, BEHAVIOUR_
 from tests.contract.leased_addresses import LeasedAddressContract
 from tests.contract.pod_provider import PodProviderContract
 from tests.contract.pod_provider_case import ProviderCase, reactor
+from tests.support import warm
 from txgrpc import GrpcError
 
 
@@ -36,8 +38,16 @@ class SimulatedCase(ProviderCase):
     provider_name = "simulated"
     boot_timeout = 20.0
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        warm.wait_until_ready()
+
     def setUp(self) -> Any:
-        self.settings: dict[str, Any] = {"boot_seconds": 0.1, "jitter_seconds": 0.1}
+        self.settings: dict[str, Any] = {
+            "boot_seconds": 0.1,
+            "jitter_seconds": 0.1,
+            "farm_command": warm.detached("-m", "infranetes_simulation.farm"),
+        }
         return super().setUp()
 
     def table(self) -> Mapping[str, Any]:
@@ -65,14 +75,12 @@ class SimulatedCase(ProviderCase):
         return []
 
     def farm_pids(self) -> list[int]:
-        """Return the processes of the test's farm."""
+        """Return the processes of the test's farm, which has the directory of its socket to itself."""
         found = []
-        for arguments in (each / "cmdline" for each in Path("/proc").glob("[0-9]*")):
-            try:
-                if str(self.run_dir / "simulated" / "farm.sock") in arguments.read_text():
-                    found.append(int(arguments.parent.name))
-            except (OSError, UnicodeDecodeError):
-                continue
+        for directory in Path("/proc").glob("[0-9]*/cwd"):
+            with contextlib.suppress(OSError):
+                if directory.readlink() == self.run_dir / "simulated":
+                    found.append(int(directory.parent.name))
         return found
 
 

@@ -103,7 +103,7 @@ class SimulatedFarm(_Sound):
         """Do nothing: the daemon starts the farm."""
 
     def table(self) -> dict[str, object]:
-        command = warm.command("-m", "infranetes_simulation.farm")
+        command = warm.detached("-m", "infranetes_simulation.farm")
         return {"boot_seconds": 0.05, "jitter_seconds": 0.05, "farm_command": command}
 
     async def resources(self) -> dict[str, str]:

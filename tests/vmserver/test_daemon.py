@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.contract.container_provider_case import busybox_image
 from tests.harness.needs import needs_programs
+from tests.support import warm
 from tests.support.dockerd import archive
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
@@ -35,7 +35,7 @@ from vmserver.service import Options, makeService
 
 reactor = installed()
 ROOT = Path(__file__).resolve().parents[2]
-TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
+VMSERVER = (*warm.TWISTD, "--nodaemon", "--pidfile=", "vmserver", "--config")
 ID = "e0" * 16
 
 
@@ -117,6 +117,10 @@ class ProcessTests(TestCase):
 
     timeout = 120
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        warm.wait_until_ready()
+
     def setUp(self) -> None:
         self.directory = run_directory(self)
         with socket.socket() as probe:
@@ -127,29 +131,28 @@ class ProcessTests(TestCase):
             f'provider = "fake"\nrun_dir = "{self.directory}/own"\nlisten = "127.0.0.1:{self.port}"\n'
             f'[identity]\nsource = "file"\npath = "{self.directory}/identity"\napply = false\n'
         )
+        self.arguments = (*VMSERVER, str(self.config))
         self.node = Agent(reactor, self.directory)
         save(self.directory / "identity", encode(self.node.authority.identity(SANDBOX)).decode())
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: warm.Process | None = None
         self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
 
     async def _clean_up(self) -> None:
         for channel in self.node.channels:
             await channel.close()
-        self.kill()
+        await self.kill()
 
     def start(self) -> None:
         with open(self.directory / "log", "ab") as log:
-            self.process = subprocess.Popen(
-                [*TWISTD, "vmserver", "--config", str(self.config)], cwd=ROOT, stdout=log, stderr=log
-            )
+            self.process = warm.Process(self.arguments, log.fileno(), ROOT, os.environ)
 
-    def kill(self, number: int = signal.SIGKILL) -> int:
-        if self.process is None:
+    async def kill(self, number: int = signal.SIGKILL) -> int | None:
+        process, self.process = self.process, None
+        if process is None:
             return 0
-        self.process.send_signal(number)
-        code = self.process.wait(20)
-        self.process = None
-        return code
+        process.send_signal(number)
+        await until(lambda: process.poll() is not None, "it ends")
+        return process.returncode
 
     def stub(self) -> Any:
         # The harness's own agent is not started: only its node is used.
@@ -157,12 +160,12 @@ class ProcessTests(TestCase):
         return self.node.stub()
 
     async def info(self, stub: Any) -> Any:
-        until = time.monotonic() + 30
+        deadline = time.monotonic() + 30
         while True:
             try:
                 return await stub.Info(messages.InfoRequest(), timeout=2.0)
             except GrpcError:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     self.fail((self.directory / "log").read_text())
                 await deferLater(reactor, 0.1, lambda: None)
 
@@ -183,19 +186,25 @@ class ProcessTests(TestCase):
             messages.LoadImageRequest(data=data[at : at + 65536]) for at in range(0, len(data), 65536)
         ]
         await stub.LoadImage(iter(load), timeout=30.0)
-        config = cri.ContainerConfig(
-            command=["sh", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 1.5; done"]
+        waits = "while [ ! -e {0} ]; do sleep 0.05; done"
+        killed, written, back = (self.directory / name for name in ("killed", "written", "back"))
+        script = (
+            f"echo 1; echo 2; {waits.format(killed)}; echo 3; echo 4; touch {written}; "
+            f"{waits.format(back)}; echo 5; echo 6"
         )
+        config = cri.ContainerConfig(command=["sh", "-c", script])
         request = messages.CreateContainerRequest(id=ID, image_id=built.id, config=config)
         made = await stub.CreateContainer(request, timeout=10.0)
         started = await stub.StartContainer(messages.StartContainerRequest(id=ID), timeout=10.0)
         running = stub.ExecSync(messages.ExecSyncRequest(id=ID, command=["sleep", "20"]), timeout=30.0)
         await deferLater(reactor, 0.3, lambda: None)
-        self.kill()
+        await self.kill()
         # A call that the agent died in.
         with self.assertRaises(GrpcError) as caught:
             await running
         self.assertEqual(caught.exception.code, Code.UNAVAILABLE)
+        killed.touch()
+        await until(written.exists, "the container goes on")
         (self.directory / "identity").unlink()  # the agent has kept what it needs
         self.start()
         after = await self.info(stub)
@@ -207,6 +216,8 @@ class ProcessTests(TestCase):
         lines = []
         async for record in stub.ReadLog(messages.ReadLogRequest(id=ID, follow=True), timeout=30.0):
             lines.append(record.line)
+            if record.line == b"4":
+                back.touch()
         self.assertEqual(lines, [b"1", b"2", b"3", b"4", b"5", b"6"])
         listed = await stub.ListContainers(messages.ListContainersRequest(), timeout=10.0)
         self.assertEqual(
@@ -258,12 +269,12 @@ class ProcessTests(TestCase):
         with self.assertRaises(GrpcError) as caught:  # no such container, but the limit allows the call
             await stub.ExecSync(request, timeout=10.0)
         self.assertEqual(caught.exception.code, Code.NOT_FOUND)
-        self.assertIn(self.kill(signal.SIGTERM), (0, -signal.SIGTERM))
+        self.assertIn(await self.kill(signal.SIGTERM), (0, -signal.SIGTERM))
 
     async def test_it_ends_well_when_told_to(self) -> None:
         self.start()
         await self.info(self.stub())
-        self.assertIn(self.kill(signal.SIGTERM), (0, -signal.SIGTERM))  # depends on the release of Twisted
+        self.assertIn(await self.kill(signal.SIGTERM), (0, -signal.SIGTERM))  # depends on the release of Twisted
 
     async def test_the_kept_identity_is_for_its_owner_alone(self) -> None:
         self.start()
@@ -276,7 +287,7 @@ class ProcessTests(TestCase):
     def test_a_wrong_file_ends_the_start_with_words(self) -> None:
         self.config.write_text("nonsense = 1\n")
         done = subprocess.run(
-            [*TWISTD, "vmserver", "--config", str(self.config)], cwd=ROOT, capture_output=True, text=True
+            warm.command(*self.arguments), cwd=ROOT, capture_output=True, text=True
         )
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("nonsense", done.stdout + done.stderr)

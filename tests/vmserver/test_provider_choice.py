@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
-import subprocess
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
@@ -20,10 +20,11 @@ from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.harness.needs import needs_docker
+from tests.support import warm
 from tests.support.dockerd import Dockerd
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
-from tests.vmserver.test_daemon import ROOT, TWISTD
+from tests.vmserver.test_daemon import ROOT, VMSERVER
 from txgrpc import Code, GrpcError
 from vmserver.identity.delivery import save
 from vmserver.provider_choice import ProviderChoice
@@ -183,6 +184,10 @@ class ProcessTests(TestCase):
 
     timeout = 180
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        warm.wait_until_ready()
+
     async def setUp(self) -> None:
         self.directory = run_directory(self)
         self.docker = Dockerd()
@@ -203,7 +208,7 @@ class ProcessTests(TestCase):
         )
         self.node = Agent(reactor, self.directory)
         save(self.directory / "identity", encode(self.node.authority.identity(SANDBOX)).decode())
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: warm.Process | None = None
         self.addCleanup(lambda: Deferred.fromCoroutine(self._clean_up()))
 
     async def _clean_up(self) -> None:
@@ -214,14 +219,12 @@ class ProcessTests(TestCase):
 
     def start(self) -> None:
         with open(self.directory / "log", "ab") as log:
-            self.process = subprocess.Popen(
-                [*TWISTD, "vmserver", "--config", str(self.config)], cwd=ROOT, stdout=log, stderr=log
-            )
+            self.process = warm.Process((*VMSERVER, str(self.config)), log.fileno(), ROOT, os.environ)
 
     async def kill(self) -> None:
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
-            await deferToThread(self.process.wait, 20)
+            await deferToThread(self.process.wait)
             self.process = None
 
     def stub(self) -> Any:

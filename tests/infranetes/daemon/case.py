@@ -41,7 +41,7 @@ START_SECONDS = 60.0
 IMAGE = "busybox"
 _OFTEN = Backoff(first=0.02, most=0.1)  # since most daemons are there in a moment
 FARM = "infranetes_simulation.farm"
-_TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
+_TWISTD = (sys.executable, *warm.TWISTD)
 
 
 @attrs.frozen
@@ -120,7 +120,7 @@ class DaemonCase(KeptCase, TestCase):
         }
         self.environment: dict[str, str] = {}
         self.constants: dict[str, float] = {}
-        self.config["providers"]["simulated"]["farm_command"] = warm.command("-m", FARM)
+        self.config["providers"]["simulated"]["farm_command"] = warm.detached("-m", FARM)
         self.process: subprocess.Popen[bytes] | warm.Process | None = None
         self.channel: Channel | None = None
         self.addCleanup(lambda: Deferred.fromCoroutine(self.end_everything()))

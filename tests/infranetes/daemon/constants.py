@@ -4,13 +4,14 @@
     python -m tests.infranetes.daemon.constants JSON TWISTD-ARGUMENTS...
 
 JSON is an object of values by name, such as {"infranetes.volumes.volumes.FIND_SECONDS": 1}; the name may also
-be of a field of a constant.
+be of a field of a constant, or of a class.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import sys
 
 import attrs
@@ -21,14 +22,13 @@ def change(values: dict[str, float]) -> None:
     """Give constants of modules and fields of them these values. :raise AttributeError: there is none."""
     for name, value in values.items():
         owner, _, changed = name.rpartition(".")
+        holder = pkgutil.resolve_name(owner)
         if owner.rpartition(".")[2].isupper():
-            owner, _, constant = owner.rpartition(".")
-            module = importlib.import_module(owner)
-            setattr(module, constant, attrs.evolve(getattr(module, constant), **{changed: value}))
+            module, _, constant = owner.rpartition(".")
+            setattr(importlib.import_module(module), constant, attrs.evolve(holder, **{changed: value}))
         else:
-            module = importlib.import_module(owner)
-            getattr(module, changed)
-            setattr(module, changed, value)
+            getattr(holder, changed)
+            setattr(holder, changed, value)
 
 
 if __name__ == "__main__":

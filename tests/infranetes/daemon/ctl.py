@@ -8,13 +8,13 @@ import io
 import json
 import os
 import subprocess
-import sys
 from typing import Any
 
 from twisted.internet.threads import deferToThread
 
 from infranetes.control.cli import DONE, ask, parser, socket_of
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+from tests.support import warm
 
 
 class CtlCase(DaemonCase):
@@ -33,7 +33,7 @@ class CtlCase(DaemonCase):
 
     async def command(self, *arguments: str, code: int = DONE) -> str:
         """The same in a process of its own."""
-        program = [sys.executable, "-m", "infranetes.control.cli", *arguments]
+        program = warm.command("-m", "infranetes.control.cli", *arguments)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = await deferToThread(
             subprocess.run, program, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=100

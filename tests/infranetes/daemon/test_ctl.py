@@ -9,7 +9,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from typing import IO
 
 from twisted.internet.threads import deferToThread
@@ -25,6 +24,7 @@ from tests.infranetes.daemon.ctl import CtlCase
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.services import objects as written
 from tests.infranetes.services.test_cluster import KUBECONFIG
+from tests.support import warm
 
 
 @needs_registry
@@ -134,11 +134,11 @@ class CtlTests(CtlCase):
     def watch(self, command: str) -> tuple[subprocess.Popen[str], IO[str]]:
         """Start `COMMAND --watch`, and return the process and its output."""
         # A shell that starts the tests in the background has them, and their children, ignore SIGINT.
-        python = ["env", "--default-signal=INT", sys.executable]
-        program = [*python, "-m", "infranetes.control.cli", command, "--watch", "--config"]
+        config = str(self.root / "infranetes.toml")
+        program = warm.command("-m", "infranetes.control.cli", command, "--watch", "--config", config)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         watching = subprocess.Popen(
-            [*program, str(self.root / "infranetes.toml")], stdout=subprocess.PIPE, env=environment, text=True
+            ["env", "--default-signal=INT", *program], stdout=subprocess.PIPE, env=environment, text=True
         )
         self.addCleanup(watching.wait)
         self.addCleanup(watching.kill)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 from twisted.internet.threads import deferToThread
 
@@ -14,6 +13,7 @@ from infranetes_common.wire import cri
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.ctl import CtlCase
+from tests.support import warm
 
 
 @needs_registry
@@ -54,10 +54,9 @@ class LogTests(CtlCase):
         wait = f"while [ ! -e {goes_on} ]; do sleep 0.1; done"
         script = f"echo line 0; {wait}; for i in 1 2 3 4 5; do echo line $i; sleep 0.2; done"
         container = await self.run_container(sandbox, self.box(script=script))
-        program = [sys.executable, "-m", "infranetes.control.cli", "logs", "web", "-f", "--config"]
-        following = subprocess.Popen(
-            [*program, str(self.root / "infranetes.toml")], stdout=subprocess.PIPE, cwd=ROOT, text=True
-        )
+        config = str(self.root / "infranetes.toml")
+        program = warm.command("-m", "infranetes.control.cli", "logs", "web", "-f", "--config", config)
+        following = subprocess.Popen(program, stdout=subprocess.PIPE, cwd=ROOT, text=True)
         self.addCleanup(following.wait)
         self.addCleanup(following.kill)
         assert following.stdout is not None

@@ -23,6 +23,7 @@ from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.ctl import CtlCase
 from tests.infranetes.daemon.terminal import OnTerminal
+from tests.support import warm
 
 TYPED = "typed-in-there-4711"
 READ_AGAIN = "was read again: control.enter is in force"
@@ -45,9 +46,9 @@ class EnterCase(CtlCase):
         self.sandbox = await self.run_pod("web", **self.pod_has)
 
     def words(self, *words: str) -> list[str]:
-        """Return the command line."""
-        program = [sys.executable, "-m", "infranetes.control.cli"]
-        return [*program, "--config", str(self.root / "infranetes.toml"), "enter", *words]
+        """Return the arguments of Python that enter the pod."""
+        config = str(self.root / "infranetes.toml")
+        return ["-m", "infranetes.control.cli", "--config", config, "enter", *words]
 
     @property
     def surroundings(self) -> dict[str, str]:
@@ -55,7 +56,7 @@ class EnterCase(CtlCase):
 
     def run_by_pipes(self, *words: str, typed: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            self.words(*words),
+            warm.command(*self.words(*words)),
             input=typed,
             capture_output=True,
             cwd=ROOT,
@@ -71,7 +72,7 @@ class EnterCase(CtlCase):
 
     async def on_terminal(self, *words: str) -> OnTerminal:
         """Run the command on a terminal. Return it once it has entered the VM."""
-        on = OnTerminal(self.words(*words), ROOT, self.surroundings)
+        on = OnTerminal([sys.executable, *self.words(*words)], ROOT, self.surroundings)
         self.addCleanup(on.close)
         await on.shows(b"^] three times within a second leaves it")
         return on
@@ -131,7 +132,7 @@ class PipeTests(EnterCase):
         seconds = self.marker(2_100_000)
         script = f"sleep {seconds} & yes"
         with subprocess.Popen(
-            self.words("web", "--", "sh", "-c", script),
+            warm.command(*self.words("web", "--", "sh", "-c", script)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             cwd=ROOT,

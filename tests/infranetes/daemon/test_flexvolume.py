@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,10 +16,11 @@ from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume, read
 from tests.harness.needs import needs_root
 from tests.infranetes.daemon.case import ROOT, DaemonCase
+from tests.support import warm
 
 # What a cluster's administrator puts in the driver's directory for a daemon of another configuration.
 _WRAPPER = """#!/bin/sh
-exec env PYTHONPATH={root} {python} -m infranetes.flexvolume.cli --config {config} "$@"
+exec env PYTHONPATH={root} {driver} --config {config} "$@"
 """
 
 
@@ -37,7 +38,8 @@ class DriverTests(DaemonCase):
         vendor.mkdir(parents=True)
         self.driver = vendor / "infranetes"
         config = self.root / "infranetes.toml"
-        self.driver.write_text(_WRAPPER.format(root=ROOT, python=sys.executable, config=config))
+        program = shlex.join(warm.command("-m", "infranetes.flexvolume.cli"))
+        self.driver.write_text(_WRAPPER.format(root=ROOT, driver=program, config=config))
         self.driver.chmod(0o755)
         self.target = Path(os.path.realpath(self.root)) / "pods/uid-1/volumes/apporbit~infranetes/data"
         self.volume = f"db-{uuid4().hex[:12]}"  # unique, as other tests share the node's mounts

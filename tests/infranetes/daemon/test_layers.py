@@ -21,6 +21,7 @@ from tests.support.registry import Registry
 from txgrpc import Code, GrpcError
 
 MIB = 1024 * 1024
+ARRIVING = 40, 10, 2  # an image that takes a moment to arrive, as `large` makes it
 
 
 @needs_registry
@@ -101,20 +102,20 @@ class LayersTests(DaemonCase):
         self.assertEqual(len(list(self.brought())), 4 * 5)
 
     async def test_what_has_arrived_is_not_sent_again_after_a_lost_connection(self) -> None:
-        await self.start_with(large=large(120, 120, 2))
+        await self.start_with(large=large(*ARRIVING))
         sandbox = await self.run_pod()
         creating = start(self.create(sandbox, self.of("large")))
-        await self.until(lambda: self.arriving() > 8 * MIB, "the layers are arriving", 30.0)
+        await self.until(lambda: self.arriving() > 2 * MIB, "the layers are arriving", 30.0)
         [vm] = await self.vms()
         await self.farm("behave", id=vm["id"], behaviour="normal", after=0)  # closes its connections
         await creating
         self.assertIn("continues at", self.log)
 
     async def test_the_next_daemon_goes_on_with_what_has_arrived(self) -> None:
-        await self.start_with(large=large(120, 120, 2))
+        await self.start_with(large=large(*ARRIVING))
         sandbox = await self.run_pod()
         creating = start(self.create(sandbox, self.of("large")))
-        await self.until(lambda: self.arriving() > 8 * MIB, "the layers are arriving", 30.0)
+        await self.until(lambda: self.arriving() > 2 * MIB, "the layers are arriving", 30.0)
         await self.restart()
         await settled([creating])
         container = await self.run_container(sandbox, self.of("large"))
@@ -122,18 +123,18 @@ class LayersTests(DaemonCase):
         self.assertEqual([one.id for one in await self.containers()], [container])
 
     async def test_a_call_that_has_run_out_of_time_is_joined_by_the_next(self) -> None:
-        await self.start_with(large=large(120, 120, 2))
+        await self.start_with(large=large(*ARRIVING))
         sandbox = await self.run_pod()
         request = cri.CreateContainerRequest(pod_sandbox_id=sandbox, config=self.of("large"))
-        await self.refused(Code.DEADLINE_EXCEEDED, self.runtime.CreateContainer(request, timeout=0.3))
+        await self.refused(Code.DEADLINE_EXCEEDED, self.runtime.CreateContainer(request, timeout=0.1))
         container = await self.run_container(sandbox, self.of("large"))
         self.assertEqual([one.id for one in await self.containers()], [container])
 
     async def test_a_pod_that_is_stopped_ends_what_is_arriving(self) -> None:
-        await self.start_with(large=large(120, 120, 2))
+        await self.start_with(large=large(*ARRIVING))
         sandbox = await self.run_pod()
         creating: Deferred[str] = start(self.create(sandbox, self.of("large")))
-        await self.until(lambda: self.arriving() > 8 * MIB, "the layers are arriving", 30.0)
+        await self.until(lambda: self.arriving() > 2 * MIB, "the layers are arriving", 30.0)
         await self.remove_pod(sandbox)
         [result] = await settled([creating])
         self.assertIsInstance(getattr(result, "value", None), GrpcError)

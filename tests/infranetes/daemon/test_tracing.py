@@ -33,6 +33,10 @@ class TracingCase(DaemonCase):
         self.collector = Collector(reactor)
         self.addCleanup(lambda: start(self.collector.stop()))
         self.config["tracing"] = {"endpoint": self.before(self.collector.endpoint)}
+        self.constants = {
+            "infranetes.tracing.delivery.PAUSE_SECONDS": 0.2,
+            "infranetes.tracing.exported.EXPORT_SECONDS": 1.0,
+        }
 
     def before(self, collector: str) -> str:
         """Return the URL to which the daemon sends the spans that are meant for `collector`."""

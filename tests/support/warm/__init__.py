@@ -25,6 +25,8 @@ from pathlib import Path
 from tests.support.warm import client
 
 ROOT = Path(__file__).resolve().parents[3]
+#: The arguments of Python that run twistd.
+TWISTD = ("-c", "from twisted.scripts.twistd import run; run()")
 
 
 @functools.cache
@@ -55,8 +57,13 @@ def wait_until_ready() -> None:
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command that runs `python *arguments` and detaches it: for what another program starts."""
-    return [sys.executable, "-ISs", client.__file__, address(), *arguments]
+    """Return the command that runs `python *arguments`, for `subprocess` and its like; no terminals."""
+    return [sys.executable, "-ISs", client.__file__, "attached", address(), *arguments]
+
+
+def detached(*arguments: str) -> list[str]:
+    """Return the command that starts `python *arguments` and ends: for what another program starts."""
+    return [sys.executable, "-ISs", client.__file__, "detached", address(), *arguments]
 
 
 class Process:

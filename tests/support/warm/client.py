@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask the server for a program. As a script: detached, with this process's directory, environment and files.
+"""Ask the server for a program. As a script: one with this process's directory, environment and files.
 
-It imports as little as can be, since the script is on the way of many tests.
+    client.py attached|detached ADDRESS ARGUMENTS...
+
+An attached one is as if it were this process: it gets its signals, and its end is this process's. The script
+imports as little as can be, since it is on the way of many tests.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -33,5 +37,30 @@ def ask(
     return connection
 
 
+def stand_for(connection: socket.socket) -> None:
+    """Pass signals on to the program that was asked for, and end as it ends."""
+    told = connection.makefile("rb")
+    pid = int(told.readline())
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for file in range(3):
+        os.dup2(nothing, file)  # so that what it closes is closed
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    code = os.waitstatus_to_exitcode(int(told.readline()))
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def main(how: str, address: str, *arguments: str) -> None:
+    """Run the script."""
+    attached = how == "attached"
+    connection = ask(address, arguments, (0, 1, 2), os.getcwd(), dict(os.environ), attached)
+    if attached:
+        stand_for(connection)
+    connection.recv(100)
+
+
 if __name__ == "__main__":
-    ask(sys.argv[1], sys.argv[2:], (0, 1, 2), os.getcwd(), dict(os.environ), False).recv(100)
+    main(*sys.argv[1:])

@@ -20,12 +20,14 @@ import threading
 
 IMPORTED = (
     "infranetes.control.cli",
+    "infranetes.flexvolume.cli",
     "infranetes.providers.cloud.aws",
     "infranetes.providers.cloud.azure",
     "infranetes.providers.cloud.gcp",
     "infranetes.providers.cloud.openstack",
     "infranetes.providers.cloud.vsphere",
     "infranetes.providers.qemu",
+    "infranetes.publish.command",
     "infranetes.service",
     "infranetes_simulation.farm.__main__",
     "infranetes_simulation.provider",
@@ -46,6 +48,7 @@ def serve(listener: socket.socket, life: int) -> list[str]:
         with connection:
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
                 listener.close()
                 return start(connection)
 
@@ -91,6 +94,9 @@ def run(arguments: list[str]) -> None:
     sys.path[0] = os.getcwd()
     sys.argv = [how, *others]
     if how == "-m":
+        for name in (what, f"{what}.__main__"):  # else Python warns that it was imported
+            if not hasattr(sys.modules.get(name), "__path__"):
+                sys.modules.pop(name, None)
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
         exec(what, {"__name__": "__main__"})  # noqa: S102 - as python -c does

@@ -24,6 +24,10 @@ SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
 
 
 class WarmTests(SynchronousTestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        warm.wait_until_ready()
+
     def setUp(self) -> None:
         self.directory = Path(self.mktemp()).absolute()
         self.directory.mkdir()
@@ -90,9 +94,23 @@ class WarmTests(SynchronousTestCase):
         del process
         self.until(lambda: not Path(f"/proc/{pid}").exists(), "it is killed")
 
+    def test_a_command_stands_for_it(self) -> None:
+        program = "import sys; print(sys.stdin.read(), sys.argv); sys.exit('words')"
+        done = subprocess.run(warm.command("-c", program, "one"), input=b"typed", capture_output=True)
+        self.assertEqual((done.stdout, done.stderr), (b"typed ['-c', 'one']\n", b"words\n"))
+        self.assertEqual(done.returncode, 1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            with subprocess.Popen(warm.command("-c", SLEEP), **pipes) as standing:
+                assert standing.stdout is not None
+                pid = int(standing.stdout.readline())
+                standing.send_signal(number)
+                self.assertEqual(standing.wait(), -number)
+            self.until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "it ends with what stands for it")
+
     def test_what_is_detached_outlives_its_starter(self) -> None:
         with self.output.open("ab") as output:
-            subprocess.run(warm.command("-c", SLEEP), stdout=output, check=True)
+            subprocess.run(warm.detached("-c", SLEEP), stdout=output, check=True)
         self.until(lambda: self.output.read_text().endswith("\n"), "it runs")
         pid = int(self.output.read_text())
         with contextlib.suppress(ProcessLookupError):
