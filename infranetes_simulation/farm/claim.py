@@ -17,18 +17,18 @@ _LOOK_SECONDS = 0.02
 _LOCK = "lock"
 
 
-class Held(FailedPrecondition):
-    """Another farm has the directory."""
+class Ending(FailedPrecondition):
+    """Another farm has the directory, and listens no longer."""
 
 
 async def claim_in_time(reactor: IReactor, directory: Path, path: Path) -> int:
-    """Do what `claim` does, but wait for a farm that is ending: it has closed the socket before."""
+    """Do what `claim` does, but wait for a farm that is ending."""
     deadline = reactor.seconds() + END_SECONDS
     while True:
         try:
             return claim(directory, path)
-        except Held:
-            if path.exists() or reactor.seconds() > deadline:
+        except Ending:
+            if reactor.seconds() > deadline:
                 raise
         await sleep(reactor, _LOOK_SECONDS)
 
@@ -43,7 +43,8 @@ def claim(directory: Path, path: Path) -> int:
     try:
         descriptor = lock_file(directory / _LOCK)
     except BlockingIOError:
-        raise Held(f"another farm holds {directory}; stop it, or take another --state") from None
+        kind = FailedPrecondition if path.exists() else Ending
+        raise kind(f"another farm holds {directory}; stop it, or take another --state") from None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:

@@ -274,7 +274,7 @@ class ProcessTests(TestCase):
     async def test_it_ends_well_when_told_to(self) -> None:
         self.start()
         await self.info(self.stub())
-        self.assertIn(await self.kill(signal.SIGTERM), (0, -signal.SIGTERM))  # depends on the release of Twisted
+        self.assertIn(await self.kill(signal.SIGTERM), (0, -signal.SIGTERM))  # by Twisted's release
 
     async def test_the_kept_identity_is_for_its_owner_alone(self) -> None:
         self.start()
@@ -286,9 +286,7 @@ class ProcessTests(TestCase):
 
     def test_a_wrong_file_ends_the_start_with_words(self) -> None:
         self.config.write_text("nonsense = 1\n")
-        done = subprocess.run(
-            warm.command(*self.arguments), cwd=ROOT, capture_output=True, text=True
-        )
+        done = subprocess.run(warm.command(*self.arguments), cwd=ROOT, capture_output=True, text=True)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("nonsense", done.stdout + done.stderr)
         self.assertNotIn("Traceback", done.stdout + done.stderr)
