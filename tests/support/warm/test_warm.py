@@ -100,8 +100,9 @@ class WarmTests(SynchronousTestCase):
         self.assertEqual((done.stdout, done.stderr), (b"typed ['-c', 'one']\n", b"words\n"))
         self.assertEqual(done.returncode, 1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            with subprocess.Popen(warm.command("-c", SLEEP), **pipes) as standing:
+            with subprocess.Popen(
+                warm.command("-c", SLEEP), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ) as standing:
                 assert standing.stdout is not None
                 pid = int(standing.stdout.readline())
                 standing.send_signal(number)
