@@ -20,6 +20,7 @@ from vmserver.huge_pages import HugePages
 from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 from vmserver.rpc.batches import batches
+from vmserver.rpc.last_lines import whole
 from vmserver.rpc.quota import Quota
 from vmserver.volumes.nfs import NfsMounts
 from vmserver.volumes.parts import VolumeParts
@@ -146,7 +147,9 @@ class ContainerCalls:
         self, request: messages.ReadLogRequest, call: Call
     ) -> AsyncIterator[list[messages.LogRecord]]:
         id = validate.container_id(request.id)
-        records = self._choice.provider.read_log(id, validate.cursor(request.cursor), request.follow)
+        provider, follow = self._choice.provider, request.follow
+        cursor = validate.cursor(request.cursor)
+        records = whole(lambda inner: provider.read_log(id, inner, follow), cursor, follow)
         gathered = batches(self._reactor, records)
         try:
             async for batch in gathered:

@@ -60,8 +60,10 @@ class LogTests(DaemonCase):
         path = Path(status.log_path)
         self.assertEqual(path, self.log_directory / "web" / "main.log")
         await self.stop_pod(sandbox)
-        self.assertEqual([text for _, _, text in self.lines(path)], ["one", "two", "no newline"])
-        self.assertEqual([stream for stream, _, _ in self.lines(path)], ["stdout", "stderr", "stdout"])
+        self.assertEqual([text for _, _, text in self.lines(path)], ["one", "two", "no newline", ""])
+        self.assertEqual(
+            [stream for stream, _, _ in self.lines(path)], ["stdout", "stderr", "stdout", "stdout"]
+        )
 
     async def test_it_is_written_while_the_container_runs(self) -> None:
         sandbox = await self.run_pod()
@@ -127,7 +129,7 @@ class LogTests(DaemonCase):
         self.assertEqual(self.texts(old) + self.texts(path), written)
         await self.refused(Code.FAILED_PRECONDITION, self.runtime.ReopenContainerLog(request, timeout=5.0))
 
-    async def test_a_last_line_without_a_newline_is_told_as_that(self) -> None:
+    async def test_a_last_line_without_a_newline_ends_with_its_container(self) -> None:
         """Across rotation and restarts of the daemon; kubelet then reads DONE, and not DONE\\n."""
         sandbox = await self.run_pod()
         script = "echo whole; while [ ! -e %s ]; do sleep 0.1; done; printf DONE"
@@ -145,9 +147,9 @@ class LogTests(DaemonCase):
         await self.start()
         for id in ids:
             await self.in_state(id, cri.CONTAINER_EXITED)
-        self.assertEqual([self.tags(path) for path in (old, *paths)], [["F"], ["P"], ["F", "P"]])
+        self.assertEqual([self.tags(path) for path in (old, *paths)], [["F"], ["P", "F"], ["F", "P", "F"]])
         await self.restart()
-        self.assertEqual([self.tags(path) for path in (old, *paths)], [["F"], ["P"], ["F", "P"]])
+        self.assertEqual([self.tags(path) for path in (old, *paths)], [["F"], ["P", "F"], ["F", "P", "F"]])
 
     def tags(self, path: Path) -> list[str]:
         return [line.split(" ", 3)[2] for line in path.read_text().splitlines()]
