@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twisted.internet.defer import Deferred, fail
+from twisted.python.monkey import MonkeyPatcher
 
+from infranetes.pods.records import AttachmentRecord
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
@@ -15,6 +17,7 @@ from infranetes_common.errors import (
     InfranetesError,
     InvalidArgument,
     NotFound,
+    ResourceExhausted,
     Unavailable,
     Unimplemented,
 )
@@ -219,6 +222,51 @@ class PodVolumesTests(PodVolumesCase):
         words = self.refused(FailedPrecondition, mapped, self.run_pod(userns))
         self.assertIn("leave out hostUsers: false", words)
         self.assertEqual((self.kept(), self.volumes.calls), ([], []))
+
+    def refuse_records(self, *, with_serial: bool) -> MonkeyPatcher:
+        """Have the store refuse the records of volumes, or only of those that are attached."""
+        put = self.world.store.put_attachment
+
+        async def refusing(record: AttachmentRecord) -> None:
+            if bool(record.serial) == with_serial:
+                raise ResourceExhausted("the disk is full")
+            await put(record)
+
+        patched: MonkeyPatcher = self.patch(self.world.store, "put_attachment", refusing)
+        return patched
+
+    def test_what_can_not_be_recorded_is_not_attached_and_nobodys(self) -> None:
+        refusing = self.refuse_records(with_serial=False)
+        self.assertIn("the disk is full", self.refused(ResourceExhausted, mounting(DATA)))
+        self.assertEqual((self.volumes.calls, self.pod_volumes.user_of("vol-data")), ([], ""))
+        refusing.restore()
+        self.create(mounting(DATA), self.second_pod())
+
+    def test_one_whose_serial_number_can_not_be_recorded_stays_the_pods(self) -> None:
+        refusing = self.refuse_records(with_serial=True)
+        self.refused(ResourceExhausted, mounting(DATA))
+        self.assertEqual(self.kept(), [("vol-data", self.instance(self.sandbox))])
+        self.assertIsNone(self.do(self.pod_volumes.usage("vol-data")), "as it is recorded")
+        self.assertIn("one pod's", self.refused(FailedPrecondition, mounting(DATA), self.second_pod()))
+        refusing.restore()
+        self.create(mounting(DATA))
+
+    def test_one_that_is_attached_already_stays_so_when_it_is_asked_for_in_vain(self) -> None:
+        self.create(mounting(DATA))
+        self.volumes.attach_error = FailedPrecondition("no")
+        self.refused(FailedPrecondition, mounting(DATA, name="again"))
+        self.assertEqual(self.kept(), [("vol-data", self.instance(self.sandbox))])
+        self.stop(self.sandbox)
+        self.assertEqual((self.kept(), self.volumes.at), ([], {}))
+
+    def test_one_of_a_provider_that_is_no_more_says_so(self) -> None:
+        record = AttachmentRecord("vol-data", "gone", "old", "i-1", attached_at=0, serial="s")
+        self.pod_volumes.load([record])
+        self.assertEqual(self.pod_volumes.user_of("vol-data"), "sandbox old")
+        words = self.refused(FailedPrecondition, mounting(DATA))
+        self.assertIn("provider gone, which is not configured any more", words)
+        self.assertIsNone(self.do(self.pod_volumes.usage("vol-data")))
+        self.assertEqual(self.flush(self.target()), [])
 
     def test_a_killed_daemon_s_volumes_are_known_to_the_next(self) -> None:
         self.create(mounting(DATA))
