@@ -101,9 +101,8 @@ def _memory(resources: cri.LinuxContainerResources) -> int:
 
 def _cpu_millis(resources: cri.LinuxContainerResources) -> int:
     """Return the larger of limit and request: the limit may cover only some of the containers."""
-    limit = request = 0
-    if resources.cpu_quota > 0:
-        limit = int(resources.cpu_quota * 1000 // (resources.cpu_period or CPU_PERIOD))
+    limit = int(max(resources.cpu_quota, 0) * 1000 // (resources.cpu_period or CPU_PERIOD))
+    request = 0
     if resources.cpu_shares > 2:  # kubelet gives 2 shares to a pod that requests nothing
         request = int(resources.cpu_shares * 1000 // SHARES_PER_CORE)
     return max(limit, request)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 
 from infranetes.pods.states import ContainerState
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri, vmserver
 from tests.infranetes.pods.case import ContainersTestCase
 from tests.infranetes.pods.fake_agent import FakeStream
+from txgrpc import Code, GrpcError
 
 
 class SnapshotTests(ContainersTestCase):
@@ -107,6 +108,30 @@ class SnapshotTests(ContainersTestCase):
         self.patch(self.agent, "create", create)
         made = self.create()
         self.assertEqual([call for call in self.agent.calls if call not in removed], [("create", made)])
+
+
+class UnforeseenTests(ContainersTestCase):
+    """Errors that nobody foresaw are told, and the stream goes on."""
+
+    def unforeseen(self, *_: Any) -> Any:
+        return fail(ZeroDivisionError("unforeseen"))
+
+    def test_of_a_removal(self) -> None:
+        patched = self.patch(self.agent, "remove", self.unforeseen)
+        for _ in range(2):
+            self.agent.become("f" * 32, cri.CONTAINER_RUNNING)
+            self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        patched.restore()
+        self.agent.become("f" * 32, cri.CONTAINER_RUNNING)
+        self.assertEqual(self.agent.containers, {})
+
+    def test_of_volumes_that_are_mounted_again(self) -> None:
+        self.patch(self.world.node.volumes, "bring_again", self.unforeseen)
+        for stream in list(self.agent.streams):
+            stream.break_(GrpcError(Code.UNAVAILABLE, "connection lost"))
+        self.world.wait(1)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertTrue(self.watch(self.sandbox).live)
 
 
 class DisconnectTests(ContainersTestCase):

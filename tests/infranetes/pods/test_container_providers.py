@@ -3,19 +3,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
+from zope.interface import implementer
 
 from infranetes.handler_config import MACHINE
 from infranetes.pods.container_providers import has_user_namespaces
 from infranetes.pods.handlers import Handler
+from infranetes.providers.interface import IHasGuestImage
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import pod
 from tests.infranetes.pods.layers import LayerAgent
 
 DOCKER = {"infranetes.io/containers": "docker"}
+
+
+@implementer(IHasGuestImage)
+class GuestImageProvider:
+    """A provider that knows what its VMs offer, the default first."""
+
+    name = "fake"
+
+    def __init__(self, offered: Sequence[str]) -> None:
+        self._offered = offered
+
+    def container_providers(self) -> Sequence[str]:
+        return self._offered
 
 
 class ContainerProviderTests(PodsTestCase):
@@ -63,6 +79,15 @@ class ContainerProviderTests(PodsTestCase):
             self.assertEqual(self.chosen(sandbox), [chosen], name)
         for handler, offered in (("classic", False), ("plain", True), ("", True)):
             self.assertIs(has_user_namespaces(node, node.handler_named(handler)), offered, handler)
+
+    def test_where_nobody_chooses_the_guest_image_says_whether_there_are_user_namespaces(self) -> None:
+        node, handler = self.world.node, self.world.node.handler_named("")
+        for offered, has in ((["oci", "docker"], True), (["docker", "oci"], False), ([], False)):
+            provider = GuestImageProvider(offered)
+            self.patch(node.side, "provider", provider)
+            self.assertIs(has_user_namespaces(node, handler), has, offered)
+        node.contprovider = "oci"
+        self.assertTrue(has_user_namespaces(node, handler))
 
     def test_what_the_vm_does_not_offer_is_told_and_the_vm_destroyed(self) -> None:
         self.change_agents(configure_error=FailedPrecondition("docker can't run containers in this VM"))

@@ -10,6 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from infranetes.machines.agent.limits import PURGES
 from infranetes.pods import listing
+from infranetes.pods.container_stop import STOP_DRAIN_SECONDS
 from infranetes.pods.reports import LOG_SECONDS
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.providers.interface import InstanceState
@@ -436,6 +437,38 @@ class LifeTests(ContainersTestCase):
         self.assertEqual(self.world.store.contents().containers, ())
         self.assertIn(made, self.world.logs.aborted)
         self.do(self.world.containers.remove(made))
+
+    def test_one_that_is_being_stopped_is_not_started(self) -> None:
+        made = self.run_container()
+        other = self.create(box("other"))
+        held: Deferred[None] = Deferred()
+        real = self.agent.stop
+
+        async def stop(*arguments: Any) -> Any:
+            await held
+            return await real(*arguments)
+
+        self.agent.stop = stop  # type: ignore[method-assign,assignment]
+        stopping = start(self.world.containers.stop(made, 30))
+        refused = self.failureResultOf(start(self.world.containers.start(made)), FailedPrecondition)
+        self.assertIn("is being stopped: create another attempt", str(refused.value))
+        self.do(self.world.containers.start(other))
+        held.callback(None)
+        self.successResultOf(stopping)
+
+    def test_the_log_of_one_that_has_ended_is_waited_for_by_its_stop_and_its_removal(self) -> None:
+        made = self.run_container()
+        self.agent.become(made, cri.CONTAINER_EXITED)
+        for work, patience in (
+            (self.world.containers.stop(made, 0), STOP_DRAIN_SECONDS),
+            (self.world.containers.remove(made), self.world.times.drain),
+        ):
+            self.world.logs.slow = Deferred()
+            waiting = start(work)
+            self.world.clock.advance(patience - 0.1)
+            self.assertNoResult(waiting)
+            self.world.clock.advance(0.2)
+            self.successResultOf(waiting)
 
     def test_removing_waits_for_the_log_but_not_for_ever(self) -> None:
         made = self.run_container()

@@ -331,6 +331,17 @@ class FailureTests(MachineImagesTestCase):
             self.do(self.world.sandboxes.remove(id))
         self.assertNothingLeft()
 
+    def test_a_container_that_is_given_up_while_it_boots_ends_the_boot_and_says_so(self) -> None:
+        id = self.run_pod()
+        self.provider.booting = Deferred()
+        creating = self.create(id)
+        (container,) = self.world.node.inventory.containers.values()
+        self.do(self.world.containers.remove(container.id))
+        self.fails(creating, Unavailable)
+        sandbox = self.world.node.inventory.sandbox(id)
+        self.assertIn("its container was given up", sandbox.aborted)
+        self.assertVacant(id)
+
 
 class KilledTests(MachineImagesTestCase):
     """The daemon is killed; the next one leaves no VM without a container."""

@@ -385,6 +385,14 @@ class HugePageTests(ResizeCase):
         self.most = GIB
         self.failureResultOf(start(self.world.containers.update(container, pages(7))), FailedPrecondition)
         self.assertEqual(list(self.agent.containers[container].resources.hugepage_limits), [])
+        self.most = 64 * GIB
+        before = self.grown_to()
+        larger = cri.HugepageLimit(page_size="1GB", limit=GIB)
+        update = self.world.containers.update(
+            container, cri.LinuxContainerResources(hugepage_limits=[larger])
+        )
+        self.failureResultOf(start(update), FailedPrecondition)
+        self.assertEqual(self.grown_to(), before, "a VM does not grow for pages that it can't have")
 
     def test_a_pod_that_is_resized_keeps_room_for_them(self) -> None:
         self.create("first", 4)
