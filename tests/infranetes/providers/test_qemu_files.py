@@ -146,8 +146,50 @@ class TemplateTests(SynchronousTestCase):
         self.assertEqual(set(modes.values()), {0o644})
 
 
+class OpenFilesTests(SynchronousTestCase):
+    """The descriptors that QEMU is handed."""
+
+    def open_files(self) -> set[str]:
+        return {*os.listdir("/proc/self/fd")}
+
+    def test_all_are_closed_in_the_end_though_one_is_closed_already(self) -> None:
+        path = Path(self.mktemp())
+        path.mkdir()
+        before = self.open_files()
+        with OpenFiles() as files:
+            files.listen(Fd.QMP, path / "qmp")
+            files.open(Fd.CONSOLE, path / "console", os.O_RDWR | os.O_CREAT)
+            files.open(Fd.KERNEL, path / "console")
+            files.set_standard_streams(path / "output")
+            handed = files.by_number()
+            self.assertEqual({*handed}, {0, 1, 2, Fd.QMP, Fd.CONSOLE, Fd.KERNEL})
+            self.assertEqual(len(self.open_files() - before), len(handed))
+            os.close(handed[Fd.KERNEL])
+        self.assertEqual(self.open_files(), before)
+        self.assertEqual(files.by_number(), {})
+
+
 class HostTests(SynchronousTestCase):
     """What the provider requires of its host."""
+
+    def test_sockets_of_vms_that_are_no_more_go_and_the_others_stay(self) -> None:
+        directory = Path(self.mktemp())
+        for name in (TOKEN, "f" * 32, "template-x"):
+            (directory / name).mkdir(parents=True)
+            (directory / name / "qmp").write_text("")
+        host_checks.remove_other_sockets(directory, {TOKEN})
+        self.assertEqual([path.name for path in directory.iterdir()], [TOKEN])
+
+    def test_a_directory_that_can_not_be_made_is_named_with_its_setting(self) -> None:
+        root = Path(self.mktemp())
+        paths = ProviderPaths(root / "state", root / "run")
+        for _ in range(2):
+            host_checks.make_directories(paths, root / "templates")
+        for made in (paths.state, paths.run, paths.vms, root / "templates"):
+            self.assertEqual(made.stat().st_mode & 0o777, 0o700)
+        (root / "file").write_text("")
+        with self.assertRaisesRegex(FailedPrecondition, "file/x can't be made: .*state_dir"):
+            host_checks.make_directories(paths, root / "file" / "x")
 
     def test_a_user_that_is_not_there_is_named_with_the_way_to_make_it(self) -> None:
         with self.assertRaises(FailedPrecondition) as caught:

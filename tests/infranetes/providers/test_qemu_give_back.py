@@ -28,6 +28,7 @@ class Guest:
         self.refuses: Exception | None = None
         self.waiting: Deferred[None] | None = None
         self.processors: list[int] = []  # the numbers of processors that it was told to use
+        self.restored: list[int] = []  # the addresses of memory that it was told to use again
 
     async def release(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
         if self.waiting is not None:
@@ -42,6 +43,7 @@ class Guest:
         self.processors.append(count)
 
     async def restore(self, ranges: Sequence[MemoryRange]) -> None:
+        self.restored += [each.address for each in ranges]
         self.qemu.unused -= {each.address for each in ranges}
 
 
@@ -114,7 +116,9 @@ class GiveBackTests(ResizeCase):
 
     async def test_what_was_taken_out_before_a_failure_is_put_in_again(self) -> None:
         self.qemu.keeps = {"dimm0"}  # after dimm1, which is larger
+        kept = self.qemu.address("dimm0")
         await self.refused(Unavailable, 1000, 256 * MIB)
+        self.assertEqual(self.guest.restored, [kept], "what is out can't be used")
         self.check_as_before()
         self.qemu.keeps = set()
         self.assertEqual(await self.resize(1000, GIB), Size(1000, GIB))

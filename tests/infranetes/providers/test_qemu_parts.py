@@ -30,7 +30,7 @@ from infranetes.providers.qemu.identity_port import Failed, IdentityPort, Ready,
 from infranetes.providers.qemu.privileges import QemuUser, unprivileged
 from infranetes.providers.qemu.qmp import Answer, Greeting, QmpConnection, QmpCore, QmpError, QmpEvent
 from infranetes.providers.qemu.settings import MIB, QemuSettings
-from infranetes.providers.qemu.sizes import Hotplug, hotplug_for, memory_for_pod, needed_overhead
+from infranetes.providers.qemu.sizes import Hotplug, disk_size, hotplug_for, memory_for_pod, needed_overhead
 from infranetes_common.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -250,6 +250,20 @@ class CommandLineTests(SynchronousTestCase):
         boot = template.index("-kernel")
         self.assertEqual(clone[:-2], template[:boot])
         self.assertEqual(template[boot::2], ["-kernel", "-initrd", "-append"])
+
+    def test_only_a_processor_that_speculates_is_guarded_against_it(self) -> None:
+        self.assertIn("mitigations=off", COMMAND_LINE.kernel_arguments())
+        kvm = attrs.evolve(COMMAND_LINE, accelerator="kvm")
+        self.assertNotIn("mitigations", kvm.kernel_arguments())
+
+    def test_a_disk_is_no_smaller_than_the_templates_and_no_larger_than_is_allowed(self) -> None:
+        least = COMMAND_LINE.disk_mib * MIB
+        for most in (0, 2 * least):
+            self.assertEqual(disk_size(COMMAND_LINE, 0, most), least)
+            self.assertEqual(disk_size(COMMAND_LINE, least, most), least)
+            for refused in (least - 1, max(least, most) + 1):
+                self.assertRaises(InvalidArgument, disk_size, COMMAND_LINE, refused, most)
+        self.assertEqual(disk_size(COMMAND_LINE, 2 * least, 2 * least), 2 * least)
 
     def test_translated_code_is_bounded_where_code_is_translated(self) -> None:
         for accelerator, expected in (("tcg", f"tcg,tb-size={COMMAND_LINE.code_mib}"), ("kvm", "kvm")):

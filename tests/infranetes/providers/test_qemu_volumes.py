@@ -10,6 +10,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from infranetes.providers.qemu import room
 from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.vm import Vm
 from infranetes.providers.qemu.volume_files import VolumeFiles, id_of
@@ -111,6 +112,12 @@ class FileTests(SynchronousTestCase):
         for volume_id in ("", "..", "../x", "a/b", "A", "x" * 64, "a."):
             with self.assertRaises(NotFound):
                 self.files.path(volume_id)
+
+    def test_the_largest_and_the_smallest_size_can_be(self) -> None:
+        for size in (MIB, room.MAX_SIZE):
+            room.check_size(size)
+        for size in (0, room.MAX_SIZE + MIB, MIB - 1):
+            self.assertRaises(OutOfRange, room.check_size, size)
 
     def test_a_directory_that_cannot_be_is_named(self) -> None:
         self.directory.parent.mkdir(parents=True, exist_ok=True)
