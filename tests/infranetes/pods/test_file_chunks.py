@@ -45,6 +45,13 @@ class PiecesTests(TestCase):
         with self.assertRaises(FailedPrecondition):
             await anext(self.pieces())
 
+    async def test_it_is_closed_in_the_middle_and_twice_is_once(self) -> None:
+        pieces = self.pieces()
+        await anext(pieces)
+        for _ in range(2):
+            await pieces.aclose()
+        self.assertFalse(self.is_open())
+
     async def test_it_is_closed_also_while_it_is_read(self) -> None:
         pieces = self.pieces()
         await anext(pieces)
