@@ -81,6 +81,19 @@ class ToldTests(SynchronousTestCase):
             self.policies._renew()
         self.assertEqual(self.told, [frozenset({WEB.id})])
 
+    def test_one_that_was_removed_has_nothing_although_the_model_has_it_until_its_turn(self) -> None:
+        model = self.policies._model
+        done(Policies(model).put(written.policy(ingress=[{}])))
+        self.policies._present.add(WEB.id)
+        model.add(WEB)
+        done(model.settle(set()))
+        self.assertEqual([each.name.name for each in self.policies.selecting(WEB.id)], ["policy"])
+        self.assertIsNotNone(self.policies.firewall(WEB.id))
+        self.patch(self.policies, "do", lambda steps: None)
+        self.policies.remove(WEB.id)
+        self.assertEqual(len(model.policies(WEB.id)), 1)
+        self.assertEqual((self.policies.selecting(WEB.id), self.policies.firewall(WEB.id)), ([], None))
+
     def test_a_rest_has_an_end(self) -> None:
         model = self.policies._model
 

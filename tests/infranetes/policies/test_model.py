@@ -219,6 +219,8 @@ class PortTests(WorldCase):
     def test_a_name_is_that_of_each_peer_s_port_for_what_goes_out(self) -> None:
         self.egress({"to": [pods(app="client"), pods(app="other")], "ports": [{"port": "http"}]})
         self.assertEqual((self.sent(9090), self.sent(9091), self.sent(8080)), ({CLIENT}, {OTHER}, set()))
+        told = [each.ports for each in self.world.firewall("web").egress or ()]
+        self.assertEqual(told, [(Ports("TCP", number, number),) for number in (9090, 9091)])
 
     def test_a_name_without_peers_or_in_a_block_means_the_pods_that_have_it(self) -> None:
         self.egress({"ports": [{"port": "http"}]})

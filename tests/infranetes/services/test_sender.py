@@ -274,6 +274,13 @@ class SenderTests(SynchronousTestCase):
         self.assertEqual((found.current, found.behind), (False, None))
         self.assertIn("connection is lost", found.trouble)
 
+    def test_a_vm_that_has_never_answered_was_never_heard_of(self) -> None:
+        self.sender.stop()
+        self.vm.away = True
+        self.begin()
+        found = self.sender.progress()
+        self.assertEqual((found.number, found.heard_seconds, found.count), (-1, None, 0))
+
     def test_a_connection_that_breaks_goes_on_with_what_changed_meanwhile(self) -> None:
         self.put(1, 2)
         self.vm.break_off()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs
 from twisted.python.monkey import MonkeyPatcher
 
 from infranetes.pods.states import SandboxState
@@ -74,7 +75,9 @@ class AttachTests(AtLaunchCase):
         for number, error in enumerate((NotFound("no such volume"), Unavailable("no answer"))):
             self.volumes.attach_error = error
             self.world.of_pods[f"u{number}"] = VOLUMES[:1]
-            sandbox = self.run_pod(pod(f"pod{number}", uid=f"u{number}"))
+            with capturedLogs() as logged:
+                sandbox = self.run_pod(pod(f"pod{number}", uid=f"u{number}"))
+            self.assertEqual([one["what"] for one in logged if "what" in one], ["attached"])
             self.assertIn(str(error), self.refused(type(error), mounting(DATA), sandbox))
             self.volumes.attach_error = None
             self.create(mounting(DATA), sandbox)

@@ -184,10 +184,10 @@ class FindTests(MountCase):
         self.assertTrue(find_source(cri.Mount(host_path=str(at)), self.table).in_memory)
 
     def test_what_is_mounted_below_a_read_only_mount_is_writable_unless_it_is_recursive(self) -> None:
-        for name in ("disk", "locked", "one", "pipe"):
+        for name in ("a pipe", "disk", "locked", "one"):
             (self.top / name).mkdir() if name in ("disk", "locked") else (self.top / name).write_text("")
-        (self.top / "pipe").unlink()
-        os.mkfifo(self.top / "pipe")
+        (self.top / "a pipe").unlink()
+        os.mkfifo(self.top / "a pipe")
         here = {
             b"": Location("8:1", b"/"),
             b"disk": Location("8:2", b"/"),
@@ -195,7 +195,7 @@ class FindTests(MountCase):
             b"gone": Location("8:4", b"/"),
             b"locked": Location("8:5", b"/", writable=False),
             b"one": Location("8:6", b"/one"),
-            b"pipe": Location("8:7", b"/pipe"),
+            b"a pipe": Location("8:7", b"/pipe"),
         }
         source = Source(str(self.top), False, False)
         mapping = [cri.IDMapping(host_id=9, length=1)]

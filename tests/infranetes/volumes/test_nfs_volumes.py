@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from twisted.logger import capturedLogs
+
 from infranetes.volumes.nfs import NfsVolume
 from infranetes.volumes.nfs_volumes import UNMOUNT_SECONDS, NfsVolumes
 from infranetes_common.concurrency import start
@@ -133,13 +135,19 @@ class NfsVolumesTests(NfsVolumesCase):
         return unmount_nfs
 
     def test_a_pod_ends_though_its_server_is_gone_and_the_log_says_what_that_means(self) -> None:
-        for name, error in (("web", Unavailable("gone")), ("old", Unimplemented("UnmountNfs"))):
+        for name, error, said in (
+            ("web", Unavailable("gone"), ["gone"]),
+            ("old", Unimplemented("UnmountNfs"), []),
+        ):
             if name != "web":
                 self.begin(name)
             self.create(mounting(DATA))
             self.agent.unmount_error = error
-            self.stop()
+            with capturedLogs() as logged:
+                self.stop()
             self.assertEqual(self.world.provider.instances, {})
+            last = [str(one["error"]) for one in logged if "the last writes" in str(one["log_format"])]
+            self.assertEqual(last, said)
 
     def test_a_pod_without_nfs_is_not_asked(self) -> None:
         self.create(mounting("/etc/hosts"))

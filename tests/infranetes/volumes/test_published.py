@@ -10,6 +10,7 @@ import secrets
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
@@ -18,7 +19,12 @@ from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.mounts import find_source
 from infranetes.volumes.published import (
     FILE,
+    MAX_FLAG,
+    MAX_FLAGS,
+    MAX_GROUP,
     PublishedVolume,
+    check,
+    check_target,
     document,
     for_pod,
     publish,
@@ -154,6 +160,38 @@ class DocumentTests(SynchronousTestCase):
                 self.assertRaises(ValueError, volume_of, {**self.GOOD, field: value})
             rest = {key: value for key, value in self.GOOD.items() if key != field}
             self.assertRaises(KeyError, volume_of, rest)
+
+
+class BoundTests(SynchronousTestCase):
+    """The least and the most that a volume may have, and what is just over it."""
+
+    def test_of_a_description(self) -> None:
+        plain = PublishedVolume("a", "xfs")
+        good: list[dict[str, Any]] = [
+            {"mount_flags": ("x",)},
+            {"mount_flags": ("x" * MAX_FLAG,)},
+            {"mount_flags": ("x",) * MAX_FLAGS},
+            {"group": 0},
+            {"group": MAX_GROUP},
+            {"filesystem": ""},
+        ]
+        for changes in good:
+            check(attrs.evolve(plain, **changes))
+        bad: list[dict[str, Any]] = [
+            {"mount_flags": ("",)},
+            {"mount_flags": ("x" * (MAX_FLAG + 1),)},
+            {"mount_flags": ("x",) * (MAX_FLAGS + 1)},
+            {"group": -1},
+            {"group": MAX_GROUP + 1},
+            {"filesystem": "", "mount_flags": ("x",)},
+            {"filesystem": "", "group": 0},
+        ]
+        for changes in bad:
+            self.assertRaises(InvalidArgument, check, attrs.evolve(plain, **changes))
+
+    def test_of_a_path(self) -> None:
+        check_target("/" + "x" * 4094)
+        self.assertRaises(InvalidArgument, check_target, "/" + "x" * 4095)
 
 
 class UnpublishTests(PublishedCase):
