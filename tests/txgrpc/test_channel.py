@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionLost
 
 from tests.txgrpc.demo import Note
@@ -200,3 +201,38 @@ class ChannelTests(MemoryCase):
         world.settle()
         self.failureResultOf(call, LookupError)
         self.assertEqual(world.demo.ended, ["Sum cancelled"])
+
+    def test_iterable_that_fails_after_the_end(self) -> None:
+        """Nobody waits for it any more, so it is logged, unless it only ends as it is told to."""
+        for error, logged in ((LookupError("lost"), 1), (None, 0)):
+            world = self.world()
+
+            async def requests(error: Exception | None = error) -> Any:
+                try:
+                    yield Note(number=1)
+                    await Deferred()
+                finally:
+                    if error is not None:
+                        raise error
+
+            call = world.stub.Sum(requests())
+            world.settle()
+            call.cancel()
+            world.settle()
+            self.assertEqual(self.code_of(call), Code.CANCELLED)
+            self.assertEqual(len(self.flushLoggedErrors(LookupError)), logged)
+
+    def test_calls_that_wait_while_a_connection_drains_have_a_new_one(self) -> None:
+        """They do not wait until the old one is closed."""
+        world = self.world(server={"limits": Limits(max_concurrent_streams=1)})
+        old = world.stub.Wait(Note(number=5000))
+        world.settle()
+        waiting = world.stub.Echo(Note(text="new"), wait_for_ready=True)
+        world.settle()
+        self.assertNoResult(waiting)
+        for connection in world.server.connections:
+            connection.drain()
+        world.settle()
+        self.assertEqual(self.successResultOf(waiting).text, "new")
+        world.wait(6)
+        self.successResultOf(old)

@@ -209,6 +209,12 @@ class MetadataTests(unittest.SynchronousTestCase):
         self.assertLessEqual(len(encoded), MAX_MESSAGE_BYTES)
         self.assertEqual(decode_message(encoded).strip("x").strip("ü"), "...")
 
+    def test_message_of_the_longest_size_is_whole(self) -> None:
+        """Only what is longer is cut."""
+        longest = "x" * MAX_MESSAGE_BYTES
+        self.assertEqual(encode_message(longest), longest.encode())
+        self.assertTrue(encode_message(longest + "x").endswith(b"..."))
+
     def test_of_a_message_as_long_as_the_headers_may_be_the_end_is_dropped(self) -> None:
         for sent in (b"x" * 65536, b"%3A" * 20000):
             text = decode_message(sent)

@@ -11,7 +11,8 @@ from tests.txgrpc.demo import Note
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
 from txgrpc import Code, GrpcError, Limits
-from txgrpc.http2 import goaway
+from txgrpc.http2 import LAST_STREAM_ID, goaway
+from txgrpc.server import _DRAIN_PING
 
 
 class KeepaliveTests(MemoryCase):
@@ -143,6 +144,27 @@ class DrainTests(MemoryCase):
         self.assertTrue(world.wire.up)
         self.successResultOf(self.settled(world, world.stub.Echo(Note())))
         self.assertEqual(len(world.wires), 2, "the end of the old connection ended the new one for new calls")
+
+    def test_a_server_closes_once_the_client_knows_and_does_not_wait_for_it_to_close(self) -> None:
+        """The first answer to the drain's PING shows that the client knows; no other answer does."""
+        world = self.world()
+        call = world.stub.Wait(Note(number=1000))
+        world.settle()
+        self.patch(world.wire.client, "loseConnection", lambda: None)
+        (connection,) = world.server.connections
+        world.wire.stalled.add(world.wire.client)
+        connection.pong(_DRAIN_PING)
+        drained = world.server.drain(60)
+        connection.pong(b"another ")
+        self.assertEqual(connection._last_stream_id, LAST_STREAM_ID)
+        world.wire.stalled.clear()
+        world.settle()
+        self.assertEqual(connection._last_stream_id, 1)
+        connection.pong(_DRAIN_PING)
+        self.assertEqual(bytes(world.wire.server.unsent), b"", "it is told once")
+        world.wait(2)
+        self.successResultOf(call)
+        self.successResultOf(drained)
 
     def test_draining_again_tells_the_client_nothing_new(self) -> None:
         """A server that is told to drain while it drains says so once."""

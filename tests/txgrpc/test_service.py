@@ -10,7 +10,7 @@ from twisted.trial import unittest
 
 from tests.txgrpc.demo import DEMO, Note
 from tests.txgrpc.memory_case import MemoryCase
-from txgrpc import Code, Server, Service
+from txgrpc import Code, GrpcError, Server, Service
 from txgrpc.service import Answer, Method
 
 
@@ -90,6 +90,22 @@ class CallTests(MemoryCase):
         failed = self.failureResultOf(self.settled(world, world.stub.Wait(Note())))
         self.assertEqual(failed.value.code, Code.UNIMPLEMENTED)
         self.assertEqual(failed.value.message, "the service txgrpc.demo.Demo does not offer Wait here")
+
+    def test_errors_that_were_foreseen_are_not_logged_and_others_are(self) -> None:
+        """A translation says which status an exception has; one that fails itself is an unexpected error."""
+        foreseen = GrpcError(Code.NOT_FOUND, "no such note")
+
+        def translate(error: BaseException) -> GrpcError:
+            if isinstance(error, RuntimeError):
+                return foreseen
+            raise ZeroDivisionError("in the translation")
+
+        world = self.world(server={"translate_error": translate})
+        self.assertIs(self.code_of(self.settled(world, world.stub.Fail(Note(number=-1)))), Code.NOT_FOUND)
+        self.assertEqual(self.flushLoggedErrors(), [])
+        call = world.stub.Fail(Note(number=int(Code.ABORTED)))
+        self.assertIs(self.code_of(self.settled(world, call)), Code.ABORTED)
+        self.assertTrue(self.flushLoggedErrors(ZeroDivisionError))
 
     def test_a_service_given_twice_is_an_error(self) -> None:
         world = self.world()
