@@ -13,6 +13,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.__main__ import ROOT, dotted
+from tests.harness.durations import slow
 from tests.harness.guards import LIMIT_VARIABLE
 
 SAMPLES = "tests.harness.samples"
@@ -77,6 +78,7 @@ class PlainTrialTests(SynchronousTestCase):
         self.assertEqual((code, output.splitlines()[-1]), (1, "FAILED (errors=7)"), output)
         self.assertRegex(output, r"time\.sleep blocked the reactor: it computed for \d ms and slept for")
 
+    @slow(7, "a guard waits two seconds for each thing that stays")
     def test_what_stays_fails_its_test_and_is_named(self) -> None:
         code, output = run_trial(f"{SAMPLES}.Leaking")
         self.assertEqual((code, output.splitlines()[-1]), (1, "FAILED (errors=3, successes=1)"), output)
@@ -173,6 +175,7 @@ class BlockingTests(SynchronousTestCase):
         self.assertEqual((code, output.splitlines()[-1]), (1, "100 passed, 1 failed, 0 skipped"), output)
         self.assertEqual(output.count("test_fails ... "), 1, output)
 
+    @slow(5, "what is innocent takes long, while the machine is kept busy")
     def test_waiting_elsewhere_and_a_busy_machine_fail_nothing(self) -> None:
         code, output, words = run(f"{SAMPLES}.Innocent")
         self.assertEqual(set(words.values()), {"ok"}, output)
@@ -185,6 +188,7 @@ class BlockingTests(SynchronousTestCase):
 
 
 class LeakTests(SynchronousTestCase):
+    @slow(7, "a guard waits two seconds for each thing that stays")
     def test_what_stays_fails_its_test_and_is_named(self) -> None:
         code, output, words = run(f"{SAMPLES}.Leaking")
         self.assertEqual((code, output.splitlines()[-1]), (1, "1 passed, 3 failed, 0 skipped"), output)

@@ -20,6 +20,7 @@ from infranetes_simulation.provider.settings import AFTER_ANNOTATION, BEHAVIOUR_
 from tests.contract.leased_addresses import LeasedAddressContract
 from tests.contract.pod_provider import PodProviderContract
 from tests.contract.pod_provider_case import reactor
+from tests.harness.durations import slow
 from tests.harness.needs import needs_root, repetitions
 from tests.infranetes_simulation.test_provider import SimulatedCase
 from txgrpc import Code, GrpcError
@@ -95,10 +96,12 @@ class NamespaceCase(SimulatedCase):
             await self.sleep(0.05)
 
 
+@slow(8, "each of its VMs is namespaces, and a Python that imports the agent")
 class NamespaceContractTests(NamespaceCase, PodProviderContract, LeasedAddressContract, TestCase):
     """What every provider does."""
 
 
+@slow(5, "each of its VMs is namespaces, and a Python that imports the agent")
 class NamespaceTests(NamespaceCase, TestCase):
     """What only such VMs do."""
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from twisted.internet.threads import deferToThread
 
 from tests.docs.test_examples import TREE, blocks
+from tests.harness.durations import slow
 from tests.harness.needs import needs_tools
 from tests.interop.test_crictl import CRICTL, CrictlCase
 from tests.support.oci import busybox
@@ -45,6 +46,7 @@ def commands(page: str) -> Iterator[str]:
             yield from filter(None, block.splitlines())
 
 
+@slow(6, "each of a page's commands is a process")
 @needs_tools("crictl")
 class PageTests(CrictlCase):
     """Over simulated machines, whose containers are processes of this one."""

@@ -21,14 +21,15 @@ from twisted.internet.threads import deferToThread
 
 from infranetes_common.wire import cri
 from tests.contract.container_sessions import living
-from tests.harness.needs import needs_tools
+from tests.harness.durations import slow
+from tests.harness.needs import needs_tools, repetitions
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.infranetes.streaming.client import SpdyClient, connect, spdy_head
 from txgrpc import Code
 
 CRICTL = ROOT / "build" / "tools" / "crictl"
 MIB = 1024 * 1024
-STREAMED = 100 * MIB
+STREAMED = repetitions(40, nightly=100) * MIB
 BUFFERED = 512 * MIB  # more than the kernel's buffers of every connection on the way can hold
 GROWTH = 16 * MIB  # what a session may hold on its way, and what the allocator keeps
 SECONDS = 60.0
@@ -175,6 +176,7 @@ class ExecTests(CrictlCase):
             self.assertNotEqual(await self.ended(), 0)
         self.assertIn(f"127.0.0.1:{port} can't be listened on", self.log)
 
+    @slow(4, "more is streamed than a session may keep, and nobody reads for a while")
     async def test_much_output_costs_the_daemon_no_memory(self) -> None:
         container = await self.sleeper()
         words = ("exec", "-s=false", container, "head", "-c", str(STREAMED), "/dev/zero")
@@ -247,6 +249,7 @@ class AttachTests(CrictlCase):
         done = await self.crictl("attach", container)
         self.assertEqual((done.stdout, done.returncode), (b"bye\n", 0), done.stderr)
 
+    @slow(5, "more is streamed than a session may keep")
     async def test_much_output_costs_the_daemon_no_memory(self) -> None:
         """A MiB each time that one is asked for: a simulated container's log, which is what is attached to,
         keeps no more than a few of those that nobody has read."""
@@ -335,6 +338,7 @@ class PortForwardTests(CrictlCase):
                 with connection:
                     self.assertEqual(await deferToThread(connection.recv, 100), b"%d" % number)
 
+    @slow(5, "more is streamed than a session may keep")
     async def test_much_both_ways_costs_the_daemon_no_memory(self) -> None:
         local = await self.forwarded(self.echo())
         before = self.peak()

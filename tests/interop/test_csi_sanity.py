@@ -19,6 +19,7 @@ from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.interface import IPodProvider, ProviderContext
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes_common.reactors import IReactor
+from tests.harness.durations import slow
 from tests.harness.needs import needs_tools
 from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, reactor
 from tests.support.clouds.aws import SimulatedAws
@@ -125,6 +126,7 @@ class QemuSanityTests(Sanity, CsiCase):
         self.assertEqual(os.listdir(self.root / "volumes" / "snapshots"), [])
 
 
+@slow(18, "somebody else's suite makes and deletes a hundred volumes at a simulated cloud")
 class CloudSanity(Sanity):
     """The suite, on a simulated cloud's disks."""
 

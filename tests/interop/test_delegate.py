@@ -9,6 +9,7 @@ from pathlib import Path
 from twisted.internet.threads import deferToThread
 
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_tools
 from tests.interop.critest_images import PAUSE, REGISTRIES
 from tests.interop.critest_runtimes import removed
@@ -127,6 +128,7 @@ class DelegateCase(CrictlCase):
         self.assertEqual(await self.vms(), [])
 
 
+@slow(5, "containerd and the daemon start twice")
 @needs_tools("crictl")
 class ContainerdTests(DelegateCase):
     """containerd: Debian's, or another one that is first in PATH."""

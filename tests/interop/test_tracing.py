@@ -9,6 +9,7 @@ import sys
 from twisted.internet.threads import deferToThread
 
 from infranetes_common.concurrency import start
+from tests.harness.durations import slow
 from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.case import ROOT, reactor
 from tests.interop.test_crictl import CrictlCase
@@ -36,6 +37,7 @@ class CallerTests(CrictlCase):
         await self.until(lambda: self.collector.named(VERSION), "its span is collected", 60.0)
         return self.collector.named(VERSION)[-1]
 
+    @slow(10, "crictl tries for long to send its own spans to nobody")
     async def test_kubernetes_own_client(self) -> None:
         """Its own spans go nowhere here. None of ours is without a parent, or would be recorded then."""
         await self.ran("--enable-tracing", "--tracing-endpoint", "127.0.0.1:1", "version")

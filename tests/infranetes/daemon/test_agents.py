@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
@@ -43,6 +44,7 @@ class AgentTests(DaemonCase):
         listed = await self.runtime.ListContainers(cri.ListContainersRequest(), timeout=0.75 * LISTING)
         return {each.id: each.state for each in listed.containers}
 
+    @slow(5, "a lost agent is given up after a while")
     async def test_a_lost_one_is_unknown_and_the_others_are_not_waited_for(self) -> None:
         self.config["times"] |= {"listing": LISTING}
         await self.restart()
@@ -116,6 +118,7 @@ class AgentTests(DaemonCase):
         await self.in_state(container, cri.CONTAINER_EXITED)
         await self.remove_pod(sandbox)
 
+    @slow(7, "the daemon waits for an agent that may still come")
     async def test_an_agent_that_never_comes_leaves_nothing(self) -> None:
         self.config["times"] = {"launch": 2.0}
         await self.restart()

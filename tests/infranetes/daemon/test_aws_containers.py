@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_netns
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.aws_machines import SimulatedAwsMachines
@@ -14,6 +15,7 @@ from tests.support.clouds.aws_machines import SimulatedAwsMachines
 ASK = "echo | nc 169.254.169.254 80 && echo open || echo closed"
 
 
+@slow(8, "an instance boots as a machine of its own, at a simulated cloud")
 @needs_netns
 class ContainerTests(CloudDaemonCase):
     """Each instance is a machine of its own."""

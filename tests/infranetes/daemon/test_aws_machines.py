@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from tests.harness.durations import slow
 from tests.harness.needs import needs_systemd
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import AllOfMachinePods
 from tests.support.clouds.aws import SimulatedAws
 
 
+@slow(8, "instances boot as machines of their own, at a simulated cloud")
 @needs_systemd
 class AwsMachineTests(AllOfMachinePods, CloudDaemonCase):
     """Images are selected by owner and tags; an instance that shuts itself down is terminated."""

@@ -13,6 +13,7 @@ from infranetes_common.identity import Identity
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.harness.days import today
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry, nightly
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support.clouds import moto, tls, vcsim
@@ -55,6 +56,7 @@ class SoakCase(TestCase):
         return outcome
 
 
+@slow(5, "the daemon is killed time and again")
 @needs_registry
 class ShortSoakTests(SoakCase):
     async def test_no_vm_leaks_and_no_pod_is_lost(self) -> None:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from tests.harness.durations import slow
 from tests.harness.needs import needs_systemd, needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
 from tests.support.clouds.gce import SimulatedGce
 
 
+@slow(5, "machines of their own boot, at a simulated cloud")
 @needs_tools("wheels")
 @needs_systemd
 class GcpMachineTests(MachinePods, CloudDaemonCase):

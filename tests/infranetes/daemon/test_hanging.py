@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_root
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support.fuse import HangingMounts
@@ -18,6 +19,7 @@ NEVER = 1000.0  # a deadline of the daemon's that lets a test fail if anything w
 SOON = 2.0
 
 
+@slow(12, "twelve pods wait for deadlines that a busy machine must not reach before")
 @needs_root
 class HangingTests(DaemonCase):
     def setUp(self) -> None:

@@ -17,6 +17,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 
 from infranetes.config import CONTROL_SOCKET
 from infranetes_common.wire import control, cri, vmserver
+from tests.harness.durations import slow
 from tests.harness.needs import repetitions
 from tests.harness.speed import slowness
 from tests.infranetes.daemon.case import reactor
@@ -24,7 +25,7 @@ from tests.support.hostile.case import HONEST, HostileCase, HostileProcess
 from tests.support.hostile.corpus import responses
 from txgrpc import Channel, Code, GrpcError
 
-SECONDS = repetitions(usual=1, nightly=4) / 2  # how long an attack lasts, at least
+SECONDS = repetitions(usual=0.2, nightly=2.0)  # how long an attack lasts, at least
 TURN = 0.05  # the limit for a turn of the reactor, in seconds of processor time
 CALL = 0.1  # the same for an answer about an honest pod that the daemon has at hand
 TRIES = 3  # how often an attack is tried; see `suffers`
@@ -34,6 +35,7 @@ EXEC_MEMORY, EXEC_TURN = 128, 0.1
 SHAPES = repetitions(usual=5, nightly=60)  # messages of each method, of arbitrary shapes
 
 
+@slow(20, "all that reads from agents is called during each attack")
 class StallTests(HostileCase):
     """The daemon does not stall, and its memory stays bounded."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_systemd
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.aws import SimulatedAws
@@ -17,6 +18,7 @@ from txgrpc import Code
 MACHINE = "aws.infranetes.io/web:1.0"
 
 
+@slow(6, "VMs of two kinds boot, of which one is a machine of its own")
 @needs_systemd
 class SideBySideTests(CloudDaemonCase):
     """The runtime handler `appliance` beside the node's own."""

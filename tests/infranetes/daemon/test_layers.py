@@ -13,6 +13,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes_common.concurrency import settled, start
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support import oci
@@ -21,9 +22,10 @@ from tests.support.registry import Registry
 from txgrpc import Code, GrpcError
 
 MIB = 1024 * 1024
-ARRIVING = 40, 10, 2  # an image that takes a moment to arrive, as `large` makes it
+ARRIVING = 24, 6, 2  # an image that takes a moment to arrive, as `large` makes it
 
 
+@slow(6, "images are made that take so long to arrive that this can be interrupted")
 @needs_registry
 class LayersTests(DaemonCase):
     """Simulated VMs that accept layers."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tests.harness.durations import slow
 from tests.harness.needs import needs_systemd, needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
@@ -10,6 +11,7 @@ from tests.support.clouds.nova_resources import PROJECT
 from tests.support.clouds.openstack import SimulatedOpenStack
 
 
+@slow(5, "machines of their own boot, at a simulated cloud")
 @needs_tools("wheels")
 @needs_systemd
 class OpenStackMachineTests(MachinePods, CloudDaemonCase):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry, needs_root
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.aws import SimulatedAws
@@ -45,6 +46,7 @@ class RebootCase(CloudDaemonCase):
         self.world.reboot(vm.id)
 
 
+@slow(10, "a machine boots three times, and its agent with it")
 @needs_root
 class MachineRebootTests(RebootCase):
     """Reboots of VM-image pods, whose container keeps running."""

@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 
 from infranetes.stats import metrics
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
@@ -220,6 +221,7 @@ class StatsTests(StatsCase):
         self.assertEqual(await read(self.image_service.StreamImages(nothing, timeout=10.0), "images"), [])
 
 
+@slow(9, "twenty pods are made, and lists wait for sixteen that are silent")
 class UnreachableTests(StatsCase):
     """Many VMs that accept connections and send nothing, or that don't even accept them."""
 

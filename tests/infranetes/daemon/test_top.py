@@ -12,6 +12,7 @@ from tests.infranetes.daemon.ctl import CtlCase
 @needs_registry
 class TopTests(CtlCase):
     async def test_what_pods_use(self) -> None:
+        self.constants = {"infranetes.stats.gather.WAIT_SECONDS": 0.5}
         await self.start()
         self.assertIn("no pod has figures", await self.ctl("top"))
         sandbox = await self.run_pod("busy")

@@ -11,6 +11,7 @@ from twisted.web.http_headers import Headers
 
 from infranetes_common.concurrency.files import SUFFIX
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds import tls, vcsim
@@ -83,6 +84,7 @@ class AddressTests(CloudDaemonCase):
         await self.start()
         return await step()
 
+    @slow(25, "the daemon is killed around each of six requests, and each next one looks for its VMs")
     async def test_no_address_is_lost_or_given_twice_whenever_the_daemon_is_killed(self) -> None:
         prefix = self.world.machines.gateway.rpartition(".")[0]
         addresses = [f"{prefix}.{number}" for number in (10, 11, 12)]

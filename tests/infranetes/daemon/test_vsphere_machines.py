@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tests.harness.durations import slow
 from tests.harness.needs import needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
@@ -10,6 +11,7 @@ from tests.support.clouds import tls, vcsim
 from tests.support.clouds.vsphere import SimulatedVcenter
 
 
+@slow(5, "machines of their own boot, at a simulated vCenter")
 @needs_tools("vcsim")
 class VsphereMachineTests(MachinePods, CloudDaemonCase):
     """Images are templates; a VM that shuts itself down stays, powered off, until it is destroyed."""

@@ -18,12 +18,18 @@ from twisted.python.failure import Failure
 
 from infranetes_common.concurrency import Notifier, start
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_registry
+from tests.harness.needs import needs_registry, repetitions
 from tests.infranetes.daemon import case
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
+from tests.support import warm
 from tests.support.hostile.watched import FORMAT
 
-HONEST = 10
+HONEST = repetitions(4, nightly=10)
+CONSTANTS = {  # so that the daemon soon asks an agent again whose answer it has refused or waited for
+    "infranetes.machines.agent.container_watch.REFUSED_DELAY": 0.3,
+    "infranetes.machines.agent.container_watch.LAST_DELAY": 0.6,
+    "infranetes.stats.gather.WAIT_SECONDS": 0.5,
+}
 WAIT_SECONDS = 60.0  # for an answer about an honest pod, on a machine of any speed
 
 
@@ -95,7 +101,7 @@ class HostileCase(DaemonCase):
         self.volume.mkdir()
         self.turns = self.root / "turns"
         self.forget_turns()
-        self.environment["WATCHED"] = str(self.turns)
+        self.environment |= {"WATCHED": str(self.turns), "CONSTANTS": json.dumps(CONSTANTS)}
         self.patch(case, "_TWISTD", (sys.executable, "-m", "tests.support.hostile.watched"))
         await self.start()
         self.pods: dict[str, str] = {}
@@ -113,10 +119,11 @@ class HostileCase(DaemonCase):
         await self.farm("behave", id=vm["id"], behaviour="no-agent", after=0)
         given = {"identity": kept["identity"], "port": vm["port"], "containers": [self.victim]}
         hostile = HostileProcess()
+        program = warm.command("-m", "tests.support.hostile", json.dumps(given))
         reactor.spawnProcess(
             hostile,
-            sys.executable,
-            [sys.executable, "-m", "tests.support.hostile", json.dumps(given)],
+            program[0],
+            program,
             env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
             path=str(ROOT),
         )

@@ -3,11 +3,13 @@
 
 The first is the length of its longest turn, the second the longest time from a call's begin to its answer,
 for the calls in MEASURED. Both are processor time of the reactor's thread in seconds, spent on whatever it
-was, so the machine's load does not change them.
+was, so the machine's load does not change them. CONSTANTS has values of constants, as the first argument of
+`tests.infranetes.daemon.constants` has.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import struct
@@ -17,6 +19,7 @@ from typing import Any
 from twisted.internet import reactor as _reactor
 from twisted.scripts.twistd import run
 
+from tests.infranetes.daemon.constants import change
 from txgrpc import Server
 from txgrpc.service import Answer, Method
 
@@ -78,4 +81,5 @@ def watch(path: str) -> None:
 
 if __name__ == "__main__":
     watch(os.environ["WATCHED"])
+    change(json.loads(os.environ["CONSTANTS"]))
     run()
