@@ -349,6 +349,15 @@ class ChangeTests(WorldCase):
         self.assertEqual(self.world.settle(), {"other"})
         self.assertEqual(self.world.firewall("web"), OPEN)
 
+    def test_of_two_policies_the_other_one_stays(self) -> None:
+        other = policy("other", labelled(app="web"), ingress=[{"from": [pods(app="other")]}])
+        self.world.put(self.world.policies, other)
+        self.assertEqual(self.received(), {CLIENT, OTHER})
+        self.world.remove(self.world.policies, other)
+        self.assertEqual(self.received(), {CLIENT})
+        self.world.remove(self.world.policies, policy())
+        self.assertEqual(self.world.firewall("web"), OPEN)
+
     def test_what_no_local_pod_needs_is_forgotten(self) -> None:
         self.ingress({"from": [pods(app="client"), {"namespaceSelector": {}}], "ports": [{"port": 80}]})
         self.egress({"ports": [{"port": "http"}]})

@@ -436,6 +436,13 @@ class SenderTests(SynchronousTestCase):
         self.sender.stop()
         self.assertEqual(self.changed.waiters, 0)
 
+    def test_a_vm_that_knows_that_there_are_no_rules_was_there_meanwhile_too(self) -> None:
+        for _ in range(4):
+            self.vm.break_off()
+            self.assertFalse(self.vm.open)
+            self.clock.advance(sender.FIRST_PAUSE)
+            self.assertTrue(self.vm.open)
+
     def test_a_bug_of_its_own_is_logged_and_an_end_is_not(self) -> None:
         self.vm.break_off(cast(InfranetesError, _Bug("a bug")))
         self.assertEqual(len(self.flushLoggedErrors(_Bug)), 1)

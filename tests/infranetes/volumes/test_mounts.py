@@ -81,7 +81,8 @@ class CheckTests(SynchronousTestCase):
         ):
             error = self.assertRaises(InvalidArgument, mounts.check, [self.mount(), wrong])
             self.assertIn(why, str(error))
-            self.assertIn("config.mounts[1]", str(error))
+            source = wrong.image.image if wrong.HasField("image") else wrong.host_path[:256]
+            self.assertIn(f"config.mounts[1] ({source} at {wrong.container_path})", str(error))
 
     def test_only_what_can_be_written_to_counts_by_its_path_without_detours(self) -> None:
         several = (self.mount(host_path="/srv/a/../b/"), self.mount(readonly=True), self.image())

@@ -231,6 +231,19 @@ class ReadTests(DeviceCase):
         self.addCleanup(subprocess.run, ["losetup", "--detach", other], check=True)
         self.assertIsNone(self.read(Path(other)))
 
+    def test_a_loop_device_of_nothing_is_none_and_one_that_fails_is_an_error(self) -> None:
+        self.patch(published_devices, "is_loop_device", lambda status: True)
+        for number, fails in ((errno.ENXIO, False), (errno.ENOENT, False), (errno.EIO, True)):
+
+            def opened(path: str, number: int = number) -> None:
+                raise OSError(number, os.strerror(number))
+
+            self.patch(published_devices, "open_loop_device", opened)
+            if fails:
+                self.assertRaisesRegex(FailedPrecondition, "can't be looked at", self.read, self.top)
+            else:
+                self.assertIsNone(self.read(self.top))
+
     def test_one_that_does_not_say_what_it_stands_for_is_an_error_until_it_is_unpublished(self) -> None:
         whole = published.document
 
