@@ -22,7 +22,7 @@ class DockerPodTests(test_pods.PodTests):
     contprovider = "docker"
 
 
-@slow(120, "two VMs, emulated where there is no KVM, with nine containers")
+@slow(70, "two emulated VMs have nine containers")
 class DockerVolumeTests(VolumeKindsCase):
     """Volumes in a guest image that has only Docker."""
 
@@ -40,6 +40,7 @@ BY_DOCKER, BY_CRUN = {"dockerd", "containerd", "containerd-shim"}, {"conmon"}
 PROGRAMS = "cat /proc/[0-9]*/comm 2>/dev/null | sort | uniq -c; grep MemAvailable /proc/meminfo"
 
 
+@slow(100, "a template with Docker and images in it is booted")
 class ChoiceTests(PodCase):
     """Pods on a node that leaves the choice to them."""
 

@@ -31,6 +31,7 @@ from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
 from tests.e2e.namespace_case import MTU, ROUTE_MTU, NamespaceCase
 from tests.e2e.qemu_case import QemuCase, said
+from tests.harness.durations import slow
 from tests.infranetes.daemon.case import toml
 from tests.interop.critest_images import PAUSE, REGISTRIES
 from tests.interop.critest_runtimes import TWISTD, Containerd, Infranetes, Runtime, removed
@@ -134,6 +135,7 @@ class MixedNode(Infranetes):
         return [*TWISTD, "--nodaemon", "--pidfile=", "infranetes", "--config", str(path)], {}
 
 
+@slow(40, "containerd and its plug-ins take part, and VMs are emulated")
 class CniTests(QemuCase, TestCase):
     """VMs in CNI networks, from the delegate's sandbox to the VM's end."""
 

@@ -409,6 +409,7 @@ class KilledDaemonTests(PodCase):
 LARGE = (20, 40, 6)  # MiB that do not compress, MiB that do, and layers
 
 
+@slow(60, "images of many layers are made and converted")
 class OciTests(PodCase):
     """Pods on a node that runs containers with conmon and crun."""
 
@@ -652,6 +653,7 @@ RIGHT_SECONDS = 0.3  # the error of readings here, which include a container's s
 ROUND_SECONDS = 150.0  # the node asks each minute, and then the clock has to be slewed by seconds
 
 
+@slow(150, "the node asks for clocks each minute, and a wrong one is slewed by seconds")
 class ClockTests(PodCase):
     """A pod with a container that may set its VM's clock."""
 

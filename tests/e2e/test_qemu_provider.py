@@ -59,6 +59,7 @@ from tests.contract.shown_disks import ShownDisksContract
 from tests.e2e.pod_case import TEMPLATES
 from tests.e2e.qemu_case import BRIDGE, IMAGES, QEMU, QemuCase, said
 from tests.e2e.qemu_launches import QemuLaunches
+from tests.harness.durations import slow
 from tests.support.pod_namespaces import ARRIVES, Host, Machine, Node, connects, ip
 from txgrpc import Code, GrpcError
 
@@ -482,6 +483,7 @@ class QemuFirewallsTests(QemuCase, ClosedPodsContract, TestCase):
         await super().finish()
 
 
+@slow(3, "a kernel boots under emulation")
 class KernelTests(TestCase):
     timeout = 120
 

@@ -22,6 +22,7 @@ from infranetes_common.wire import cri, vmserver
 from tests.contract.pod_provider_case import reactor
 from tests.e2e.pod_case import PodCase
 from tests.e2e.qemu_case import QemuCase
+from tests.harness.durations import slow
 from tests.support import process_memory
 from tests.support.empty_dirs import EmptyDirCase
 from tests.support.process_memory import Kind
@@ -55,6 +56,7 @@ class Guest:
         return [vmserver.MemoryRange(address=each.address, size=each.size) for each in ranges]
 
 
+@slow(40, "an emulated VM takes and gives memory back five times")
 class ResizeTests(QemuCase, TestCase):
     """A VM made with the template's size. The template is shared, so this test has no settings of its own."""
 

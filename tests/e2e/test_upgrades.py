@@ -25,6 +25,7 @@ from tests.infranetes.daemon.upgrade_case import UpgradeCase
 from tests.support.releases import previous_packages, previous_release
 
 
+@slow(150, "the release before boots a template of its own")
 class QemuUpgradeTests(PodCase, UpgradeCase):
     """Daemons of both releases over the same VMs, which the first of them launched from this guest image."""
 

@@ -60,7 +60,7 @@ from txgrpc import Channel, Code, GrpcError
 from txgrpc.client import Stub
 
 
-@slow(110, "two VMs, emulated where there is no KVM, with nine containers")
+@slow(60, "two emulated VMs have nine containers")
 class VolumeKindTests(VolumeKindsCase):
     async def test_a_pod_has_all_kinds_of_volumes_and_the_next_one_what_it_wrote(self) -> None:
         await self.check_all_kinds()
@@ -73,6 +73,7 @@ _WRITE = (
 )
 
 
+@slow(100, "a volume is copied while an emulated VM writes to it")
 class VolumeSnapshotTests(VolumeCase):
     """Snapshots of a volume with so much data that copying it takes a while, by the driver's socket."""
 
