@@ -261,7 +261,7 @@ class PostgresqlTests(VolumeCase):
     :ivar acknowledged: how many commits of each client were acknowledged before the last VM ended.
     :ivar killed: how that VM ended."""
 
-    timeout = 300 + 120 * KILLS
+    timeout = 600 + 200 * KILLS
     size = 512 << 20
 
     def setUp(self) -> None:

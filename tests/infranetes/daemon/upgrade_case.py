@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from infranetes_common.wire import cri
 from tests.infranetes.daemon.case import DaemonCase
+from txgrpc import Code, GrpcError
 
 _COUNTS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.1; done"
 
@@ -55,17 +58,18 @@ class UpgradeCase(DaemonCase):
         await self.until(lambda: len(self.counted()) > seen + 3, "its log goes on")
         self.assertEqual(self.counted(), list(range(len(self.counted()))))
 
-        execute = cri.ExecSyncRequest(container_id=main, cmd=["sh", "-c", "echo here; exit 5"], timeout=20)
-        said = await self.runtime.ExecSync(execute, timeout=30.0)
+        execute = cri.ExecSyncRequest(container_id=main, cmd=["sh", "-c", "echo here; exit 5"])
+        said = await self.runtime.ExecSync(execute, timeout=30.0 * self.patience)
         self.assertEqual((said.stdout, said.exit_code), (b"here\n", 5))
-        await self.runtime.StartContainer(cri.StartContainerRequest(container_id=waiting), timeout=30.0)
+        await self.runtime.StartContainer(
+            cri.StartContainerRequest(container_id=waiting), timeout=30.0 * self.patience
+        )
         self.assertEqual((await self.in_state(waiting, cri.CONTAINER_EXITED)).exit_code, 4)
         late = await self.run_container(pod, self.box("late", script="exit 6"))
         self.assertEqual((await self.in_state(late, cri.CONTAINER_EXITED)).exit_code, 6)
-        stats = await self.runtime.ContainerStats(cri.ContainerStatsRequest(container_id=main), timeout=30.0)
-        self.assertEqual(stats.stats.attributes.id, main)
+        self.assertEqual((await self.figures(main)).attributes.id, main)
         stop = cri.StopContainerRequest(container_id=main, timeout=0)
-        await self.runtime.StopContainer(stop, timeout=30.0)
+        await self.runtime.StopContainer(stop, timeout=30.0 * self.patience)
         another = await self.run_container(await self.run_pod("another"), self.box("main", script="exit 7"))
         self.assertEqual((await self.in_state(another, cri.CONTAINER_EXITED)).exit_code, 7)
         for sandbox in await self.sandboxes():
@@ -73,6 +77,18 @@ class UpgradeCase(DaemonCase):
             await self.remove_pod(sandbox.id)
         self.assertEqual((await self.sandboxes(), await self.containers(), await self.vms()), ([], [], []))
         self.assertNotIn("Traceback", self.log)
+
+    async def figures(self, container: str) -> Any:
+        """Return a container's figures, asking again as kubelet does while its VM gives none in time."""
+        until = time.monotonic() + 30.0 * self.patience
+        while True:
+            try:
+                request = cri.ContainerStatsRequest(container_id=container)
+                return (await self.runtime.ContainerStats(request, timeout=30.0)).stats
+            except GrpcError as error:
+                if error.code is not Code.UNAVAILABLE or time.monotonic() > until:
+                    raise
+            await self.sleep(0.2)
 
     async def release(self) -> str:
         """Return the daemon's release."""
