@@ -50,7 +50,7 @@ class PodCase(DaemonCase):
     :cvar images: the directory of the guest images. :cvar contprovider: the node's default.
     """
 
-    timeout = 900
+    timeout = 1500
     patience = 10.0  # the template may have to be booted first, and everything is slow without KVM
     images = IMAGES
     contprovider = CONTPROVIDER
