@@ -110,6 +110,15 @@ class PublishTests(PublishedCase):
         self.assertEqual(caught.exception.errno, errno.ENOSPC)
         self.assertEqual(self.read(self.target), self.volume)
 
+    def test_no_descriptor_is_left(self) -> None:
+        self.table.mounts()  # which stays open
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):
+            self.publish()
+            self.assertEqual(self.read(self.target), self.volume)
+        self.unpublish()
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
     def test_the_same_volume_in_another_way_is_refused_and_so_is_another_volume(self) -> None:
         self.publish()
         with self.assertRaises(AlreadyExists):

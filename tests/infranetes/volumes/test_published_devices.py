@@ -133,6 +133,24 @@ class PublishTests(DeviceCase):
     def at(self, target: str) -> None:
         published_devices.publish(target, self.volume, self.table)
 
+    def test_at_another_path_it_is_published_too_and_at_the_first_as_before(self) -> None:
+        self.publish()
+        other = self.top / "publish" / "pv" / "other"
+        published_devices.publish(str(other), self.volume, self.table)
+        self.assertEqual(sorted(self.targets()), sorted([str(other), str(self.target)]))
+        self.assertEqual(self.read(self.target), self.volume)
+        published_devices.unpublish(str(other), self.table)
+        self.assert_published()
+
+    def test_no_descriptor_is_left(self) -> None:
+        self.table.mounts()  # which stays open
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):
+            self.publish()
+            self.assertEqual(self.read(self.target), self.volume)
+        self.unpublish()
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
     def test_what_others_have_put_there_stays(self) -> None:
         self.target.parent.mkdir(parents=True)
         self.target.write_text("mine")
