@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -133,6 +134,12 @@ class SourcesTests(SynchronousTestCase):
         self.assertEqual(recipe.RELEASE, "bookworm")
 
 
+@functools.cache
+def archives_of(codename: str) -> sources.Sources:
+    """Return what this machine's apt says, which takes it a second, once."""
+    return sources.of_release(codename)
+
+
 @needs_root
 @needs_programs("mmdebstrap")
 class BuildTests(SynchronousTestCase):
@@ -146,6 +153,7 @@ class BuildTests(SynchronousTestCase):
             (self.debs / f"{name}_1_all.deb").write_bytes(b"one")
         self.built = 0
         self.fault: Exception | None = None
+        self.patch(builder, "of_release", archives_of)
         self.patch(builder, "_mmdebstrap", self.make_tree)
         self.patch(recipe, "DISK_GIB", 1)
 
@@ -210,10 +218,10 @@ class BuildTests(SynchronousTestCase):
         forced = self.build(force=True)
         self.assertEqual((self.built, forced.key), (2, first.key))
         self.assertNotEqual(forced.directory, first.directory)
-        for count in range(3):
+        for count in range(2):
             (self.debs / "vmserver_1_all.deb").write_bytes(b"%d" % count)
             made = self.build()
-        self.assertEqual(self.built, 5)
+        self.assertEqual(self.built, 4)
         self.assertEqual(image.current(self.images).key, made.key)
         self.assertEqual(len(self.names()), 3)
 

@@ -286,7 +286,7 @@ class RealTests(DisksCase):
 
     def test_other_work_goes_on_while_large_disks_are_made(self) -> Any:
         async def body() -> None:
-            layers = [oci.layer({f"{n}": os.urandom(1 << 20) * 24}) for n in range(3)]
+            layers = [oci.layer({f"{n}": os.urandom(1 << 20) * 12}) for n in range(3)]
             image = await self.pulled("large", oci.image(layers))
             turns = 0
             call = self.run_(self.store.disks(image.id))

@@ -477,7 +477,7 @@ class NeverBlockedTests(StoreCase):
         """The reactor turns many times during a pull that keeps a thread busy for long."""
 
         async def body() -> None:
-            reference = self.registry.push("large", "1", oci.image([os.urandom(1 << 20) * 60]))
+            reference = self.registry.push("large", "1", oci.image([os.urandom(1 << 20) * 30]))
             turns = 0
             pull = self.run_(self.store.pull(reference))
             while not pull.called:

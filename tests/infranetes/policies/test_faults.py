@@ -31,7 +31,7 @@ from infranetes_common.errors import Unavailable
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_netns
+from tests.harness.needs import needs_netns, repetitions
 from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
 from tests.infranetes.policies.objects import block, labelled, namespace, pod, pods, policy
 from tests.support import pod_namespaces
@@ -40,7 +40,7 @@ from vmserver.firewall.firewall import TABLE, Firewall
 
 reactor = installed()
 T = TypeVar("T")
-EXAMPLES = int(os.environ.get("INFRANETES_TEST_FAULTS", "15"))
+EXAMPLES = int(os.environ.get("INFRANETES_TEST_FAULTS") or repetitions(6, nightly=40))
 HEAL_SECONDS = 60.0  # within which the pod must have its policies once nothing fails any more
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 NAMESPACES = "/api/v1/namespaces"

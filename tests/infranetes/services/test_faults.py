@@ -19,11 +19,11 @@ from infranetes.services import sender
 from infranetes_common.concurrency import deferred, run_in_thread, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import installed
-from tests.harness.needs import needs_netns
+from tests.harness.needs import needs_netns, repetitions
 from tests.infranetes.services.faults import Bed, Lasting, thd_awaited
 
 reactor = installed()
-EXAMPLES = int(os.environ.get("INFRANETES_TEST_FAULTS", "40"))
+EXAMPLES = int(os.environ.get("INFRANETES_TEST_FAULTS") or repetitions(15, nightly=100))
 HEAL_SECONDS = 60.0  # within which the VM must have everything once nothing fails any more
 STEADY, STEADY_ENDPOINT = "10.96.0.200", "10.1.0.4"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations that are valid except for a few bytes, for `FUZZ_SECONDS`, by default 3 s, for each wire.
+"""Conversations that are valid except for a few bytes, for `FUZZ_SECONDS`, by default 1 s, for each wire.
 
 Any input is either understood or refused with a message; a wire raises nothing else. A failure names its
 seed: with `FUZZ_SEED`, only that conversation is repeated."""
@@ -23,9 +23,10 @@ from infranetes.streaming.spdywire import SpdyWire
 from infranetes.streaming.tunnel import TunnelWire
 from infranetes.streaming.websocketwire import WebSocketWire
 from infranetes_common.errors import InvalidArgument
+from tests.harness.needs import repetitions
 from tests.infranetes.streaming.client import take
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "3"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS") or repetitions(1, nightly=10))
 SEED = os.environ.get("FUZZ_SEED", "")
 
 

@@ -23,6 +23,7 @@ from tests.vmserver.layers.test_images import image
 from tests.vmserver.rpc.test_agent import AgentCase, reactor
 from txgrpc import Code
 from vmserver.containers.interface import ITakesLayers
+from vmserver.layers import store
 from vmserver.layers.images import LayerImages
 from vmserver.layers.store import BATCH_BYTES, LayerStore
 from vmserver.mounts import mounts_below, unmount
@@ -175,6 +176,7 @@ class LayerCallTests(AgentCase):
         self.assertIn("newer call", await older)
 
     async def test_failures_have_their_statuses(self) -> None:
+        self.patch(store, "APPEAR_SECONDS", 0.3)
         await self.refused(Code.UNAVAILABLE, self.mount(lun=9))
         await self.refused(Code.OUT_OF_RANGE, self.put(offset=1))
         await self.refused(Code.DATA_LOSS, self.put(content=b"x" * len(LAYER.content)))

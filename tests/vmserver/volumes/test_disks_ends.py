@@ -62,10 +62,11 @@ class DiskEndTests(PodDiskCase):
     def parts(self, whole: Path, filesystem: str) -> Iterator[dict[int, bytes]]:
         """Yield what may be on a disk while a file system is made on it, by offset."""
         blocks: dict[int, bytes] = {}
+        empty = bytes(4096)
         with whole.open("rb") as file:
             at = 0
             while data := file.read(4096):
-                if any(data):
+                if data != empty:
                     blocks[at] = data
                 at += 4096
         if filesystem == "xfs":  # it marks itself as in progress at its beginning
