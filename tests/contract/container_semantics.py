@@ -31,6 +31,16 @@ def cgroup_lines(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cgroup").read_text().splitlines()
 
 
+def memory_limit(pid: int) -> int | None:
+    """Return the limit of a process's cgroup in bytes; None: it has none."""
+    own = {line.split(":")[1]: line.split(":")[2] for line in cgroup_lines(pid)}
+    if "memory" in own:  # a machine with cgroup v1
+        found = Path(f"/sys/fs/cgroup/memory{own['memory']}/memory.limit_in_bytes").read_text()
+        return int(found) if int(found) < 1 << 60 else None
+    found = Path(f"/sys/fs/cgroup{own['']}/memory.max").read_text().strip()
+    return None if found == "max" else int(found)
+
+
 class SemanticsCase(ContainerProviderCase):
     """Runs containers that print what they see."""
 
@@ -179,6 +189,8 @@ class ProcessContract(SemanticsCase):
 
     #: Whether a limit of processor time can be removed on this machine.
     frees_processor: ClassVar[bool] = True
+    #: Whether a limit of memory can.
+    frees_memory: ClassVar[bool] = True
 
     async def test_environment_arguments_and_devices(self) -> None:
         envs = [cri.KeyValue(key="A", value=b"1"), cri.KeyValue(key="B", value="ü =\n'$A'".encode())]
@@ -219,13 +231,24 @@ class ProcessContract(SemanticsCase):
             (found.memory_limit_in_bytes, found.cpu_quota, found.cpu_shares, found.oom_score_adj),
             (96 << 20, quota, 256, 300),
         )
-        own = {line.split(":")[1]: line.split(":")[2] for line in cgroup_lines(state.pid)}
-        if "memory" in own:  # a machine with cgroup v1
-            group = Path("/sys/fs/cgroup/memory" + own["memory"])
-            self.assertEqual((group / "memory.limit_in_bytes").read_text(), f"{96 << 20}\n")
-        else:
-            group = Path("/sys/fs/cgroup" + own[""])
-            self.assertEqual((group / "memory.max").read_text(), f"{96 << 20}\n")
+        self.assertEqual(memory_limit(state.pid), 96 << 20)
+
+    async def test_a_limit_of_memory_is_taken_away(self) -> None:
+        limits = cri.LinuxContainerResources(memory_limit_in_bytes=64 << 20)
+        id = await self.run_container("sleep", "600", linux=cri.LinuxContainerConfig(resources=limits))
+        pid = (await self.state(id)).pid
+        self.assertEqual(memory_limit(pid), 64 << 20)
+        unlimited = cri.LinuxContainerResources(memory_limit_in_bytes=-1)
+        if not self.frees_memory:
+            words = await self.refused(InvalidArgument, self.provider.update(id, unlimited))
+            self.assertIn("memory_limit", words)
+            return
+        for _ in range(2):
+            state = await self.provider.update(id, unlimited)
+            self.assertEqual(state.resources.memory_limit_in_bytes, -1)
+            self.assertEqual(memory_limit(pid), None)
+        await self.provider.update(id, limits)
+        self.assertEqual(memory_limit(pid), 64 << 20)
 
     async def test_the_stop_signal_is_the_containers(self) -> None:
         script = (

@@ -15,9 +15,12 @@ _MAX_VALUE = 256
 
 def check_not_negative(limits: cri.LinuxContainerResources) -> None:
     """Check the limits that have no meaning below 0. :raise InvalidArgument: one is; names the field."""
-    for field in ("cpu_period", "cpu_shares", "memory_limit_in_bytes"):
+    for field in ("cpu_period", "cpu_shares"):
         if getattr(limits, field) < 0:
             raise InvalidArgument(f"resources.{field} {getattr(limits, field)}: expected 0 or more")
+    limit = limits.memory_limit_in_bytes
+    if limit < -1:
+        raise InvalidArgument(f"resources.memory_limit_in_bytes {limit}: expected 0 or more, or -1 for none")
 
 
 def check(limits: cri.LinuxContainerResources) -> None:

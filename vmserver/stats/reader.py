@@ -55,7 +55,7 @@ def _thd_measure(
     found = {}
     for id, (state, source) in containers.items():
         if state.pid:
-            usage = container.usage(state.pid, state.resources.memory_limit_in_bytes, source.group)
+            usage = container.usage(state.pid, max(state.resources.memory_limit_in_bytes, 0), source.group)
             if usage is not None:
                 found[id] = usage
     return found

@@ -15,6 +15,7 @@ from tests.contract.container_semantics import (
 )
 from tests.harness.needs import needs_docker
 from tests.vmserver.containers.test_docker import DockerCase
+from vmserver.containers.docker.cgroups import is_v2
 
 
 @needs_docker
@@ -35,6 +36,8 @@ class NamespaceTests(DockerCase, NamespaceContract, TestCase):
 @needs_docker
 class ProcessTests(DockerCase, ProcessContract, TestCase):
     """Its command, environment, devices and limits."""
+
+    frees_memory = is_v2()
 
 
 @needs_docker

@@ -320,6 +320,10 @@ class TranslationTests(SynchronousTestCase):
     def test_shares_as_weight(self) -> None:
         self.assertEqual([cpu_weight(shares) for shares in (2, 1024, 262144)], [1, 39, 10000])
 
+    def test_a_limit_of_memory_can_be_taken_away(self) -> None:
+        found = dict(units.limits(cri.LinuxContainerResources(memory_limit_in_bytes=-1)))
+        self.assertEqual(found, {name: ("t", units.INFINITY) for name in ("MemoryMax", "MemorySwapMax")})
+
     def test_cpus_as_a_bit_mask(self) -> None:
         found = dict(units.limits(cri.LinuxContainerResources(cpuset_cpus="0-2,9")))
         self.assertEqual(found["AllowedCPUs"], ("ay", bytes([0b111, 0b10])))

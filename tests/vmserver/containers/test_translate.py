@@ -239,7 +239,7 @@ class TranslateTests(SynchronousTestCase):
         # No swap unless it is set.
         self.assertEqual((host["Memory"], host["MemorySwap"]), (1 << 26, 1 << 26))
         self.assertEqual((host["OomScoreAdj"], host["CpusetCpus"]), (500, "0"))
-        for field, value in (("cpu_shares", -1), ("memory_limit_in_bytes", -1), ("oom_score_adj", 2000)):
+        for field, value in (("cpu_shares", -1), ("memory_limit_in_bytes", -2), ("oom_score_adj", 2000)):
             bad: Any = {field: value}
             config = cri.LinuxContainerConfig(resources=cri.LinuxContainerResources(**bad))
             self.refused(field, body, linux=config)

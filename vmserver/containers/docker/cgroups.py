@@ -49,10 +49,10 @@ def engine_files(limits: cri.LinuxContainerResources, current: Callable[[str], s
     memory, swap = limits.memory_limit_in_bytes, limits.memory_swap_limit_in_bytes
     if memory:
         used = int(current("memory.current") or 0)
-        if used > memory:
+        if used > memory > 0:
             raise InvalidArgument(f"resources.memory_limit_in_bytes {memory}: {used} bytes are in use")
-        found["memory.max"] = str(memory)
-        found["memory.swap.max"] = "max" if swap < 0 else str(max(swap - memory, 0))
+        found["memory.max"] = str(memory) if memory > 0 else "max"
+        found["memory.swap.max"] = "max" if min(memory, swap) < 0 else str(max(swap - memory, 0))
     for name in ("cpus", "mems"):
         if value := getattr(limits, f"cpuset_{name}"):
             found[f"cpuset.{name}"] = value

@@ -275,6 +275,11 @@ class DockerProvider:
         body.pop("OomScoreAdj", None)
         pid = container.state.pid
         by_cgroup = bool(pid) and cgroups.is_v2()
+        if resources.memory_limit_in_bytes < 0 and not by_cgroup:
+            raise InvalidArgument(
+                "resources.memory_limit_in_bytes: Docker takes no limit away; only a container that runs, "
+                "in a VM with cgroup v2, can lose it"
+            )
         if body and not by_cgroup:
             try:
                 await self._engine.call("POST", f"/containers/{container_name(id)}/update", body=body)

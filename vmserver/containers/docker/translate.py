@@ -96,14 +96,14 @@ def limits_body(limits: cri.LinuxContainerResources) -> Request:
     :raise InvalidArgument: a limit is out of range; names the field.
     """
     resources.check(limits)
-    swap = limits.memory_swap_limit_in_bytes
-    if not swap and limits.memory_limit_in_bytes:
-        swap = limits.memory_limit_in_bytes  # kubelet expects no swap unless it sets a limit
+    memory, swap = limits.memory_limit_in_bytes, limits.memory_swap_limit_in_bytes
+    if not swap and memory > 0:
+        swap = memory  # kubelet expects no swap unless it sets a limit
     fields: Request = {
         "CpuPeriod": limits.cpu_period,
         "CpuQuota": limits.cpu_quota,
         "CpuShares": limits.cpu_shares,
-        "Memory": limits.memory_limit_in_bytes,
+        "Memory": max(memory, 0),
         "MemorySwap": swap,
         "OomScoreAdj": limits.oom_score_adj,
         "CpusetCpus": limits.cpuset_cpus,

@@ -38,7 +38,7 @@ def check(limits: cri.LinuxContainerResources, kernel: Kernel) -> None:
             f"resources.cpu_quota {limits.cpu_quota}: expected {_LEAST_QUOTA} or more, or -1 for no limit"
         )
     memory, swap = limits.memory_limit_in_bytes, limits.memory_swap_limit_in_bytes
-    if swap > 0 and not memory:
+    if swap > 0 and memory <= 0:
         raise InvalidArgument("resources.memory_swap_limit_in_bytes: needs memory_limit_in_bytes beside it")
     if 0 < swap < memory:
         raise InvalidArgument(

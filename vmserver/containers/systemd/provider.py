@@ -339,6 +339,8 @@ def _thd_measure(
     for state, pid in containers:
         usage = None
         if state.state == cri.CONTAINER_RUNNING and pid:
-            usage = stats.usage(pid, state.resources.memory_limit_in_bytes, units.UNIT_PREFIX + state.id)
+            usage = stats.usage(
+                pid, max(state.resources.memory_limit_in_bytes, 0), units.UNIT_PREFIX + state.id
+            )
         found.append(messages.ContainerUsage(id=state.id, started_at=state.started_at, usage=usage))
     return found

@@ -161,9 +161,9 @@ def limits(wanted: cri.LinuxContainerResources) -> list[Property]:
         found.append(("CPUQuotaPeriodUSec", ("t", period)))
     memory, swap = wanted.memory_limit_in_bytes, wanted.memory_swap_limit_in_bytes
     if memory:
-        found.append(("MemoryMax", ("t", memory)))
+        found.append(("MemoryMax", ("t", INFINITY if memory < 0 else memory)))
         # kubelet expects no swap unless it sets a limit.
-        swap_alone = INFINITY if swap < 0 else max(0, swap - memory)
+        swap_alone = INFINITY if min(memory, swap) < 0 else max(0, swap - memory)
         found.append(("MemorySwapMax", ("t", swap_alone)))
     for name, field in (("AllowedCPUs", "cpuset_cpus"), ("AllowedMemoryNodes", "cpuset_mems")):
         if getattr(wanted, field):

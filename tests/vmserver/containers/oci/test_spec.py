@@ -475,7 +475,7 @@ class LimitTests(Refusing):
 
     def test_what_can_not_be_set_is_refused_by_its_field(self) -> None:
         for field, value in {
-            "cpu_period": 999, "cpu_quota": 999, "cpu_shares": -1, "memory_limit_in_bytes": -1,
+            "cpu_period": 999, "cpu_quota": 999, "cpu_shares": -1, "memory_limit_in_bytes": -2,
             "memory_swap_limit_in_bytes": 5, "oom_score_adj": 1001, "cpuset_cpus": "0;1",
             "cpuset_mems": "a", "unified": {"../x": "1"}, "hugepage_limits": [cri.HugepageLimit()],
         }.items():  # fmt: skip
