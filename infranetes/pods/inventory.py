@@ -67,7 +67,7 @@ class Container:
         self.name = container_name(self.config.metadata)
         self.cache: dict[str, bytes] = {}
         self._record = record
-        self.events: Events | None = None
+        self.events = Events()  # the inventory's, once it is in one
         self.reported: vmserver.ContainerState | None = None
         self.log_position = log
         self.pump: Pump | None = None
@@ -96,7 +96,7 @@ class Container:
     def record(self, record: ContainerRecord) -> None:
         before, self._record = self._record, record
         self.cache.clear()
-        if self.events is not None and record.state is not before.state:
+        if record.state is not before.state:
             self.events.container_changed(self, before.state, record.state)
 
     @property
@@ -136,7 +136,7 @@ class Sandbox:
         self.deserted: IDelayedCall | None = None  # the timer that ends a launch that no call waits for
         self.aborted = ""  # why the launch was ended, for messages
         self.zone: str | None = None
-        self.events: Events | None = None
+        self.events = Events()  # the inventory's, once it is in one
         self.interrupted = ""
         self.machine = machine_for(self)
 
@@ -177,7 +177,7 @@ class Sandbox:
     def record(self, record: SandboxRecord) -> None:
         before, self._record = self._record, record
         self.cache.clear()
-        if self.events is not None and record.state is not before.state:
+        if record.state is not before.state:
             self.events.sandbox_changed(self, before.state, record.state)
 
     @property
@@ -196,8 +196,7 @@ class Sandbox:
             return
         self.interrupted = reason
         self.cache.clear()
-        if self.events is not None:
-            self.events.sandbox_interrupted(self)
+        self.events.sandbox_interrupted(self)
 
     def leave(self) -> None:
         """End what is under way for the sandbox, and its agent's stream: the next daemon goes on with it."""
