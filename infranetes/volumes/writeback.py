@@ -81,8 +81,6 @@ class WriteBack:
                 words = "bringing back what was written"
                 return await within(self._clock, STILL_SECONDS, flight.join(), words)
             except DeadlineExceeded:
-                if flight.done:
-                    raise
                 if volume.received == received or self._clock.seconds() >= until:
                     flight.cancel()
                     raise

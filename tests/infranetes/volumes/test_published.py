@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from infranetes.volumes.published import (
     unpublish,
     volume_of,
 )
-from infranetes.volumes.tmpfs import Tmpfs
+from infranetes.volumes.tmpfs import Tmpfs, bind, unmount
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_root
@@ -233,6 +234,21 @@ class UnpublishTests(PublishedCase):
         with self.assertRaisesRegex(FailedPrecondition, "not one of Infranetes' volumes"):
             unpublish(str(other), self.table)
         self.assertEqual(self.mounts_at(str(other)), 1)
+
+
+class KernelTests(PublishedCase):
+    """What the kernel refuses is an error with its number."""
+
+    def refused(self, number: int, work: Callable[..., object], *args: object) -> None:
+        error = self.assertRaises(OSError, work, *args)
+        self.assertEqual(error.errno, number)
+
+    def test_what_is_not_mounted_or_not_there(self) -> None:
+        self.refused(errno.EINVAL, unmount, os.fsencode(self.top))
+        self.refused(errno.ENOENT, unmount, os.fsencode(self.top / "missing"))
+        self.refused(errno.EBADF, bind, -1, -1)
+        with Tmpfs(b"x", 10) as files:
+            self.refused(errno.EBADF, files.mount, -1)
 
 
 class ReadTests(PublishedCase):
