@@ -136,7 +136,7 @@ class Applier:
             self._try(entry.path, lambda: write.make_link(self._tree, entry))
 
     def _leads_to_failed(self, entry: Entry) -> bool:
-        if not self.failed or entry.target.startswith(b"/"):
+        if entry.target.startswith(b"/"):
             return False
         target = os.path.normpath(os.path.join(os.path.dirname(entry.path), entry.target))
         return any(
