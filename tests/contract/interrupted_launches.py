@@ -18,6 +18,7 @@ from infranetes_common.errors import (
     InfranetesError,
 )
 from tests.contract.pod_provider_case import ProviderCase
+from tests.harness.durations import slow
 from tests.support import warm
 
 _ROOT = Path(__file__).parents[2]
@@ -53,6 +54,7 @@ class InterruptedLaunchContract(ProviderCase):
                 await self.within(provider.destroy(one.id))
             self.assertEqual(await self.within(provider.list()), [])
 
+    @slow(8, "six daemons are killed in launches, and three go on")
     async def test_a_daemon_killed_in_a_launch_leaves_what_the_next_one_adopts_or_ends(self) -> None:
         for seconds in self.interrupt_after:
             adopted, dropped = self.spec(), self.spec()

@@ -29,6 +29,7 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from tests.harness.durations import slow
 from tests.support.failures import FailureAssertions
 
 _BLOCK = 4096
@@ -154,6 +155,7 @@ class ShownDisksContract(FailureAssertions):
         self.assertEqual(list(await shower.shown_disks(machine)), list(before))
         self.assertFalse(self.is_open(good.path))
 
+    @slow(6, "a QEMU gets as many disks as it takes, and they are taken away again")
     async def test_as_many_as_there_are_places_and_no_more(self) -> None:
         shower = await self.shower()
         machine = await self.machine(shower)

@@ -17,6 +17,7 @@ from infranetes.images import disks
 from infranetes_common.errors import (
     ResourceExhausted,
 )
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry, needs_root
 from tests.infranetes.images.disks_case import BASE, DisksCase
 from tests.infranetes.images.support import sleep, small
@@ -87,6 +88,7 @@ class KilledTests(DisksCase):
 
     timeout = 300  # each step is a daemon of its own
 
+    @slow(8, "a daemon is killed at each of six steps, and two follow it")
     def test_the_next_start_is_clean_and_the_disks_are_right(self) -> Any:
         async def body() -> None:
             image = await self.pulled("one", oci.image([oci.layer({"one": os.urandom(9000)})]))

@@ -28,6 +28,7 @@ from infranetes_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry, needs_root
 from tests.infranetes.images.hostile import HostileRegistry, begin_then_hang, endless, hang, send
 from tests.infranetes.images.support import StoreCase, reactor, sleep, small
@@ -210,6 +211,7 @@ class HostileTests(HostileCase):
 
         return self.run_(body())
 
+    @slow(8, "silence is given up after 3 s, twice, lest a busy machine's pause counts as such")
     def test_no_answer_at_all_is_given_up(self) -> Any:
         async def body() -> None:
             image = small()

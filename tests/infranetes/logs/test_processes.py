@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.logs import Checkpoint, ContainerLog, stop_all
 from infranetes_common.reactors import installed
+from tests.harness.durations import slow
 from tests.harness.needs import needs_root
 from tests.infranetes.logs.child import line
 from tests.infranetes.logs.log_scenario import expected, record
@@ -26,6 +27,7 @@ reactor = installed()
 
 
 class KilledProcessTests(SynchronousTestCase):
+    @slow(6, "eight processes are killed while they write, and another goes on")
     def test_sigkill_at_any_time_with_rotations_between_loses_and_doubles_nothing(self) -> None:
         directory = Path(self.mktemp()).absolute()
         directory.mkdir()

@@ -31,6 +31,7 @@ from infranetes_common.errors import Unavailable
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_netns, repetitions
 from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
 from tests.infranetes.policies.objects import block, labelled, namespace, pod, pods, policy
@@ -243,6 +244,7 @@ class FaultTests(TestCase):
             await self.bed.server.stop()
         await run_in_thread(reactor, self.bed.thd_remove_network)
 
+    @slow(6, "each example is judged by real packets")
     @deferred
     async def test_whatever_fails(self) -> None:
         await run_in_thread(reactor, self.thd_judge)

@@ -21,6 +21,7 @@ from infranetes.publish import command
 from infranetes.publish.command import choose
 from infranetes.publish.interface import CloudImage, Publication, Published, Report
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from tests.harness.durations import slow
 from tests.infranetes.publish import disks
 from tests.infranetes.publish.test_aws import PublishCase
 from tests.support.clouds import moto
@@ -54,6 +55,7 @@ class CommandTests(PublishCase):
         endpoint = ("--ebs-endpoint", self.ebs.endpoint)
         return self.start("publish", "aws", "--disk", str(self.disk), "--json", *endpoint)
 
+    @slow(9, "three processes import the cloud's library")
     async def test_a_killed_process_is_gone_on_with_and_its_image_removed_on_request(self) -> None:
         killed = self.publishing()
 

@@ -19,6 +19,7 @@ from infranetes.services import sender
 from infranetes_common.concurrency import deferred, run_in_thread, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import installed
+from tests.harness.durations import slow
 from tests.harness.needs import needs_netns, repetitions
 from tests.infranetes.services.faults import Bed, Lasting, thd_awaited
 
@@ -75,6 +76,7 @@ class FaultTests(TestCase):
             await self.bed.server.stop()
         await run_in_thread(reactor, self.bed.thd_remove_network)
 
+    @slow(5, "each example is judged by what is in a real kernel")
     @deferred
     async def test_whatever_fails(self) -> None:
         await run_in_thread(reactor, self.thd_judge)

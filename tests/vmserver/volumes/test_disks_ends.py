@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.vmserver.volumes.disk_case import SERIAL, SIZE, XFS_SIZE, PodDiskCase, reactor
 from vmserver.containers.machine.provider import MachineConfig, MachineProvider
 from vmserver.layers.disks import ScsiDisks
@@ -24,6 +25,7 @@ from vmserver.volumes.disks import PodDisks
 
 
 class DiskEndTests(PodDiskCase):
+    @slow(6, "fourteen file systems are made and mounted")
     async def test_what_ends_while_a_file_system_is_made_is_made_again(self) -> None:
         """Whatever a killed VM's mkfs has written, and however far it got."""
         for filesystem, size in (("ext4", SIZE), ("xfs", XFS_SIZE)):

@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images.erofs.convert import convert
 from infranetes.images.erofs.limits import Limits
+from tests.harness.durations import slow
 from tests.harness.needs import needs_programs, needs_root, repetitions
 from tests.infranetes.images.erofs.support import check, mounted, shown
 
@@ -43,6 +44,7 @@ class RealTests(SynchronousTestCase):
     def run_(self, *command: str) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
+    @slow(5, "thousands of files are converted, extracted and compared")
     def test_what_tar_extracts_is_what_the_image_has(self) -> None:
         self.assertGreater(self.tar.stat().st_size, 16 << 20)
         diff_id = "sha256:" + self.run_("sha256sum", str(self.tar)).split()[0]

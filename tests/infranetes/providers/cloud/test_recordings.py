@@ -25,6 +25,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError
 from infranetes_common.reactors import installed
 from tests.contract.pod_provider_case import DyingDaemon
+from tests.harness.durations import slow
 from tests.harness.needs import tool
 from tests.support.clouds.agent_processes import ROOT
 from tests.support.clouds.faults import FaultKind
@@ -274,6 +275,7 @@ class CommandTests(SessionCase):
         reactor.callLater(0.02, waiting.callback, None)
         return waiting
 
+    @slow(12, "two processes import the clouds' libraries and launch a VM each")
     async def test_what_a_killed_one_left_is_ended_by_the_next_which_ctrl_c_ends(self) -> None:
         killed = await self.attaching()
         killed.kill()

@@ -24,6 +24,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from tests.contract.pod_provider_case import reactor
+from tests.harness.durations import slow
 from tests.harness.needs import needs_tools
 from tests.infranetes.providers.cloud.vsphere_case import SETTINGS, VsphereCase
 from tests.support.clouds import vcsim
@@ -221,6 +222,7 @@ class BrokenOffTests(LibraryCase, TestCase):
         self.assertEqual(self.asked(DEPLOY), 1)
         self.assertEqual(self.made(), ["web-1.0"])
 
+    @slow(5, "a deployment is broken off at each of four steps, and the next daemon goes on")
     async def test_a_daemon_that_is_killed_before_the_template_is_finished(self) -> None:
         """The next daemon's pull takes the steps that are left."""
         self.settings["retry_seconds"] = 0.5

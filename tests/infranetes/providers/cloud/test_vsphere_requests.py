@@ -14,6 +14,7 @@ from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.interface import InstanceState, Size
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound
+from tests.harness.durations import slow
 from tests.infranetes.providers.cloud.vsphere_case import SETTINGS, VsphereCase
 from tests.support.clouds import vcsim
 from tests.support.clouds.faults import NEVER, NO_AGENT
@@ -200,6 +201,7 @@ class CostTests(VsphereCase, TestCase):
         await self.within(provider.destroy(instance.id))
         self.assertEqual(self.own(begun), [LOOK, "Destroy_Task"])
 
+    @slow(10, "polls are so far apart that five clones share them")
     async def test_no_thread_waits_for_clones_and_their_tasks_are_looked_at_together(self) -> None:
         """A node with one thread begins them all, lists VMs meanwhile, and polls in one request."""
         provider = await self.started_for_requests(poll_seconds=1.5)

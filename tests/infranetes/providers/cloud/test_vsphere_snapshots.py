@@ -17,6 +17,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from tests.contract.snapshots import SnapshotsContract
+from tests.harness.durations import slow
 from tests.infranetes.providers.cloud.test_vsphere_volumes import MIB, VolumesCase
 from tests.infranetes.providers.cloud.volumes_case import of_snapshots
 from tests.support.clouds.faults import FaultKind
@@ -257,6 +258,7 @@ class FaultTests(SnapshotsCase, TestCase):
         self.assertEqual(lost.happened, 2)
         self.assertEqual(self.world.disks.ids()[1:], [restored.id])
 
+    @slow(7, "a daemon is killed at each of six steps, and another goes on")
     async def test_each_step_is_finished_by_the_next_daemon(self) -> None:
         volumes = await self.snapshotted()
         made = await volumes.create("data", MIB)

@@ -19,6 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from tests.contract.container_sessions import living, resident
+from tests.harness.durations import slow
 from tests.harness.needs import needs_root
 from tests.support.crun import process
 from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
@@ -335,6 +336,7 @@ if not is_v2() and (ROOT / "unified").is_dir():
 
         timeout = 300
 
+        @slow(20, "it runs all tests of commands a second time")
         async def test_commands_with_cgroup_v2(self) -> None:
             trial = f"{sys.executable} -m twisted.trial --temp-directory={self.mktemp()}"
             script = f"mount --bind {ROOT / 'unified'} {ROOT} && exec {trial} {__name__}.ExecTests"

@@ -22,6 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire.vmserver import LogRecord
+from tests.harness.durations import slow
 from tests.harness.needs import repetitions
 from tests.vmserver.containers.oci.case import CrunCase, reactor
 from vmserver.containers.log_lines import records
@@ -263,6 +264,7 @@ class RotationTests(CrunCase):
         self.addCleanup(made.close)
         return made
 
+    @slow(4, "each of 300,000 lines is written, rotated and read")
     async def test_of_many_lines_none_is_lost_and_none_comes_twice(self) -> None:
         rotation = self.rotation(2 * MIB, 1000)
         rounds = repetitions(3, nightly=10)

@@ -16,6 +16,7 @@ from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_crun
 from tests.support import warm
 from tests.vmserver.containers.oci.killed_agent import ID, container_config
@@ -42,6 +43,7 @@ class KilledAgentTests(OciCase, TestCase):
         self.assertIn(code, (0, -signal.SIGKILL), output.read_text())
         return code != 0
 
+    @slow(15, "an agent is killed at each of its 27 steps, and another goes on")
     async def test_killed_at_any_step_it_is_followed_by_one_that_goes_on(self) -> None:
         """However far it got, the container runs once, and in the end nothing is left of it."""
         out = self.base / "out"
