@@ -26,8 +26,9 @@ from tests.support.hostile.watched import FORMAT
 
 HONEST = repetitions(4, nightly=10)
 CONSTANTS = {  # so that the daemon soon asks an agent again whose answer it has refused or waited for
-    "infranetes.machines.agent.container_watch.REFUSED_DELAY": 0.3,
-    "infranetes.machines.agent.container_watch.LAST_DELAY": 0.6,
+    "infranetes.machines.agent.container_watch.REFUSED_DELAY": 1.5,
+    "infranetes.machines.agent.container_watch.LAST_DELAY": 1.5,
+    "infranetes.pods.reports.LOG_SECONDS": 1.0,
     "infranetes.stats.gather.WAIT_SECONDS": 0.5,
 }
 WAIT_SECONDS = 60.0  # for an answer about an honest pod, on a machine of any speed
@@ -96,7 +97,7 @@ class HostileCase(DaemonCase):
         super().setUp()
         self.config["log"] = {"level": "info"}
         self.config["control"] = {"enter": True}
-        self.config["times"] = {"unknown_after": 1.0}
+        self.config["times"] = {"unknown_after": 0.5}  # sooner than an agent that was refused is asked again
         self.volume = self.root / "volume"
         self.volume.mkdir()
         self.turns = self.root / "turns"
