@@ -19,6 +19,7 @@ from infranetes_common.identity import encode
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from tests.harness.durations import slow
 from tests.harness.needs import needs_docker
 from tests.support import warm
 from tests.support.dockerd import Dockerd
@@ -248,6 +249,7 @@ class ProcessTests(TestCase):
             else:
                 return info.container_provider, info.takes_layers
 
+    @slow(5, "Docker starts, and three agents one after the other")
     async def test_an_agent_killed_while_docker_starts_chooses_when_asked_again_and_the_next_has_it(
         self,
     ) -> None:

@@ -18,6 +18,7 @@ from infranetes.control.cli import DONE, DOWN, FAILED, INTERRUPTED, USAGE
 from infranetes.control.commands import COMMANDS
 from infranetes.pods.store import FILE
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import ROOT, reactor
 from tests.infranetes.daemon.ctl import CtlCase
@@ -155,6 +156,7 @@ class CtlTests(CtlCase):
         watching.send_signal(signal.SIGINT)
         self.assertEqual(await deferToThread(watching.wait), INTERRUPTED)
 
+    @slow(5, "figures are watched every two seconds")
     async def test_what_pods_use_is_watched(self) -> None:
         await self.start()
         sandbox = await self.run_pod("web")

@@ -10,6 +10,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes.control.cli import DONE, FAILED
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.ctl import CtlCase
@@ -47,6 +48,7 @@ class LogTests(CtlCase):
         path.symlink_to("/etc/passwd")
         self.assertIn("no symbolic link", await self.ctl("logs", "web", "main", code=FAILED))
 
+    @slow(4, "the daemon starts again meanwhile, and is waited for")
     async def test_it_is_followed_over_a_rotation_and_a_restart_until_the_container_ends(self) -> None:
         await self.start()
         sandbox = await self.run_pod("web")

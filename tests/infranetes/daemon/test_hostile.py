@@ -245,6 +245,7 @@ class SpoilTests(HostileCase):
                 return answer
             await self.sleep(0.3)
 
+    @slow(6, "an agent that was refused is left alone for a while")
     async def test_last_words_of_one_do_not_end_listening(self) -> None:
         stream = self.runtime.GetContainerEvents(cri.GetEventsRequest(), timeout=None)
         self.addCleanup(stream.cancel)

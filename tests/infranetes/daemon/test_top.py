@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.ctl import CtlCase
 
 
 @needs_registry
 class TopTests(CtlCase):
+    @slow(4, "each table is made of two samples, a second apart")
     async def test_what_pods_use(self) -> None:
         self.constants = {"infranetes.stats.gather.WAIT_SECONDS": 0.5}
         await self.start()

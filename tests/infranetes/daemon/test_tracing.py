@@ -9,6 +9,7 @@ from typing import Any
 
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from tests.support.collector import MISSING, Collector, Received
@@ -187,6 +188,7 @@ class TroubleTests(TracingCase):
         self.process.terminate()
         self.assertEqual(await self.ended(60.0), -signal.SIGTERM)
 
+    @slow(3, "the exporter tries again until its time is over")
     async def test_nobody_listens(self) -> None:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))  # and does not listen
