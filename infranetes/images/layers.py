@@ -21,6 +21,24 @@ CHUNK_BYTES = 256 * 1024
 MAX_ZSTD_WINDOW = 128 << 20  # zstd's own default limit
 
 
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+
+
+def compression_of(path: Path, said: str) -> str:
+    """Return how a layer's file is compressed: gzip, zstd or "", by its first bytes.
+
+    :param said: what its manifest says, which counts where these bytes don't tell.
+    """
+    with open(path, "rb") as file:
+        head = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
+    if head.startswith(_GZIP):
+        return "gzip"
+    if head.startswith(_ZSTD):
+        return "zstd"
+    return "" if head[_TAR_MAGIC_AT:] == _TAR_MAGIC else said
+
+
 def uncompressed(path: Path, compression: str) -> BinaryIO:
     """Open a layer's tar for reading."""
     if compression == "gzip":

@@ -33,17 +33,25 @@ _LAYERS = {
     _OCI + "layer.v1.tar+zstd": "zstd",
     _DOCKER + "image.rootfs.diff.tar": "",
     _DOCKER + "image.rootfs.diff.tar.gzip": "gzip",
+    _DOCKER + "image.rootfs.diff.tar.zstd": "zstd",
 }
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
+# As kernels call them, and some builders, and as images are to say it.
+_ARCHITECTURES = {
+    **{"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"},
+    **{"i386": "386", "i686": "386", "armhf": "arm", "armel": "arm", "armv7l": "arm"},
+}
 
 
 @attrs.frozen
 class Layer:
-    """One layer as the registry has it; digest and size are those of the compressed bytes."""
+    """One layer as the registry has it; digest and size are those of the compressed bytes.
+
+    :ivar compression: gzip, zstd or "". A manifest may say another one than that of the bytes.
+    """
 
     digest: str
     size: int
-    compression: str  # gzip, zstd or ""
+    compression: str
 
 
 @attrs.frozen
@@ -81,8 +89,13 @@ class _Descriptor:
 
 def host_platform() -> str:
     """Return this machine's platform, such as linux/amd64."""
-    machine = _platform.machine()
-    return f"linux/{_MACHINES.get(machine, machine)}"
+    return _platform_of("linux", _platform.machine())
+
+
+def _platform_of(system: object, architecture: object) -> str:
+    """Return a platform as OS/ARCHITECTURE, in the spelling of images; "" stands for what is not said."""
+    lowered = str(architecture or "").lower()
+    return f"{str(system or '').lower()}/{_ARCHITECTURES.get(lowered, lowered)}"
 
 
 def digest_of(data: bytes) -> str:
@@ -132,17 +145,19 @@ def read_config(data: bytes, manifest: Manifest, where: str) -> Config:
     document = _object(data, MAX_CONFIG_BYTES, "configuration", where)
     rootfs, inner = document.get("rootfs"), document.get("config") or {}
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    if diff_ids is None and not manifest.layers:
+        diff_ids = []
     if not isinstance(diff_ids, list) or not all(is_digest(d) for d in diff_ids):
         raise _garbage(where, "its configuration has no list of layer digests")
     if len(diff_ids) != len(manifest.layers):
         raise _garbage(
             where, f"its configuration has {len(diff_ids)} layers, its manifest {len(manifest.layers)}"
         )
-    user = inner.get("User", "") if isinstance(inner, dict) else None
+    user = inner.get("User") if isinstance(inner, dict) else inner
+    user = "" if user is None else user
     if not isinstance(user, str) or len(user) > 256:
         raise _garbage(where, "its configuration's User is no name")
-    system, architecture = document.get("os") or "", document.get("architecture") or ""
-    return Config(tuple(diff_ids), user, f"{system}/{architecture}")
+    return Config(tuple(diff_ids), user, _platform_of(document.get("os"), document.get("architecture")))
 
 
 def require_platform(config: Config, platform: str, where: str) -> None:
@@ -185,7 +200,6 @@ def _choose(document: Mapping[str, object], platform: str, where: str) -> str:
     entries = document.get("manifests")
     if not isinstance(entries, list):
         raise _garbage(where, "its index has no list of manifests")
-    system, _, architecture = platform.partition("/")
     offered, found = [], []
     for entry in entries:
         described = _descriptor(entry, where)
@@ -194,8 +208,8 @@ def _choose(document: Mapping[str, object], platform: str, where: str) -> str:
             found.append((2, described.digest))  # a nested index may have it
         if described.media_type not in _MANIFESTS or not isinstance(has, dict):
             continue
-        offered.append(f"{has.get('os')}/{has.get('architecture')}")
-        if (has.get("os"), has.get("architecture")) == (system, architecture):
+        offered.append(_platform_of(has.get("os"), has.get("architecture")))
+        if offered[-1] == platform:
             found.append((int(has.get("variant") not in (None, "", "v1", "v7", "v8")), described.digest))
     if not found:
         listed = ", ".join(sorted(set(offered)))[:200] or "nothing"

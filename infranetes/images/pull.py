@@ -12,13 +12,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import attrs
 from twisted.logger import Logger
 
 from infranetes.images import layers, manifest
 from infranetes.images.auth import Credentials
 from infranetes.images.config import ImagesConfig
 from infranetes.images.index import Record
-from infranetes.images.manifest import Manifest
+from infranetes.images.manifest import Layer, Manifest
 from infranetes.images.reference import Reference
 from infranetes.images.skopeo import Skopeo
 from infranetes_common.concurrency import IMAGES, backoff, run_in_thread, sleep
@@ -101,6 +102,7 @@ class Puller:
             raise Unavailable(f"image {where}: its configuration is not the one its manifest names")
         config = manifest.read_config(data, read, where)
         manifest.require_platform(config, self._config.effective_platform, where)
+        read = attrs.evolve(read, layers=await run_in_thread(self._reactor, self._thd_as_they_are, read))
         known = dict(verified)
         unpacked = []
         for layer, diff_id in zip(read.layers, config.diff_ids, strict=True):
@@ -120,6 +122,15 @@ class Puller:
         tags = frozenset() if asked.digest else frozenset([str(asked)])
         digests = frozenset([str(top)])
         return Record(read, config.diff_ids, tuple(unpacked), config.user, tags, digests)
+
+    def _thd_as_they_are(self, read: Manifest) -> tuple[Layer, ...]:
+        """Return the layers with the compression that their files have, whatever the manifest says."""
+        return tuple(
+            attrs.evolve(
+                layer, compression=layers.compression_of(self._blob(layer.digest), layer.compression)
+            )
+            for layer in read.layers
+        )
 
     async def _retried(self, asked: Reference, attempt: Callable[[], Awaitable[Record]]) -> Record:
         pauses = islice(backoff(*RETRY_SECONDS), self._config.attempts - 1)

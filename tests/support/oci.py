@@ -33,6 +33,7 @@ _TYPES = {
         DOCKER + "distribution.manifest.list.v2+json",
         {
             "gzip": DOCKER + "image.rootfs.diff.tar.gzip",
+            "zstd": DOCKER + "image.rootfs.diff.tar.zstd",
             "": DOCKER + "image.rootfs.diff.tar",
         },
     ),
@@ -154,6 +155,7 @@ def image(
     *,
     flavour: str = "oci",
     compression: str = "gzip",
+    said: str | None = None,
     architecture: str = "amd64",
     labels: Mapping[str, str] | None = None,
 ) -> BuiltImage:
@@ -161,10 +163,12 @@ def image(
 
     :param config: the image config's `config` (Cmd, Env, User, ...).
     :param flavour: the media types: `oci` or `docker` (schema 2).
-    :param compression: the layers' compression: `gzip`, "" or, with `oci`, `zstd`.
+    :param compression: the layers' compression: `gzip`, `zstd` or "".
+    :param said: what the manifest says it is; None: the truth.
     """
     config_type, manifest_type, _, layer_types = _TYPES[flavour]
-    made = [(digest(data), Blob(layer_types[compression], _compress(data, compression))) for data in layers]
+    layer_type = layer_types[compression if said is None else said]
+    made = [(digest(data), Blob(layer_type, _compress(data, compression))) for data in layers]
     diff_ids, blobs = tuple(diff_id for diff_id, _ in made), tuple(blob for _, blob in made)
     document = {
         "architecture": architecture,

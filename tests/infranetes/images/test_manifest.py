@@ -30,8 +30,8 @@ class ReadTests(SynchronousTestCase):
 
     @needs_programs("zstd")
     def test_both_flavours_and_all_compressions(self) -> None:
-        for flavour, compressions in (("oci", ("gzip", "zstd", "")), ("docker", ("gzip", ""))):
-            for compression in compressions:
+        for flavour in ("oci", "docker"):
+            for compression in ("gzip", "zstd", ""):
                 image = built(flavour=flavour, compression=compression)
                 got = read(image.manifest.data, AMD64, "x")
                 assert isinstance(got, Manifest)
@@ -48,6 +48,13 @@ class ReadTests(SynchronousTestCase):
             index = oci.index(images, flavour=flavour).top.data
             self.assertEqual(read(index, AMD64, "x"), images[1].manifest.digest)
             self.assertEqual(read(index, "linux/s390x", "x"), images[2].manifest.digest)
+
+    def test_architectures_are_known_by_other_spellings(self) -> None:
+        for spelling in ("x86_64", "AMD64", "x86-64"):
+            image = built(architecture=spelling)
+            self.assertEqual(read(oci.index([image]).top.data, AMD64, "x"), image.manifest.digest)
+        index = oci.index([built(architecture="aarch64")]).top.data
+        self.assertIn("it has linux/arm64", str(self.assertRaises(NotFound, read, index, AMD64, "x")))
 
     def test_an_index_without_the_platform_says_what_it_has(self) -> None:
         index = oci.index([built(architecture="arm64")]).top.data
@@ -128,6 +135,22 @@ class ConfigTests(SynchronousTestCase):
         self.assertEqual(config.user, "app:app")
         self.assertEqual(config.platform, "linux/amd64")
 
+    def test_null_is_as_if_it_were_not_there(self) -> None:
+        document = json.loads(self.image.config.data)
+        document["config"]["User"] = document["architecture"] = document["os"] = None
+        found = read_config(json.dumps(document).encode(), self.manifest, "x")
+        self.assertEqual((found.user, found.platform), ("", "/"))
+        document["config"] = None
+        self.assertEqual(read_config(json.dumps(document).encode(), self.manifest, "x").user, "")
+
+    def test_an_image_of_nothing_may_say_so_by_null(self) -> None:
+        found = read(oci.image([]).manifest.data, AMD64, "x")
+        assert isinstance(found, Manifest)
+        rootfs: Any
+        for rootfs in ({"type": "layers", "diff_ids": None}, {"type": "layers"}, {"diff_ids": []}):
+            data = json.dumps({"rootfs": rootfs}).encode()
+            self.assertEqual(read_config(data, found, "x").diff_ids, ())
+
     def test_it_must_have_as_many_layers_as_the_manifest(self) -> None:
         document = json.loads(self.image.config.data)
         document["rootfs"]["diff_ids"].pop()
@@ -151,4 +174,6 @@ class ConfigTests(SynchronousTestCase):
         self.assertIn(
             "linux/arm64", str(self.assertRaises(FailedPrecondition, require_platform, config, AMD64, "x"))
         )
-        require_platform(read_config(built(architecture="").config.data, self.manifest, "x"), AMD64, "x")
+        for taken in ("", "x86_64"):
+            config = read_config(built(architecture=taken).config.data, self.manifest, "x")
+            require_platform(config, AMD64, "x")

@@ -69,6 +69,19 @@ class PullTests(StoreCase):
 
         return self.run_(body())
 
+    def test_layers_are_what_their_bytes_are_whatever_the_manifest_says(self) -> Any:
+        async def body() -> None:
+            for compression in ("gzip", "zstd", ""):
+                for said in {"gzip", "zstd", ""} - {compression}:
+                    image = small(compression=compression, said=said)
+                    reference = self.registry.push(f"is-{compression}-said-{said}x", "1", image)
+                    got = await self.store.pull(reference)
+                    self.assertEqual((got.id, got.diff_ids), (image.id, image.diff_ids))
+                    [record] = [each for each in self.store._records.values() if each.id == got.id]
+                    self.assertEqual({each.compression for each in record.manifest.layers}, {compression})
+
+        return self.run_(body())
+
     def test_of_an_index_the_platforms_image_under_the_indexs_digest(self) -> Any:
         async def body() -> None:
             for flavour in ("oci", "docker"):
