@@ -105,7 +105,7 @@ class ChoiceTests(PodCase):
         (self.log_directory / "web").mkdir(exist_ok=True)
         request = cri.RunPodSandboxRequest(config=self.pod(), runtime_handler="executables")
         answer = await self.runtime.RunPodSandbox(request, timeout=60.0 * self.patience)
-        box = self.box(image=cri.ImageSpec(image=name))
+        box = self.box("executable", image=cri.ImageSpec(image=name))
         error = await self.refused(Code.UNAVAILABLE, self.create(answer.pod_sandbox_id, box))
         self.assertIn("127.0.0.1:1", str(error))
         await self.refused(Code.INVALID_ARGUMENT, self.create(plain, box))
