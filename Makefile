@@ -169,7 +169,7 @@ test-nightly: venv proto apt-test tools vm-tools image image-docker cluster-tool
 	@$(MAKE) --no-print-directory kubernetes
 
 .PHONY: test-vms
-test-vms: venv proto apt-test tools image ## Run the tests with real VMs that have their turn today, or that the last day's change touches; CI_DAY= another day
+test-vms: venv proto apt-test tools image ## Run the tests with real VMs that have their turn today, and the one that the last day's change touches most; CI_DAY= another day
 	@names="$(TESTS)"; [ -n "$$names" ] || names=$$($(BIN)/python -m tests.harness.turns vms); \
 	$(MAKE) --no-print-directory vm-tools TESTS="$$names"; \
 	case "$$names" in *docker*) $(MAKE) --no-print-directory image-docker;; esac; \

@@ -2,9 +2,10 @@
 """What CI runs beside `make test`, for which there is no time each day: it takes turns by change and day.
 
 ``python -m tests.harness.turns vms`` prints the tests with real VMs that have their turn today: each module
-has each third day, and those that the change of the last day touches have this day. ``turns other`` prints
-the arguments of `make` for one of what takes longest. `CI_DAY`, a number of days since 1970, makes both the
-same again.
+has each third day, and the one that the change of the last day touches most has this day. A change of
+everything touches all of them, for which there is no time: the others are named, and have their turn within
+two days. ``turns other`` prints the arguments of `make` for one of what takes longest. `CI_DAY`, a number of
+days since 1970, makes both the same again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.harness import days
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "tests.e2e"
+MOST_TOUCHED = 1  # modules that run for a change and not for the day
 #: Each slice takes about as long as the others.
 VMS: Sequence[Sequence[str]] = (
     ("test_pods", "test_sizes", "test_networks", "test_packages", "test_units", "test_demo"),
@@ -87,10 +89,13 @@ def _any_below(paths: Collection[str], prefix: str) -> bool:
     return any(path.startswith(prefix) for path in paths)
 
 
-def vms(day: int, paths: Collection[str]) -> list[str]:
-    """Return the modules with real VMs that run on a day, with a change of these paths."""
+def vms(day: int, paths: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the dotted names of the modules with real VMs that run on a day, with a change of these paths,
+    and of those that the change touches, too, but that wait for their days."""
     today = VMS[day % len(VMS)]
-    return [f"{PACKAGE}.{name}" for name in (*today, *(name for name in touched(paths) if name not in today))]
+    more = [name for name in touched(paths) if name not in today]
+    running = [*today, *more[:MOST_TOUCHED]]
+    return [f"{PACKAGE}.{name}" for name in running], [f"{PACKAGE}.{name}" for name in more[MOST_TOUCHED:]]
 
 
 def other(day: int, paths: Collection[str]) -> str:
@@ -103,7 +108,10 @@ def other(day: int, paths: Collection[str]) -> str:
 def main(arguments: list[str]) -> None:
     """Print what is asked for."""
     if arguments == ["vms"]:
-        print(*vms(days.today(), changed()))
+        running, waiting = vms(days.today(), changed())
+        if waiting:
+            print("The last day's change touches these, too, whose days come:", *waiting, file=sys.stderr)
+        print(*running)
     elif arguments == ["other"]:
         print(other(days.today(), changed()))
     else:
