@@ -9,8 +9,10 @@ imports as little as can be, since it is on the way of many tests.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -39,18 +41,41 @@ def ask(
 
 def stand_for(connection: socket.socket) -> None:
     """Pass signals on to the program that was asked for, and end as it ends."""
-    told = connection.makefile("rb")
-    pid = int(told.readline())
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for file in range(3):
-        os.dup2(nothing, file)  # so that what it closes is closed
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    # A signal that comes just before a system call does not interrupt it; what it writes here does.
+    signal.set_wakeup_fd(wake)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: os.kill(pid, number))
-    code = os.waitstatus_to_exitcode(int(told.readline()))
+        signal.signal(number, lambda *_: None)
+    told, came = b"", b""
+    while told.count(b"\n") < 2:
+        ready, _, _ = select.select([connection.fileno(), woken], [], [])
+        if woken in ready:
+            came += os.read(woken, 100)
+        if connection.fileno() in ready:
+            read = connection.recv(100)
+            if not read:
+                sys.exit("The server of warm programs has died; what it imports may be broken.")
+            told += read
+            _close_files()
+        if b"\n" in told:
+            for each in came:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(told.split(b"\n")[0]), each)
+            came = b""
+    code = os.waitstatus_to_exitcode(int(told.split(b"\n")[1]))
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
+
+
+def _close_files() -> None:
+    """Leave standard input and outputs to the program, so that what it closes is closed."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for file in range(3):
+        os.dup2(nothing, file)
+    os.close(nothing)
 
 
 def main(how: str, address: str, *arguments: str) -> None:
