@@ -21,6 +21,7 @@ from bench.plots import Plot, Point, Row, draw, plots, written
 from bench.setup import Setup
 from infranetes_common.concurrency import start
 from infranetes_common.reactors import installed
+from tests.support.modules import replaced
 
 TREE = Path(__file__).resolve().parents[2]
 SMALL = 100 * 1024
@@ -129,7 +130,7 @@ class DrawTests(SynchronousTestCase):
         self.assertIn("fill: #ffffff", self.drawn().decode().split("axes_1")[0])
 
     def test_without_matplotlib_it_is_told_what_to_install(self) -> None:
-        with mock.patch.dict("sys.modules", {"matplotlib": None}):
+        with replaced("matplotlib", None):
             missing = self.assertRaises(Missing, draw, self.plots, Path(self.mktemp()))
         self.assertIn("pip install", str(missing))
 
@@ -169,7 +170,7 @@ class RunTests(SynchronousTestCase):
         module = ModuleType("bench.pretended")
         vars(module)["run"] = take
         with (
-            mock.patch.dict("sys.modules", {"bench.pretended": module}),
+            replaced("bench.pretended", module),
             mock.patch.dict(BENCHES, {"waits": ("bench.pretended", "what a user waits for")}),
             redirect_stderr(io.StringIO()),
             redirect_stdout(io.StringIO()),

@@ -126,7 +126,8 @@ def _supervise(command: Sequence[str]) -> int:
     """Run a command until it ends or the socket's other side is closed; return its exit code."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C is the run's, which says what is to end
+        # A terminal's Ctrl-C is the run's, which says what is to end. Commands would inherit SIG_IGN.
+        signal.signal(number, lambda *_: None)
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)

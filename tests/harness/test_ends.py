@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -144,6 +145,17 @@ class SideBySideTests(SynchronousTestCase):
         (running.directory / "enough").touch()
         self.assertEqual(running.end()[0], 0)
         self.assertEqual(len(networks | {os.readlink("/proc/self/ns/net")}), 3)
+
+
+class FirstProcessTests(SynchronousTestCase):
+    def test_what_it_runs_can_be_ended_by_signals(self) -> None:
+        """As it could not if it inherited that they are ignored, as a daemon does that handles none."""
+        script = "from signal import *; print(int(getsignal(SIGTERM)), int(getsignal(SIGHUP)))"
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            command = isolation.first_process(False, [sys.executable, "-c", script])
+            done = subprocess.run(command, stdin=theirs.fileno(), capture_output=True, text=True)
+        self.assertEqual((done.stdout, done.stderr), ("0 0\n", ""))
 
 
 class LackingTests(SynchronousTestCase):

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
-from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.error import ConnectingCancelledError, ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IProcessTransport, ITCPTransport
 from twisted.internet.protocol import ProcessProtocol, Protocol, connectionDone
 from twisted.internet.task import LoopingCall
@@ -229,7 +229,9 @@ class MetadataService:
 def _is_late(error: Exception) -> bool:
     """Return whether a request failed because it timed out."""
     reasons = error.reasons if isinstance(error, ResponseFailed) else []
-    return isinstance(error, TimeoutError) or any(each.check(CancelledError) for each in reasons)
+    return isinstance(error, TimeoutError | ConnectingCancelledError) or any(
+        each.check(CancelledError) for each in reasons
+    )
 
 
 async def guestinfo(run: Run, tools: str) -> bytes:

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -16,6 +15,7 @@ from infranetes.tracing.spans import NullTracer
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import installed
+from tests.support.modules import replaced
 
 reactor = installed()
 
@@ -25,9 +25,9 @@ class ConfigTests(SynchronousTestCase):
 
     def library_is_missing(self) -> None:
         """Make imports of the library fail, even if another test has imported it before."""
-        missing = mock.patch.dict(sys.modules, {"infranetes.tracing.exported": None})
-        missing.start()
-        self.addCleanup(missing.stop)
+        missing = ExitStack()
+        missing.enter_context(replaced("infranetes.tracing.exported", None))
+        self.addCleanup(missing.close)
 
     def test_endpoints(self) -> None:
         for good in ("", "http://127.0.0.1:4318/v1/traces", "https://tempo.example.org/otlp/v1/traces"):

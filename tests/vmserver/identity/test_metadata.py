@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from vmserver.config import IdentityConfig
 from vmserver.identity import metadata
-from vmserver.identity.metadata import CloudIdentity, MetadataGate, detect
+from vmserver.identity.metadata import CloudIdentity, MetadataGate, MetadataService, detect
 
 reactor: Any = _reactor
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,6 +147,18 @@ class CloudIdentityTests(TestCase):
         self.assertEqual(
             said, ["no identity from the cloud yet: the metadata service does not answer within 0.1 s"]
         )
+
+    async def test_a_service_that_takes_no_connection_is_as_silent(self) -> None:
+        self.patch(metadata, "_SECONDS", 0.1)
+        with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for each in (first, second):  # its queue has room for one more than it says
+                each.setblocking(False)
+                each.connect_ex(full.getsockname())
+            service = MetadataService(reactor, f"http://127.0.0.1:{full.getsockname()[1]}")
+            error = await self.assertFailure(start(service.aws()), Unavailable)
+        self.assertEqual(str(error), "the metadata service does not answer within 0.1 s")
 
     async def test_an_agent_that_starts_again_serves_without_the_service(self) -> None:
         agent = Agent(reactor, run_directory(self))

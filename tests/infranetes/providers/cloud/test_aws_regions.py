@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from infranetes.providers.cloud.aws.regions import Endpoint
 from infranetes.providers.cloud.aws.settings import Settings
 from tests.support.clouds.agent_processes import ROOT
 from tests.support.clouds.aws_policy import POLICY
+from tests.support.modules import replaced
 
 HOSTS = {
     "eu-west-1": "ec2.eu-west-1.amazonaws.com",
@@ -89,16 +90,9 @@ class WithoutBotocoreTests(RegionTests):
 
     def patch_module(self, name: str) -> None:
         """Make imports of a module fail until the test ends."""
-        before = sys.modules.get(name)
-        sys.modules[name] = None  # type: ignore[assignment]
-
-        def restore() -> None:
-            if before is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = before
-
-        self.addCleanup(restore)
+        missing = ExitStack()
+        missing.enter_context(replaced(name, None))
+        self.addCleanup(missing.close)
 
     def forget(self) -> None:
         """Forget what botocore has reported."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 from typing import Any
-from unittest import mock
 
 from infranetes.providers.cloud.gcp.credentials import SCOPE
 from infranetes.providers.cloud.interface import ErrorKind
@@ -24,6 +23,7 @@ from tests.support.clouds.google_identity import (
     Holder,
     impersonation_url,
 )
+from tests.support.modules import replaced
 
 NEEDS = (tool("wheels"),)
 
@@ -134,7 +134,7 @@ class AwsTests(CredentialsCase):
 
     async def test_without_botocore_it_says_so(self) -> None:
         credentials = self.credentials(self.identity.external(self.identity.aws_source()))
-        with mock.patch.dict("sys.modules", {"botocore.auth": None}):
+        with replaced("botocore.auth", None):
             self.assertIn("python3-botocore", await self.refused(credentials, ErrorKind.CREDENTIALS))
 
 

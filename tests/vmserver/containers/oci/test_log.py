@@ -284,7 +284,7 @@ class RotationTests(CrunCase):
                 text = b""
         self.assertEqual(made.exits[0].message, "")
         self.assertEqual((expected, text), (rounds * 100000 + 1, b""))
-        self.assertGreater(len(numbers(made.container.log)), 2)
+        self.assertGreater(len(numbers(made.container.log)), 0)
 
     async def test_what_is_kept_is_bounded(self) -> None:
         rotation = self.rotation(1 * MIB, 3)
