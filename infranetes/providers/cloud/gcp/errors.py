@@ -61,6 +61,7 @@ _KEY_REFUSED = "Cloud KMS error when using key"
 # renewed with the next minute; the answer does not say when that begins.
 _PER_MINUTE, _MINUTE_PAUSE = "per minute", 10.0
 _NO_DEVICE = "No attached disk found"
+_GROWN = "must be larger than existing size"  # by an earlier request, since its size was looked at
 # "Quota 'N2_CPUS' exceeded.  Limit: 24.0 in region europe-west1." Other quotas count all families, such as
 # CPUS_ALL_REGIONS, PREEMPTIBLE_CPUS and INSTANCES.
 _FAMILY_METRIC = re.compile(
@@ -106,7 +107,7 @@ def disk_refusals() -> Iterator[None]:
         passes = found.kind in (ErrorKind.TRANSIENT, ErrorKind.THROTTLED)
         # A failed operation is returned, with its error.
         has_failed = int(error.http_code or 0) == 200 and code and passes
-        if code in _OTHER_STATE or _NO_DEVICE in words or has_failed:
+        if code in _OTHER_STATE or _NO_DEVICE in words or _GROWN in words or has_failed:
             raise CloudError(ErrorKind.STATE, words) from error
         if _FULL.search(words):
             raise CloudError(ErrorKind.QUOTA, words) from error

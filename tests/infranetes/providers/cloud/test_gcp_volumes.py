@@ -306,6 +306,20 @@ class LostAnswerTests(GcpVolumesCase, TestCase):
         await volumes.detach(vm, made.id)
 
 
+class GrownTests(GcpVolumesCase, TestCase):
+    async def test_one_that_has_grown_since_it_was_looked_at_is_as_large_as_was_asked_for(self) -> None:
+        """By the request of a daemon that was killed, for instance."""
+        volumes = await self.volumes()
+        made = await volumes.create("data", GIB)
+
+        def grow(parameters: dict[str, str]) -> bool:
+            self.disks()[made.id]["sizeGb"] = "2"
+            return False
+
+        self.world.faults.add(FaultKind.ERROR, "resize disk", only=grow)
+        self.assertEqual((await volumes.expand(made.id, 2 * GIB)).size, 2 * GIB)
+
+
 class KilledTests(GcpVolumesCase, TestCase):
     """The daemon is killed right after a request took effect, and the next one goes on from there."""
 
