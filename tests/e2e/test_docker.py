@@ -21,6 +21,15 @@ class DockerPodTests(test_pods.PodTests):
     images = DOCKER_ALONE
     contprovider = "docker"
 
+    @slow(100, "a template with an image in Docker is booted")
+    async def test_an_image_that_the_template_has_is_not_loaded_again(self) -> None:
+        self.config["images"] = {"preload": [(await images()).reference]}
+        self.config["providers"]["qemu"]["template_dir"] = templates_of("preloaded")
+        await self.start()
+        container = await self.run_container(await self.run_pod(), self.box(script="exit 7"))
+        self.assertEqual((await self.in_state(container, cri.CONTAINER_EXITED)).exit_code, 7)
+        self.assertNotIn("loaded into sandbox", self.log)
+
 
 @slow(70, "two emulated VMs have nine containers")
 class DockerVolumeTests(VolumeKindsCase):
@@ -40,7 +49,7 @@ BY_DOCKER, BY_CRUN = {"dockerd", "containerd", "containerd-shim"}, {"conmon"}
 PROGRAMS = "cat /proc/[0-9]*/comm 2>/dev/null | sort | uniq -c; grep MemAvailable /proc/meminfo"
 
 
-@slow(100, "a template with Docker and images in it is booted")
+@slow(50, "Docker starts in each VM that chooses it")
 class ChoiceTests(PodCase):
     """Pods on a node that leaves the choice to them."""
 
@@ -113,12 +122,9 @@ class ChoiceTests(PodCase):
     async def test_a_killed_agent_and_a_killed_daemon_go_on_with_the_chosen_one(self) -> None:
         """Here the node chooses for its pods, and not as their image does."""
         self.config["contprovider"] = "docker"
-        self.config["images"] = {"preload": [(await images()).reference]}
-        self.config["providers"]["qemu"]["template_dir"] = templates_of("preloaded")  # into Docker
         await self.start()
         sandbox = await self.run_pod()
         main = await self.run_container(sandbox, self.looker())
-        self.assertNotIn("loaded into sandbox", self.log)  # the template already has the image
         before = await self.container_status(main)
         with contextlib.suppress(GrpcError):  # the answer is lost with the agent
             await self.execute(main, "sh", "-c", "kill -KILL $(pgrep -f vmserver.toml)")
