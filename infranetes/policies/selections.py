@@ -119,11 +119,13 @@ class Selections:
         self._within.setdefault(_only_namespace(wanted), {})[wanted] = selection
 
     def release(self, wanted: Iterable[Wanted], user: str) -> None:
-        """Record that a local pod no longer uses these, and drop those that have no other user."""
+        """Record that a local pod no longer uses these. Drop those without another user. Idempotent."""
         for each in wanted:
-            users = self._all[each].users
-            users.discard(user)
-            if not users:
+            selection = self._all.get(each)
+            if selection is None:  # the pod was removed while its firewall was being computed
+                continue
+            selection.users.discard(user)
+            if not selection.users:
                 namespace = _only_namespace(each)
                 del self._all[each], self._within[namespace][each]
                 if not self._within[namespace]:

@@ -301,6 +301,15 @@ class ChangeTests(WorldCase):
         self.world.put(self.world.pods, pod("first", OUTSIDE, namespace="empty"))
         self.assertEqual(self.received(), {OUTSIDE})
 
+    def test_a_local_pod_may_go_while_its_firewall_is_computed(self) -> None:
+        self.world.model.remove("other")
+        self.ingress({"from": [pods(app="other")]}, selector=labelled(app="web"))
+        settling = self.world.model.settle(self.world.changed)
+        next(settling)  # the new peer is being selected
+        self.world.model.remove("web")
+        finish(settling)
+        self.assertIsNone(self.world.model.firewall("web"))
+
     def test_a_peer_comes_moves_and_goes(self) -> None:
         for its in ([OUTSIDE], [OTHER], []):
             new = pod("new", *its, labels={"app": "client"})
