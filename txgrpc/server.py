@@ -72,7 +72,7 @@ class Server:
         self.reactor = reactor
         self.limits = limits or Limits()
         self.keepalive = keepalive
-        self.connections: set[ServerConnection] = set()
+        self.connections: dict[ServerConnection, None] = {}  # the oldest first
         self.draining = False
         self.factory: Factory = _ServerFactory(self)
         self._translate = translate_error
@@ -138,9 +138,22 @@ class Server:
         for connection in list(self.connections):
             connection.shut_down()
 
+    def make_room(self) -> bool:
+        """Return whether there is room for one more connection, if need be after the end of one.
+
+        The oldest ends that has not sent its SETTINGS yet, as real clients do at once."""
+        if len(self.connections) < self.limits.max_connections:
+            return True
+        oldest = next((each for each in self.connections if each.phase is Phase.HANDSHAKE), None)
+        if oldest is None:
+            return False
+        del self.connections[oldest]
+        oldest.abort("the server has too many connections")
+        return True
+
     def disconnected(self, connection: ServerConnection) -> None:
         """Forget a connection that is lost."""
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         if self._drained and not self.connections:
             timer, self._drain_timer = self._drain_timer, None
             stop_timer(timer)
@@ -164,7 +177,7 @@ class _ServerFactory(Factory):
         return [b"h2"]
 
     def buildProtocol(self, addr: IAddress | None) -> ServerConnection | None:
-        if self._server.draining:
+        if self._server.draining or not self._server.make_room():
             return None
         return ServerConnection(self._server)
 
@@ -182,7 +195,7 @@ class ServerConnection(Connection):
         self._last_stream_id = LAST_STREAM_ID
 
     def connectionMade(self) -> None:
-        self.server.connections.add(self)
+        self.server.connections[self] = None
         super().connectionMade()
 
     def opened(self) -> None:

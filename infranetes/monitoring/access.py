@@ -10,6 +10,7 @@ import re
 import stat
 from pathlib import Path
 
+from cryptography.x509 import DNSName, ExtensionNotFound, SubjectAlternativeName
 from OpenSSL import crypto
 from twisted.internet.ssl import CertificateOptions, TLSVersion
 
@@ -84,3 +85,13 @@ def _thd_read_tls(certificate: str, key: str) -> CertificateOptions:
             f"its key in PEM: {type(error).__name__}"
         ) from None
     return options
+
+
+def certificate_names(tls: CertificateOptions) -> list[str]:
+    """List the host names of a server's certificate, among them patterns such as ``*.example.com``."""
+    assert tls.certificate is not None
+    try:
+        names = tls.certificate.to_cryptography().extensions.get_extension_for_class(SubjectAlternativeName)
+    except ExtensionNotFound:
+        return []
+    return list(names.value.get_values_for_type(DNSName))

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import os
+import re
 from ipaddress import ip_address
 
 import attrs
 from attrs import Attribute
+
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9._-]{1,253}")
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -32,6 +35,12 @@ def _is_path(instance: object, attribute: Attribute[str], value: str) -> None:
         raise ValueError(f"{value[:80]!r} is not an absolute path")
 
 
+def _are_hosts(instance: object, attribute: Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+    for each in value:
+        if not _HOST.fullmatch(each):
+            raise ValueError(f"{each[:80]!r} is no host name such as node1.example.com or *.example.com")
+
+
 @attrs.frozen
 class MetricsConfig:
     """Where the daemon's metrics are served, and to whom. Without `listen` they are not."""
@@ -42,6 +51,8 @@ class MetricsConfig:
     certificate_file: str = attrs.field(default="", validator=_is_path)
     key_file: str = attrs.field(default="", validator=_is_path)
     token_file: str = attrs.field(default="", validator=_is_path)  # clients have to send the token in it
+    # The names by which clients may ask, besides addresses, localhost, the node's and the certificate's.
+    hosts: tuple[str, ...] = attrs.field(default=(), validator=_are_hosts)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP resources, and the site that serves them."""
+"""The HTTP resources: what is shown, and to whom."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorThreads
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.http import Request as HttpRequest
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET, Request, Site
+from twisted.web.server import NOT_DONE_YET, Request
 
 from infranetes.monitoring.access import Token
+from infranetes.monitoring.site import ShownRequest
 from infranetes_common.concurrency import run_in_thread, start
 
 TEXT = "text/plain; charset=utf-8"
-IDLE_SECONDS = 60.0  # until a connection without a request is closed
 _HEADERS = {  # nothing is loaded from elsewhere, nothing runs, is framed or cached
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -61,6 +60,8 @@ class Shown(Resource):
                 request.responseHeaders.addRawHeader("WWW-Authenticate", scheme)
             _write(request, content)
             return NOT_DONE_YET
+        if self._token is not None and isinstance(request, ShownRequest):
+            request.trust()
         making = start(self._answer(request))
         making.addErrback(_failed, request)
         request.notifyFinish().addErrback(lambda _: making.cancel())
@@ -77,6 +78,21 @@ def _failed(failure: Failure, request: Request) -> None:
         )
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         _write(request, Content(b"it could not be made; the daemon's log says why\n", status=status))
+
+
+class Misdirected(Resource):
+    """Refuses every request. :param why: what is wrong with the host that they name."""
+
+    isLeaf = True
+
+    def __init__(self, why: str) -> None:
+        Resource.__init__(self)
+        self._why = why
+
+    def render(self, request: Request) -> int:
+        """Refuse the request."""
+        _write(request, Content(f"{self._why}\n".encode(), status=HTTPStatus.MISDIRECTED_REQUEST))
+        return NOT_DONE_YET
 
 
 def _write(request: Request, content: Content) -> None:
@@ -117,29 +133,3 @@ def readiness(trouble: Callable[[], str]) -> Make:
         return Content(b"ok\n")
 
     return make
-
-
-class BodilessRequest(Request):
-    """A request whose body is dropped as it arrives, since no resource takes one."""
-
-    def gotLength(self, length: int | None) -> None:
-        Request.gotLength(self, 0)
-
-    def handleContentChunk(self, data: bytes) -> None:
-        pass
-
-
-class QuietSite(Site):
-    """A site that logs no requests and shows no tracebacks."""
-
-    displayTracebacks = False
-    noisy = False
-
-    def __init__(self, root: Resource) -> None:
-        Site.__init__(self, root, requestFactory=BodilessRequest, timeout=IDLE_SECONDS)
-
-    def acceptableProtocols(self) -> list[bytes]:
-        return [b"http/1.1"]
-
-    def log(self, request: HttpRequest) -> None:
-        pass

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from functools import partial
 from typing import cast
 
@@ -12,56 +13,39 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.defer import maybeDeferred
 from twisted.internet.endpoints import TCP4ServerEndpoint, TCP6ServerEndpoint
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import (
-    IAddress,
-    IListeningPort,
-    IProtocol,
-    IProtocolFactory,
-    IStreamServerEndpoint,
-)
+from twisted.internet.interfaces import IListeningPort, IStreamServerEndpoint
 from twisted.internet.protocol import ServerFactory
 from twisted.logger import Logger
-from twisted.protocols.policies import WrappingFactory
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.web.resource import Resource
 from twisted.web.server import Request
-from zope.interface import implementer
 
-from infranetes.monitoring.access import Token, _thd_read_tls, _thd_read_token
+from infranetes.monitoring.access import Token, _thd_read_tls, _thd_read_token, certificate_names
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.monitoring.gauges import node_gauges
+from infranetes.monitoring.hosts import Hosts
 from infranetes.monitoring.lag import ReactorLag
 from infranetes.monitoring.metrics import GaugeCollector, Metrics
 from infranetes.monitoring.overview import overview
 from infranetes.monitoring.page import CSS, HTML, _thd_page, style
 from infranetes.monitoring.recent_warnings import RecentWarnings
-from infranetes.monitoring.resources import Content, QuietSite, Shown, exposition, healthy, readiness
+from infranetes.monitoring.resources import Content, Misdirected, Shown, exposition, healthy, readiness
+from infranetes.monitoring.site import QuietSite, Screen
 from infranetes.pods.context import NodeContext
 from infranetes_common.concurrency import deferred, run_in_thread
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
 
-MAX_CONNECTIONS = 64
-
 _log = Logger()
 
 
-@implementer(IProtocolFactory)
-class _Limited:
-    """Closes a connection at once where there are MAX_CONNECTIONS already."""
+def _screen(hosts: Hosts) -> Screen:
+    def screen(request: Request) -> Misdirected | None:
+        named = request.requestHeaders.getRawHeaders(b"host") or []
+        why = hosts.refusal(named, required=request.clientproto != b"HTTP/1.0")
+        return Misdirected(why) if why else None
 
-    def __init__(self, factory: ServerFactory) -> None:
-        self._open = WrappingFactory(factory)
-        self._open.noisy = False
-
-    def doStart(self) -> None:
-        self._open.doStart()
-
-    def doStop(self) -> None:
-        self._open.doStop()
-
-    def buildProtocol(self, addr: IAddress) -> IProtocol | None:
-        return self._open.buildProtocol(addr) if len(self._open.protocols) < MAX_CONNECTIONS else None
+    return screen
 
 
 class Monitoring(Service):
@@ -92,16 +76,20 @@ class Monitoring(Service):
         token = (
             await run_in_thread(reactor, _thd_read_token, config.token_file) if config.token_file else None
         )
-        factory = cast(ServerFactory, QuietSite(self._root(token)))
+        tls = None
+        names = [self._node.names.node, socket.gethostname(), *config.hosts]
         if config.certificate_file:
             files = config.certificate_file, config.key_file
             tls = await run_in_thread(reactor, _thd_read_tls, *files)
+            names += certificate_names(tls)
+        factory = cast(ServerFactory, QuietSite(self._root(token), _screen(Hosts(names))))
+        if tls is not None:
             factory = cast(ServerFactory, TLSMemoryBIOFactory(tls, False, factory))
         host, port = config.address
         kind = TCP6ServerEndpoint if ":" in host else TCP4ServerEndpoint
         endpoint: IStreamServerEndpoint = kind(reactor, port, interface=host)
         try:
-            listening = await endpoint.listen(_Limited(factory))
+            listening = await endpoint.listen(factory)
         except CannotListenError as error:
             raise FailedPrecondition(
                 f"metrics.listen: {config.listen} can't be listened on: {error.socketError}; "

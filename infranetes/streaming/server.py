@@ -49,7 +49,7 @@ from infranetes_common.wire import cri, vmserver
 #: Seconds within which a client must open a session's streams, and for which a session may be idle.
 STREAMS_TIMEOUT = 30.0
 IDLE_TIMEOUT = 4 * 3600.0
-#: The most connections at once.
+#: The most connections at once. To one more, the oldest that has begun no session gives way.
 MAX_CONNECTIONS = 1000
 
 _KINDS = ("exec", "attach", "portforward")
@@ -94,7 +94,7 @@ class StreamingServer(Factory):
         self._advertise = advertise or host
         self._tokens = Tokens(reactor)
         self._listening: IListeningPort | None = None
-        self._connections: set[StreamingConnection] = set()
+        self._connections: dict[StreamingConnection, None] = {}  # the oldest first
 
     async def start(self) -> None:
         """Listen.
@@ -132,16 +132,20 @@ class StreamingServer(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> StreamingConnection | None:
         if len(self._connections) >= MAX_CONNECTIONS:
-            return None
+            oldest = next((each for each in self._connections if each.session is None), None)
+            if oldest is None:
+                return None
+            del self._connections[oldest]
+            oldest.abort()
         connection = StreamingConnection(self._reactor, self, IDLE_TIMEOUT)
-        self._connections.add(connection)
+        self._connections[connection] = None
         return connection
 
     # For a connection
 
     def ended(self, connection: StreamingConnection) -> None:
         """Forget a connection that is lost."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
 
     def begin(self, connection: StreamingConnection, http: h11.Request) -> None:
         """Agree on an upgrade and run what the token stands for.

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 
 from tests.txgrpc.demo import Note
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
-from txgrpc import Code, GrpcError, Limits
+from txgrpc import Code, GrpcError, Limits, Server
 from txgrpc.http2 import LAST_STREAM_ID, goaway
 from txgrpc.server import _DRAIN_PING
 
@@ -42,7 +45,7 @@ class KeepaliveTests(MemoryCase):
         world.wire.stalled.add(world.wire.client)
         world.wait(35)
         self.assertEqual(world.demo.ended, ["Wait cancelled"])
-        self.assertEqual(world.server.connections, set())
+        self.assertFalse(world.server.connections)
 
     def test_idle_client_is_quiet(self) -> None:
         """Without a call in progress the client sends nothing."""
@@ -53,6 +56,28 @@ class KeepaliveTests(MemoryCase):
         world.wait(30)
         self.assertEqual(bytes(world.wire.client.unsent), b"")
 
+    def test_beyond_the_limit_the_oldest_that_has_not_begun_gives_way(self) -> None:
+        server = Server(Clock(), [], limits=Limits(max_connections=3))
+
+        def connect(*, begin: bool) -> StringTransport:
+            connection, transport = server.factory.buildProtocol(None), StringTransport()
+            assert connection is not None
+            connection.makeConnection(transport)
+            if begin:
+                client = H2Connection()
+                client.initiate_connection()
+                connection.dataReceived(client.data_to_send())
+            return transport
+
+        begun, oldest, second = (connect(begin=begin) for begin in (True, False, False))
+        newest = connect(begin=True)
+        self.assertEqual(
+            [each.disconnecting for each in (begun, oldest, second, newest)], [False, True, False, False]
+        )
+        connect(begin=True)
+        self.assertTrue(second.disconnecting)
+        self.assertIsNone(server.factory.buildProtocol(None), "those that have begun give way to nobody")
+
     def test_peer_that_never_begins(self) -> None:
         """A connection without HTTP/2's first bytes is closed."""
         world = self.world()
@@ -61,7 +86,7 @@ class KeepaliveTests(MemoryCase):
         world.wire.stalled.update((world.wire.client, world.wire.server))
         world.wait(21)
         self.assertTrue(world.wire.server.aborted)
-        self.assertEqual(world.server.connections, set())
+        self.assertFalse(world.server.connections)
 
 
 class DrainTests(MemoryCase):

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import socket
 import ssl
+import time
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import maybeDeferred
+from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from infranetes.monitoring import service
+from infranetes.monitoring import site
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.monitoring.metrics import Metrics
 from infranetes.monitoring.service import Monitoring
@@ -223,21 +225,68 @@ class AccessTests(MonitoringCase):
         url = url.replace("127.0.0.1", "localhost")
         self.assertEqual((await get(url + "healthz", trust=trust)).body, "ok\n")
 
+    def connect(self, url: str, *lines: str) -> socket.socket:
+        """Connect, and send the beginning of a request."""
+        connection = socket.create_connection(
+            ("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])), timeout=60
+        )
+        self.addCleanup(connection.close)
+        connection.sendall("".join(f"{line}\r\n" for line in lines).encode())
+        return connection
+
     @deferred
-    async def test_connections_beyond_the_limit_are_closed_until_one_has_ended(self) -> None:
-        self.patch(service, "MAX_CONNECTIONS", 2)
+    async def test_beyond_the_limit_the_longest_waiting_gives_way(self) -> None:
+        self.patch(site, "MAX_CONNECTIONS", 3)
+        url = await self.serve(token_file=self.file(SECRET))
+        shown = self.connect(
+            url, "GET /readyz HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {SECRET}", ""
+        )
+        self.assertIn(b" 503 ", await deferToThread(shown.recv, 4096))
+        slow = [self.connect(url, "GET /metrics HTTP/1.1", f"X-Number: {each}") for each in range(2)]
+        self.assertEqual((await get(url + "healthz")).status, 200)
+        await self.assertFailure(deferToThread(slow[0].recv, 1), ConnectionResetError)
+        slow[1].sendall(b"Host: localhost\r\n\r\n")
+        self.assertIn(b" 401 ", await deferToThread(slow[1].recv, 4096))
+        shown.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertIn(b" 200 ", await deferToThread(shown.recv, 4096))
+
+    @deferred
+    async def test_a_whole_request_has_one_deadline(self) -> None:
+        self.patch(site, "REQUEST_SECONDS", 0.5)
         url = await self.serve()
-        address = "127.0.0.1", int(url.rstrip("/").rpartition(":")[2])
-        first, second = (socket.create_connection(address, timeout=60) for _ in range(2))
-        self.addCleanup(second.close)
-        self.addCleanup(first.close)
-        await self.assertFailure(get(url + "healthz"), OSError)
-        first.close()
-        answer = None
-        while answer is None:
-            with contextlib.suppress(OSError):  # the server has yet to see that it is closed
-                answer = await get(url + "healthz")
-        self.assertEqual(answer.status, 200)
+        slow, began = self.connect(url, "GET /healthz HTTP/1.1"), time.monotonic()
+
+        def _thd_send_slowly() -> None:
+            with contextlib.suppress(OSError):
+                for number in range(200):
+                    slow.sendall(f"X-{number}: more\r\n".encode())
+                    time.sleep(0.1)
+
+        await deferToThread(_thd_send_slowly)
+        self.assertLess(time.monotonic() - began, 15)  # of the 20 that it would take
+
+    @deferred
+    async def test_other_hosts_are_refused(self) -> None:
+        """Else a web page in a browser on the node reads it, by a name of its own that it points here."""
+        url = await self.serve(page=True, hosts=["*.example.org"])
+        names = ["127.0.0.1", "127.0.0.1:9475", "localhost", "LOCALHOST.:80", "[::1]:9475"]
+        for name in [*names, "web.example.org", "10.1.2.3", self.world.node.names.node]:
+            self.assertEqual((await get(url, {"Host": name})).status, 200, name)
+        others = [
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "a.web.example.org",
+            "localhost@evil.example",
+            "a b",
+        ]
+        for name in [*others, "", "[evil.example]", "127.0.0.1:80:80", "127.1"]:
+            for path in ("", "metrics", "readyz"):
+                answer = await get(url + path, {"Host": name})
+                self.assertEqual(answer.status, 421, name)
+                self.assertNotIn("fake", answer.body)
+        for lines, status in (((), 421), (("Host: localhost", "Host: evil.example"), 421)):
+            connection = self.connect(url, "GET /metrics HTTP/1.1", *lines, "")
+            self.assertIn(f" {status} ".encode(), await deferToThread(connection.recv, 4096))
 
     @deferred
     async def test_an_address_that_is_taken_is_named(self) -> None:

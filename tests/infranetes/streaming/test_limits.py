@@ -11,6 +11,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.streaming import server
 from infranetes.streaming.connection import HEAD_TIMEOUT, LINGER
 from infranetes.streaming.server import IDLE_TIMEOUT, STREAMS_TIMEOUT, StreamingServer
 from infranetes.streaming.spdy import Spdy
@@ -58,7 +59,7 @@ class LimitTests(SynchronousTestCase):
 
     def tearDown(self) -> None:
         self.assertEqual([str(call) for call in self.reactor.getDelayedCalls() if not self.tokens(call)], [])
-        self.assertEqual(self.server._connections, set())
+        self.assertFalse(self.server._connections)
 
     def tokens(self, call: Any) -> bool:
         """Return whether the call is the expiry of a token, which is valid for a minute."""
@@ -93,6 +94,24 @@ class LimitTests(SynchronousTestCase):
         self.assertEqual(connection.transport.over, "")
         self.pass_(1)
         self.assertEqual(connection.transport.over, "cut")
+
+    def test_beyond_the_limit_the_oldest_without_a_session_gives_way(self) -> None:
+        self.patch(server, "MAX_CONNECTIONS", 3)
+        session = self.exec("error", "stdin", "stdout")
+        oldest, second = self.connected(), self.connected()
+        refused = self.connected()
+        over = [each.transport.over for each in (session, oldest, second, refused)]
+        self.assertEqual(over, ["", "cut", "", ""])
+        second.abort()
+        refused.abort()
+        sessions = []
+        for _ in range(2):
+            self.spdy = Spdy(client=True)
+            sessions.append(self.exec("error", "stdin", "stdout"))
+        self.assertIsNone(self.server.buildProtocol(None), "sessions give way to nobody")
+        for each in (session, *sessions):
+            self.assertEqual(each.transport.over, "")
+            each.abort()
 
     def test_for_the_streams_of_a_session(self) -> None:
         connection = self.exec("error", "stdin")

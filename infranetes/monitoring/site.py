@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP server: its connections are bounded in number, and each request in time.
+
+A connection alternates between two states:
+
+==========  ================================  ==================================================
+state       becomes                           where there are too many connections
+==========  ================================  ==================================================
+waiting     answering: the request is whole   gives way to a new one, the longest waiting first,
+            ended: REQUEST_SECONDS are over   unless its last request showed the token
+answering   waiting: the answer is written    stays
+==========  ================================  ==================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from twisted.internet.interfaces import IAddress, ITCPTransport
+from twisted.internet.protocol import connectionDone
+from twisted.protocols.basic import LineReceiver
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel, _GenericHTTPChannelProtocol
+from twisted.web.http import Request as HttpRequest
+from twisted.web.resource import Resource
+from twisted.web.server import Request, Site
+
+MAX_CONNECTIONS = 64
+REQUEST_SECONDS = 30.0  # from a connection, or the answer before, until the whole request has arrived
+
+Screen = Callable[[Request], Resource | None]
+"""Returns the resource that refuses a request, or None."""
+
+
+class ShownRequest(Request):
+    """A request whose body is dropped as it arrives, since no resource takes one."""
+
+    def gotLength(self, length: int | None) -> None:
+        Request.gotLength(self, 0)
+
+    def handleContentChunk(self, data: bytes) -> None:
+        pass
+
+    def trust(self) -> None:
+        """Keep the connection even where there are too many: its client has shown the token."""
+        cast(_Connection, self.channel).is_trusted = True
+
+
+class _Connection(HTTPChannel):
+    """One client's connection."""
+
+    site: QuietSite
+    is_trusted = False
+
+    def connectionMade(self) -> None:
+        HTTPChannel.connectionMade(self)
+        self.site.waiting[self] = None
+
+    def dataReceived(self, data: bytes) -> None:
+        LineReceiver.dataReceived(self, data)  # not HTTPChannel's, which would start the time anew
+
+    def allContentReceived(self) -> None:
+        self.site.waiting.pop(self, None)
+        self.site.answering.add(self)
+        self.is_trusted = False
+        HTTPChannel.allContentReceived(self)
+
+    def requestDone(self, request: HttpRequest) -> None:
+        self.site.answering.discard(self)
+        self.site.waiting[self] = None
+        HTTPChannel.requestDone(self, request)
+
+    def abort(self) -> None:
+        """Close it at once."""
+        cast(ITCPTransport, self.transport).abortConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.site.answering.discard(self)
+        self.site.waiting.pop(self, None)
+        HTTPChannel.connectionLost(self, reason)
+
+
+class QuietSite(Site):
+    """A site that logs no requests and shows no tracebacks.
+
+    :param screen: looks at each request first.
+    :ivar waiting: the connections that wait for a request, the longest waiting first.
+    :ivar answering: those whose requests are being answered."""
+
+    displayTracebacks = False
+    noisy = False
+    protocol = _Connection  # type: ignore[assignment]  # Twisted's type has its own wrapper alone
+
+    def __init__(self, root: Resource, screen: Screen) -> None:
+        Site.__init__(self, root, requestFactory=ShownRequest, timeout=REQUEST_SECONDS)
+        self.waiting: dict[_Connection, None] = {}
+        self.answering: set[_Connection] = set()
+        self._screen = screen
+
+    def acceptableProtocols(self) -> list[bytes]:
+        return [b"http/1.1"]
+
+    def buildProtocol(self, addr: IAddress | None) -> _GenericHTTPChannelProtocol | None:
+        """Serve a new connection, if need be in the place of one that waits; None: close it."""
+        if len(self.waiting) + len(self.answering) >= MAX_CONNECTIONS:
+            oldest = next((each for each in self.waiting if not each.is_trusted), None)
+            if oldest is None:
+                return None
+            del self.waiting[oldest]
+            oldest.abort()
+        return cast(_GenericHTTPChannelProtocol, Site.buildProtocol(self, addr))
+
+    def getResourceFor(self, request: Request) -> Resource:
+        return self._screen(request) or Site.getResourceFor(self, request)
+
+    def log(self, request: HttpRequest) -> None:
+        pass
