@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 import attrs
@@ -10,24 +13,37 @@ from twisted.logger import Logger
 
 from infranetes.csi import checks
 from infranetes.csi.publisher import Publisher
+from infranetes.providers.volumes import FLEX_PREFIX
 from infranetes.volumes import published
+from infranetes.volumes.config import NAMESPACE
 from infranetes.volumes.published import PublishedVolume
-from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+)
 from infranetes_common.volume_disks import FILESYSTEMS
 from infranetes_common.wire import control
 from txgrpc import Call
 
 MAX_SIZE = 1 << 60  # bytes; providers allow less
 _MAX_UID = 128
+_MAX_NAMESPACE = 63
+_PLAIN = re.compile(r"[a-z0-9.-]{1,62}[a-z0-9]")  # can be an id everywhere
 
 _log = Logger()
 
 
 class VolumeCalls:
-    """One method per RPC. :param publisher: None: no provider has volumes."""
+    """One method per RPC.
 
-    def __init__(self, publisher: Publisher | None) -> None:
+    :param publisher: None: no provider has volumes. :param allowed: as in `VolumesConfig.flexvolumes`."""
+
+    def __init__(self, publisher: Publisher | None, allowed: Iterable[str]) -> None:
         self._publisher = publisher
+        self._allowed = frozenset(allowed)
 
     async def MountVolume(
         self, request: control.MountVolumeRequest, call: Call
@@ -46,7 +62,10 @@ class VolumeCalls:
             group=group,
         )
         published.check(wanted)
-        volume_id = await self._find(publisher, wanted.volume, request.size)
+        namespace = checks.text("namespace", request.namespace, _MAX_NAMESPACE)
+        if not NAMESPACE.fullmatch(namespace):
+            raise InvalidArgument(f"namespace: {namespace!r} can't be a namespace's name")
+        volume_id = await self._find(publisher, namespace, wanted.volume, request.size)
         await publisher.publish(target, attrs.evolve(wanted, volume=volume_id))
         return control.MountVolumeResponse(volume=volume_id)
 
@@ -68,22 +87,43 @@ class VolumeCalls:
             )
         return self._publisher
 
-    async def _find(self, publisher: Publisher, name: str, size: int) -> str:
+    async def _find(self, publisher: Publisher, namespace: str, name: str, size: int) -> str:
         """Return the id of a volume, which is made if there is none and its size is given.
 
-        :raise NotFound: there is none."""
+        :raise NotFound: there is none. :raise PermissionDenied: the namespace may not have it."""
         volumes = publisher.volumes
-        try:
+        if f"{namespace}/{name}" in self._allowed:
             return str((await volumes.get(name)).id)
+        if not {namespace, "*"} & self._allowed:
+            raise PermissionDenied(
+                f"pods of namespace {namespace} may not have FlexVolumes, or not {name}: "
+                "volumes.flexvolumes in the daemon's configuration says which may"
+            )
+        own = _own_name(namespace, name)
+        try:
+            return str((await volumes.get(own)).id)
         except NotFound:
             if not size:
-                raise
-        with publisher.in_flight.only(name):
-            disk = await volumes.create(name, -(-size // volumes.unit) * volumes.unit)
+                raise NotFound(
+                    f"namespace {namespace} has no volume {name}: give its size, so that it is made, or have "
+                    f"{namespace}/{name} added to volumes.flexvolumes if it was made elsewhere"
+                ) from None
+        with publisher.in_flight.only(own):
+            disk = await volumes.create(own, -(-size // volumes.unit) * volumes.unit)
         _log.info(
-            "volume {volume} is ready for {name}: {size} bytes", volume=disk.id, name=name, size=disk.size
+            "volume {volume} is ready for {name}: {size} bytes", volume=disk.id, name=own, size=disk.size
         )
         return str(disk.id)
+
+
+def _own_name(namespace: str, name: str) -> str:
+    """Return the name of one of a namespace's own volumes. No other namespace's and none of CSI's has it.
+
+    It is also the volume's id where ids are made of names. A namespace's name has no dot."""
+    found = f"{FLEX_PREFIX}{namespace}.{name}"
+    if _PLAIN.fullmatch(found):
+        return found
+    return FLEX_PREFIX + hashlib.sha256(found.encode()).hexdigest()[:40]
 
 
 def _target(path: str) -> str:

@@ -8,6 +8,7 @@ from infranetes.csi.checks import InFlight
 from infranetes.csi.pages import page
 from infranetes.csi.snapshots import offered, shown_source, source_of
 from infranetes.providers.volumes import (
+    FLEX_PREFIX,
     ZONE,
     FromSnapshot,
     FromVolume,
@@ -66,6 +67,8 @@ class Controller:
 
     async def CreateVolume(self, request: csi.CreateVolumeRequest, call: Call) -> csi.CreateVolumeResponse:
         name = checks.text("name", request.name, checks.MAX_ID)
+        if name.startswith(FLEX_PREFIX):
+            raise InvalidArgument(f"name: what begins with {FLEX_PREFIX} is a FlexVolume's name")
         checks.capabilities(request.volume_capabilities)
         checks.parameters(request.parameters)
         if request.mutable_parameters:

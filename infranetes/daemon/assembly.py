@@ -274,7 +274,7 @@ class Daemon(OrderedServices):
         pods = ControlService(node, self._pods.reconciler)
         services = ServiceCalls(node, self._services)
         policies = PolicyCalls(node, self._policies, node.firewalls)
-        volumes = VolumeCalls(self._publisher)
+        volumes = VolumeCalls(self._publisher, self._config.volumes.flexvolumes)
         sizes, settings = SizeCalls(node), ConfigCalls(self._reactor, self._known)
         lives = DescribeCalls(node), UsageCalls(node)
         figures = MetricsCalls(self._metrics.exposition if self._metrics is not None else None)

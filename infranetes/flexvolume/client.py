@@ -44,6 +44,7 @@ def mount(socket: str, directory: str, volume: Volume) -> None:
     request = control.MountVolumeRequest(
         target=directory,
         pod_uid=volume.pod_uid,
+        namespace=volume.namespace,
         volume=volume.volume,
         size=volume.size,
         filesystem=volume.filesystem,

@@ -59,8 +59,9 @@ class Refused(Exception):
 class Volume:
     """A volume as a pod wants it.
 
-    :ivar volume: its id, or the name that it is made by. :ivar size: in bytes, of a volume that is to be made
-    if there is none; 0: it has to be there. :ivar group: the group that is to own its files."""
+    :ivar volume: its id, or its name among those of the pod's namespace.
+    :ivar size: in bytes, of a volume that is to be made if there is none; 0: it has to be there.
+    :ivar group: the group that is to own its files."""
 
     volume: str
     size: int
@@ -68,6 +69,7 @@ class Volume:
     read_only: bool
     group: int | None
     pod_uid: str
+    namespace: str
 
 
 def read(text: str) -> Mapping[str, str]:
@@ -112,6 +114,7 @@ def volume(options: Mapping[str, str]) -> Volume:
         _read_only(options),
         _group(options.get(_GROUP, "")),
         uid,
+        _part(options, _NAMESPACE),
     )
 
 
@@ -131,16 +134,16 @@ def _id(given: str) -> str:
 
 def _name(options: Mapping[str, str]) -> str:
     """Return the name of a volume that is this pod's alone. A pod that is made anew under its name, such as a
-    StatefulSet's, has the same. None of the parts has an underscore."""
-    parts = [options.get(key, "") for key in (_NAMESPACE, _POD, _NAME)]
-    for part in parts:
-        if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", part):
-            raise Refused(
-                f"without volumeID the volume's name is made from the pod's, but {part[:80]!r} can't be a "
-                "part of it"
-            )
-    found = "_".join(parts)
-    return found if len(found) <= MAX_ID else "flex_" + hashlib.sha256(found.encode()).hexdigest()
+    StatefulSet's, has the same. Neither part has an underscore."""
+    found = "_".join(_part(options, key) for key in (_POD, _NAME))
+    return found if len(found) <= MAX_ID else hashlib.sha256(found.encode()).hexdigest()
+
+
+def _part(options: Mapping[str, str], key: str) -> str:
+    found = options.get(key, "")
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", found):
+        raise Refused(f"{key}: {found[:80]!r} can't be a name in Kubernetes")
+    return found
 
 
 def _size(given: str) -> int:

@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
 MAX_NAME = 128  # bytes of a name: CSI's limit
+FLEX_PREFIX = "flex."  # of the names of FlexVolumes; no volume that CSI makes has it
 ZONE = "topology.kubernetes.io/zone"  # Kubernetes' label for the zone that something is in
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 

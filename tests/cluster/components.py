@@ -275,7 +275,7 @@ def daemon(ca: Authority, node: Node, kubernetes: Mapping[str, Any], changes: Ma
         "kubernetes": {"kubeconfig": str(user), **kubernetes},
         "log": {"level": "debug"},
         "images": {"registries_conf": str(registries), "preload": [f"{images.PREFIX}/{images.BUSYBOX}"]},
-        "volumes": {"keep_free": 0.02},  # above the limits that kubelet has
+        "volumes": {"keep_free": 0.02, "flexvolumes": ["*"]},  # above the limits that kubelet has
         **changes,
     }
     path = node.place / "infranetes.toml"

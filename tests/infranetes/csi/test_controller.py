@@ -67,6 +67,9 @@ class CreateTests(CsiCase):
         for name in ("", "x" * 129, "a\n", "a\0"):
             await self.refused(Code.INVALID_ARGUMENT, self.create(name))
 
+    async def test_no_name_is_a_flexvolumes(self) -> None:
+        await self.refused(Code.INVALID_ARGUMENT, self.create("flex.default.data"))
+
     async def test_it_can_be_raw(self) -> None:
         request = csi.CreateVolumeRequest(name="data", volume_capabilities=[raw(), capability()])
         self.assertEqual((await self.controller.CreateVolume(request)).volume.volume_id, "data")

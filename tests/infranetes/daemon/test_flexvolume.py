@@ -34,6 +34,7 @@ class DriverTests(DaemonCase):
         super().setUp()
         self.config["provider"] = "qemu"
         self.config["providers"] = {"qemu": {"image_dir": str(self.root / "guest"), "user": "nobody"}}
+        self.config["volumes"] = {"flexvolumes": ["default"]}
         vendor = self.root / "exec" / "apporbit~infranetes"
         vendor.mkdir(parents=True)
         self.driver = vendor / "infranetes"
@@ -93,8 +94,10 @@ class DriverTests(DaemonCase):
             self.assertEqual(
                 await self.run_driver("mount", str(self.target), given), (0, {"status": "Success"})
             )
-            self.assertEqual(self.there(), PublishedVolume(self.volume))
-        self.assertEqual(os.listdir(self.root / "state" / "qemu" / "volumes"), [f"{self.volume}.raw"])
+            self.assertEqual(self.there(), PublishedVolume(f"flex.default.{self.volume}"))
+        self.assertEqual(
+            os.listdir(self.root / "state" / "qemu" / "volumes"), [f"flex.default.{self.volume}.raw"]
+        )
         self.assertEqual(await self.run_driver("waitforattach", "", given), (1, {"status": "Not supported"}))
         for _ in range(2):
             self.assertEqual(await self.run_driver("unmount", str(self.target)), (0, {"status": "Success"}))

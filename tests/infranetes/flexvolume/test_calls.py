@@ -39,6 +39,7 @@ from txgrpc import Service as GrpcService
 reactor: Any = the_reactor  # Any: only tests use it
 
 MIB = 1 << 20
+NAMESPACE = "kubernetes.io/pod.namespace"
 
 
 class CallCase(TestCase):
@@ -51,10 +52,12 @@ class CallCase(TestCase):
         self.addCleanup(shutil.rmtree, self.root, True)
         self.addCleanup(self.unmount_all)
         self.data = f"data-{uuid4().hex[:12]}"  # unique, as other tests share the node's mounts
+        self.lent = f"{self.data}-lent"
+        self.own = f"flex.shop.{self.data}"
         self.volumes = QemuVolumes(reactor, self.root / "volumes", NODE, without_vms())
         self.publisher = Publisher(reactor, self.volumes)
         self.addCleanup(self.publisher.close)
-        self.calls = VolumeCalls(self.publisher)
+        self.calls = VolumeCalls(self.publisher, ["shop", "mine", f"shop/{self.lent}"])
 
     def unmount_all(self) -> None:
         table = MountTable()
@@ -103,11 +106,11 @@ class CommandTests(CallCase):
         self.assertIsNone(self.there(target))
 
     async def test_a_path_stands_for_a_volume_until_it_is_unmounted(self) -> None:
-        await self.volumes.create(self.data, MIB)
+        await self.volumes.create(self.lent, MIB)
         os.makedirs(self.target())  # as kubelet does
         for _ in range(2):
-            self.assertEqual(await self.mount(volumeID=self.data), ("Success", ""))
-            self.assertEqual(self.there(), PublishedVolume(self.data))
+            self.assertEqual(await self.mount(volumeID=self.lent), ("Success", ""))
+            self.assertEqual(self.there(), PublishedVolume(self.lent))
         for _ in range(2):
             self.assertEqual(await self.ask("unmount", self.target()), ("Success", ""))
             self.assertFalse(os.path.exists(self.target()))
@@ -117,7 +120,40 @@ class CommandTests(CallCase):
         self.assertEqual(
             await self.mount(volumeID=self.data, size="8Mi", format="xfs", **given), ("Success", "")
         )
-        self.assertEqual(self.there(), PublishedVolume(self.data, "xfs", (), True, 0))
+        self.assertEqual(self.there(), PublishedVolume(self.own, "xfs", (), True, 0))
+
+    async def test_a_namespace_has_volumes_of_its_own(self) -> None:
+        """None of them is another namespace's, CSI's, or one that was made by hand."""
+        mine, theirs = {NAMESPACE: "mine"}, {NAMESPACE: "theirs"}
+        for name in (self.data, self.lent):
+            await self.volumes.create(name, MIB)
+        for given in ("", "1Mi"):
+            words = "volumes.flexvolumes in the daemon's configuration"
+            for name in (self.data, self.lent):
+                await self.refused(words, volumeID=name, size=given, **theirs)
+        await self.refused("namespace mine has no volume", volumeID=self.data, **mine)
+        self.assertEqual(await self.mount(volumeID=self.data, size="1Mi", **mine), ("Success", ""))
+        mounted = self.there()
+        assert mounted is not None
+        self.assertNotEqual(mounted.volume, self.data)
+
+    async def test_names_that_can_be_no_file_s_are_told_apart(self) -> None:
+        found: set[str] = set()
+        for name in (self.data, self.data.upper(), "a" * 128, "a" * 127 + "b", "a/b", "flex.mine.a"):
+            for namespace in ("mine", "m" * 63):
+                calls = VolumeCalls(self.publisher, ["*"])
+                target = self.target(f"uid-{len(found)}")
+                request = control.MountVolumeRequest(
+                    target=target,
+                    pod_uid=f"uid-{len(found)}",
+                    volume=name,
+                    size=MIB,
+                    namespace=namespace,
+                )
+                made = (await calls.MountVolume(request, NO_CALL)).volume
+                self.assertEqual(made, (await self.volumes.get(made)).id)
+                found.add(made)
+        self.assertEqual(len(found), 12)
 
     async def test_a_volume_is_made_when_it_is_first_used_and_found_again(self) -> None:
         for pod in ("uid-1", "uid-2"):
@@ -128,10 +164,11 @@ class CommandTests(CallCase):
             self.assertEqual(await self.ask("unmount", self.target(pod)), ("Success", ""))
         for _ in range(2):
             self.assertEqual(await self.mount(volumeID=self.data, size="1Mi"), ("Success", ""))
-        self.assertEqual((await self.volumes.get(self.data)).size, MIB)
+        self.assertEqual((await self.volumes.get(self.own)).size, MIB)
 
     async def test_one_that_is_not_there_is_not_made_unasked(self) -> None:
         await self.refused("no volume", volumeID=self.data)
+        await self.refused("no volume", volumeID=self.lent)
         await self.refused("can't be a volume's id", volumeID="../data", size="1Mi")
         self.assertEqual(await self.volumes.list(), [])
 
@@ -166,7 +203,13 @@ class ServiceTests(CallCase):
     """Requests that the daemon itself refuses, from any client."""
 
     async def refused(self, error: type[InfranetesError], **fields: Any) -> None:  # Any: of the request
-        given = {"target": self.target(), "pod_uid": "uid-1", "volume": self.data, **fields}
+        given = {
+            "target": self.target(),
+            "pod_uid": "uid-1",
+            "volume": self.data,
+            "namespace": "mine",
+            **fields,
+        }
         try:
             await self.calls.MountVolume(control.MountVolumeRequest(**given), NO_CALL)
         except error:
@@ -203,12 +246,15 @@ class ServiceTests(CallCase):
             {"filesystem": "btrfs"},
             {"group": 2**32 - 1},
             {"pod_uid": ""},
+            {"namespace": ""},
+            {"namespace": "a.b"},
+            {"namespace": "*"},
         ):
             await self.refused(InvalidArgument, **{"size": MIB, **fields})
         await self.refused(NotFound)
 
     async def test_a_provider_without_volumes(self) -> None:
-        self.calls = VolumeCalls(None)
+        self.calls = VolumeCalls(None, [])
         await self.refused(FailedPrecondition)
 
 

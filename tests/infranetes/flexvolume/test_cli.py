@@ -18,7 +18,9 @@ from infranetes.flexvolume.cli import DEFAULT_CONFIG, DEFAULT_SOCKET, SOCKET_NAM
 from infranetes.flexvolume.cli import Refused as NotDone
 
 ROOT = Path(__file__).resolve().parents[3]
-OPTIONS = json.dumps({"volumeID": "data", "kubernetes.io/pod.uid": "uid-1"})
+OPTIONS = json.dumps(
+    {"volumeID": "data", "kubernetes.io/pod.uid": "uid-1", "kubernetes.io/pod.namespace": "shop"}
+)
 LINK = "usr/libexec/kubernetes/kubelet-plugins/volume/exec/infranetes.io~volume/volume"
 
 
