@@ -61,7 +61,8 @@ def _raise_loopback() -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
 
 
-def _mount(source: str, target: str, kind: str = "none", flags: int = 0, data: str = "") -> None:
+def mount(source: str, target: str, kind: str = "none", flags: int = 0, data: str = "") -> None:
+    """Mount, as mount(2) says."""
     words = [each.encode() for each in (source, target, kind)]
     if _libc().mount(*words, ctypes.c_ulong(flags), data.encode()) != 0:
         raise OSError(ctypes.get_errno(), f"{kind} can't be mounted", target)
@@ -89,21 +90,22 @@ def _renew_sysfs() -> None:
     """
     new = tempfile.mkdtemp(prefix="infranetes-sysfs-")
     try:
-        _mount("sysfs", new, "sysfs")
+        mount("sysfs", new, "sysfs")
         for point in _mounts_below("/sys"):
             if Path(point).is_dir():
-                _mount(point, new + point.removeprefix("/sys"), flags=MS_BIND)
+                mount(point, new + point.removeprefix("/sys"), flags=MS_BIND)
         _unmount("/sys")
-        _mount(new, "/sys", flags=MS_MOVE)
+        mount(new, "/sys", flags=MS_MOVE)
     finally:
         os.rmdir(new)
 
 
-def _isolate() -> None:
+def isolate() -> None:
+    """Make a machine of its own of new namespaces of network and mounts."""
     _raise_loopback()
     _renew_sysfs()
     Path(NAMED_NAMESPACES).mkdir(parents=True, exist_ok=True)
-    _mount("tmpfs", NAMED_NAMESPACES, "tmpfs", data="mode=0755")
+    mount("tmpfs", NAMED_NAMESPACES, "tmpfs", data="mode=0755")
 
 
 def _children() -> Iterator[int]:
@@ -151,7 +153,7 @@ def main(arguments: list[str]) -> int:
     """Run the command that the arguments name."""
     isolated = arguments[0] == "--isolated"
     if isolated:
-        _isolate()
+        isolate()
     try:
         return _supervise(arguments[isolated:])
     finally:

@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,9 +29,9 @@ import attrs
 from tests.mutants import equivalents
 from tests.mutants.imports import Imports
 from tests.mutants.mutant import Mutant, mutants
-from tests.mutants.reach import NoResults, Reach, measure
+from tests.mutants.reach import measure
 from tests.mutants.run_tests import ROOT, Request, Result
-from tests.mutants.trees import Trees
+from tests.mutants.trees import NoResults, Trees
 
 # How much longer than without the mutant, on a machine that may be busier now.
 SLOWER = 5
@@ -115,25 +115,48 @@ def sample(found: Iterable[Mutant], number: int | None, seed: str) -> list[Mutan
     return sorted(sorted(found, key=order)[:number], key=lambda each: (each.module, each.line))
 
 
-def try_out(mutant: Mutant, tests: list[Result], trees: Trees) -> Verdict:
-    """Run a mutant's tests."""
-    if not tests:
-        return Verdict(mutant, None, 0)
-    seconds = sum(each.seconds for each in tests)
-    request = Request(
+@attrs.frozen
+class Trial:
+    """Runs mutants' tests.
+
+    :ivar loaded: the modules of tests that all of these are in.
+    """
+
+    trees: Trees
+    loaded: Sequence[str]
+
+    def failing(self, tests: Sequence[Result]) -> set[str]:
+        """Return which of these tests fail without a mutant, where they run as mutants' tests do."""
+        run = self.trees.run_loaded(_request(tests, go_on=True), 60 + SLOWER * _seconds(tests), self.loaded)
+        return {each.test for each in tests} - {each.test for each in run.results if each.outcome == "passed"}
+
+    def of(self, mutant: Mutant, tests: Sequence[Result]) -> Verdict:
+        """Run a mutant's tests."""
+        if not tests:
+            return Verdict(mutant, None, 0)
+        seconds = 60 + SLOWER * _seconds(tests)
+        run = self.trees.run_mutant(mutant, _request(tests), seconds, self.loaded)
+        failed = [each.test for each in run.results if each.outcome == "failed"]
+        if failed or (run.end and run.end.failed):
+            return Verdict(mutant, (failed or run.end.failed)[0], len(tests))
+        if run.end is None:
+            last = run.results[-1].test if run.results else "the start"
+            return Verdict(mutant, f"no end after {last}", len(tests))
+        return Verdict(mutant, None, len(tests))
+
+
+def _seconds(tests: Iterable[Result]) -> float:
+    return sum(each.seconds for each in tests)
+
+
+def _request(tests: Sequence[Result], go_on: bool = False) -> Request:
+    return Request(
         tests=[each.test for each in tests],
         results="",
         processor=int(LEAST_SECONDS + SLOWER * sum(each.processor for each in tests)),
         limits={each.test: 2 * LEAST_SECONDS + SLOWER * each.seconds for each in tests},
+        go_on=go_on,
     )
-    run = trees.run(request, 60 + SLOWER * seconds, mutant)
-    failed = [each.test for each in run.results if each.outcome == "failed"]
-    if failed or (run.end and run.end.failed):
-        return Verdict(mutant, (failed or run.end.failed)[0], len(tests))
-    if run.end is None:
-        last = run.results[-1].test if run.results else "the start"
-        return Verdict(mutant, f"no end after {last}", len(tests))
-    return Verdict(mutant, None, len(tests))
 
 
 def as_json(verdict: Verdict) -> dict[str, object]:
@@ -213,9 +236,14 @@ def run(chosen: list[Mutant], packages: list[str], imports: Imports, given: argp
     with Trees(given.jobs) as trees, ThreadPoolExecutor(given.jobs) as threads:
         try:
             reach = measure(map(dotted, tests), imports, trees, threads, report.tell)
-            tell_of_others(reach, report)
+            wanted = [reach.tests(mutant, given.budget) for mutant in chosen]
+            used = {each.test: each for some in wanted for each in some}
+            trial = Trial(trees, sorted({name.rsplit(".", 2)[0] for name in used}))
+            failing = trial.failing([used[name] for name in sorted(used)])
+            tell_of_others([*reach.others, *failing], len(reach.passed) - len(failing), report)
             jobs = [
-                threads.submit(try_out, mutant, reach.tests(mutant, given.budget), trees) for mutant in chosen
+                threads.submit(trial.of, mutant, [each for each in some if each.test not in failing])
+                for mutant, some in zip(chosen, wanted, strict=True)
             ]
             for job in jobs:
                 report.add(job.result())
@@ -226,11 +254,11 @@ def run(chosen: list[Mutant], packages: list[str], imports: Imports, given: argp
     return report
 
 
-def tell_of_others(reach: Reach, report: Report) -> None:
+def tell_of_others(others: Collection[str], used: int, report: Report) -> None:
     """Say which tests are not used."""
-    if reach.others:
-        report.tell(f"not used, because they do not pass without mutants: {', '.join(reach.others)}")
-    report.tell(f"{len(reach.passed)} tests")
+    if others:
+        report.tell(f"not used, because they do not pass without mutants: {', '.join(sorted(others))}")
+    report.tell(f"{used} tests")
 
 
 def main(arguments: list[str]) -> int:

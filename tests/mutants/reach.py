@@ -13,14 +13,10 @@ import cattrs
 from tests.mutants.imports import Imports
 from tests.mutants.mutant import Mutant
 from tests.mutants.run_tests import ROOT, Lines, Request, Result
-from tests.mutants.trees import Trees
+from tests.mutants.trees import NoResults, Trees
 
 KEPT = ROOT / "build" / "mutants"
 LONGEST = 1800.0  # seconds for a module of tests
-
-
-class NoResults(Exception):
-    """The tests of a module could not be run without any mutant."""
 
 
 @attrs.frozen
@@ -97,7 +93,7 @@ def measure(
 
 
 def _measure(module: str, digest: str, trees: Trees) -> Measured:
-    run = trees.run(Request([module], "", processor=int(LONGEST), trace=True), LONGEST)
+    run = trees.run(Request([module], "", processor=int(LONGEST), trace=True, go_on=True), LONGEST)
     if run.end is None or not run.results:
         raise NoResults(f"{module} does not run: try `python -m tests {module}`")
     return Measured(digest, run.results, run.end.lines)

@@ -38,7 +38,8 @@ class Request:
     :ivar results: the file to write to: one line of JSON for each test that has ended, and one at the end.
     :ivar processor: seconds of processor time that the tests may take.
     :ivar limits: seconds that each test may take; others have trial's limit.
-    :ivar trace: record which lines of the product each test runs, and go on after a failure.
+    :ivar trace: record which lines of the product each test runs.
+    :ivar go_on: after a failure.
     """
 
     tests: list[str]
@@ -46,6 +47,7 @@ class Request:
     processor: int
     limits: dict[str, float] = attrs.field(factory=dict)
     trace: bool = False
+    go_on: bool = False
 
 
 @attrs.frozen
@@ -61,6 +63,23 @@ class Result:
     outcome: str
     seconds: float
     processor: float
+
+
+DONE, NOT_HERE = "done\n", "not here\n"  # the answers to an order
+
+
+@attrs.frozen
+class Order:
+    """Tests to run with one bug, in a fork of a process that has loaded them.
+
+    :ivar module: the path of the module that has it. :ivar original: the whole module without it.
+    :ivar text: the whole module with it. :ivar seconds: after this time it is ended."""
+
+    request: Request
+    module: str
+    original: str
+    text: str
+    seconds: float
 
 
 # The tests that run each line, by the file's path and the line's number.
@@ -125,7 +144,7 @@ def run(request: Request) -> None:
     reporter: Any = functools.partial(Recorder, outcomes=outcomes, results=results, tracer=tracer)
     limit = int(time.process_time()) + request.processor
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
-    TrialRunner(reporter, exitFirst=not request.trace).run(unittest.TestSuite(chosen))
+    TrialRunner(reporter, exitFirst=not request.go_on).run(unittest.TestSuite(chosen))
     append(results, End(sorted(outcomes.failed), lines_of(tracer)))
 
 

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import attrs
@@ -21,11 +22,15 @@ import cattrs
 
 from tests.harness import isolation
 from tests.mutants.mutant import Mutant
-from tests.mutants.run_tests import ROOT, End, Request, Result
+from tests.mutants.run_tests import DONE, NOT_HERE, ROOT, End, Order, Request, Result
 
 LEFT_OUT = (".git", ".venv", "build", "dist", ".mypy_cache", ".ruff_cache", ".hypothesis", "_trial_temp*")
 LINKED = (".venv", "build")
 END_SECONDS = 30.0  # that a process has to end all that came of it
+
+
+class NoResults(Exception):
+    """Tests could not be run without any mutant."""
 
 
 @attrs.frozen
@@ -45,22 +50,20 @@ class Tree:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._times = 0
+        self.forks: socket.socket | None = None  # of a process of `forks` that is running
         shutil.copytree(ROOT, path, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
         for name in LINKED:
             if (ROOT / name).exists():
                 (path / name).symlink_to(ROOT / name)
 
     @contextlib.contextmanager
-    def with_bug(self, mutant: Mutant | None) -> Iterator[None]:
-        """Have a mutant in the place of its module while the block runs."""
-        if mutant is None:
-            yield
-            return
+    def with_bug(self, mutant: Mutant) -> Iterator[str]:
+        """Have a mutant in the place of its module, whose text is returned, while the block runs."""
         file = self.path / mutant.module
         original = file.read_text()
         self._write(file, mutant.text)
         try:
-            yield
+            yield original
         finally:
             self._write(file, original)
 
@@ -79,7 +82,7 @@ class Trees:
         self._number = number
         self._free: queue.Queue[Tree] = queue.Queue()
         self._lock = threading.Lock()
-        self._running: dict[subprocess.Popen[bytes], socket.socket] = {}
+        self._running: dict[socket.socket, subprocess.Popen[bytes]] = {}
         self._isolated = isolation.possible()
         self._ended = False
         self._place = Path()
@@ -103,39 +106,78 @@ class Trees:
         """End what runs, and run nothing more."""
         with self._lock:
             self._ended = True
-            running = dict(self._running)
-        for process, ours in running.items():
-            _end(process, ours)
+            running = list(self._running)
+        for ours in running:
+            self._end(ours)
 
-    def run(self, request: Request, seconds: float, mutant: Mutant | None = None) -> Run:
-        """Run tests in a free tree, of which one module may be a mutant, and return what they reported.
+    def run(self, request: Request, seconds: float) -> Run:
+        """Run tests in a free tree, and return what they reported.
 
         :param seconds: the time after which the process is ended.
         """
+        with self._one() as (tree, results):
+            self._run(tree, attrs.evolve(request, results=str(results)), seconds)
+            return _read(results)
+
+    def run_loaded(self, request: Request, seconds: float, loaded: Sequence[str]) -> Run:
+        """Run tests as `run_mutant` does, but without a mutant."""
+        with self._one() as (tree, results):
+            order = Order(attrs.evolve(request, results=str(results)), "", "", "", seconds)
+            _ask(self._forks(tree, loaded), cattrs.unstructure(order))
+            return _read(results)
+
+    def run_mutant(self, mutant: Mutant, request: Request, seconds: float, loaded: Sequence[str]) -> Run:
+        """Run tests in a free tree, of which one module is a mutant, and return what they reported.
+
+        :param seconds: the time after which the process is ended.
+        :param loaded: the modules of tests from which all mutants' tests are: they are loaded only once.
+        """
+        with self._one() as (tree, results):
+            forks = self._forks(tree, loaded)
+            request = attrs.evolve(request, results=str(results))
+            with tree.with_bug(mutant) as original:
+                order = Order(request, mutant.module, original, mutant.text, seconds)
+                if _ask(forks, cattrs.unstructure(order)) == NOT_HERE:
+                    self._run(tree, request, seconds)
+            return _read(results)
+
+    def _forks(self, tree: Tree, loaded: Sequence[str]) -> socket.socket:
+        if tree.forks is None:
+            tree.forks = self._start(tree, "tests.mutants.forks", isolated=False)
+            _ask(tree.forks, list(loaded))  # before there is any bug in the tree
+        return tree.forks
+
+    @contextlib.contextmanager
+    def _one(self) -> Iterator[tuple[Tree, Path]]:
+        """Have a free tree, and an empty file for results, while the block runs."""
         tree = self._free.get()
         results = tree.path.with_suffix(".results")
         results.write_text("")
         try:
-            with tree.with_bug(mutant):
-                self._run(tree, attrs.evolve(request, results=str(results)), seconds)
-            return _read(results)
+            yield tree, results
         finally:
             shutil.rmtree(tree.path / "_trial_temp", ignore_errors=True)
             self._free.put(tree)
 
     def _run(self, tree: Tree, request: Request, seconds: float) -> None:
-        """Run tests below `isolation`'s process, which ends all of theirs when our socket is closed.
+        """Run tests, as root in namespaces of their own, with which all ends that a mutant leaves there."""
+        ours = self._start(tree, "tests.mutants.run_tests", self._isolated)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+                _say(ours, cattrs.unstructure(request))
+                self._running[ours].wait(seconds)
+        finally:
+            self._end(ours)
 
-        As root, they have namespaces of their own, with which all ends that a mutant leaves in the kernel.
-        """
-        command = [sys.executable, "-m", "tests.mutants.run_tests"]
+    def _start(self, tree: Tree, program: str, isolated: bool) -> socket.socket:
+        """Start a program below `isolation`'s process, which ends all of it when our socket is closed."""
         ours, theirs = socket.socketpair()
-        with self._lock, theirs, tree.path.with_suffix(".log").open("wb") as log:
+        with self._lock, theirs, tree.path.with_suffix(".log").open("ab") as log:
             if self._ended:
                 ours.close()
-                return
-            process = subprocess.Popen(
-                isolation.first_process(self._isolated, command),
+                raise CancelledError
+            self._running[ours] = subprocess.Popen(
+                isolation.first_process(isolated, [sys.executable, "-m", program]),
                 cwd=tree.path,
                 env={**os.environ, "PYTHONPATH": str(tree.path), "CI": "1"},  # hypothesis' same examples
                 stdin=theirs.fileno(),
@@ -143,25 +185,36 @@ class Trees:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            self._running[process] = ours
+        return ours
+
+    def _end(self, ours: socket.socket) -> None:
+        """End the process that was started with the other end of a socket. Idempotent."""
+        ours.close()
+        with self._lock:
+            process = self._running.pop(ours, None)
+        if process is None:
+            return
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-                ours.sendall(json.dumps(cattrs.unstructure(request)).encode() + b"\n")
-                process.wait(seconds)
-        finally:
-            _end(process, ours)
-            with self._lock:
-                del self._running[process]
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def _end(process: subprocess.Popen[bytes], ours: socket.socket) -> None:
-    """End a process that was started with the other end of a socket. Idempotent."""
-    ours.close()
+def _ask(link: socket.socket, value: object) -> str:
+    """Say something, and return the answer. :raise NoResults: the process has ended."""
     try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        _say(link, value)
+        answer = link.recv(len(NOT_HERE)).decode()
+    except OSError:
+        answer = ""
+    if answer not in (DONE, NOT_HERE):
+        raise NoResults("the process that had loaded the tests has ended")
+    return answer
+
+
+def _say(link: socket.socket, value: object) -> None:
+    link.sendall(json.dumps(value).encode() + b"\n")
 
 
 def _read(results: Path) -> Run:
