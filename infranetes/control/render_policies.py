@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from infranetes.control.render_services import seconds
 from infranetes.control.tables import Json, lines, some, table
 from infranetes_common.wire import control
 
@@ -51,7 +52,12 @@ def _direction_json(direction: control.Direction) -> list[Json]:
 
 
 def _troubles(answer: control.GetPoliciesResponse) -> list[str]:
-    return [f"{each.path}: {each.trouble}" for each in answer.followed if each.trouble]
+    return [f"{each.path}: {each.trouble}{_age(each)}" for each in answer.followed if each.trouble]
+
+
+def _age(kind: control.Followed) -> str:
+    known = kind.listed and kind.HasField("heard_seconds")
+    return f"; known as of {seconds(kind.heard_seconds)} ago" if known else ""
 
 
 def policies_text(answer: control.GetPoliciesResponse, options: argparse.Namespace) -> str:

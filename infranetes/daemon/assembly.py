@@ -45,6 +45,7 @@ from infranetes.hostports.table import Table
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import container_images
 from infranetes.kubernetes.api_server import ApiServer
+from infranetes.kubernetes.kept import KeptObjects
 from infranetes.kubernetes.pod_events import PodEvents
 from infranetes.kubernetes.pod_needs import ApiServerNeeds
 from infranetes.machines.agent.client import connector
@@ -157,7 +158,8 @@ class Daemon(OrderedServices):
         """Make the source of network policies; None: pods may receive and send everything."""
         if server is None or not self._config.kubernetes.network_policies:
             return None
-        return ClusterPolicies(self._reactor, server)
+        kept = KeptObjects(self._reactor, self._config.state_dir / "kubernetes" / "policies.json")
+        return ClusterPolicies(self._reactor, server, kept)
 
     def _make_overlay(self) -> Overlay | None:
         """Make the overlay that gives pods addresses of the node's own subnet; None: none is needed."""

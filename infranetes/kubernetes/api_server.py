@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -86,6 +87,13 @@ class ApiServer:
         self._credentials = Credentials(reactor, kubeconfig, host)
         self._used: Access | None = None  # by `_agent`
         self._agent: Agent | None = None
+
+    async def cluster(self) -> str:
+        """Return what distinguishes its cluster from others: a digest of its URL and its authority.
+
+        :raise FailedPrecondition: the kubeconfig can't be used."""
+        access = await self._credentials.current()
+        return hashlib.sha256(f"{access.server}\n".encode() + access.authority).hexdigest()
 
     async def lines(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
         """Make a GET request and pass each line of the answer to `take`, until the answer ends.

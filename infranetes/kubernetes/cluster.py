@@ -15,12 +15,16 @@ from twisted.logger import Logger
 
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.follow import Follower
+from infranetes.kubernetes.kept import Kept, KeptObjects
 from infranetes.kubernetes.kinds import Kind
-from infranetes.kubernetes.watch import Event, Watch
+from infranetes.kubernetes.watch import Event, Replaced, Watch
 from infranetes_common.concurrency import Notifier, sleep, start
+from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
 TURN_SECONDS = 0.01  # how long the reactor is kept busy at a time
+RECALL_SECONDS = 4.0  # how long the API server has, before kept objects are used; containers wait for ten
+SAVE_SECONDS = 20.0  # between two times that the objects are kept
 
 _log = Logger()
 
@@ -44,14 +48,24 @@ class Cluster(Service):
     """Follows several kinds and handles their events, one after the other, in small steps.
 
     :param tell: called whenever there is nothing left to do, and at the end of each turn while there is.
+    :param kept: the objects as they were, used until the API server shows them; None: they are not kept.
     """
 
     def __init__(
-        self, reactor: IReactor, server: ApiServer, kinds: Sequence[Kind], tell: Callable[[], None]
+        self,
+        reactor: IReactor,
+        server: ApiServer,
+        kinds: Sequence[Kind],
+        tell: Callable[[], None],
+        kept: KeptObjects | None = None,
     ) -> None:
         self._reactor = reactor
+        self._server = server
         self._kinds = kinds
         self._tell = tell
+        self._kept = kept
+        self._unsaved = True  # whether there was an event since the objects were last saved
+        self._keeping: Deferred[None] | None = None
         self._waiting: deque[Iterable[None]] = deque()
         self._arrived = Notifier()
         self._working: Deferred[None] | None = None
@@ -102,14 +116,18 @@ class Cluster(Service):
         self._working.addErrback(lambda failure: None)
         for follower in self.followers:
             follower.start()
+        if self._kept is not None:
+            self._keeping = start(self._keep(self._kept))
+            self._keeping.addErrback(lambda failure: None)
 
     def stopService(self) -> None:
         """Stop following."""
         super().stopService()  # type: ignore[no-untyped-call]
         for follower in self.followers:
             follower.stop()
-        if self._working is not None:
-            self._working.cancel()
+        for each in (self._working, self._keeping):
+            if each is not None:
+                each.cancel()
 
     def do(self, steps: Iterable[None]) -> None:
         """Queue work, to be done in its steps after all that was queued before."""
@@ -117,7 +135,50 @@ class Cluster(Service):
         self._arrived.notify()
 
     def _taker(self, kind: Kind) -> Callable[[Event], None]:
-        return lambda event: self.do(kind.take(event))
+        def take(event: Event) -> None:
+            self._unsaved = True
+            self.do(kind.take(event))
+
+        return take
+
+    async def _keep(self, kept: KeptObjects) -> None:
+        """Use what is kept if the API server does not show it soon, and keep what it shows."""
+        try:
+            cluster = await self._server.cluster()
+        except InfranetesError:
+            return  # the followers say why
+        known = await kept.load(cluster)
+        await sleep(self._reactor, RECALL_SECONDS)
+        if known is not None:
+            self._recall(known)
+        while True:
+            await sleep(self._reactor, SAVE_SECONDS)
+            if not self._is_present():
+                continue
+            if self._unsaved:
+                self._unsaved = False
+                await kept.save(cluster, {kind.path: kind.objects for kind in self._kinds if kind.listed})
+            else:
+                await kept.confirm()
+
+    def _recall(self, known: Kept) -> None:
+        """Use the kept objects of the kinds that the API server has not shown."""
+        for kind, follower in zip(self._kinds, self.followers, strict=True):
+            if follower.is_current or kind.path not in known.objects:
+                continue
+            follower.heard_at = self._reactor.seconds() - known.age
+            self.do(kind.take(Replaced(known.objects[kind.path])))
+            _log.warn(
+                "the API server does not answer, so {path} are taken as they were {seconds:.0f} seconds ago",
+                path=kind.path,
+                seconds=known.age,
+            )
+
+    def _is_present(self) -> bool:
+        """Whether what is known is what the API server shows now, and all of it has been handled."""
+        its = zip(self._kinds, self.followers, strict=True)
+        live = all((each.is_current and not each.trouble) or kind.optional for kind, each in its)
+        return live and self.complete and not self._waiting
 
     async def _work(self) -> None:
         """Do the queued work, TURN_SECONDS at a time."""

@@ -47,6 +47,11 @@ class Follower:
         self._stopped = False
         self.trouble = ""
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the server has shown all objects, as they were at some time since the start."""
+        return self._watch.current
+
     def start(self) -> None:
         """Begin to follow."""
         self._running = start(self._run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import abc
 import gc
+import json
 from collections.abc import Iterable, Mapping
 
 from twisted.logger import Logger
@@ -35,8 +36,13 @@ class Kind(abc.ABC):
 
     def __init__(self, selectors: Mapping[str, str] | None = None) -> None:
         self.selectors = selectors or {}
-        self._names: set[Name] = set()
+        self._objects: dict[Name, str] = {}
         self.listed = False
+
+    @property
+    def objects(self) -> list[str]:
+        """The objects in use, trimmed, as JSON."""
+        return list(self._objects.values())
 
     def trimmed(self, item: Json) -> Json:
         """Return the part of an object that `put` reads: a list holds all objects in memory at once."""
@@ -71,7 +77,7 @@ class Kind(abc.ABC):
                     if number % LONG_LIVED == 0:
                         gc.freeze()
                     yield
-                for name in tuple(self._names):
+                for name in tuple(self._objects):
                     if name not in there:
                         yield from self._removed(name)
                     yield
@@ -87,9 +93,9 @@ class Kind(abc.ABC):
         if steps is None:
             yield from self._removed(name)
             return
-        self._names.add(name)
+        self._objects[name] = json.dumps(item)
         yield from steps
 
     def _removed(self, name: Name) -> Iterable[None]:
-        self._names.discard(name)
+        self._objects.pop(name, None)
         yield from self.remove(name)

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.cluster import Cluster
+from infranetes.kubernetes.kept import KeptObjects
 from infranetes.policies.interface import LocalPod
 from infranetes.policies.kinds import Namespaces, Pods, Policies
 from infranetes.policies.model import Model
@@ -29,7 +30,7 @@ class ClusterPolicies(Cluster):
 
     name = "policies"
 
-    def __init__(self, reactor: IReactor, server: ApiServer) -> None:
+    def __init__(self, reactor: IReactor, server: ApiServer, kept: KeptObjects | None = None) -> None:
         self._model = Model()
         self._present: set[str] = set()  # ids of local pods
         self._changed: set[str] = set()  # ids of pods whose changes are not yet reported
@@ -38,7 +39,7 @@ class ClusterPolicies(Cluster):
         self._rested_at = 0.0
         self._calls: dict[str, IDelayedCall] = {}
         kinds = (Policies(self._model), Namespaces(self._model), Pods(self._model))
-        super().__init__(reactor, server, kinds, self._renew)
+        super().__init__(reactor, server, kinds, self._renew, kept)
 
     def startService(self) -> None:
         """Begin to follow. Does not wait for anything."""

@@ -136,6 +136,13 @@ class PoliciesTests(PodsTestCase):
         self.assertIn("it receives nothing, but from its own node", text)
         self.assertFalse(self.document()["pods"][0]["known"])
 
+    def test_how_old_is_what_is_known_while_the_api_server_is_away(self) -> None:
+        answer = control.GetPoliciesResponse(enabled=True, complete=True)
+        for listed in (True, False):
+            answer.followed.add(path="/api/v1/pods", trouble="refused", listed=listed, heard_seconds=90)
+        troubles = as_json("policies", answer, argparse.Namespace(pod=""))["troubles"]
+        self.assertEqual(troubles, ["/api/v1/pods: refused; known as of 90s ago", "/api/v1/pods: refused"])
+
     def test_many_networks_are_counted(self) -> None:
         self.patch(module, "MOST_SHOWN", 2)
         networks = tuple(ip_network(f"10.{number}.0.0/16") for number in range(0, 10, 2))

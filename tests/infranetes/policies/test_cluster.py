@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from infranetes.kubernetes import cluster as kubernetes_cluster
 from infranetes.kubernetes import watch
 from infranetes.kubernetes.api_server import ApiServer
+from infranetes.kubernetes.kept import KeptObjects
 from infranetes.policies import cluster
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes.policies.interface import LocalPod, PodPolicies
@@ -51,9 +55,15 @@ class ClusterTests(TestCase):
         self.server.put(NAMESPACES, namespace("ns"))
         self.server.put(PODS, self.client("10.0.0.2"))
         self.server.put(POLICIES, CLIENTS)
-        kubeconfig = Path(self.mktemp())
-        kubeconfig.write_text(KUBECONFIG % self.server.url)
-        self.policies = ClusterPolicies(reactor, ApiServer(reactor, kubeconfig))
+        self.kubeconfig = Path(self.mktemp())
+        self.kubeconfig.write_text(KUBECONFIG % self.server.url)
+        self.kept = Path(self.mktemp()) / "policies.json"
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew, as a daemon that is started again."""
+        kept = KeptObjects(reactor, self.kept)
+        self.policies = ClusterPolicies(reactor, ApiServer(reactor, self.kubeconfig), kept)
         self.told: list[frozenset[str]] = []
         self.policies.subscribe(self.told.append)
 
@@ -143,6 +153,73 @@ class ClusterTests(TestCase):
         self.server.put(PODS, self.client("10.0.0.4"))
         self.server.start(port)
         await self.see(4)
+
+    async def keep(self) -> int:
+        """Have what there is kept, and the server stopped. Return its port."""
+        self.patch(kubernetes_cluster, "SAVE_SECONDS", 0.05)
+        self.start()
+        self.policies.add(WEB)
+        await self.see(2)
+        await until(self.kept.exists, "it is kept")
+        self.policies.stopService()
+        port = int(self.server.url.rpartition(":")[2])
+        await self.server.stop()
+        return port
+
+    @deferred
+    async def test_a_daemon_that_starts_while_the_server_is_away_knows_what_was(self) -> None:
+        self.patch(kubernetes_cluster, "RECALL_SECONDS", 0.05)
+        port = await self.keep()
+        self.assertEqual(self.kept.stat().st_mode & 0o077, 0)
+        os.utime(self.kept, (0, time.time() - 3600))
+        self.renew()
+        self.start()
+        self.policies.add(WEB)
+        await self.see(2)
+        for each in self.policies.followed:
+            self.assertEqual(round((each.heard_seconds or 0) / 600), 6, each.path)
+        await until(lambda: self.policies.trouble, "it is missed")
+        content = self.kept.read_bytes()
+        self.server.put(PODS, self.client("10.0.0.4"))
+        self.server.start(port)
+        await self.see(4)
+        await until(lambda: self.kept.read_bytes() != content, "the present is kept")
+
+    @deferred
+    async def test_a_server_that_answers_is_believed_and_not_what_was(self) -> None:
+        self.patch(kubernetes_cluster, "RECALL_SECONDS", 0.05)
+        port = await self.keep()
+        self.server.put(PODS, self.client("10.0.0.4"))
+        self.server.start(port)
+        self.patch(kubernetes_cluster, "RECALL_SECONDS", 0.3)
+        self.renew()
+        seen: list[list[int]] = []
+        self.policies.subscribe(lambda _: seen.append(self.received()))
+        self.start()
+        self.policies.add(WEB)
+        await self.see(4)
+        before = self.kept.stat().st_mtime_ns
+        await until(lambda: self.kept.stat().st_mtime_ns > before, "it is kept, after it could be recalled")
+        self.assertEqual(seen, [[4]])
+
+    @deferred
+    async def test_what_is_another_clusters_or_damaged_is_not_used(self) -> None:
+        self.patch(kubernetes_cluster, "RECALL_SECONDS", 0.0)
+        port = await self.keep()
+        content = self.kept.read_text()
+        damaged = (content.replace('"cluster": "', '"cluster": "0'), content[:-9], "", "[]\n", "\xff{}\n")
+        for text in (*damaged, content.replace('"format": 1', '"format": 2')):
+            self.kept.write_text(text)
+            self.assertIsNone(
+                await KeptObjects(reactor, self.kept).load(await self.policies._server.cluster())
+            )
+        self.renew()
+        self.start()
+        self.policies.add(WEB)
+        await until(lambda: self.policies.trouble, "it is missed")
+        self.assertFalse(self.policies.complete)
+        self.server.start(port)
+        await self.see(2)
 
     @deferred
     async def test_only_pods_that_run_are_asked_for(self) -> None:
