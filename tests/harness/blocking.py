@@ -154,6 +154,13 @@ class BlockingGuard:
             if waited == before and collected == self._collected:
                 return Times(computed - collected, wall - computed - waited) - self._not_counted
 
+    def _first_times(self) -> Times:
+        """Return the times before a callback, which is nearly always short: as cheaply as possible.
+
+        If the thread waits between these readings, it seems to sleep for that long."""
+        wall, computed, waited = time.perf_counter_ns(), time.thread_time_ns(), self._stacks.thread.waited()
+        return Times(computed - self._collected, wall - computed - waited) - self._not_counted
+
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
         """Return a context manager whose block is not counted."""
@@ -181,7 +188,7 @@ class BlockingGuard:
     ) -> Any:
         if self._measuring:  # called by reactor.iterate() in another callback, which is measured as a whole
             return function(*args, **kwargs)
-        started = self._times()
+        started = self._first_times()
         self._measuring = True
         self._stacks.began = began = time.perf_counter_ns()
         try:
@@ -189,9 +196,10 @@ class BlockingGuard:
         finally:
             self._measuring = False
             self._stacks.began = 0
-            took = self._times() - started
-            if max(took.computed, took.slept) > self._limit:
-                self._report(name, took, began)
+            if time.perf_counter_ns() - began > self._limit:  # otherwise neither time can be over it
+                took = self._times() - started
+                if max(took.computed, took.slept) > self._limit:
+                    self._report(name, took, began)
 
     def _report(self, name: Callable[[], str], took: Times, began: int) -> None:
         sample = self._stacks.typical(began)
