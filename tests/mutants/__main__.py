@@ -26,6 +26,7 @@ from pathlib import Path
 
 import attrs
 
+from tests.harness import stalls
 from tests.mutants import equivalents
 from tests.mutants.imports import Imports
 from tests.mutants.mutant import Mutant, mutants
@@ -228,6 +229,7 @@ def choose(packages: Iterable[str], imports: Imports, given: argparse.Namespace)
 
 def run(chosen: list[Mutant], packages: list[str], imports: Imports, given: argparse.Namespace) -> Report:
     """Measure the tests, and run the mutants."""
+    stalls.watch()  # once, for all processes
     report = Report(len(chosen))
     modules = [name for package in packages for name in imports.modules(package)]
     tests = given.tests or imports.tests_of(modules)
