@@ -19,6 +19,9 @@ import attrs
 
 from infranetes_common.errors import InvalidArgument
 
+AGENT_PORT = 2475
+"""The TCP port of the agents' TLS listeners, unless the node's configuration has another one."""
+
 MAX_DOCUMENT_BYTES = 64 * 1024
 MAX_LIST = 64  # per list: routes, more, neighbours
 _LISTS = ("routes", "more", "neighbours")
@@ -66,7 +69,7 @@ class Identity:
     certificate_pem: str
     key_pem: str = attrs.field(repr=False)
     ca_pem: str
-    listen: str = "0.0.0.0:2475"  # IPv4:port or [IPv6]:port of the agent's TLS listener; 0: any port
+    listen: str = f"0.0.0.0:{AGENT_PORT}"  # IPv4:port or [IPv6]:port of the agent's TLS listener; 0: any port
     hostname: str = ""  # a DNS name of at most 64 characters; "": the machine keeps its own
     machine_id: str = ""  # 32 hex digits; "": the machine keeps its own
     entropy: str = attrs.field(default="", repr=False)  # hex, mixed into the kernel's pool

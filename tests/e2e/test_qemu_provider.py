@@ -386,10 +386,11 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
 
 OUTSIDE_OF_NODE, OUTSIDE = "198.18.213.1", "198.18.213.2"
 DOES_NOT = 3.0  # seconds within which even an emulated VM would have answered
+SERVED = 8000  # the port of an HTTP server in each VM
 
 
-class AgentTalk:
-    """A connection to an agent, which answers and ends it once it receives data that is not TLS."""
+class HttpTalk:
+    """A connection to an HTTP server, which answers and ends it once it receives data that is no request."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -398,7 +399,7 @@ class AgentTalk:
         return await run_in_thread(reactor, self._answered, ARRIVES if expected else DOES_NOT)
 
     def _answered(self, seconds: float) -> bool:
-        self._connection.sendall(b"this is no TLS\r\n")
+        self._connection.sendall(b"this is no request\r\n\r\n")
         return bool(select.select([self._connection], [], [], seconds)[0])
 
 
@@ -432,6 +433,14 @@ class QemuFirewallsTests(QemuCase, ClosedPodsContract, TestCase):
     async def machine(self, enforcer: IFirewallsPods) -> str:
         instance = await self.running(self.provider, self.spec())
         self.instances[instance.id] = instance
+        await self.agent_info(instance)
+        call = self.agent(instance).Shell(timeout=60.0)
+        command = ["systemd-run", "python3", "-m", "http.server", str(SERVED)]
+        await call.send(vmserver.SessionInput(start=vmserver.SessionStart(command=command, stdout=True)))
+        async for message in call:
+            self.assertEqual(message.end.exit_code, 0)
+        while not await run_in_thread(reactor, connects, self.node_itself, instance.address, SERVED, ARRIVES):
+            await self.sleep(0.5)
         return instance.id
 
     async def next_daemon(self, enforcer: IFirewallsPods) -> IFirewallsPods:
@@ -461,19 +470,19 @@ class QemuFirewallsTests(QemuCase, ClosedPodsContract, TestCase):
         raise Unavailable("nft is not there")
 
     async def port(self, machine: str) -> int:
-        return self.instances[machine].agent_port
+        return SERVED
 
     async def reaches(self, machine: str, by_node: bool, expected: bool) -> bool:
         client: Host = self.node_itself if by_node else self.outside
         instance, seconds = self.instances[machine], ARRIVES if expected else DOES_NOT
-        return await run_in_thread(reactor, connects, client, instance.address, instance.agent_port, seconds)
+        return await run_in_thread(reactor, connects, client, instance.address, SERVED, seconds)
 
     async def talk(self, machine: str) -> Talk:
         connection = await run_in_thread(reactor, self.outside.socket, socket.SOCK_STREAM)
         connection.settimeout(ARRIVES)
         instance = self.instances[machine]
-        await run_in_thread(reactor, connection.connect, (instance.address, instance.agent_port))
-        return AgentTalk(connection)
+        await run_in_thread(reactor, connection.connect, (instance.address, SERVED))
+        return HttpTalk(connection)
 
     async def finish(self) -> None:
         for family in ("bridge", "ip"):

@@ -40,6 +40,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.infranetes.daemon.test_semantics": ("host ports",),
     "tests.infranetes.hostports.test_table": ("host ports",),
     # They use bridges of the same names, and their subnets.
+    "tests.infranetes.providers.test_qemu_agent_port": ("bridge",),
     "tests.infranetes.providers.test_qemu_firewall_changes": ("bridge",),
     "tests.infranetes.providers.test_qemu_firewalls": ("bridge",),
     "tests.infranetes.providers.test_qemu_launches": ("bridge",),

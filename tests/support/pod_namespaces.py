@@ -246,12 +246,17 @@ def _comes(waiting: socket.socket, wanted: Callable[[bytes], bool], expected: bo
     return False
 
 
-def connects(client: Host, address: str, port: int, seconds: float) -> bool:
-    """Return whether a TCP connection to this address can be made within `seconds`."""
+def connects(client: Host, address: str, port: int, seconds: float, refused: bool = False) -> bool:
+    """Return whether a TCP connection to this address can be made within `seconds`.
+
+    :param refused: the result where the address answers that nothing listens there.
+    """
     with client.socket(socket.SOCK_STREAM) as connecting:
         connecting.settimeout(seconds)
         try:
             connecting.connect((address, port))
+        except ConnectionRefusedError:
+            return refused
         except OSError:
             return False
         return True

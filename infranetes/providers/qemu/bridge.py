@@ -9,6 +9,16 @@ Two things hold a VM to its own addresses. The nftables table accepts only IPv4 
 combinations of port, MAC and address that it lists; it is replaced in one transaction, and drops what comes
 from any other port (the bridge's ports have an interface group of their own, since before they are ports).
 And the bridge learns nothing from the taps: its forwarding entries are written here, with each port.
+
+The port of the VMs' agents is the node's alone, whatever NetworkPolicies say. All others' packets to it are
+dropped where all ways to it meet, after every translation of addresses:
+
+    ip      forward  what the node routes: from outside, and from pods by way of the node. What the node sends
+                     itself is never there. Fragments are whole again before
+    bridge  forward  what goes from one port of the bridge to another. A first fragment has the port's number,
+                     since it has at least 8 bytes, and the others are useless without it
+    bridge  output   what other programs send out past the table `ip`, such as a CNI's in BPF: all but what is
+                     from the bridge's own address, as the node's own packets are
 """
 
 from __future__ import annotations
@@ -31,6 +41,7 @@ from twisted.logger import Logger
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
+from infranetes_common.identity import AGENT_PORT
 from infranetes_common.reactors import IReactor
 from infranetes_common.sysctls import set_sysctl
 
@@ -44,6 +55,7 @@ _DEFAULT_MTU = 1500
 # them. Otherwise the node would receive some, or the bridge learn from them, before any table sees them.
 # Pause frames (bit 1) can't be chosen; the kernel drops them.
 _GROUP_FORWARD_MASK = 0xFFFD
+_AGENTS = "set agents { type ipv4_addr . inet_service; }"  # those that have another port than all others
 _OUR_TAP = re.compile("inf[0-9a-f]{12}")
 
 _log = Logger()
@@ -51,10 +63,11 @@ _log = Logger()
 
 @attrs.frozen
 class BridgePort:
-    """A VM's port on the bridge: its tap, and the address that it may send from."""
+    """A VM's port on the bridge: its tap, the address that it may send from, and its agent's TCP port."""
 
     tap: str
     address: str
+    agent_port: int = attrs.field(default=AGENT_PORT, eq=False)
 
     @property
     def mac(self) -> str:
@@ -243,18 +256,24 @@ class Bridge:
                     type nat hook postrouting priority srcnat; policy accept;
                     {direct}ip saddr {network} ip daddr != {network} masquerade
                 }}
+                {_AGENTS}
+                chain agents {{
+                    type filter hook forward priority mangle; policy accept;
+                    oifname "{self.name}" tcp dport {AGENT_PORT} counter drop
+                    ip daddr . tcp dport @agents counter drop
+                }}
             }}"""
         )
         try:
-            await self._nft(self._filter_table(ports))
+            await self._nft(self._filter_table(network, ports))
         except InfranetesError as error:
             raise FailedPrecondition(
                 f"pods can't be held to their own addresses: {error}; the kernel needs nftables for bridges "
                 "(nf_tables, and CONFIG_NF_TABLES_BRIDGE)"
             ) from error
 
-    def _filter_table(self, ports: list[BridgePort]) -> str:
-        """Return the script that replaces the table of who may send from which address."""
+    def _filter_table(self, network: IPv4Network, ports: list[BridgePort]) -> str:
+        """Return the script that replaces the table of who may send from which address, and to agents."""
         table = self._table
         allowed = "".join(self._element("add", port) for port in ports)
         return f"""table bridge {table} {{}}
@@ -274,6 +293,20 @@ class Bridge:
                     iifname . ether saddr . arp saddr ip @pods \\
                     iifname . arp saddr ether . arp saddr ip @pods accept
                 drop
+            }}
+            {_AGENTS}
+            chain agents-forward {{
+                type filter hook forward priority -200; policy accept;
+                oifgroup {self._group} goto agents
+            }}
+            chain agents-output {{
+                type filter hook output priority -200; policy accept;
+                oifgroup {self._group} ip saddr != {gateway(network)} goto agents
+                oifgroup {self._group} ether type != ip goto agents
+            }}
+            chain agents {{
+                tcp dport {AGENT_PORT} counter drop
+                ip daddr . tcp dport @agents counter drop
             }}
         }}
         {allowed}"""
@@ -308,7 +341,12 @@ class Bridge:
         await self._nft(self._element("add", port) + self._element("delete", port))
 
     def _element(self, verb: str, port: BridgePort) -> str:
-        return f"{verb} element bridge {self._table} pods {{ {port.element} }}\n"
+        lines = f"{verb} element bridge {self._table} pods {{ {port.element} }}\n"
+        if port.agent_port != AGENT_PORT:
+            agent = f"{{ {port.address} . {port.agent_port} }}"
+            for family in ("ip", "bridge"):
+                lines += f"{verb} element {family} {self._table} agents {agent}\n"
+        return lines
 
     async def remove(self) -> None:
         """Remove bridge and tables. Idempotent."""

@@ -35,7 +35,7 @@ from infranetes.providers.qemu.template import Template
 from infranetes.providers.qemu.vm import Vm
 from infranetes_common.concurrency import run_in_thread, start, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
-from infranetes_common.identity import encode, encode_clock
+from infranetes_common.identity import AGENT_PORT, encode, encode_clock
 from infranetes_common.reactors import IReactor
 
 _KILL_SECONDS = 10.0
@@ -194,7 +194,10 @@ class Launcher:
             steps.done("identity")
             await self._resize(vm, spec, template)
             steps.done("size")
-            vm.record = attrs.evolve(vm.record, phase=Phase.READY, agent_port=agent_port)
+            vm.record = attrs.evolve(vm.record, agent_port=agent_port)
+            if agent_port != AGENT_PORT:
+                await self._uplink.join(vm)  # whose rules then keep this port for the node
+            vm.record = attrs.evolve(vm.record, phase=Phase.READY)
             await run_in_thread(self._reactor, self._records.update, vm.record)
             _log.info(
                 "sandbox {sandbox}: VM {vm} runs at {address} after {seconds:.3f} s ({steps})",

@@ -25,6 +25,7 @@ from twisted.logger import Logger
 
 from infranetes.providers.qemu.bridge import BridgePort
 from infranetes_common.concurrency import replace_file
+from infranetes_common.identity import AGENT_PORT
 
 RECORD, DISK, CONSOLE, OUTPUT = "vm.json", "disk.qcow2", "console.log", "qemu.log"
 _NEW, _GONE = ".new-", ".gone-"
@@ -83,7 +84,7 @@ class VmRecord:
     @property
     def bridge_port(self) -> BridgePort:
         """The VM's port on the pods' bridge."""
-        return BridgePort(self.tap, self.address)
+        return BridgePort(self.tap, self.address, self.agent_port or AGENT_PORT)
 
 
 def instance_id(token: str) -> str:
