@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from infranetes.cri import translate, validate
 from infranetes.cri.paging import pages
-from infranetes.cri.sandboxes import found_or_none
+from infranetes.cri.sandboxes import before_deadline, found_or_none
 from infranetes.pods import listing
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
@@ -19,8 +19,6 @@ from infranetes_common.wire import cri
 from txgrpc import Call
 
 MAX_EXEC_SECONDS = 86400
-ANSWER_SECONDS = 1.0
-"""How long before its caller's deadline a slow CreateContainer answers, to report its progress."""
 
 
 class ContainerCalls:
@@ -38,9 +36,7 @@ class ContainerCalls:
         if not request.HasField("config"):
             raise InvalidArgument("config is missing")
         validate.container_config(request.config)
-        limit = call.time_remaining()
-        if limit is not None:
-            limit -= min(ANSWER_SECONDS, limit / 20)
+        limit = before_deadline(call)
         id = await self._containers.create(request.pod_sandbox_id, request.config, limit)
         return cri.CreateContainerResponse(container_id=id)
 
@@ -52,7 +48,7 @@ class ContainerCalls:
 
     async def StopContainer(self, request: cri.StopContainerRequest, call: Call) -> cri.StopContainerResponse:
         grace = validate.seconds(request.timeout, "timeout")
-        await self._containers.stop(request.container_id, grace)
+        await self._containers.stop(request.container_id, grace, before_deadline(call))
         return cri.StopContainerResponse()
 
     async def RemoveContainer(

@@ -20,6 +20,8 @@ from infranetes_common.wire import cri
 from txgrpc import Call
 
 T = TypeVar("T")
+ANSWER_SECONDS = 1.0
+"""How long before its caller's deadline a slow call answers."""
 
 
 class SandboxCalls:
@@ -44,13 +46,13 @@ class SandboxCalls:
     async def StopPodSandbox(
         self, request: cri.StopPodSandboxRequest, call: Call
     ) -> cri.StopPodSandboxResponse:
-        await shielded(self._sandboxes.stop(request.pod_sandbox_id))
+        await shielded(self._sandboxes.stop(request.pod_sandbox_id, before_deadline(call)))
         return cri.StopPodSandboxResponse()
 
     async def RemovePodSandbox(
         self, request: cri.RemovePodSandboxRequest, call: Call
     ) -> cri.RemovePodSandboxResponse:
-        await shielded(self._sandboxes.remove(request.pod_sandbox_id))
+        await shielded(self._sandboxes.remove(request.pod_sandbox_id, before_deadline(call)))
         return cri.RemovePodSandboxResponse()
 
     async def PodSandboxStatus(
@@ -115,6 +117,12 @@ class SandboxCalls:
             selector = dict(wanted.label_selector)
             found = [one for one in found if validate.labels_match(one.config.labels, selector)]
         return found
+
+
+def before_deadline(call: Call) -> float | None:
+    """Return the seconds until a slow call has to answer; None: its caller waits for ever."""
+    limit = call.time_remaining()
+    return None if limit is None else limit - min(ANSWER_SECONDS, limit / 20)
 
 
 def found_or_none(find: Callable[[str], T], id: str) -> T | None:

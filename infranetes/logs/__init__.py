@@ -2,7 +2,7 @@
 """The log files that kubelet reads, in the CRI's format: each byte of a container's output exactly once."""
 
 from infranetes.logs.container import ContainerLog, stop_all
-from infranetes.logs.render import render
 from infranetes.logs.writer import Checkpoint
+from infranetes_common.cri_log import render
 
 __all__ = ["Checkpoint", "ContainerLog", "render", "stop_all"]

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from twisted.python.failure import Failure
 from infranetes.logs.batch import batched
 from infranetes.logs.files import LogFiles
 from infranetes.logs.writer import RETRY_SECONDS, Checkpoint, InThread, LogWriter
-from infranetes_common.concurrency import backoff, sleep, start, until_ended
+from infranetes_common.concurrency import backoff, sleep, start, until_ended, within
 from infranetes_common.errors import (
+    DeadlineExceeded,
     FailedPrecondition,
     InfranetesError,
     InvalidArgument,
@@ -27,6 +30,8 @@ from infranetes_common.errors import (
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
+CUT_SECONDS = 2.0  # for what was read to be written, when no more comes
+ENDS = "this log ends here: {why}; what was written last may be missing"
 STOPPED_AT_ONCE = 50  # logs in one turn of the reactor: stopping one takes about 100 microseconds
 
 _log = Logger()
@@ -42,6 +47,7 @@ class ContainerLog:
     :param checkpoint: what was saved last; None: nothing yet.
     :param save: stores a checkpoint where it survives the daemon.
     :param in_thread: makes blocking calls elsewhere, by default in the logs' own threads.
+    :ivar lacking: whether lines are known to be missing; the log itself says where.
     :ivar finished: fires when the container has ended and all that it wrote is in the file and in a
         checkpoint. Fails only if the agent says that the cursor is not one of this log. After `stop` it no
         longer fires.
@@ -59,12 +65,14 @@ class ContainerLog:
         in_thread: InThread = batched,
     ) -> None:
         self.finished: Deferred[None] = Deferred()
+        self._reactor = reactor
         self._path = path
         self._read = read
         self._writer = LogWriter(reactor, path, checkpoint, save, files or LogFiles(), in_thread)
         self._reader: Deferred[None] | None = None
         self._stopping = False
         self._gap = False  # whether this reading's gap was logged
+        self.lacking = False
 
     def start(self) -> None:
         """Begin, or continue from the checkpoint. Call it once."""
@@ -102,6 +110,28 @@ class ContainerLog:
             await until_ended(self._reader)
         await self._writer.stop()
 
+    @property
+    def progress(self) -> object:
+        """What changes as the log advances."""
+        return self._writer.progress
+
+    async def say(self, text: str) -> None:
+        """Append a line of our own, between two records.
+
+        :raise OSError: it can't be written."""
+        await self._writer.say(text)
+
+    async def cut(self, why: str) -> None:
+        """Write what was read, and why that is all. Nothing more is read."""
+        if self._reader is not None:
+            self._stopping = True
+            self._reader.cancel()
+            await until_ended(self._reader)
+        with contextlib.suppress(DeadlineExceeded):
+            await within(self._reactor, CUT_SECONDS, self._writer.drained(), "writing what was read")
+        await self.stop()
+        await self._writer.say(ENDS.format(why=why), last=True)
+
     async def _run(self) -> None:
         await self._retry("found", self._writer.resume)
         pauses = backoff(*RETRY_SECONDS)
@@ -110,7 +140,10 @@ class ContainerLog:
             try:
                 await self._read_records()
                 break
-            except (CancelledError, InvalidArgument):
+            except CancelledError:
+                raise
+            except InvalidArgument:
+                await self._end("its VM no longer knows how far it was read")
                 raise
             except NotFound as error:
                 _log.warn(
@@ -118,6 +151,7 @@ class ContainerLog:
                     path=str(self._path),
                     error=str(error),
                 )
+                await self._end("its container is gone from the VM")
                 break
             except InfranetesError as error:  # the records are still there
                 _log.info("the log {path} is read again: {error}", path=str(self._path), error=str(error))
@@ -131,13 +165,18 @@ class ContainerLog:
         if not self._stopping:
             self.finished.callback(None)
 
+    async def _end(self, why: str) -> None:
+        self.lacking = True
+        await self._writer.drained()
+        await self._retry("finished", partial(self._writer.say, ENDS.format(why=why), last=True))
+
     async def _read_records(self) -> None:
         self._gap = False
         records: Any = self._read(self._writer.cursor)  # Any: an async generator, which has aclose
         async with aclosing(records):
             async for record in records:
                 if record.gap and not self._gap:
-                    self._gap = True
+                    self._gap = self.lacking = True
                     _log.warn(
                         "the log {path} lacks records that were rotated away in the VM", path=str(self._path)
                     )

@@ -27,8 +27,8 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
 from infranetes.logs.files import Found, Gone, LogFiles
-from infranetes.logs.render import render
 from infranetes_common.concurrency import Notifier, backoff, start
+from infranetes_common.cri_log import notice, render, timestamp
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
@@ -132,6 +132,11 @@ class LogWriter:
             self._writing = True
             start(self._write_out())
 
+    @property
+    def progress(self) -> object:
+        """What changes as the log advances."""
+        return self.cursor, self._end
+
     async def drained(self) -> None:
         """Wait until all that was added is written."""
         while self._writing:
@@ -149,6 +154,27 @@ class LogWriter:
         """
         async with self._lock:
             await self._reopen()
+
+    async def say(self, text: str, *, last: bool = False) -> None:
+        """Append a line of our own between two records, or as the `last` one.
+
+        Nothing is appended where a record would be cut by it.
+
+        :raise OSError: it can't be written.
+        """
+        async with self._lock:
+            await self._resume()
+            if not last and (self._tail or self._buffer):
+                return
+            await self._checkpoint()  # what is beyond it when the daemon is killed now is the line alone
+            line = notice(timestamp(int(self._reactor.seconds() * 1e9)), text)
+            path, inode = self._path, self._written.inode
+            if self._end and await self._thread(self._files.tail, path, inode, self._end - 1) != b"\n":
+                line = b"\n" + line
+            self._end = await self._thread(self._files.append, path, inode, line)
+            self._tail, self._matched = b"", 0
+            self._written = attrs.evolve(self._written, size=self._end)
+            await self._checkpoint()
 
     async def finish(self) -> None:
         """Save the last checkpoint: all records were added and written."""

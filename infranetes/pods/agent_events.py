@@ -14,7 +14,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.network_policies import enforce_again
 from infranetes.pods.pod_network import join_again
-from infranetes.pods.reports import GONE_REASON, apply_report, record_loss
+from infranetes.pods.reports import GONE_REASON, apply_report, end_log, record_loss
 from infranetes.pods.service_rules import tell_of_services
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes_common.concurrency import start
@@ -31,7 +31,7 @@ def vm_ended(node: NodeContext, sandbox: Sandbox, message: str) -> None:
     """Record that a sandbox's VM is gone, and with it all that ran in it."""
     for container in list(sandbox.containers.values()):
         record_loss(node, container, VM_ENDED_REASON, message)
-        node.logs.abort(container)
+        end_log(node, container, message)
     node.volumes.forget(sandbox)
     disconnect(node, sandbox)
 
@@ -152,7 +152,7 @@ class AgentListener:
                 )
             return
         record_loss(self._node, container, GONE_REASON, "its VM no longer knows this container")
-        self._node.logs.abort(container)
+        end_log(self._node, container, "the VM no longer knows this container")
 
     def _purge(self, container_id: str) -> None:
         """Remove a container without a record, at most PURGES at a time; the next snapshot shows the rest."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 from twisted.logger import Logger
 
@@ -11,15 +12,16 @@ from infranetes.pods.container_start import START_ERROR, wait_started
 from infranetes.pods.context import MACHINE_DRAIN_SECONDS, NodeContext
 from infranetes.pods.image_removal import remove_unused_later
 from infranetes.pods.inventory import Container
+from infranetes.pods.logs import wait_while_advancing
 from infranetes.pods.machine_images import MachineImages
-from infranetes.pods.reports import GONE_REASON, apply_stop, record_loss
+from infranetes.pods.reports import GONE_REASON, Until, apply_stop, record_loss
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ContainerState, SandboxState
-from infranetes_common.concurrency import Flight, shielded, sleep, within
+from infranetes_common.concurrency import Flight, shielded, sleep
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, NotFound, Unavailable
 from infranetes_common.wire import cri
 
-STOP_DRAIN_SECONDS = 2.0  # the longest that a stop waits for the log to be complete
+STOP_DRAIN_SECONDS = 2.0  # how long a stop waits for a log that does not advance
 LOOKS = 8  # how many times the provider is asked whether the VM has just ended
 LOOK_PAUSE_SECONDS = 0.25
 
@@ -36,27 +38,34 @@ class ContainerStop:
         self._sandboxes = sandboxes
         self._machine_images = machine_images
 
-    async def stop(self, container: Container, grace_seconds: int) -> None:
+    async def stop(self, container: Container, grace_seconds: int, limit: float | None = None) -> None:
         """Stop the container and wait for its end. Wait only for the log if it has ended.
 
-        Does nothing if the container was never started."""
+        Does nothing if the container was never started.
+
+        :param limit: the seconds until the caller gives up; None: it does not say."""
+        until = None if limit is None else partial(float, self._node.clock.seconds() + limit)
         await wait_started(container)
         if container.state in _STARTED:
-            await shielded(self._stop(container, grace_seconds, STOP_DRAIN_SECONDS))
+            await shielded(self._stop(container, grace_seconds, STOP_DRAIN_SECONDS, until))
         elif container.state is ContainerState.EXITED:
-            await self._drained(container, STOP_DRAIN_SECONDS)
+            await self._drained(container, STOP_DRAIN_SECONDS, until)
 
-    async def _stop(self, container: Container, grace_seconds: int, drain_seconds: float) -> None:
-        """Stop the container, and wait at most `drain_seconds` for its log."""
+    async def _stop(
+        self, container: Container, grace_seconds: int, drain_seconds: float, until: Until = None
+    ) -> None:
+        """Stop the container. :param drain_seconds: how long to wait for a log that does not advance."""
         container.stops += 1
         timeline, name = container.sandbox.timeline, container.config.metadata.name
         try:
             with timeline.step("the container is stopped", f"within {grace_seconds} s", container=name):
-                await self._stop_once(container, grace_seconds, drain_seconds)
+                await self._stop_once(container, grace_seconds, drain_seconds, until)
         finally:
             container.stops -= 1
 
-    async def _stop_once(self, container: Container, grace_seconds: int, drain_seconds: float) -> None:
+    async def _stop_once(
+        self, container: Container, grace_seconds: int, drain_seconds: float, until: Until
+    ) -> None:
         try:
             report = await container.sandbox.agent().stop(container.id, grace_seconds)
         except NotFound:
@@ -69,7 +78,7 @@ class ContainerStop:
                 report.state, report.finished_at = cri.CONTAINER_EXITED, self._node.now()
                 report.exit_code, report.reason = START_ERROR, "StartError"
                 report.message = "it was stopped before it was run"
-            await apply_stop(self._node, container, report, drain_seconds)
+            await apply_stop(self._node, container, report, drain_seconds, until)
 
     async def _ended_with_its_vm(self, container: Container) -> bool:
         """Return whether the agent was lost because its VM ended.
@@ -83,10 +92,11 @@ class ContainerStop:
             await sleep(self._node.clock, LOOK_PAUSE_SECONDS)
         return False
 
-    async def _drained(self, container: Container, seconds: float) -> bool:
-        """Wait at most `seconds` for the log; return whether it is complete."""
+    async def _drained(self, container: Container, seconds: float, until: Until = None) -> bool:
+        """Wait for the log, `seconds` if it does not advance; return whether it is complete."""
         try:
-            await within(self._node.clock, seconds, self._node.logs.drain(container), "the rest of the log")
+            drained = self._node.logs.drain(container)
+            await wait_while_advancing(self._node.clock, container, drained, seconds, until)
         except DeadlineExceeded:
             return False
         return True
@@ -108,7 +118,7 @@ class ContainerStop:
         elif sandbox.state is SandboxState.STOPPING and sandbox.stopping is not None:
             await sandbox.stopping.join()
         await self._node.volumes.release(container)
-        self._node.logs.abort(container)
+        self._node.logs.abort(container, "the container was removed")
         await self._node.store.delete_container(container.id)
         self._node.inventory.discard_container(container)
         remove_unused_later(self._node, sandbox)

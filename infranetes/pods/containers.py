@@ -75,13 +75,16 @@ class Containers:
         await start_container(self._node, container)
         await self._node.logs.wait_until_open(container)
 
-    async def stop(self, id: str, grace_seconds: int) -> None:
-        """Stop the container and wait for its end. Does nothing if it is unknown or was never started."""
+    async def stop(self, id: str, grace_seconds: int, limit: float | None = None) -> None:
+        """Stop the container and wait for its end. Does nothing if it is unknown or was never started.
+
+        :param limit: the seconds until the caller gives up; None: it does not say. For so long a log
+            that advances is waited for."""
         try:
             container = self.lookup(id)
         except NotFound:
             return
-        await self._stop.stop(container, grace_seconds)
+        await self._stop.stop(container, grace_seconds, limit)
 
     async def remove(self, id: str) -> None:
         """Stop and forget the container. Does nothing if it is unknown."""

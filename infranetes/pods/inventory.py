@@ -58,6 +58,7 @@ class Container:
     :ivar exit_report: the agent's report of its end, from its arrival until the end is recorded.
     :ivar collecting: brings the output of the ended container to the node.
     :ivar unwritten: what it wrote to volumes that did not reach the node, as a message; "": nothing.
+    :ivar unlogged: that its log lacks lines, as a message; "": it lacks none.
     :ivar recording_exit: records its end.
     """
 
@@ -81,6 +82,7 @@ class Container:
         self.removing: Flight[None] | None = None
         self.collecting: Flight[None] | None = None
         self.unwritten = ""
+        self.unlogged = ""
         self.exit_report: vmserver.ContainerState | None = None
         self.recording_exit: Flight[None] | None = None
 
@@ -118,6 +120,7 @@ class Sandbox:
     :ivar loads: the images and layers on their way into the VM.
     :ivar ending: destroys the VM after a failed launch or boot, or with its container.
     :ivar zone: the zone that its VM has to be in; "": any. None: this process has not looked it up.
+    :ivar awaited_until: the time of the clock until which calls wait for its stop.
     :ivar interrupted: the reason why the cloud will take its VM away; "": none is known. An interrupted
         sandbox is shown as not ready and gets no more containers. Its agent reports this to each daemon.
     """
@@ -138,11 +141,16 @@ class Sandbox:
         self.zone: str | None = None
         self.events = Events()  # the inventory's, once it is in one
         self.interrupted = ""
+        self.awaited_until = 0.0
         self.machine = machine_for(self)
 
     @property
     def id(self) -> str:
         return self._record.id
+
+    def awaited(self) -> float:
+        """Return the time of the clock until which somebody waits for the sandbox's stop."""
+        return self.awaited_until
 
     @property
     def client(self) -> AgentClient | None:

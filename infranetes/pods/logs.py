@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -16,11 +17,12 @@ from infranetes.pods.inventory import Container
 from infranetes.pods.records import LogPosition
 from infranetes.pods.states import ContainerState
 from infranetes.pods.store import Store
-from infranetes_common.concurrency import Event, start, within
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.concurrency import Event, Flight, start, within
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
+LONGEST_SECONDS = 300.0  # that a log which advances is waited for, where no caller says how long
 OPEN_SECONDS = 5.0  # the longest that a start waits for the log file
 
 _log = Logger()
@@ -87,10 +89,11 @@ class Logs:
             raise FailedPrecondition(f"container {container.id} has no log: no log_path was given")
         await container.pump.log.reopen()
 
-    def abort(self, container: Container) -> None:
-        """Stop writing the log, because no more output will come. The file keeps what it has."""
-        if container.pump is not None:
-            container.pump.abort()
+    def abort(self, container: Container, why: str) -> bool:
+        """Stop writing the log, because no more output will come. The file keeps what it has, and says why.
+
+        :return: whether something may be missing."""
+        return container.pump is not None and container.pump.abort(why)
 
     async def stop(self, containers: Iterable[Container]) -> None:
         """Stop writing these containers' logs, and save the positions where a later daemon continues."""
@@ -130,12 +133,24 @@ class Pump:
         await self._store.put_log(self._container.id, position)
         self._container.log_position = position
 
-    def abort(self) -> None:
+    def say(self, text: str) -> None:
+        """Append a line of our own to the log, in the background."""
+        said = start(self.log.say(text))
+        said.addErrback(
+            lambda failure: _log.error(
+                "the log of container {container} does not say that {text}: {error}",
+                container=self._container.id,
+                text=text,
+                error=failure.value,
+            )
+        )
+
+    def abort(self, why: str) -> bool:
         """See `Logs.abort`."""
         if self.ended.happened or self._aborting:
-            return
+            return False
         self._aborting = True
-        stopped = start(self.log.stop())
+        stopped = start(self.log.cut(why))
         stopped.addErrback(
             lambda failure: _log.error(
                 "the log of container {container} did not end cleanly: {error}",
@@ -144,6 +159,7 @@ class Pump:
             )
         )
         stopped.addCallback(lambda _: self._finish())
+        return True
 
     def _finish(self) -> None:
         """Record that the log is complete, or that it never will be."""
@@ -168,3 +184,32 @@ class Pump:
             error=failure.value,
         )
         self._finish()
+
+
+async def wait_while_advancing(
+    clock: IReactorTime,
+    container: Container,
+    work: Deferred[None],
+    stalled: float,
+    until: Callable[[], float] | None = None,
+) -> None:
+    """Wait for `work` for some seconds, and then on as long as the container's log advances.
+
+    :param stalled: how long to wait for anything new.
+    :param until: returns the time after which this gives up even so; None: LONGEST_SECONDS from now.
+    :raise DeadlineExceeded: it has given up. `work` is then cancelled.
+    """
+    longest = clock.seconds() + LONGEST_SECONDS
+    patience = stalled
+    flight = Flight(work)
+    try:
+        while True:
+            before = container.pump and container.pump.log.progress
+            try:
+                return await within(clock, patience, flight.join(), "the rest of the log")
+            except DeadlineExceeded:
+                patience = min(stalled, (until() if until is not None else longest) - clock.seconds())
+                if patience <= 0 or before == (container.pump and container.pump.log.progress):
+                    raise
+    finally:
+        flight.cancel()

@@ -7,15 +7,18 @@ agent's stream, in any order; one that is older than the container's record chan
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container
+from infranetes.pods.logs import wait_while_advancing
 from infranetes.pods.records import ContainerRecord
 from infranetes.pods.states import ALIVE, ContainerState
-from infranetes_common.concurrency import Flight, within
+from infranetes_common.concurrency import Flight
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
 from infranetes_common.wire import cri, vmserver
 
@@ -23,7 +26,8 @@ KILLED = 137  # the exit code of a process that SIGKILL ended, or whose machine 
 UNWRITTEN_REASON = "VolumesNotWritten"
 GONE_REASON = "ContainerLost"
 NEVER_RAN = ("ContainerCannotRun", "StartError")  # reasons of containers that end without having started
-LOG_SECONDS = 10.0  # the longest that a container's end waits for its log
+LOG_SECONDS = 10.0  # how long a container's end waits for a log that does not advance
+LACKING = "its log is not complete: it says where lines are missing"
 
 _STATES = {
     cri.CONTAINER_CREATED: ContainerState.CREATED,
@@ -38,6 +42,9 @@ _ORDER = [
     ContainerState.EXITED,
     ContainerState.REMOVING,
 ]
+
+Until = Callable[[], float] | None
+"""Returns the time of the clock until which a caller waits; None: nobody has said."""
 
 _log = Logger()
 
@@ -114,7 +121,7 @@ async def _record_exit(node: NodeContext, container: Container, report: vmserver
             finished_at=max(report.finished_at or node.now(), started_at),
             exit_code=report.exit_code,
             reason=_reason(container, report),
-            message="; ".join(filter(None, [report.message, container.unwritten])),
+            message="; ".join(filter(None, [report.message, container.unwritten, container.unlogged])),
         )
         try:
             await node.store.put_container(record)
@@ -167,6 +174,8 @@ async def _collect_output(node: NodeContext, container: Container) -> None:
     await _write_back(node, container)
     node.logs.ensure(container)
     await _wait_for_output(node, container, LOG_SECONDS, node.logs.drain(container))
+    if container.pump is not None and container.pump.log.lacking:
+        container.unlogged = LACKING
 
 
 async def _write_back(node: NodeContext, container: Container) -> None:
@@ -174,25 +183,43 @@ async def _write_back(node: NodeContext, container: Container) -> None:
 
 
 async def _wait_for_output(
-    node: NodeContext, container: Container, seconds: float, output: Deferred[None]
+    node: NodeContext, container: Container, seconds: float, output: Deferred[None], until: Until = None
 ) -> None:
     try:
-        await within(node.clock, seconds, output, "the rest of the log")
+        await wait_while_advancing(node.clock, container, output, seconds, until)
     except DeadlineExceeded as error:
         _log.warn("the end of container {container} is reported before its log is complete: {error}",
                   container=container.id, error=error)  # fmt: skip
+        container.unlogged = "its log is not complete: it was not read to its end in time"
+        if container.pump is not None:
+            container.pump.say("the container's end is told before its log was read to its end")
 
 
 async def apply_stop(
-    node: NodeContext, container: Container, report: vmserver.ContainerState, seconds: float
+    node: NodeContext,
+    container: Container,
+    report: vmserver.ContainerState,
+    seconds: float,
+    until: Until = None,
 ) -> None:
-    """Apply the report of a stopped container, waiting at most `seconds` for its log."""
+    """Apply the report of a stopped container.
+
+    :param seconds: how long to wait for a log that does not advance. :param until: see
+        `wait_while_advancing`."""
     apply_report(node, container, report)
     if container.exit_report is None:
         return
     await _write_back(node, container)
-    await _wait_for_output(node, container, seconds, collect_output(node, container))
+    await _wait_for_output(node, container, seconds, collect_output(node, container), until)
     await record_exit(node, container, report)
+
+
+def end_log(node: NodeContext, container: Container, why: str) -> None:
+    """Stop writing the container's log, because no more output will come; if some is missing, say so."""
+    if node.logs.abort(container, why) and container.state is ContainerState.EXITED:
+        message = "; ".join(filter(None, [container.record.message, LACKING]))
+        record = attrs.evolve(container.record, message=message)
+        node.note(node.save_container(container, record), f"container {container.id}")
 
 
 def record_loss(node: NodeContext, container: Container, reason: str, message: str) -> None:

@@ -8,10 +8,11 @@ from twisted.logger import Logger
 
 from infranetes.pods.context import MACHINE_DRAIN_SECONDS, NodeContext
 from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.logs import wait_while_advancing
 from infranetes.pods.reports import apply_stop
 from infranetes.pods.states import ContainerState
 from infranetes.providers.interface import InstanceState
-from infranetes_common.concurrency import settled, start, within
+from infranetes_common.concurrency import Flight, settled, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
 
 AGENT_SECONDS = 5.0  # how long to wait for an agent that was just lost, or not yet connected
@@ -33,10 +34,13 @@ async def end_containers(node: NodeContext, sandbox: Sandbox) -> None:
     running = [one for one in sandbox.containers.values() if one.state in (STARTING, RUNNING)]
     kills = [start(_kill(node, one, patience)) for one in running]
     others = [one for one in sandbox.containers.values() if one not in running]
-    drains = [node.logs.drain(one) for one in others]
-    most = node.times.stopping + patience
-    ends = start(_bounded(node, kills, most, sandbox, "ending its containers"))
-    await _bounded(node, drains, patience, sandbox, "writing the rest of its logs")
+    drains = [
+        start(wait_while_advancing(node.clock, one, node.logs.drain(one), patience, sandbox.awaited))
+        for one in others
+    ]
+    least = node.clock.seconds() + node.times.stopping + patience
+    ends = start(_bounded(node, kills, least, sandbox, "ending its containers"))
+    await _bounded(node, drains, least, sandbox, "writing the rest of its logs")
     await ends
 
 
@@ -71,18 +75,26 @@ async def _kill(node: NodeContext, container: Container, patience: float) -> Non
     assert client is not None
     stopping = client.stop(container.id, 0)
     state = await within(node.clock, node.times.stopping, stopping, "the agent's answer")
-    await apply_stop(node, container, state, patience)
+    await apply_stop(node, container, state, patience, container.sandbox.awaited)
 
 
 async def _bounded(
-    node: NodeContext, works: list[Deferred[None]], seconds: float, sandbox: Sandbox, what: str
+    node: NodeContext, works: list[Deferred[None]], least: float, sandbox: Sandbox, what: str
 ) -> None:
-    """Wait until `works` have ended, at most `seconds`. Failures are logged."""
-    try:
-        results = await within(node.clock, seconds, settled(works), what)
-        errors = [result.value for result in results if result is not None]
-    except DeadlineExceeded as error:
-        errors = [error]
+    """Wait until `works` have ended, at most until `least` or as long as calls wait. Failures are logged."""
+    flight = Flight(settled(works))
+    errors: list[object] = []
+    while not flight.done:
+        left = max(least, sandbox.awaited()) - node.clock.seconds()
+        try:
+            await within(node.clock, left, flight.join(), what)
+        except DeadlineExceeded as error:
+            if max(least, sandbox.awaited()) <= node.clock.seconds():
+                flight.cancel()
+                errors.append(error)
+                break
+    else:
+        errors += [result.value for result in await flight.join() if result is not None]
     for each in errors:
         _log.warn("sandbox {sandbox} is stopped nevertheless, without {what}: {error}",
                   sandbox=sandbox.id, what=what, error=each)  # fmt: skip

@@ -27,6 +27,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.host_ports import taken_ports
 from infranetes.pods.inventory import Sandbox, sandbox_name
 from infranetes.pods.launch import launch
+from infranetes.pods.logs import LONGEST_SECONDS
 from infranetes.pods.pod_network import check_network, network_of
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_stop import end_containers
@@ -46,6 +47,7 @@ from infranetes_common.errors import (
 from infranetes_common.wire import cri
 
 LOOK_SECONDS = 30.0
+END_SECONDS = 15.0  # what the end of a VM may take of the time that a stop's caller waits
 
 _log = Logger()
 
@@ -100,21 +102,32 @@ class Sandboxes:
         self.claim(sandbox)
         return sandbox
 
-    async def stop(self, id: str) -> None:
-        """End the sandbox's containers and VM. Idempotent. Does nothing if the sandbox is unknown."""
+    async def stop(self, id: str, limit: float | None = None) -> None:
+        """End the sandbox's containers and VM. Idempotent. Does nothing if the sandbox is unknown.
+
+        :param limit: the seconds until the caller gives up; None: it does not say. So long the rest of logs
+            that advance is waited for, except for the time that the VM's end takes."""
         try:
             sandbox = self._node.inventory.sandbox(id)
         except NotFound:
             return
+        self._await(sandbox, limit)
         self._cancel_desertion(sandbox)
         await self._end(sandbox)
 
-    async def remove(self, id: str) -> None:
-        """End what is left of the sandbox and forget it. Does nothing if the sandbox is unknown."""
+    def _await(self, sandbox: Sandbox, limit: float | None) -> None:
+        seconds = LONGEST_SECONDS if limit is None else limit - min(END_SECONDS, limit / 4)
+        sandbox.awaited_until = max(sandbox.awaited_until, self._node.clock.seconds() + seconds)
+
+    async def remove(self, id: str, limit: float | None = None) -> None:
+        """End what is left of the sandbox and forget it. Does nothing if the sandbox is unknown.
+
+        :param limit: see `stop`."""
         try:
             sandbox = self._node.inventory.sandbox(id)
         except NotFound:
             return
+        self._await(sandbox, limit)
         self._cancel_desertion(sandbox)
         await self._forget(sandbox)
 

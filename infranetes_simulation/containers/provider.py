@@ -205,7 +205,9 @@ class FakeProvider:
         )
         return session
 
-    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncGenerator[messages.LogRecord, None]:
+    async def read_log(
+        self, id: str, cursor: str, follow: bool, text: bool = False
+    ) -> AsyncGenerator[messages.LogRecord, None]:
         container = self._existing(id)
         log = JsonLog(self._files.path(id, ".log"), cursor)
         if not container.record.argv:
@@ -213,7 +215,7 @@ class FakeProvider:
             if follow and id in self._containers:
                 await container.over.wait()
             return
-        reading = records(self._reactor, log, follow, lambda: self._is_over(id))
+        reading = records(self._reactor, log, follow, lambda: self._is_over(id), text)
         try:
             async for record in reading:
                 yield record

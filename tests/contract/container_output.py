@@ -11,6 +11,7 @@ from typing import ClassVar
 from twisted.internet.defer import CancelledError, Deferred
 from zope.interface.verify import verifyObject
 
+from infranetes_common.cri_log import checked, render
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable, Unimplemented
 from infranetes_common.wire import cri
 from infranetes_common.wire.vmserver import LogRecord
@@ -82,6 +83,23 @@ class LogContract(ContainerProviderCase):
         self.assertEqual(len(records), 5)
         for number, record in enumerate(records, 1):
             self.assertEqual(await self.lines(id, record.cursor), records[number:])
+
+    async def test_many_lines_come_as_one_record_if_that_is_asked_for(self) -> None:
+        id = await self.run_container("sh", "-c", "seq 1 300; echo no >&2; printf end")
+        await self.ended(id)
+        records = await self.lines(id)
+        self.assertEqual(len(records), 302)
+        found = [record async for record in self.provider.read_log(id, "", True, text=True)]
+        self.assertLess(len(found), 100)
+        text, good = checked(b"".join(record.text for record in found))
+        self.assertTrue(good)
+        self.assertEqual(text, b"".join(render(record) for record in records))
+        self.assertEqual(found[-1].cursor, records[-1].cursor)
+        for number, record in enumerate(found, 1):
+            rest = [each async for each in self.provider.read_log(id, record.cursor, False, text=True)]
+            self.assertEqual(
+                b"".join(each.text for each in rest), b"".join(each.text for each in found[number:])
+            )
 
     async def test_cursors_hold_in_another_agent(self) -> None:
         id = await self.run_container("sh", "-c", "for i in 1 2 3; do echo line $i; done; sleep 600")

@@ -177,7 +177,9 @@ class IContainerProvider(Interface):
         :raise NotFound: no such container.
         :raise FailedPrecondition: it does not run."""
 
-    def read_log(id: str, cursor: str, follow: bool) -> AsyncGenerator[messages.LogRecord, None]:
+    def read_log(
+        id: str, cursor: str, follow: bool, text: bool = False
+    ) -> AsyncGenerator[messages.LogRecord, None]:
         """Iterate over the log's records after `cursor`, oldest first, each exactly once.
 
         Reading again from the same cursor gives the same records, in another process too. Close the iterator
@@ -185,6 +187,7 @@ class IContainerProvider(Interface):
 
         :param cursor: that of the last record that was read; empty to begin with the first.
         :param follow: continue while the container writes, until it has ended and everything is read.
+        :param text: give many lines as one record, with `text`.
         :raise NotFound: no such container.
         :raise InvalidArgument: not a cursor of this log."""
 

@@ -24,6 +24,7 @@ from infranetes_common.errors import Unavailable
 
 CURSOR = r"s=[0-9a-f]{32};i=[0-9a-f]{1,16};b=[0-9a-f]{32};m=[0-9a-f]{1,16};t=[0-9a-f]{1,16};x=[0-9a-f]{1,16}"
 MAX_ENTRY_BYTES = 64 * 1024 * 1024
+BATCH = 128  # entries whose lines become one record, if they are there together
 HIGH_WATER = 256  # unread entries after which journalctl is paused
 _FIELD = re.compile(rb"[A-Z0-9_]{1,64}")
 _MAX_STDERR_BYTES = 2000
@@ -144,6 +145,11 @@ class Entries:
 
     def __init__(self, reader: _Reader) -> None:
         self._reader = reader
+
+    @property
+    def more(self) -> bool:
+        """Whether the next entry is there already."""
+        return bool(self._reader.waiting)
 
     def wake(self) -> None:
         """Let an iteration that waits for an entry yield None."""

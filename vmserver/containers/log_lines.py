@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
 from infranetes_common.concurrency import backoff, sleep
+from infranetes_common.cri_log import lines_of
 from infranetes_common.wire import vmserver as messages
 
+TEXT_BYTES = 60 * 1024  # the most of one record's `text`
 POLL_SECONDS = (0.03, 0.25)  # the first pause after data was read, and the longest
 
 
@@ -21,6 +23,9 @@ class LogReader(Protocol):
 
     def read(self) -> list[messages.LogRecord]:
         """Return the next records; none at the log's present end."""
+
+    def read_text(self) -> list[messages.LogRecord]:
+        """Do the same, with many lines as one record."""
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -67,23 +72,44 @@ class LineReader(abc.ABC):
 
     def read(self) -> list[messages.LogRecord]:
         """Return the records of the next chunk; none at the log's present end."""
+        return self._read(self._each)
+
+    def read_text(self) -> list[messages.LogRecord]:
+        """Do the same, with many lines as one record."""
+        return self._read(self._text)
+
+    def _text(self, data: bytes) -> tuple[list[messages.LogRecord], int]:
+        """Return the records of the lines in `data`, many in each, and where the last line ends."""
+        records, end = self._each(data)
+        return packed(records), end
+
+    def _read(
+        self, parse: Callable[[bytes], tuple[list[messages.LogRecord], int]]
+    ) -> list[messages.LogRecord]:
         while True:
             if self._fd < 0 and not self._begin():
                 return []
             chunk = os.pread(self._fd, self.chunk_bytes, self._offset + len(self._buffer))
             if chunk:
-                if records := self._feed(chunk):
+                if records := self._feed(chunk, parse):
                     return records
             elif not self._advance():
                 return []
 
-    def _feed(self, chunk: bytes) -> list[messages.LogRecord]:
-        data = self._buffer + chunk
+    def _each(self, data: bytes) -> tuple[list[messages.LogRecord], int]:
+        """Return the records of the lines in `data`, and where the last line ends."""
         records: list[messages.LogRecord] = []
         start = 0
         while (end := data.find(b"\n", start) + 1) > 0:
             records.extend(self._records(data[start:end], self._offset + start))
             start = end
+        return records, start
+
+    def _feed(
+        self, chunk: bytes, parse: Callable[[bytes], tuple[list[messages.LogRecord], int]]
+    ) -> list[messages.LogRecord]:
+        data = self._buffer + chunk
+        records, start = parse(data)
         self._offset += start
         self._buffer = data[start:]
         if len(self._buffer) > self.max_line_bytes:
@@ -97,15 +123,39 @@ class LineReader(abc.ABC):
         return os.fstat(self._fd).st_size > self._offset + len(self._buffer)
 
 
+def packed(records: Sequence[messages.LogRecord]) -> list[messages.LogRecord]:
+    """Return the same lines as few records with `text`."""
+    found: list[messages.LogRecord] = []
+    parts: list[bytes] = []
+    size = 0
+    for record in records:
+        part = lines_of(record)
+        if not found or record.gap or size + len(part) > TEXT_BYTES:
+            if found:
+                found[-1].text = b"".join(parts)
+            found.append(messages.LogRecord(gap=record.gap))
+            parts, size = [], 0
+        parts.append(part)
+        size += len(part)
+        found[-1].cursor = record.cursor
+    if found:
+        found[-1].text = b"".join(parts)
+    return found
+
+
 async def records(
-    reactor: IReactorTime, log: LogReader, follow: bool, ended: Callable[[], bool]
+    reactor: IReactorTime, log: LogReader, follow: bool, ended: Callable[[], bool], text: bool = False
 ) -> AsyncGenerator[messages.LogRecord, None]:
-    """Iterate over `log`, and with `follow` continue as it grows, until `ended()` and everything is read."""
+    """Iterate over `log`, and with `follow` continue as it grows, until `ended()` and everything is read.
+
+    :param text: whether many lines come as one record.
+    """
+    read = log.read_text if text else log.read
     pauses = backoff(*POLL_SECONDS, factor=1.5)
     try:
         while True:
             over = not follow or ended()
-            batch = log.read()
+            batch = read()
             for record in batch:
                 yield record
             if batch:

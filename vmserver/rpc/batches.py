@@ -31,7 +31,7 @@ async def batches(
     try:
         while (record := await coming) is not None:
             batch = [record]
-            size = len(record.line)
+            size = len(record.line) + len(record.text)
             coming = start(_next(records))
             while len(batch) < MAX_RECORDS and size < MAX_BYTES and coming.called:
                 # Any: a Deferred's result has no type. A failure is raised only after the records before it
@@ -41,7 +41,7 @@ async def batches(
                 record = await coming
                 assert record is not None
                 batch.append(record)
-                size += len(record.line)
+                size += len(record.line) + len(record.text)
                 coming = start(_next(records))
             try:
                 yield batch

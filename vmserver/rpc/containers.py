@@ -149,7 +149,8 @@ class ContainerCalls:
         id = validate.container_id(request.id)
         provider, follow = self._choice.provider, request.follow
         cursor = validate.cursor(request.cursor)
-        records = whole(lambda inner: provider.read_log(id, inner, follow), cursor, follow)
+        text = request.text
+        records = whole(lambda inner: provider.read_log(id, inner, follow, text), cursor, follow)
         gathered = batches(self._reactor, records)
         try:
             async for batch in gathered:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Callable
 
+from infranetes_common.cri_log import last_parts
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
+from vmserver.containers.jsonlog import parse_time
 
 Records = AsyncGenerator[messages.LogRecord, None]
 _STREAMS = {str(int(each)): each for each in (messages.LogRecord.STDOUT, messages.LogRecord.STDERR)}
@@ -42,12 +44,20 @@ class OpenLines:
     def note(self, record: messages.LogRecord) -> None:
         """Note the next record, and complete its cursor."""
         self.cursor = record.cursor
-        if record.partial:
-            self._times[record.stream] = record.time_nanos
-        elif self._times:
-            self._times.pop(record.stream, None)
+        if record.text:
+            for stream, (time, goes_on) in last_parts(record.text).items():
+                self._note(stream, _nanos(time) if goes_on else None)
+        else:
+            self._note(record.stream, record.time_nanos if record.partial else None)
         if self._times:
             record.cursor = self._complete()
+
+    def _note(self, stream: messages.LogRecord.Stream, time: int | None) -> None:
+        """Note the time of the last part of the stream's line; None: the line has ended."""
+        if time is not None:
+            self._times[stream] = time
+        elif self._times:
+            self._times.pop(stream, None)
 
     def ends(self) -> list[messages.LogRecord]:
         """Return the records that end the lines which went on."""
@@ -59,6 +69,13 @@ class OpenLines:
 
     def _complete(self) -> str:
         return self.cursor + "".join(f"+{stream}:{time}" for stream, time in sorted(self._times.items()))
+
+
+def _nanos(time: bytes) -> int:
+    try:
+        return parse_time(time.decode("ascii"))
+    except ValueError:  # a damaged line, which the node leaves out
+        return 0
 
 
 async def whole(read: Callable[[str], Records], cursor: str, follow: bool) -> Records:

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from twisted.logger import Logger
 
 from infranetes.machines.agent import limits
+from infranetes_common import cri_log
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import vmserver
 from infranetes_common.wire.descriptors import is_repeated
@@ -171,11 +172,12 @@ def checked_output(response: vmserver.ExecSyncResponse, most: int) -> vmserver.E
 
 
 class CheckedRecords:
-    """Checks the log records of one call. The first line that is too long is logged."""
+    """Checks the log records of one call. Of the lines that are too long or damaged the first is logged."""
 
     def __init__(self, container_id: str) -> None:
         self._container = container_id
         self._cut = False
+        self._damaged = False
 
     def checked(self, record: vmserver.LogRecord) -> vmserver.LogRecord:
         """Return the record within its limits. :raise InfranetesError: its cursor is too long."""
@@ -192,6 +194,16 @@ class CheckedRecords:
                 )
         if record.time_nanos < 0:
             record.time_nanos = 0
+        if record.HasField("text"):
+            record.text, whole = cri_log.checked(record.text)
+            if not whole:
+                record.gap = True
+                if not self._damaged:
+                    self._damaged = True
+                    _log.warn(
+                        "the agent of container {container} sends damaged lines: they are left out",
+                        container=self._container,
+                    )
         return record
 
 

@@ -188,8 +188,8 @@ class AgentClient(
     async def read_log(
         self, container_id: str, cursor: str, follow: bool
     ) -> AsyncGenerator[vmserver.LogRecord, None]:
-        """Read a container's log after `cursor`. `aclose()` ends the call."""
-        request = vmserver.ReadLogRequest(id=container_id, cursor=cursor, follow=follow)
+        """Read a container's log after `cursor`, as `text` if the agent can. `aclose()` ends the call."""
+        request = vmserver.ReadLogRequest(id=container_id, cursor=cursor, follow=follow, text=True)
         stream = self._stub.ReadLog(request, timeout=None)
         records = checks.CheckedRecords(container_id)
         try:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-#: Stands in for a `txgrpc.Call`, for RPCs that don't look at theirs.
-NO_CALL: Any = None
+#: Stands in for a `txgrpc.Call` without a deadline.
+NO_CALL: Any = SimpleNamespace(deadline=None, time_remaining=lambda: None)

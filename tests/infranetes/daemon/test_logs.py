@@ -84,6 +84,22 @@ class LogTests(DaemonCase):
         path = self.log_directory / "web" / "main.log"
         self.assertEqual(self.texts(path), [f"last {i}" for i in range(1, 6)])
 
+    async def test_of_much_that_is_written_at_once_nothing_is_cut(self) -> None:
+        """A Job that has written much and ended, and whose pod kubelet stops at once."""
+        count = 300_000
+        for number, stopped in enumerate((False, True)):
+            sandbox = await self.run_pod(f"job-{number}")
+            container = await self.run_container(sandbox, self.box(script=f"seq 1 {count}"))
+            if not stopped:
+                await self.in_state(container, cri.CONTAINER_EXITED)
+            await self.stop_pod(sandbox)
+            path = self.log_directory / f"job-{number}" / "main.log"
+            texts = [line.rpartition(" ")[2] for line in path.read_text().splitlines()]
+            if not stopped:
+                self.assertEqual(texts, [str(each) for each in range(1, count + 1)])
+            else:  # it was killed while it wrote, maybe in the middle of a line, which an empty part ends
+                self.assertEqual(texts[:-2], [str(each) for each in range(1, len(texts) - 1)])
+
     async def test_killed_again_and_again_no_line_is_lost_or_doubled(self) -> None:
         sandbox = await self.run_pod()
         container = await self.run_container(sandbox, self.box(script=self.counting))

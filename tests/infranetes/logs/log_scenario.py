@@ -48,6 +48,7 @@ class Source:
         self.available = 0
         self.ended = False
         self.asked: list[str] = []
+        self.text = 0  # the most records that come as one, with their text; 0: each comes as it is
         self._waiting: list[Deferred[None]] = []
 
     async def read(self, cursor: str) -> AsyncIterator[Any]:
@@ -55,8 +56,12 @@ class Source:
         at = int(cursor or 0)
         while True:
             while at < self.available:
-                at += 1
-                yield self.records[at - 1]
+                many = self.records[at : min(at + max(self.text, 1), self.available)]
+                at += len(many)
+                if self.text:
+                    yield vmserver.LogRecord(text=expected(many), cursor=str(at))
+                else:
+                    yield many[0]
             if self.ended and at == len(self.records):
                 return
             waiting: Deferred[None] = Deferred()

@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.logs import writer as module
+from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument, NotFound, ResourceExhausted
 from tests.harness.needs import repetitions
 from tests.infranetes.logs.log_scenario import Killed, LogScenario, expected, record
@@ -108,18 +109,62 @@ class LogTests(LogTestCase):
         assert world.checkpoint is not None
         self.assertEqual(world.checkpoint.cursor, "50")
 
-    def test_a_container_that_is_gone_ends_the_log(self) -> None:
+    def said(self, world: LogScenario, why: str, records: int) -> None:
+        """Assert that the log has so many records, and then a line of its own that says why that is all."""
+        own = b"1970-01-01T00:00:00.000000000Z stderr F infranetes: this log ends here: %s; what was written "
+        self.assertEqual(
+            world.content(),
+            expected(world.source.records[:records]) + own % why.encode() + b"last may be missing\n",
+        )
+
+    def test_a_container_that_is_gone_ends_the_log_which_says_so(self) -> None:
         world = self.world(some(5))
         world.source.emit(3)
         world.source._wake(lambda d: d.errback(NotFound("no such container")))
         self.assertEqual(world.finished, [None])
-        self.assertEqual(world.content(), expected(world.source.records[:3]))
+        self.said(world, "its container is gone from the VM", 3)
 
     def test_a_cursor_that_the_agent_does_not_know_is_told(self) -> None:
         world = self.world(some(5))
+        world.source.emit(1)
         world.source._wake(lambda d: d.errback(InvalidArgument("not a cursor")))
         world.finished[0].trap(InvalidArgument)
+        self.said(world, "its VM no longer knows how far it was read", 1)
         self.assertEqual(len(self.flushLoggedErrors(InvalidArgument)), 1)
+        self.assertTrue(world.log.lacking)
+
+    def test_cut_it_has_all_that_was_read_and_says_why_that_is_all(self) -> None:
+        world = LogScenario(Path(self.mktemp()), some(4), lag=0.03)
+        for _ in range(10):
+            world.clock.advance(0.03)
+        world.source.emit(3)
+        cut = start(world.log.cut("its VM is gone"))
+        for _ in range(20):
+            world.clock.advance(0.03)
+        self.successResultOf(cut)
+        self.assertEqual(world.content().count(b"\n"), 4)
+        self.assertIn(b"infranetes: this log ends here: its VM is gone", world.content())
+
+    def test_a_line_of_our_own_comes_between_records_and_is_no_part_of_them(self) -> None:
+        world = self.world(some(4))
+        world.source.emit(2)
+        self.successResultOf(start(world.log.say("not everything came in time")))
+        world.restart()
+        world.source.end()
+        lines = world.content().splitlines(keepends=True)
+        self.assertEqual(b"".join([*lines[:2], *lines[3:]]), expected(world.source.records))
+        self.assertTrue(lines[2].endswith(b" stderr F infranetes: not everything came in time\n"))
+
+    def test_where_records_are_missing_a_line_says_so(self) -> None:
+        world = self.world(some(4))
+        world.source.emit(2)
+        self.assertFalse(world.log.lacking)
+        world.source.records[2].gap = True
+        world.source.end()
+        lines = world.content().splitlines(keepends=True)
+        self.assertIn(b" stderr F infranetes: lines are missing here", lines.pop(2))
+        self.assertEqual(b"".join(lines), expected(world.source.records))
+        self.assertTrue(world.log.lacking)
 
     def test_stopped_it_saves_where_it_is_and_the_next_one_goes_on_there(self) -> None:
         world = self.world(some(10))
@@ -346,15 +391,27 @@ class KilledAnywhereTests(SynchronousTestCase):
         self.flushLoggedErrors(Killed)
 
     @settings(max_examples=repetitions(100, 800), deadline=None, suppress_health_check=list(HealthCheck))
-    @given(lines, steps, st.sampled_from([50, 300, 1 << 20]), st.sampled_from([0.0, 0.03]))
+    @given(
+        lines,
+        steps,
+        st.sampled_from([50, 300, 1 << 20]),
+        st.sampled_from([0.0, 0.03]),
+        st.sampled_from([0, 1, 2, 100]),
+    )
     @example(
         [(b"", False, False)] * 2,
         [("reopen",), ("emit", 2), ("reopen",), ("rename",), ("restart",), ("reopen",), ("tick", 10.0)],
         50,
         0.03,
+        0,
     )
     def test_rotated_and_current_files_together_are_the_output(
-        self, texts: list[tuple[bytes, bool, bool]], todo: list[tuple[Any, ...]], every: int, lag: float
+        self,
+        texts: list[tuple[bytes, bool, bool]],
+        todo: list[tuple[Any, ...]],
+        every: int,
+        lag: float,
+        together: int,
     ) -> None:
         """Killed at any byte of a write, around the creation of any file or the saving of any checkpoint, and
         between kubelet's rename and its reopen, any number of times, in any order with everything else."""
@@ -363,6 +420,7 @@ class KilledAnywhereTests(SynchronousTestCase):
         try:
             records = [record(i + 1, t, partial=p, stream=int(e)) for i, (t, p, e) in enumerate(texts)]
             world = LogScenario(directory, records, lag)
+            world.source.text = together
             for step, *arguments in todo:
                 if step == "emit":
                     world.source.emit(*arguments)

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.logs import render
-from infranetes.logs.render import timestamp
+from infranetes_common.cri_log import checked, last_parts, timestamp
+from infranetes_common.wire import vmserver
 from tests.infranetes.logs.log_scenario import record
 
+WORDS = [b"", b"x", b" stderr ", b"a stdout P b", b" stderr F stdout F ", b"T stderr P x"]
 LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) (stdout|stderr) (P|F) ([^\n]*)\n")
 
 
@@ -27,6 +29,47 @@ class RenderTests(SynchronousTestCase):
 
     def test_a_terminals_carriage_returns_stay(self) -> None:
         self.assertTrue(render(record(1, b"hello\r")).endswith(b" stdout F hello\r\n"))
+
+    def test_text_is_lines_already_and_what_is_missing_before_it_is_told(self) -> None:
+        text = b"2016-10-06T00:07:09.669794202Z stdout P hel\n2016-10-06T00:07:10.000000000Z stdout F lo\n"
+        said = vmserver.LogRecord(text=text)
+        self.assertEqual(render(said), text)
+        said.gap = True
+        note, _, rest = render(said).partition(b"\n")
+        self.assertEqual(rest, text)
+        self.assertRegex(
+            note, rb"^2016-10-06T00:07:09.669794202Z stderr F infranetes: lines are missing here"
+        )
+        plain = record(1, b"x", time=10**9)
+        plain.gap = True
+        self.assertEqual(render(plain).count(b"\n"), 2)
+        self.assertRegex(render(vmserver.LogRecord(text=b"", gap=True)), rb"^1970\S+ stderr F infranetes: ")
+
+    def test_text_is_taken_line_by_line(self) -> None:
+        good = b"2016-10-06T00:07:09.669794202Z stdout F a\n"
+        self.assertEqual(checked(good.replace(b"Z ", b"+00:00 ") * 3), (good * 3, True))
+        self.assertEqual(checked(good.replace(b"Z ", b"+02:00 ")), (good.replace(b"Z ", b"+02:00 "), True))
+        self.assertEqual(checked(b""), (b"", True))
+        for bad in (
+            b"\n",
+            b"x\n",
+            good.replace(b"stdout", b"stdin"),
+            good.replace(b" F ", b" X "),
+            good.replace(b".669794202", b""),
+            good[:-1] + b"x" * 16384 + b"\n",
+            b"\0" * 100 + b"\n",
+            good[:-1],
+        ):
+            self.assertEqual(checked(good + bad), (good, False), bad)
+
+    @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from(WORDS)), max_size=8))
+    def test_the_last_part_of_each_stream(self, parts: list[tuple[bool, bool, bytes]]) -> None:
+        """Whatever the lines say themselves."""
+        text, wanted = b"", {}
+        for number, (error, partial, words) in enumerate(parts):
+            text += render(record(number, words, partial=partial, stream=int(error), time=number + 1))
+            wanted[int(error)] = (timestamp(number + 1), partial)
+        self.assertEqual(last_parts(text), wanted)
 
     def test_nine_digits_always(self) -> None:
         for nanos, digits in (

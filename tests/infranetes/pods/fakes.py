@@ -241,13 +241,14 @@ class FakeImages:
 
 
 class FakeLogs:
-    """Count calls. `slow`: draining does not end."""
+    """Count calls. `slow`: draining does not end. `lacking`: what is aborted was not complete."""
 
     def __init__(self) -> None:
         self.ensured: list[str] = []
         self.aborted: list[str] = []
         self.reopened: list[str] = []
         self.slow: Deferred[None] | None = None
+        self.lacking = False
         self.opening: Deferred[None] = succeed(None)
 
     async def wait_until_open(self, container: Any) -> None:
@@ -259,8 +260,9 @@ class FakeLogs:
     def drain(self, container: Any) -> Deferred[None]:
         return succeed(None) if self.slow is None else self.slow
 
-    def abort(self, container: Any) -> None:
+    def abort(self, container: Any, why: str) -> bool:
         self.aborted.append(container.id)
+        return self.lacking
 
     async def reopen(self, container: Any) -> None:
         self.reopened.append(container.id)

@@ -69,8 +69,9 @@ class Logs(FakeLogs):
         self.open.discard(container.id)
         return super().drain(container)
 
-    def abort(self, container: Container) -> None:
+    def abort(self, container: Container, why: str) -> bool:
         self.open.discard(container.id)
+        return super().abort(container, why)
 
 
 class CarriedVolumes(NoVolumes):

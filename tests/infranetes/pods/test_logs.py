@@ -5,19 +5,27 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.logs import Logs, log_file
+from infranetes.pods.logs import LONGEST_SECONDS, Logs, log_file, wait_while_advancing
 from infranetes.pods.records import ContainerRecord, LogPosition, SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.pods.store import Store
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from infranetes_common.concurrency import start
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+)
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver
 from tests.infranetes.pods.fakes import box, pod
@@ -155,7 +163,7 @@ class LogsTests(TestCase):
             self.assertIsNone(container.pump)
             await self.logs.wait_until_open(container)
             self.successResultOf(self.logs.drain(container))
-            self.logs.abort(container)
+            self.logs.abort(container, "its VM is gone")
             with self.assertRaises(FailedPrecondition):
                 await self.logs.reopen(container)
         await self.logs.stop([unlogged, gone])
@@ -175,10 +183,38 @@ class LogsTests(TestCase):
         self.logs.ensure(self.container)
         await self.written()
         for _ in range(2):
-            self.logs.abort(self.container)
+            self.logs.abort(self.container, "its VM is gone")
         await self.logs.drain(self.container)
-        self.assertEqual((self.lines(), self.agent.reading), (["line 0", "line 1"], 0))
+        *lines, last = self.lines()
+        self.assertEqual((lines, self.agent.reading), (["line 0", "line 1"], 0))
+        self.assertEqual(
+            last, "infranetes: this log ends here: its VM is gone; what was written last may be missing"
+        )
         self.assertTrue(self.store.saved[self.container.id].done)
+        self.assertFalse(self.logs.abort(self.container, "it is complete"))
+
+    def test_it_is_waited_for_as_long_as_it_advances_and_somebody_waits(self) -> None:
+        for steps, limit, waited in (
+            ([], None, 2.0),  # it stands still
+            ([1.5] * 4, None, 8.0),  # it advances for six seconds
+            ([1.5] * 1000, None, LONGEST_SECONDS),
+            ([1.5] * 1000, 30.0, 30.0),
+            ([1.5] * 1000, 0.5, 2.0),  # at least as if it stood still
+        ):
+            clock, log = Clock(), SimpleNamespace(progress=0)
+            container = cast(Any, SimpleNamespace(pump=SimpleNamespace(log=log)))
+            never: Deferred[None] = Deferred()
+            ends = None if limit is None else partial(float, limit)
+            waiting = start(wait_while_advancing(clock, container, never, 2.0, ends))
+            after = 0.0
+            while not waiting.called:
+                clock.advance(0.5)
+                after += 0.5
+                if steps and after % 1.5 == 0:
+                    log.progress += 1
+                    steps.pop()
+            self.failureResultOf(waiting, DeadlineExceeded)
+            self.assertTrue(waited <= after <= waited + 2, (after, waited))
 
     async def test_a_file_that_can_not_be_made_and_an_end_that_can_not_be_recorded_hold_up_nobody(
         self,
@@ -188,7 +224,7 @@ class LogsTests(TestCase):
         self.logs.ensure(nowhere)
         await self.logs.wait_until_open(nowhere)
         self.store.error = ResourceExhausted("full")
-        self.logs.abort(nowhere)
+        self.logs.abort(nowhere, "its VM is gone")
         await self.logs.drain(nowhere)
         assert nowhere.log_position is not None
         self.assertTrue(nowhere.log_position.done)

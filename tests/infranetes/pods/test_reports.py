@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
 
 from infranetes.pods.events import EventType
-from infranetes.pods.reports import KILLED, LOG_SECONDS, hold_report
+from infranetes.pods.reports import KILLED, LACKING, LOG_SECONDS, hold_report
 from infranetes.pods.states import ContainerState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ResourceExhausted, Unavailable
@@ -127,6 +128,42 @@ class EndTests(ContainersTestCase):
         self.assertIs(self.kept(own).state, ContainerState.RUNNING)
         self.world.clock.advance(0.2)
         self.assertIs(self.kept(own).state, ContainerState.EXITED)
+
+    def pumped(self, container: Any, said: list[str]) -> Any:
+        """Give the container a log that a test lets advance. :param said: gets its lines of our own."""
+        log = SimpleNamespace(progress=0, lacking=False)
+        container.pump = SimpleNamespace(log=log, say=said.append)
+        return log
+
+    def test_a_log_that_advances_is_waited_for_and_what_is_told_before_it_says_so(self) -> None:
+        said: list[str] = []
+        log = self.pumped(self.container, said)
+        self.world.logs.slow = Deferred()
+        stopped = start(self.world.containers.stop(self.made, 5, 60.0))
+        for _ in range(58):
+            self.world.clock.advance(1)
+            log.progress += 1
+            self.assertNoResult(stopped)
+        self.assertIs(self.container.state, ContainerState.RUNNING)
+        self.assertEqual(said, [])
+        self.world.clock.advance(2.1)
+        self.successResultOf(stopped)
+        record = self.kept(self.made)
+        self.assertIn("its log is not complete", record.message)
+        self.assertEqual(said, ["the container's end is told before its log was read to its end"])
+        own = self.run_container()
+        made = self.world.node.inventory.containers[own]
+        log = self.pumped(made, said)
+        self.world.logs.slow = Deferred()
+        self.agent.become(own, cri.CONTAINER_EXITED, message="done")
+        for _ in range(10):
+            self.world.clock.advance(LOG_SECONDS - 1)
+            log.progress += 1
+            self.assertIs(self.kept(own).state, ContainerState.RUNNING)
+        log.lacking = True
+        self.world.logs.slow.callback(None)
+        record = self.kept(own)
+        self.assertEqual((record.state, record.message), (ContainerState.EXITED, f"done; {LACKING}"))
 
     def test_what_its_vm_took_with_it_is_killed_and_says_what_may_be_missing(self) -> None:
         created = self.create(box("created"))

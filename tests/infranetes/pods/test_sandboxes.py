@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 
@@ -330,6 +331,29 @@ class StopTests(PodsTestCase):
         self.assertEqual(len(self.world.provider.instances), 1)
         self.world.wait(self.world.times.drain + 1)
         self.successResultOf(stop)
+
+    def test_logs_that_advance_keep_the_vm_as_long_as_a_call_waits(self) -> None:
+        """That of a container that runs, and that of one that has ended a moment ago."""
+        ended = self.do(self.world.containers.create(self.sandbox, box("ended")))
+        self.do(self.world.containers.start(ended))
+        self.agent.become(ended, cri.CONTAINER_EXITED)
+        self.world.logs.slow, self.world.logs.lacking = Deferred(), True
+        log = SimpleNamespace(progress=0, lacking=False)
+        for container in self.world.node.inventory.containers.values():
+            container.pump = cast(Any, SimpleNamespace(log=log, say=lambda text: None))
+        first = start(self.world.sandboxes.stop(self.sandbox, 60.0))
+        second = start(self.world.sandboxes.stop(self.sandbox, 120.0))
+        for _ in range(20):
+            log.progress += 1
+            self.world.clock.advance(5)
+            self.assertEqual(len(self.world.provider.instances), 1)
+        self.assertNoResult(second)
+        self.world.clock.advance(10)
+        self.successResultOf(first)
+        self.successResultOf(second)
+        self.assertEqual(self.world.provider.instances, {})
+        for record in self.world.store.contents().containers:
+            self.assertIn("its log is not complete", record.message)
 
     def test_a_vm_that_can_not_be_destroyed_is_said_and_tried_again_when_asked(self) -> None:
         self.world.provider.destroy_error = Unavailable("the IaaS is down")

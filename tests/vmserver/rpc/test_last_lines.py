@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
+from infranetes_common.cri_log import render
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
 from vmserver.rpc.last_lines import Records, whole
@@ -72,6 +73,26 @@ class LastLineTests(SynchronousTestCase):
         for number, record in enumerate(found, 1):
             self.assertEqual(self.read(log, record.cursor), found[number:])
         self.assertFalse({each.stream for each in found} - {e.stream for e in found if not e.partial})
+
+    @given(PARTS, st.integers(1, 4))
+    def test_of_many_lines_as_one_record_the_same_ones_end(
+        self, parts: list[tuple[int, bool]], together: int
+    ) -> None:
+        each = self.log(*parts)
+        many = [
+            messages.LogRecord(
+                text=b"".join(render(record) for record in each[at : at + together]),
+                cursor=each[min(at + together, len(each)) - 1].cursor,
+            )
+            for at in range(0, len(each), together)
+        ]
+        found, wanted = self.read(many), self.read(each)
+        self.assertEqual(
+            b"".join(render(record) for record in found), b"".join(render(record) for record in wanted)
+        )
+        self.assertEqual([record.cursor for record in found[-1:]], [record.cursor for record in wanted[-1:]])
+        if many:
+            self.assertEqual(self.read(each, found[0].cursor), wanted[min(together, len(each)) :])
 
     def test_what_is_no_cursor_is_refused(self) -> None:
         for cursor in (

@@ -338,7 +338,9 @@ class DockerProvider:
                 raise FailedPrecondition(f"container {id} is not running") from error
             raise error.translated(f"running a command in container {id}") from error
 
-    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncGenerator[messages.LogRecord, None]:
+    async def read_log(
+        self, id: str, cursor: str, follow: bool, text: bool = False
+    ) -> AsyncGenerator[messages.LogRecord, None]:
         container = self._index.get(id) or await self._index.existing(id)
         if not container.log_path:
             container = await self._index.existing(id)
@@ -350,7 +352,7 @@ class DockerProvider:
             await sleep(self._reactor, RETRY_SECONDS[0])
             found = self._index.get(id)
             log = JsonLog(Path(found.log_path), cursor) if found is not None and found.log_path else None
-        reading = records(self._reactor, log, follow, lambda: self._has_ended(id))
+        reading = records(self._reactor, log, follow, lambda: self._has_ended(id), text)
         try:
             async for record in reading:
                 yield record

@@ -17,7 +17,8 @@ from twisted.internet.interfaces import IDelayedCall
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
-from vmserver.containers.journal import CURSOR, Entry, Journal
+from vmserver.containers.journal import BATCH, CURSOR, Entry, Journal
+from vmserver.containers.log_lines import packed
 
 PART_BYTES = 16 * 1024
 MAX_RECORDS = 10**6
@@ -81,6 +82,7 @@ async def records(
     follow: bool,
     finished: Deferred[None],
     since: int = 0,
+    text: bool = False,
 ) -> AsyncGenerator[messages.LogRecord, None]:
     """Iterate over the LogRecords after `cursor`; with `follow`, continue until `finished` fires.
 
@@ -103,18 +105,20 @@ async def records(
         )
     entries = aiter(reading)
     first = bool(position)
+    batch: list[messages.LogRecord] = []
     try:
         async for entry in entries:
-            if entry is None:
-                if over:
-                    return
-                continue
-            again = first and entry["__CURSOR"].decode() == position
-            gap, first = first and not again, False
-            if entry.get("_SYSTEMD_UNIT") == OWN_UNIT:
-                continue
-            for record in entry_records(entry, read_before if again else 0, gap):
-                yield record
+            if entry is not None:
+                again = first and entry["__CURSOR"].decode() == position
+                gap, first = first and not again, False
+                if entry.get("_SYSTEMD_UNIT") != OWN_UNIT:
+                    batch += entry_records(entry, read_before if again else 0, gap)
+            if not (text and reading.more and len(batch) < BATCH):
+                for record in packed(batch) if text else batch:
+                    yield record
+                batch = []
+            if entry is None and over:
+                return
     finally:
         finished.addErrback(lambda failure: None)
         finished.cancel()

@@ -289,9 +289,12 @@ class MachineProvider:
         )
         return session
 
-    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncGenerator[messages.LogRecord, None]:
+    async def read_log(
+        self, id: str, cursor: str, follow: bool, text: bool = False
+    ) -> AsyncGenerator[messages.LogRecord, None]:
         self._existing(id)
-        reading = logs.records(self._reactor, self._journal, cursor, follow, self._ended.wait())
+        finished = self._ended.wait()
+        reading = logs.records(self._reactor, self._journal, cursor, follow, finished, text=text)
         try:
             async for record in reading:
                 yield record

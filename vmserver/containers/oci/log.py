@@ -22,7 +22,7 @@ import attrs
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.jsonlog import parse_time
-from vmserver.containers.log_lines import LineReader
+from vmserver.containers.log_lines import TEXT_BYTES, LineReader
 
 _STREAMS = {b"stdout": messages.LogRecord.STDOUT, b"stderr": messages.LogRecord.STDERR}
 _MAX_NUMBER_DIGITS = 18
@@ -78,7 +78,7 @@ class CriLog(LineReader):
     :raise InvalidArgument: `cursor` is malformed.
     """
 
-    chunk_bytes = 32 * 1024
+    chunk_bytes = 48 * 1024
     max_line_bytes = 64 * 1024  # conmon's lines are below 9 KiB
 
     def __init__(self, path: Path, cursor: str = "") -> None:
@@ -161,6 +161,17 @@ class CriLog(LineReader):
         return True
 
     # Lines
+
+    def _text(self, data: bytes) -> tuple[list[messages.LogRecord], int]:
+        # The lines as they are: the node looks at each of them anyway.
+        end = data.rfind(b"\n") + 1
+        if end > TEXT_BYTES:
+            end = data.rfind(b"\n", 0, TEXT_BYTES) + 1
+        if not end:
+            return ([], 0) if len(data) <= TEXT_BYTES else self._each(data)
+        gap, self._gap = self._gap, False
+        cursor = f"1.{self._number}.{self._offset + end}"
+        return [messages.LogRecord(text=data[:end], cursor=cursor, gap=gap)], end
 
     def _records(self, line: bytes, offset: int) -> Iterator[messages.LogRecord]:
         time, _, rest = line[:-1].partition(b" ")

@@ -313,10 +313,12 @@ class OciProvider:
         )
         return session
 
-    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncGenerator[messages.LogRecord, None]:
+    async def read_log(
+        self, id: str, cursor: str, follow: bool, text: bool = False
+    ) -> AsyncGenerator[messages.LogRecord, None]:
         container = self._index.existing(id)
         log = CriLog(container.log, cursor)
-        reading = records(self._reactor, log, follow, lambda: container.over)
+        reading = records(self._reactor, log, follow, lambda: container.over, text)
         try:
             async for record in reading:
                 yield record

@@ -11,7 +11,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
-from vmserver.containers.journal import CURSOR, Entry, Journal
+from vmserver.containers.journal import BATCH, CURSOR, Entry, Journal
+from vmserver.containers.log_lines import packed
 
 LAST_SECONDS = 5.0  # for a reader, after the container's end, to get the entry marked as the last one
 SPAWN_SECONDS = 1.0
@@ -43,6 +44,7 @@ async def records(
     follow: bool,
     finished: Deferred[None],
     since: int = 0,
+    text: bool = False,
 ) -> AsyncGenerator[messages.LogRecord, None]:
     """Iterate over the LogRecords of `log` after `cursor`; with `follow`, until it has ended.
 
@@ -71,17 +73,23 @@ async def records(
     if waits:
         finished.addCallbacks(is_over, lambda failure: None)
     entries = aiter(reading)
+    batch: list[messages.LogRecord] = []
     try:
         async for entry in entries:
             if entry is not None and "INFRANETES_END" not in entry:
                 number = int(entry.get("INFRANETES_NUMBER", b"0"))
                 if entry["__CURSOR"].decode() != position:
-                    yield _record(entry, number, number > last + 1)
+                    batch.append(_record(entry, number, number > last + 1))
                 last = number
-                continue
-            ended = ended or entry is not None
-            if (ended and (over or not waits)) or expired:
-                return
+                if text and reading.more and len(batch) < BATCH:
+                    continue
+            for record in packed(batch) if text else batch:
+                yield record
+            batch = []
+            if entry is None or "INFRANETES_END" in entry:
+                ended = ended or entry is not None
+                if (ended and (over or not waits)) or expired:
+                    return
     finally:
         finished.addErrback(lambda failure: None)
         finished.cancel()

@@ -296,10 +296,14 @@ class SystemdProvider:
                 raise Unavailable(f"{unit} did not start within {START_SECONDS:g} s")
             await sleep(self._reactor, RETRY_SECONDS[0])
 
-    async def read_log(self, id: str, cursor: str, follow: bool) -> AsyncGenerator[messages.LogRecord, None]:
+    async def read_log(
+        self, id: str, cursor: str, follow: bool, text: bool = False
+    ) -> AsyncGenerator[messages.LogRecord, None]:
         container = self._index.existing(id)
         finished = container.when_over()
-        reading = logs.records(self._reactor, self._journal, container.record.log, cursor, follow, finished)
+        reading = logs.records(
+            self._reactor, self._journal, container.record.log, cursor, follow, finished, text=text
+        )
         try:
             async for record in reading:
                 yield record

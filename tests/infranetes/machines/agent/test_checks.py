@@ -227,6 +227,12 @@ class ClampTests(SynchronousTestCase):
             for size in (16384, 16385, 20_000):
                 whole.checked(vmserver.LogRecord(line=b"x" * size, time_nanos=1))
         self.assertEqual([event["container"] for event in told], ["c2"], "once for each container")
+        good = b"2016-10-06T00:07:09.669794202Z stdout F a\n"
+        with capturedLogs() as told:
+            for text, gap in ((good, False), (good + b"\x1b[2J\n" + good, True), (b"x" * 60_000, True)):
+                made = records.checked(vmserver.LogRecord(text=text))
+                self.assertEqual((made.text, made.gap), (good * text.count(good), gap))
+        self.assertEqual([event["container"] for event in told], ["c1"])
 
     def test_the_words_of_a_failure_are_cut(self) -> None:
         short, long = GrpcError(Code.INTERNAL, "no"), GrpcError(Code.NOT_FOUND, "n" * 15_000)

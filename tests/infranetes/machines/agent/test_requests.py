@@ -353,7 +353,7 @@ class StreamTests(RequestCase):
         record = vmserver.LogRecord(line=b"a", cursor="1")
         for follow in (False, True):
             read = self.channel.answers["ReadLog"] = FakeCall([record], GrpcError(Code.UNAVAILABLE, "lost"))
-            request = vmserver.ReadLogRequest(id="c1", cursor="0", follow=follow)
+            request = vmserver.ReadLogRequest(id="c1", cursor="0", follow=follow, text=True)
             self.channel.calls.clear()
             reading = self.client.read_log("c1", "0", follow)
             self.assertEqual(self.successResultOf(start(anext(reading))), record)  # type: ignore[arg-type]

@@ -20,12 +20,13 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
+from infranetes_common.cri_log import checked, render
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire.vmserver import LogRecord
 from tests.harness.durations import slow
 from tests.harness.needs import repetitions
 from tests.vmserver.containers.oci.case import CrunCase, reactor
-from vmserver.containers.log_lines import records
+from vmserver.containers.log_lines import TEXT_BYTES, records
 from vmserver.containers.oci import rotation
 from vmserver.containers.oci.control import Control
 from vmserver.containers.oci.log import CriLog, numbers, renamed
@@ -64,6 +65,14 @@ class CriLogTests(SynchronousTestCase):
             found.extend(batch)
         for _ in range(2):
             log.close()
+        return found
+
+    def read_text(self, cursor: str = "") -> list[Any]:
+        log = CriLog(self.path, cursor)
+        found: list[Any] = []
+        while batch := log.read_text():
+            found.extend(batch)
+        log.close()
         return found
 
     def texts(self, cursor: str = "") -> list[bytes]:
@@ -121,6 +130,16 @@ class CriLogTests(SynchronousTestCase):
     def test_an_endless_line_is_given_up(self) -> None:
         self.write(entry(b"1"), b"x" * (3 * CriLog.max_line_bytes), b"\n", entry(b"2"))
         self.assertEqual([(r.line, r.gap) for r in self.read()], [(b"1", False), (b"2", True)])
+        lines = checked(b"".join(record.text for record in self.read_text()))[0]
+        self.assertEqual([line[-1:] for line in lines.splitlines()], [b"1", b"2"])
+
+    def test_many_lines_come_as_one_record_of_bounded_size(self) -> None:
+        self.write(*(entry(b"%d" % number) for number in range(5000)))
+        found = self.read_text()
+        self.assertLess(len(found), 10)
+        self.assertLessEqual(max(len(record.text) for record in found), TEXT_BYTES)
+        self.assertEqual(b"".join(record.text for record in found), self.path.read_bytes())
+        self.assertEqual(self.read_text(found[2].cursor)[0].text[:200], found[3].text[:200])
 
     def test_what_is_no_cursor_is_refused(self) -> None:
         for cursor in (
@@ -218,6 +237,10 @@ class CriLogTests(SynchronousTestCase):
             found += batch
         log.close()
         self.assertEqual([(r.line, r.stream, r.partial) for r in found], written)
+        cut = data.draw(st.integers(0, len(found)))
+        whole, good = checked(b"".join(r.text for r in self.read_text(found[cut - 1].cursor if cut else "")))
+        self.assertTrue(good)
+        self.assertEqual(whole, b"".join(render(record) for record in found[cut:]))
         self.assertFalse(any(r.gap for r in found))
         if found:
             number = data.draw(st.integers(0, len(found) - 1))
