@@ -43,8 +43,9 @@ class LimitsConfig:
     """The table `limits`: how much the agent serves at a time."""
 
     connections: int = 16  # authenticated connections at a time
-    handshakes: int = 32  # connections not yet authenticated; one more ends the oldest
+    handshakes: int = 32  # connections not yet authenticated; one more ends one of whoever has most
     handshake_seconds: float = 10.0
+    handshake_rate: float = 4.0  # new connections a second from one address
     execs: int = 64  # ExecSync commands at a time
     sessions: int = 64  # Exec and Attach sessions at a time
     forwards: int = 256  # PortForward connections at a time
@@ -118,6 +119,7 @@ def check(config: Config, origin: str) -> Config:
         (config.limits.connections < 1, "limits.connections", "1 or more"),
         (config.limits.handshakes < 1, "limits.handshakes", "1 or more"),
         (config.limits.handshake_seconds <= 0, "limits.handshake_seconds", "seconds above 0"),
+        (config.limits.handshake_rate <= 0, "limits.handshake_rate", "connections a second above 0"),
         (config.limits.execs < 1, "limits.execs", "1 or more"),
         (config.limits.sessions < 1, "limits.sessions", "1 or more"),
         (config.limits.forwards < 1, "limits.forwards", "1 or more"),

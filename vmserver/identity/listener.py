@@ -23,6 +23,8 @@ from vmserver.identity import tls
 Listen = Callable[[str, int, IProtocolFactory], "Deferred[IListeningPort]"]
 """`listen(host, port, factory)`: listen there."""
 
+BACKLOG = 512  # connections that the kernel has made and the agent has not accepted yet
+
 _log = Logger()
 
 
@@ -71,6 +73,7 @@ class Listener:
             connections=self._limits.connections,
             handshakes=self._limits.handshakes,
             handshake_seconds=self._limits.handshake_seconds,
+            handshake_rate=self._limits.handshake_rate,
         )
         try:
             self._port = await self._listen(host, port, factory)
@@ -88,7 +91,9 @@ class Listener:
         """Change the bounds for new connections; open connections stay."""
         self._limits = limits
         if self.factory is not None:
-            self.factory.limit(limits.connections, limits.handshakes, limits.handshake_seconds)
+            self.factory.limit(
+                limits.connections, limits.handshakes, limits.handshake_seconds, limits.handshake_rate
+            )
 
     async def stop_listening(self) -> None:
         """Stop accepting connections; open connections stay. Idempotent."""
@@ -102,6 +107,6 @@ class Listener:
             self.factory.abort_all()
 
     def _listen_tcp(self, host: str, port: int, factory: IProtocolFactory) -> Deferred[IListeningPort]:
-        endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=64, interface=host)
+        endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=BACKLOG, interface=host)
         listening: Deferred[IListeningPort] = endpoint.listen(factory)
         return listening

@@ -2,8 +2,12 @@
 """The agent's TLS: mutual, and only for the node that made this VM.
 
 A peer has to show a certificate that the VM's own CA signed for client use and that names the node by URI.
-The CA's other certificates, those of VMs, name a VM and are for servers, so both checks refuse them. A peer
-that has not shown its certificate yet has a deadline, and too many of these displace only each other.
+The CA's other certificates, those of VMs, name a VM and are for servers, so both checks refuse them.
+
+Peers that have not shown a certificate can neither displace the node nor keep the agent busy: each address
+may connect so often (`callers`), and is refused beyond that before TLS costs anything. Each connection has a
+deadline, too many of them displace those of whoever has most, and no authenticated one is ever ended for
+another.
 """
 
 from __future__ import annotations
@@ -15,13 +19,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from OpenSSL import SSL, crypto
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.interfaces import (
+    IAddress,
     IDelayedCall,
     IOpenSSLServerConnectionCreator,
     IProtocol,
     IProtocolFactory,
     IReactorTime,
-    ITCPTransport,
     ITransport,
 )
 from twisted.internet.ssl import (
@@ -38,6 +43,7 @@ from zope.interface import implementer
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import Identity
+from vmserver.identity.callers import Callers, source_of
 
 NODE_URI = "infranetes:node"
 VM_URI_PREFIX = "infranetes:vm:"
@@ -152,12 +158,17 @@ class _Creator:
 
 
 class _GuardedTLS(_Base):  # type: ignore[misc]
-    """One connection, which tells its factory when it is made, authenticated and lost."""
+    """One connection, which tells its factory when it is made, authenticated and lost.
+
+    :ivar source: whose it is, as `source_of` says.
+    """
+
+    source = ""
 
     def makeConnection(self, transport: ITransport) -> None:
-        self.factory.opened(self)
         cast(Connection, transport).bufferSize = _READ_BYTES
         super().makeConnection(transport)
+        self.factory.opened(self)
 
     def authenticated(self) -> None:
         self.factory.authenticated(self)
@@ -171,8 +182,9 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
     """A server's factory of TLS connections to `inner`, so many at a time.
 
     :param connections: authenticated ones at a time; more are refused.
-    :param handshakes: unauthenticated ones at a time; one more ends the oldest.
+    :param handshakes: unauthenticated ones at a time; one more ends another (`Callers.one_too_many`).
     :param handshake_seconds: from accepting a connection to its handshake's end.
+    :param handshake_rate: connections a second from one address; more are closed at once.
     """
 
     protocol = _GuardedTLS
@@ -187,6 +199,7 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
         connections: int = 16,
         handshakes: int = 32,
         handshake_seconds: float = 10.0,
+        handshake_rate: float = 4.0,
     ) -> None:
         self._creator = _Creator(context)
         super().__init__(self._creator, False, inner)
@@ -194,35 +207,48 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
         self._connections = connections
         self._handshakes = handshakes
         self._handshake_seconds = handshake_seconds
-        self._pending: dict[ITCPTransport, IDelayedCall] = {}  # connection -> its deadline, oldest first
-        self._open: set[ITCPTransport] = set()
+        self._callers: Callers[_GuardedTLS] = Callers(reactor, handshake_rate)
+        self._deadlines: dict[_GuardedTLS, IDelayedCall] = {}
+        self._open: set[_GuardedTLS] = set()
 
     @property
     def counts(self) -> tuple[int, int]:
         """Return the number of authenticated connections, and of those that are not (yet)."""
-        return len(self._open), len(self._pending)
+        return len(self._open), len(self._deadlines)
 
     def renew(self, context: SSL.Context) -> None:
         """Serve new connections with another context."""
         self._creator.context = context
 
-    def limit(self, connections: int, handshakes: int, handshake_seconds: float) -> None:
+    def limit(
+        self, connections: int, handshakes: int, handshake_seconds: float, handshake_rate: float
+    ) -> None:
         """Change the bounds for new connections; open connections stay."""
         self._connections = connections
         self._handshakes = handshakes
         self._handshake_seconds = handshake_seconds
+        self._callers.rate = handshake_rate
 
-    def opened(self, connection: ITCPTransport) -> None:
+    def buildProtocol(self, addr: IAddress | None) -> Any:  # Any: a `_GuardedTLS`, or None to close it
+        source = source_of(addr.host) if isinstance(addr, IPv4Address | IPv6Address) else ""
+        if not self._callers.admits(source):
+            return None
+        made = cast(_GuardedTLS, super().buildProtocol(addr))
+        made.source = source
+        return made
+
+    def opened(self, connection: _GuardedTLS) -> None:
         """Note a connection whose peer is not known yet."""
-        if len(self._pending) >= self._handshakes:
-            self._end(next(iter(self._pending)))
-        deadline = self._reactor.callLater(self._handshake_seconds, self._end, connection)
-        self._pending[connection] = deadline
+        self._deadlines[connection] = self._reactor.callLater(self._handshake_seconds, self._end, connection)
+        self._callers.add(connection.source, connection)
+        while len(self._deadlines) > self._handshakes:
+            self._end(self._callers.one_too_many(connection.source))
 
-    def authenticated(self, connection: ITCPTransport) -> None:
+    def authenticated(self, connection: _GuardedTLS) -> None:
         """Note that a connection's peer is the node."""
         if not self._forget(connection):
             return  # authenticated before, or lost already
+        self._callers.trust(connection.source)
         if len(self._open) >= self._connections:
             _log.warn("refused a connection: {count} are open already", count=len(self._open))
             # OpenSSL's callback is still on the stack: don't abort the connection inside it.
@@ -230,22 +256,23 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
         else:
             self._open.add(connection)
 
-    def closed(self, connection: ITCPTransport) -> None:
+    def closed(self, connection: _GuardedTLS) -> None:
         """Note that a connection is lost."""
         self._forget(connection)
         self._open.discard(connection)
 
     def abort_all(self) -> None:
         """Reset every connection."""
-        for connection in [*self._open, *self._pending]:
+        for connection in [*self._open, *self._deadlines]:
             connection.abortConnection()
 
-    def _forget(self, connection: ITCPTransport) -> bool:
-        deadline = self._pending.pop(connection, None)
+    def _forget(self, connection: _GuardedTLS) -> bool:
+        self._callers.remove(connection.source, connection)
+        deadline = self._deadlines.pop(connection, None)
         if deadline is not None and deadline.active():
             deadline.cancel()
         return deadline is not None
 
-    def _end(self, connection: ITCPTransport) -> None:
+    def _end(self, connection: _GuardedTLS) -> None:
         self._forget(connection)
         connection.abortConnection()

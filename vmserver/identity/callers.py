@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The callers at the agent's port that have not shown a certificate yet: how often each may call, who waits.
+
+Nothing is known of them but their address. So each address, and of IPv6 each network of 64 bits, has a budget
+of its own, and whoever has the most connections that wait is the one to lose them. The addresses that have
+shown the node's certificate are remembered: others take nothing of theirs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Generic, TypeVar
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+
+REMEMBERED = 1024  # sources whose budgets are kept; those that called longest ago are forgotten
+TRUSTED = 16  # sources that have shown the node's certificate, the last of them
+STRANGERS = 8.0  # how many times one source's budget all those together have that never showed a certificate
+BURST_SECONDS = 8.0  # a source that has not called for so long may do at once what it might have done
+
+C = TypeVar("C")
+
+
+def source_of(host: str) -> str:
+    """Return whom an address counts as: itself, or its network of 64 bits. "": what is not an IP address."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+    return str(address)
+
+
+@attrs.define
+class _Bucket:
+    tokens: float
+    at: float
+
+    def take(self, now: float, rate: float) -> bool:
+        """Take one token, if there is one."""
+        self.tokens = min(self.tokens + (now - self.at) * rate, max(rate * BURST_SECONDS, 1.0))
+        self.at = now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+class Callers(Generic[C]):
+    """The connections that have not shown a certificate yet, by source, and the sources' budgets.
+
+    :param rate: connections a second that one source may make.
+    """
+
+    def __init__(self, clock: IReactorTime, rate: float) -> None:
+        self.rate = rate
+        self._clock = clock
+        self._budgets: dict[str, _Bucket] = {}  # the source that has called last is the last
+        self._strangers = self._full(STRANGERS)
+        self._trusted: dict[str, None] = {}
+        self._waiting: dict[str, dict[C, None]] = {}  # by source, oldest first
+
+    def admits(self, source: str) -> bool:
+        """Return whether a source may connect once more now."""
+        now = self._clock.seconds()
+        budget = self._budgets.pop(source, None) or self._full()
+        self._budgets[source] = budget
+        if len(self._budgets) > REMEMBERED:
+            del self._budgets[next(iter(self._budgets))]
+        if not budget.take(now, self.rate):
+            return False
+        return source in self._trusted or self._strangers.take(now, self.rate * STRANGERS)
+
+    def trust(self, source: str) -> None:
+        """Note that a source has shown the node's certificate."""
+        self._trusted.pop(source, None)
+        self._trusted[source] = None
+        if len(self._trusted) > TRUSTED:
+            del self._trusted[next(iter(self._trusted))]
+
+    def add(self, source: str, connection: C) -> None:
+        """Add a connection that waits."""
+        self._waiting.setdefault(source, {})[connection] = None
+
+    def remove(self, source: str, connection: C) -> None:
+        """Remove a connection that waits no longer. Idempotent."""
+        waiting = self._waiting.get(source, {})
+        waiting.pop(connection, None)
+        if not waiting:
+            self._waiting.pop(source, None)
+
+    def one_too_many(self, newest: str) -> C:
+        """Return the connection that has to go: the oldest of the source that has most. Trusted sources lose
+        none to others.
+
+        :param newest: the source that connected last; of sources that have as many, it displaces its own."""
+        candidates = [each for each in self._waiting if each == newest or each not in self._trusted]
+        mine = len(self._waiting[newest]) > 1  # otherwise it would be refused by as many as may wait
+        most = max(candidates, key=lambda each: (len(self._waiting[each]), mine and each == newest))
+        return next(iter(self._waiting[most]))
+
+    def _full(self, times: float = 1.0) -> _Bucket:
+        return _Bucket(max(self.rate * times * BURST_SECONDS, 1.0), self._clock.seconds())
