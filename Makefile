@@ -18,7 +18,7 @@ MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulatio
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
 # Since Debian 13 docker.io is the engine alone.
 APT_DOCKER := docker.io $(shell { . /etc/os-release && [ "$${VERSION_ID%%.*}" -ge 13 ] && echo docker-cli; } 2>/dev/null)
-APT_TEST := erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd curl $(APT_DOCKER) crun conmon gcc libc6-dev systemd \
+APT_TEST := erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd curl $(APT_DOCKER) crun conmon catatonit gcc libc6-dev systemd \
 	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf zsh
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
@@ -27,7 +27,7 @@ APT_CONTAINERD := containerd runc containernetworking-plugins iptables
 APT_CONFORMANCE := docker-registry gcc libc6-dev $(APT_CONTAINERD)
 # What kubelet mounts volumes and reads disks with, the cluster's images are made with, and the packets' ways.
 APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring mount util-linux procps nftables \
-	conmon crun \
+	catatonit conmon crun \
 	iproute2 conntrack
 # What CRI-O is built with, and runs containers by.
 APT_DELEGATES := gcc libc6-dev conmon $(APT_CONTAINERD)

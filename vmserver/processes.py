@@ -88,6 +88,15 @@ def start_ticks(pid: int) -> int:
         return 0
 
 
+def runs(pid: int, ticks: int) -> bool:
+    """Return whether the process that started at `ticks` goes on. A zombie does not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return int(fields[19]) == ticks and fields[0] not in ("Z", "X")
+
+
 @implementer(IReadDescriptor)
 class ProcessEnd:
     """Calls `ended` in the reactor's thread once a process has ended, whoever its parent is.

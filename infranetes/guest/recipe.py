@@ -24,6 +24,7 @@ RELEASE = "bookworm"
 PACKAGES = (
     "apparmor",  # for the container runtime's own profile, and those of the node
     "ca-certificates",
+    "catatonit",  # the first process of a pod's own PID namespace
     "conmon",
     "conntrack",  # deletes flows of UDP to endpoints that are gone
     "crun",

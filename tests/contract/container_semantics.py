@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -162,14 +164,82 @@ class NamespaceContract(SemanticsCase):
         )  # fmt: skip
         look = "readlink /proc/self/ns/pid; tr '\\0' ' ' < /proc/1/cmdline; true"
         own = os.readlink("/proc/self/ns/pid")
-        for mode in (cri.POD, cri.NODE):
-            said = await self.said(look, self.secured(namespace_options=option(pid=mode)))
-            self.assertTrue(said.startswith(own), said)
+        said = await self.said(look, self.secured(namespace_options=option(pid=cri.NODE)))
+        self.assertTrue(said.startswith(own), said)
         said = await self.said(look, self.secured(namespace_options=option(pid=cri.CONTAINER)))
         self.assertNotIn(own, said)
         self.assertIn("\nsh -c", said)
         joined = self.secured(namespace_options=option(pid=cri.TARGET, target_id=target))
         self.assertIn("\nsleep 600", await self.said(look, joined))
+
+    def sharing(self) -> cri.LinuxContainerConfig:
+        """Return the configuration of a container that shares its pod's processes."""
+        options = cri.NamespaceOption(pid=cri.POD)
+        return cri.LinuxContainerConfig(security_context=self.secured(namespace_options=options))
+
+    async def processes_of(self, id: str) -> str:
+        """Return the PID namespace of a running container, as a link's text."""
+        return os.readlink(f"/proc/{(await self.state(id)).pid}/ns/pid")
+
+    async def test_the_pods_containers_share_processes_with_each_other_alone(self) -> None:
+        first = await self.run_container("sleep", "600", linux=self.sharing())
+        second = await self.run_container("sh", "-c", "sleep 700; true", linux=self.sharing())
+        shared = await self.processes_of(first)
+        self.assertEqual(await self.processes_of(second), shared)
+        self.assertNotEqual(shared, os.readlink("/proc/self/ns/pid"))
+        listed = await self.provider.exec_sync(second, ["ps", "-o", "args"], 30.0, 9999)
+        found = {line for line in listed.stdout.decode().splitlines()[1:] if not line.startswith("ps ")}
+        others = found - {"sleep 600", "sleep 700", "sh -c sleep 700; true"}
+        self.assertLessEqual(len(others), 2, listed)  # the init, and what it may wait for
+        await self.restarted()
+        # It can end what is its pod's, and nothing else.
+        await self.said("kill -9 -1", self.sharing().security_context)
+        self.assertEqual((await self.ended(first)).exit_code, 137)
+        await self.ended(second)
+        target = await self.run_container("sleep", "600", linux=self.sharing())
+        await self.provider.remove(first)
+        await self.provider.remove(second)
+        joined = cri.NamespaceOption(pid=cri.TARGET, target_id=target)
+        said = await self.said("readlink /proc/self/ns/pid", self.secured(namespace_options=joined))
+        self.assertEqual(said.strip(), await self.processes_of(target))
+
+    async def test_the_end_of_one_that_shares_them_ends_all_of_its_processes_and_no_others(self) -> None:
+        other = await self.run_container("sleep", "600", linux=self.sharing())
+        script = "sleep 601 & setsid sh -c 'sleep 602 & exec sleep 603' & exec sleep 600"
+        for how in (0, 1):
+            one = await self.run_container("sh", "-c", f"trap 'exit 3' TERM; {script}", linux=self.sharing())
+            await self.until(lambda: len(self.sleeping()) == 3, "its processes run")
+            await self.provider.stop_container(one, how)
+            await self.ended(one)
+            await self.until(lambda: not self.sleeping(), "none is left")
+        brief = await self.run_container(
+            "sh", "-c", f"{script.rpartition('&')[0]}& exit 5", linux=self.sharing()
+        )
+        self.assertEqual((await self.ended(brief)).exit_code, 5)
+        await self.until(lambda: not self.sleeping(), "none is left")
+        self.assertEqual((await self.state(other)).state, cri.CONTAINER_RUNNING)
+
+    def sleeping(self) -> set[str]:
+        """Return the commands of the previous test's processes that run on this machine."""
+        found = set()
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                found.add(file.read_bytes())
+        return {f"{each}" for each in (601, 602, 603) if b"sleep\0%d\0" % each in found}
+
+    async def test_when_the_pods_first_process_is_killed_the_next_container_gets_another(self) -> None:
+        first = await self.run_container("sleep", "600", linux=self.sharing())
+        made = await self.create("sleep", "600", linux=self.sharing())
+        before = await self.processes_of(first)
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (process / "status").read_text().split("NSpid:")[1].splitlines()[0].split()
+                if words[1:] == ["1"] and os.readlink(process / "ns/pid") == before:
+                    os.kill(int(words[0]), signal.SIGKILL)
+        self.assertEqual((await self.ended(first)).exit_code, 137)
+        await self.provider.start_container(made)
+        last = await self.run_container("sleep", "600", linux=self.sharing())
+        self.assertEqual(await self.processes_of(last), await self.processes_of(made))
 
     async def test_ipc_of_its_own_has_the_pods_sysctls(self) -> None:
         look = "readlink /proc/self/ns/ipc; cat /proc/sys/kernel/shm_rmid_forced; readlink /proc/self/ns/net"

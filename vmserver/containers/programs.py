@@ -55,7 +55,8 @@ class _Run(ProcessProtocol):
     def connectionMade(self) -> None:
         if self._input:
             self.transport.write(self._input)
-        self.transport.closeStdin()
+        if 0 in self.transport.pipes:
+            self.transport.closeStdin()
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
         self._output += data[: max(0, MAX_OUTPUT_BYTES - len(self._output))]
@@ -67,14 +68,20 @@ class _Run(ProcessProtocol):
             self.ended.callback(Ended(exit_code(reason), text))
 
 
-async def run(reactor: IReactor, command: Sequence[str], seconds: float, input: bytes = b"") -> Ended:
+async def run(
+    reactor: IReactor, command: Sequence[str], seconds: float, input: bytes = b"", output: int | None = None
+) -> Ended:
     """Run a command, whose first word is a path, and wait for its end.
 
-    :param input: its stdin.
+    :param input: its stdin. :param output: the descriptor of a file for its output, for a command whose
+        descendants outlive it.
     :raise Unavailable: it did not end within `seconds`; it and its descendants have been killed.
     """
     child = _Run(input)
-    reactor.spawnProcess(child, command[0], list(command), env=ENVIRONMENT, path="/")
+    files: dict[int, str | int] = (
+        {0: "w", 1: "r", 2: "r"} if output is None else dict.fromkeys(range(3), output)
+    )
+    reactor.spawnProcess(child, command[0], list(command), env=ENVIRONMENT, path="/", childFDs=files)
     try:
         return await within(reactor, seconds, child.ended, command[0])
     except (DeadlineExceeded, CancelledError) as error:

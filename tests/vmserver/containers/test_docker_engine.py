@@ -80,14 +80,6 @@ class IsolationTests(DockerCase, TestCase):
         self.assertEqual(lines[:2], [b"1000", b"3000"])
         self.assertIn(b"4000", lines[2].split())
 
-    async def test_a_process_space_of_its_own_or_the_machines(self) -> None:
-        own = self.secured(namespace_options=cri.NamespaceOption(pid=cri.CONTAINER))
-        self.assertEqual(await self.output("echo $$", linux=own), "1")
-        shared = self.secured(namespace_options=cri.NamespaceOption(pid=cri.POD))
-        self.assertEqual(
-            await self.output("readlink /proc/self/ns/pid", linux=shared), os.readlink("/proc/self/ns/pid")
-        )
-
     async def test_a_read_only_root_and_dropped_capabilities(self) -> None:
         linux = self.secured(
             readonly_rootfs=True, no_new_privs=True, capabilities=cri.Capability(drop_capabilities=["ALL"])

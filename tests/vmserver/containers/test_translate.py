@@ -72,7 +72,11 @@ class TranslateTests(SynchronousTestCase):
         self.assertEqual((host["NetworkMode"], host["UTSMode"], host["IpcMode"]), ("host", "host", "host"))
 
     def test_pid_and_ipc_namespaces(self) -> None:
-        for pid, expected in ((cri.POD, "host"), (cri.NODE, "host"), (cri.CONTAINER, "")):
+        for pid, expected in (
+            (cri.POD, "container:infranetes.init"),
+            (cri.NODE, "host"),
+            (cri.CONTAINER, ""),
+        ):
             found = secured(namespace_options=cri.NamespaceOption(pid=pid))
             self.assertEqual(found["HostConfig"]["PidMode"], expected)
         target = cri.NamespaceOption(pid=cri.TARGET, target_id="c0", ipc=cri.CONTAINER)

@@ -110,6 +110,7 @@ class ImageSummary(TypedDict):
     """An element of GET /images/json"""
 
     Id: str
+    Labels: NotRequired[dict[str, str] | None]
 
 
 class Actor(TypedDict):

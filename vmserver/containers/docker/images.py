@@ -14,6 +14,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, Resour
 from vmserver.containers.docker.api import ImageInspect, LoadProgress
 from vmserver.containers.docker.bodies import StreamBody
 from vmserver.containers.docker.engine import Engine, EngineError
+from vmserver.containers.docker.names import LABEL_INIT
 
 LOAD_SECONDS = 3600.0  # an emulated VM unpacks slowly; the caller has its own deadline
 
@@ -29,8 +30,9 @@ class Images:
         self._loading: KeyedLock[str] = KeyedLock()
 
     async def ids(self) -> list[str]:
-        """Return the ids of all images, sorted."""
-        return sorted({image["Id"] for image in await self._engine.list_images()})
+        """Return the ids of all images, sorted; without that of the pod's init."""
+        images = await self._engine.list_images()
+        return sorted({image["Id"] for image in images if LABEL_INIT not in (image.get("Labels") or ())})
 
     async def has(self, image_id: str) -> bool:
         """Return whether an image is loaded."""

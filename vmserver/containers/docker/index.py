@@ -26,7 +26,7 @@ from vmserver.containers.docker.engine import Engine, EngineError
 from vmserver.containers.docker.kernel import KernelLog
 from vmserver.containers.docker.limits import LimitStore
 from vmserver.containers.docker.message_store import MessageStore
-from vmserver.containers.docker.names import LABEL_ID, container_name
+from vmserver.containers.docker.names import LABEL_ID, LABEL_SHARES, container_name
 from vmserver.containers.docker.state import container_state
 from vmserver.containers.docker.usage import usage_source
 from vmserver.containers.interface import Changed, Removed
@@ -47,6 +47,7 @@ class Container:
     state: messages.ContainerState
     log_path: str
     usage_source: UsageSource
+    shares_processes: bool  # those of its pod
     inspected_at: int  # taken before the inspection, from the clock that stamps the engine's events
 
     @property
@@ -150,7 +151,8 @@ class ContainerIndex:
             self._store_user(id, process_user(state.pid))
         if state.started_at and (user := self._users.get(id)) is not None:
             state.user.CopyFrom(user)
-        container = Container(state, found.get("LogPath") or "", usage_source(found), at)
+        shares = LABEL_SHARES in found["Config"]["Labels"]
+        container = Container(state, found.get("LogPath") or "", usage_source(found), shares, at)
         self._containers[id] = container
         if before is None or before.state != state:
             for changed, _ in self._watchers:

@@ -35,6 +35,7 @@ from vmserver.containers.docker.images import Images
 from vmserver.containers.docker.index import RETRY_SECONDS, ContainerIndex
 from vmserver.containers.docker.limits import LimitStore
 from vmserver.containers.docker.names import container_name
+from vmserver.containers.docker.pod_processes import PodProcesses
 from vmserver.containers.docker.sessions import attach_session, exec_session
 from vmserver.containers.docker.translate import create_body, limits_body
 from vmserver.containers.interface import (
@@ -90,6 +91,7 @@ class DockerProvider:
         self._usage = UsageReader(reactor)
         self._limits = LimitStore(run_dir / self.name / "limits")
         self._index = ContainerIndex(reactor, self._engine, self._limits, run_dir / self.name / "users")
+        self._processes = PodProcesses(self._engine)
         self._starting: dict[str, Flight[messages.ContainerState]] = {}
         self._creating: KeyedLock[str] = KeyedLock()
 
@@ -100,6 +102,7 @@ class DockerProvider:
         if self._config.start_command:
             await start_engine(self._reactor, self._config.start_command, self._config.start_seconds)
         await self._index.start()
+        await self._processes.release(self._empty)
 
     def stop(self) -> Deferred[None]:
         self._index.stop()
@@ -144,6 +147,8 @@ class DockerProvider:
         profile = apparmor_profile(config.linux.security_context)
         if profile.kind == cri.SecurityProfile.Localhost:
             await self._profiles.load(profile.reference)
+        if config.linux.security_context.namespace_options.pid == cri.POD:
+            await self._processes.ensure()
         try:
             await self._engine.call("POST", "/containers/create", {"name": container_name(id)}, body)
         except EngineError as error:
@@ -199,6 +204,8 @@ class DockerProvider:
             raise FailedPrecondition(f"container {id} has ended ({reason}); make another one")
         if container.state.state == cri.CONTAINER_RUNNING:
             return container.state
+        if container.shares_processes:
+            await self._processes.ensure()
         try:
             await self._engine.call(
                 "POST", f"/containers/{container_name(id)}/start", within=2 * CALL_SECONDS
@@ -263,8 +270,13 @@ class DockerProvider:
                 if error.status != 404 and not in_progress:
                     raise error.translated(f"removing container {id}") from error
             if await self._index.refresh(id) is None:
-                return
+                break
             await sleep(self._reactor, RETRY_SECONDS[0])
+        await self._processes.release(self._empty)
+
+    def _empty(self) -> bool:
+        """Return whether there is no container, not even one that is being created."""
+        return self._index.live and not self._index.all() and not self._creating.busy()
 
     @deferred
     async def update(self, id: str, resources: cri.LinuxContainerResources) -> messages.ContainerState:

@@ -13,7 +13,7 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers import apparmor, security
 from vmserver.containers.docker.api import Request
-from vmserver.containers.docker.names import container_name
+from vmserver.containers.docker.names import INIT_NAME, container_name
 from vmserver.containers.security import MAX_PROFILE_BYTES, capabilities, refuse
 
 _PROFILE = cri.SecurityProfile
@@ -98,7 +98,7 @@ def seccomp_profile(text: str) -> str:
 
 
 def namespaces(wanted: cri.NamespaceOption) -> dict[str, str]:
-    """Return PidMode and IpcMode. The VM's own namespaces serve both as the pod's and as the node's."""
+    """Return PidMode and IpcMode. The VM's own IPC namespace serves both as the pod's and as the node's."""
     refuse(wanted.network in (cri.CONTAINER, cri.TARGET), "namespace_options.network", "a network of its own")
     refuse(wanted.ipc == cri.TARGET, "namespace_options.ipc", "another container's IPC")
     users = wanted.userns_options
@@ -110,7 +110,7 @@ def namespaces(wanted: cri.NamespaceOption) -> dict[str, str]:
     if wanted.pid == cri.TARGET and not wanted.target_id:
         raise InvalidArgument("namespace_options.target_id: empty, but pid is TARGET")
     pid_modes: dict[int, str] = {
-        cri.POD: "host",
+        cri.POD: f"container:{INIT_NAME}",
         cri.NODE: "host",
         cri.CONTAINER: "",
         cri.TARGET: f"container:{container_name(wanted.target_id)}",

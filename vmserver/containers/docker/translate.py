@@ -15,7 +15,7 @@ from infranetes_common.wire import cri
 from vmserver.containers import device_checks, mount_checks, resources
 from vmserver.containers.docker.accounts import Identity
 from vmserver.containers.docker.api import Request
-from vmserver.containers.docker.names import LABEL_ID, LABEL_IMAGES, LABEL_RESOURCES
+from vmserver.containers.docker.names import LABEL_ID, LABEL_IMAGES, LABEL_RESOURCES, LABEL_SHARES
 from vmserver.containers.docker.security import security_fields
 from vmserver.containers.security import refuse
 from vmserver.containers.signals import signal_name
@@ -73,6 +73,8 @@ def create_body(
     if identity.user:
         body["User"] = identity.user
     images = sorted({mount.image.image for mount in config.mounts if mount.HasField("image")})
+    if linux.security_context.namespace_options.pid == cri.POD:
+        labels[LABEL_SHARES] = "1"
     if images:
         labels[LABEL_IMAGES] = ",".join(images)
     body["HostConfig"] = host = {

@@ -24,9 +24,10 @@ from vmserver.containers.oci.index import ContainerIndex, unwritable
 from vmserver.containers.oci.kernel import Kernel, find_kernel
 from vmserver.containers.oci.limits import linux_resources
 from vmserver.containers.oci.lookup import look_up
+from vmserver.containers.oci.pod_processes import PodProcesses
 from vmserver.containers.oci.record import Record
 from vmserver.containers.oci.rootfs_paths import make_directory
-from vmserver.containers.oci.spec import Wanted, container_spec
+from vmserver.containers.oci.spec import Wanted, container_spec, pid_namespace
 from vmserver.containers.oci.user_namespaces import FIELD, UserNamespaces, wanted_by
 from vmserver.layers.images import LayerImages
 from vmserver.pod_settings import SEEN_BY_CONTAINERS
@@ -49,6 +50,7 @@ class Bundles:
         images: LayerImages,
         files: FileSystems,
         namespaces: UserNamespaces,
+        processes: PodProcesses,
         etc_dir: Path,
     ) -> None:
         self._reactor = reactor
@@ -56,6 +58,7 @@ class Bundles:
         self._images = images
         self._files = files
         self._namespaces = namespaces
+        self._processes = processes
         self._sandbox_files = {f"/etc/{name}": etc_dir / name for name in SEEN_BY_CONTAINERS}
         self._profiles = ProfileLoader(reactor)
         self._kernel: Kernel | None = None
@@ -97,6 +100,7 @@ class Bundles:
             kernel,
             f"{CGROUPS}/{container.id}",
             self._target(config),
+            await self._init(config, kernel),
             directories if config.linux.security_context.readonly_rootfs else {},
             user_namespace=await self._namespaces.of(config),
         )
@@ -114,21 +118,21 @@ class Bundles:
 
         :raise FailedPrecondition: an image is no longer here, or the container whose processes this one is to
             see does not run."""
-        config = container.record.config
+        config, kernel = container.record.config, await self.kernel()
         await self._files.make(container)
         await self._files.volumes(config.mounts)
-        await self._load_profile(config, await self.kernel())
-        if config.linux.security_context.namespace_options.pid == cri.TARGET:
-            pid = self._target(config)
-            if not pid:
-                target = config.linux.security_context.namespace_options.target_id
-                raise FailedPrecondition(
-                    f"container {target[:80]}, whose processes it is to see, is not running"
-                )
+        await self._load_profile(config, kernel)
+        options = config.linux.security_context.namespace_options
+        pid = self._target(config) or await self._init(config, kernel)
+        if options.pid == cri.TARGET and not pid:
+            raise FailedPrecondition(
+                f"container {options.target_id[:80]}, whose processes it is to see, is not running"
+            )
+        if pid:
             spec = await self.read(container)
-            for namespace in spec["linux"]["namespaces"]:
-                if namespace["type"] == "pid":
-                    namespace["path"] = f"/proc/{pid}/ns/pid"
+            linux = spec["linux"]
+            linux["namespaces"] = [each for each in linux["namespaces"] if each["type"] != "pid"]
+            linux["namespaces"].append(pid_namespace(pid))
             await self._write(container, spec)
 
     async def limit(self, container: OciContainer, limits: cri.LinuxContainerResources) -> None:
@@ -153,6 +157,12 @@ class Bundles:
         options = config.linux.security_context.namespace_options
         target = self._index.get(options.target_id) if options.pid == cri.TARGET else None
         return target.record.state.pid if target is not None and target.running else 0
+
+    async def _init(self, config: cri.ContainerConfig, kernel: Kernel) -> int:
+        """Return the running init of the pod's processes; 0 if the container does not share them."""
+        if config.linux.security_context.namespace_options.pid != cri.POD:
+            return 0
+        return await self._processes.get(await self._namespaces.of(config), kernel)
 
     async def _load_profile(self, config: cri.ContainerConfig, kernel: Kernel) -> None:
         reference = profile_reference(config.linux.security_context, kernel)

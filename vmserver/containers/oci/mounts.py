@@ -138,11 +138,8 @@ def _given_in_user_namespace(
     """Yield the mounts that replace `given` in a container with a user namespace.
 
     Such a container can't mount a file system that shows a namespace of the VM, so it gets the VM's own."""
-    options = context.namespace_options
     of_vm = {"/sys"}
-    if options.pid == cri.POD:
-        of_vm.add("/proc")
-    if options.ipc != cri.CONTAINER:
+    if context.namespace_options.ipc != cri.CONTAINER:
         of_vm.add("/dev/mqueue")
     for mount in given:
         target, found = str(mount["destination"]), mount["options"]

@@ -37,7 +37,7 @@ from vmserver.containers.interface import (
 from vmserver.containers.log_lines import records
 from vmserver.containers.oci import cgroup
 from vmserver.containers.oci.attach import attach
-from vmserver.containers.oci.bundle import Bundles
+from vmserver.containers.oci.bundle import CGROUPS, Bundles
 from vmserver.containers.oci.config import OciConfig
 from vmserver.containers.oci.conmon import Conmon
 from vmserver.containers.oci.container import OciContainer
@@ -49,6 +49,7 @@ from vmserver.containers.oci.limit_changes import change_limits
 from vmserver.containers.oci.limits import Spec
 from vmserver.containers.oci.lock import locked
 from vmserver.containers.oci.log import CriLog
+from vmserver.containers.oci.pod_processes import PodProcesses
 from vmserver.containers.oci.record import Phase
 from vmserver.containers.oci.rotation import Rotation
 from vmserver.containers.oci.runtime import Crun
@@ -88,7 +89,10 @@ class OciProvider:
         self._conmon = Conmon(reactor, self._crun, config.conmon)
         self._execs = Execs(reactor, self._crun, own / _EXECS)
         self._index = ContainerIndex(reactor, config.directory / "containers")
-        self._bundles = Bundles(reactor, self._index, self._images, self._files, namespaces, etc_dir)
+        self._processes = PodProcesses(reactor, self._crun, config.directory / "init", CGROUPS)
+        self._bundles = Bundles(
+            reactor, self._index, self._images, self._files, namespaces, self._processes, etc_dir
+        )
         self._rotation = Rotation(reactor, config.log_max_size, config.log_max_files)
         self._lifecycle = Lifecycle(
             reactor, self._index, self._crun, self._conmon, self._files, self._bundles, self._rotation
@@ -118,6 +122,7 @@ class OciProvider:
         for failure in recovered:
             if failure is not None:
                 _log.error("a container of an earlier agent: {error}", error=failure.value)
+        await self._processes.release(self._empty)
 
     def _make_directories(self) -> None:
         # Users of a user namespace reach their container's root directory below the first one.
@@ -253,6 +258,11 @@ class OciProvider:
         async with container.lock:
             if not container.removed:
                 await self._lifecycle.remove(container)
+        await self._processes.release(self._empty)
+
+    def _empty(self) -> bool:
+        """Return whether there is no container, not even one that is being created."""
+        return not self._index.all() and not any(self._needed.values())
 
     @deferred
     async def update(self, id: str, resources: cri.LinuxContainerResources) -> messages.ContainerState:

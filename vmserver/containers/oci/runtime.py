@@ -21,9 +21,10 @@ from pathlib import Path
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes_common.concurrency import backoff, run_in_thread, sleep
+from infranetes_common.concurrency import backoff, run_in_thread, sleep, start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.reactors import IReactor
+from vmserver.containers.oci.addresses import fixed_addresses
 from vmserver.containers.oci.cgroup import Cgroup
 from vmserver.containers.oci.read_only import thd_read_only
 from vmserver.containers.programs import Ended, located, run
@@ -111,6 +112,21 @@ class Crun:
             raise Unavailable(f"crun's record {directory / 'status'} can't be read: {error}") from None
         cgroup = Cgroup(path) if path.strip("/") else None
         return Status(pid, ticks, cgroup, (directory / "exec.fifo").exists())
+
+    async def run(self, id: str, bundle: Path) -> str:
+        """Create and start a container that has no conmon. Return crun's message if it fails.
+
+        :param bundle: has its config.json and its root file system."""
+        command = self.command("run", "--detach", f"--bundle={bundle}", id)
+        output = os.memfd_create("crun")  # not a pipe, which the container would keep open
+        try:
+            with fixed_addresses():
+                running = start(run(self._reactor, command, self.seconds, output=output))
+            ended = await running
+            said = os.pread(output, _MAX_STATUS_BYTES, 0)
+        finally:
+            os.close(output)
+        return said.decode(errors="replace").strip() if ended.code else ""
 
     async def start(self, id: str) -> None:
         """Start a created container.

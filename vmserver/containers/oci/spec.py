@@ -48,6 +48,7 @@ class Wanted:
     :param found: what `look_up` returned for `config`.
     :param cgroup: its path below the root of the cgroups, as /infranetes/ID.
     :param target_pid: with a pid namespace TARGET, the first process of that container; 0: it does not run.
+    :param init_pid: with a pid namespace POD, the init of the pod's own.
     :param volumes: directories for `mounts.image_volumes`, by their path in the container.
     :param user_namespace: the file of the pod's user namespace, if `config` asks for it.
     """
@@ -61,6 +62,7 @@ class Wanted:
     kernel: Kernel
     cgroup: str
     target_pid: int = 0
+    init_pid: int = 0
     volumes: Mapping[str, Path] = MappingProxyType({})
     user_namespace: Path | None = None
 
@@ -216,7 +218,7 @@ def _paths(field: str, paths: Sequence[str]) -> list[str]:
 
 
 def _namespaces(wanted: Wanted) -> list[Spec]:
-    """Return the container's own namespaces. Of the others it has the VM's, which are its pod's.
+    """Return the namespaces that are not the VM's, whose others are the pod's.
 
     :raise InvalidArgument: one is not supported. :raise FailedPrecondition: the target does not run."""
     options = wanted.config.linux.security_context.namespace_options
@@ -236,6 +238,8 @@ def _namespaces(wanted: Wanted) -> list[Spec]:
         found.append({"type": "ipc"})
     if options.pid == cri.CONTAINER:
         found.append({"type": "pid"})
+    if options.pid == cri.POD:
+        found.append(pid_namespace(wanted.init_pid))
     if options.pid == cri.TARGET:
         if not options.target_id:
             raise InvalidArgument("namespace_options.target_id: empty, but pid is TARGET")
@@ -243,5 +247,10 @@ def _namespaces(wanted: Wanted) -> list[Spec]:
             raise FailedPrecondition(
                 f"namespace_options.target_id: container {options.target_id[:80]} does not run"
             )
-        found.append({"type": "pid", "path": f"/proc/{wanted.target_pid}/ns/pid"})
+        found.append(pid_namespace(wanted.target_pid))
     return found
+
+
+def pid_namespace(pid: int) -> Spec:
+    """Return the PID namespace of a process as one for a container to join."""
+    return {"type": "pid", "path": f"/proc/{pid}/ns/pid"}

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+
 from twisted.trial.unittest import TestCase
 
+from infranetes_common.errors import FailedPrecondition
 from tests.contract.container_semantics import (
     ImageVolumeContract,
     MountContract,
@@ -17,6 +20,7 @@ from tests.contract.container_semantics import (
 from tests.harness.needs import needs_crun
 from tests.support.oci import busybox_layer, image, layer
 from tests.vmserver.containers.oci.provider_case import OciCase
+from vmserver.containers import pod_init
 from vmserver.containers.oci import addresses
 from vmserver.containers.oci.cgroup import is_v2
 
@@ -34,6 +38,28 @@ class PrivilegeTests(OciCase, PrivilegeContract, TestCase):
 @needs_crun
 class NamespaceTests(OciCase, NamespaceContract, TestCase):
     """Which namespaces it shares."""
+
+    async def test_tini_does_where_catatonit_is_not_installed(self) -> None:
+        self.patch(pod_init, "_COMMANDS", pod_init._COMMANDS[1:])
+        said = await self.said("tr '\\0' ' ' </proc/1/cmdline; kill -0 1 && echo; ls /proc/1/root")
+        self.assertEqual(said.splitlines()[0], "/usr/bin/tini -- /usr/bin/sleep infinity ")
+        self.assertNotIn("etc", said)
+        self.patch(pod_init, "_COMMANDS", ())
+        await self.create("true")  # what runs goes on
+        for container in await self.provider.containers():
+            await self.provider.remove(container.id)
+        self.assertIn(
+            "install the package catatonit", await self.refused(FailedPrecondition, self.create("true"))
+        )
+
+    async def test_the_pods_first_process_is_gone_with_its_last_container(self) -> None:
+        init = self.config.directory / "init"
+        ids = [await self.run_container("true") for _ in range(2)]
+        for left, id in ((1, ids[0]), (0, ids[1])):
+            await self.ended(id)
+            await self.restarted()
+            await self.provider.remove(id)
+            self.assertEqual(len(os.listdir(init)), left)
 
 
 @needs_crun

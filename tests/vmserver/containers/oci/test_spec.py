@@ -299,16 +299,17 @@ class MountTests(Refusing):
 
 class NamespaceTests(Refusing):
     def types(self, **fields: Any) -> dict[str, str]:
-        found = secured({"target_pid": 42}, namespace_options=cri.NamespaceOption(**fields))
+        found = secured({"target_pid": 42, "init_pid": 7}, namespace_options=cri.NamespaceOption(**fields))
         return {each["type"]: each.get("path", "") for each in found["linux"]["namespaces"]}
 
     def test_those_of_the_vm_are_the_pods(self) -> None:
-        self.assertEqual(self.types(), {"mount": "", "cgroup": ""})
-        self.assertEqual(self.types(pid=cri.NODE, ipc=cri.NODE, network=cri.NODE), self.types())
+        self.assertEqual(self.types(), {"mount": "", "cgroup": "", "pid": "/proc/7/ns/pid"})
+        nodes = self.types(pid=cri.NODE, ipc=cri.NODE, network=cri.NODE)
+        self.assertEqual(nodes, {"mount": "", "cgroup": ""})
 
     def test_processes_and_ipc_of_its_own(self) -> None:
         self.assertEqual(set(self.types(pid=cri.CONTAINER)), {"mount", "cgroup", "pid"})
-        self.assertEqual(set(self.types(ipc=cri.CONTAINER)), {"mount", "cgroup", "ipc"})
+        self.assertEqual(set(self.types(ipc=cri.CONTAINER)), {"mount", "cgroup", "ipc", "pid"})
 
     def test_an_ipc_namespace_of_its_own_has_the_pods_sysctls(self) -> None:
         sysctls = {"kernel.shmmax": "1", "net.core.somaxconn": "2"}
@@ -328,7 +329,7 @@ class NamespaceTests(Refusing):
 
     def test_cgroup_v1_has_no_namespace_of_its_own(self) -> None:
         found = spec(others={"kernel": Kernel(cgroup2=False)})["linux"]["namespaces"]
-        self.assertEqual(found, [{"type": "mount"}])
+        self.assertEqual([each["type"] for each in found], ["mount", "pid"])
 
     def test_what_is_not_supported_is_refused(self) -> None:
         self.refused("namespace_options.network", self.types, network=cri.CONTAINER)

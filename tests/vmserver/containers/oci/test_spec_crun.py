@@ -91,6 +91,7 @@ class SpecCase(SynchronousTestCase):
             "found": look_up(config, image, self.rootfs, self.files, self.images),
             "kernel": self.kernel,
             "cgroup": f"/{CGROUPS}/{id}",
+            "init_pid": os.getpid(),
         }
         self.made = container_spec(Wanted(**{**values, **others}))
         bundle = self.directory / id

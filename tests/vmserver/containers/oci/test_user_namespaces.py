@@ -171,13 +171,15 @@ class AccessTests(UserNamespaceCase):
     async def test_processes_and_ipc_of_the_pod(self) -> None:
         shared = namespaces(pid=cri.POD, ipc=cri.POD)
         script = (
-            f"cat /proc/{os.getpid()}/comm /proc/self/uid_map; echo 1 >/proc/sys/kernel/shmmni || echo kept;"
-            f"kill -0 {os.getpid()} || echo spared; touch /dev/shm/un-$$ && rm /dev/shm/un-$$ && echo shared"
+            "cat /proc/self/uid_map; echo 1 >/proc/sys/kernel/shmmni || echo kept; kill -0 1 && echo reached;"
+            "ls /proc/1/root/etc || echo hidden; echo $$ >/proc/self/oom_score_adj && echo own;"
+            "touch /dev/shm/un-$$ && rm /dev/shm/un-$$ && echo shared; ls -d /proc/[0-9]* | wc -l"
         )
         said = await self.said(script, options=shared)
         self.assertIn(str(FIRST), said)
-        for word in ("kept", "spared", "shared"):
+        for word in ("kept", "reached", "hidden", "own", "shared"):
             self.assertIn(word, said)
+        self.assertLess(int(said.split()[-1]), 7)
 
     async def test_what_is_of_the_vm_can_not_be_changed(self) -> None:
         script = "; ".join(
