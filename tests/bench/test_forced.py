@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from twisted.internet import reactor as installed
@@ -14,6 +13,7 @@ from bench.figures import Missing
 from bench.setup import Setup
 from infranetes_common.concurrency import start
 from infranetes_common.reactors import IReactor
+from tests.harness.needs import needs_netns, needs_programs, needs_root
 
 # A QEMU for which KVM does not work, whatever this machine has.
 QEMU = """\
@@ -24,9 +24,10 @@ exit 1
 """
 
 
+@needs_root
+@needs_netns
+@needs_programs("nft", "qemu-img")
 class ForcedTests(TestCase):
-    if os.geteuid():
-        skip = "the daemon's provider for QEMU needs root"
     reactor: IReactor = installed  # type: ignore[assignment]  # whichever trial has
 
     async def test_kvm_that_does_not_work_is_told(self) -> None:

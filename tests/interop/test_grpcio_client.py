@@ -114,7 +114,7 @@ class GrpcioClientTests(unittest.TestCase):
         answer, after = json.loads(await child.line())
         self.assertEqual((answer, after), ("finished", "UNAVAILABLE"))
         await drained
-        self.assertEqual(self.server.connections, set())
+        self.assertFalse(self.server.connections)
 
 
 class GrpcioTLSClientTests(unittest.TestCase):

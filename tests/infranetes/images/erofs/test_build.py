@@ -68,8 +68,6 @@ class BuildCase(TestCase):
 
 class BuildTests(BuildCase):
     @needs_root
-    @needs_root
-    @needs_root
     @deferred
     async def test_the_image_is_the_same_however_the_layer_is_compressed(self) -> None:
         expected = converted(TAR, Path(self.mktemp()))
@@ -174,7 +172,6 @@ class WorkingCase(BuildCase):
 
 
 class ChildTests(WorkingCase):
-    @needs_root
     @needs_root
     @needs_programs("mkfs.erofs")
     @deferred

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.images.erofs.limits import BadLayer, Limits
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import FailedPrecondition
-from tests.harness.needs import needs_programs, needs_root, repetitions
+from tests.harness.needs import needs_mounts, needs_programs, repetitions
 from tests.infranetes.images.erofs.support import (
     Member,
     check,
@@ -70,17 +70,15 @@ class EntryTests(HostileCase):
         for path in ("../x", "a/../../x", "a/..", "..", "/../x"):
             self.refused(f"its entry '{path}' can't be made: there is .. in '{path}'", member(path))
 
-    @needs_programs("fsck.erofs")
-    @needs_programs("fsck.erofs")
-    @needs_programs("fsck.erofs")
-    @needs_programs("fsck.erofs")
-    @needs_root
+    @needs_mounts
     def test_an_absolute_path_begins_at_the_image_s_root(self) -> None:
         image = Path(self.mktemp()).absolute()
         converted(tar([member("/etc//./name", content=b"x")]), image)
         with mounted(image) as at:
             self.assertEqual((at / "etc" / "name").read_bytes(), b"x")
 
+    @needs_programs("fsck.erofs")
+    @needs_mounts
     def test_symbolic_links_in_a_path_lead_nowhere_but_through_the_image(self) -> None:
         image = Path(self.mktemp()).absolute()
         links = (
@@ -132,6 +130,8 @@ class EntryTests(HostileCase):
         self.refused("the root is a directory", member("."))
         self.assertIn("zero byte", self.refusal(pax(b"12 path=a\0b\n")))
 
+    @needs_programs("fsck.erofs")
+    @needs_mounts
     def test_the_last_of_equal_names_is_there(self) -> None:
         image = Path(self.mktemp()).absolute()
         members = (
@@ -217,6 +217,7 @@ class SparseTests(HostileCase):
         return self.refusal(whole + numbers.ljust(512, b"\0") + bytes(stored))
 
     @needs_programs("fsck.erofs")
+    @needs_mounts
     def test_what_gnu_tar_writes_is_read_in_each_form(self) -> None:
         directory = Path(self.mktemp()).absolute()
         directory.mkdir()
@@ -314,6 +315,7 @@ class FuzzTests(HostileCase):
         for count in range(1, 130):
             self.ends_well(tar([member(f"{n}", content=b"") for n in range(count)]))
 
+    @needs_mounts
     @settings(max_examples=repetitions(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def test_any_tree(self, data: st.DataObject) -> None:
