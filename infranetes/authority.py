@@ -34,6 +34,7 @@ from twisted.protocols.tls import TLSMemoryBIOProtocol
 from zope.interface import implementer
 
 from infranetes.certificates import (
+    NODE_AT_URI_PREFIX,
     NODE_URI,
     VM_URI_PREFIX,
     Pair,
@@ -65,13 +66,20 @@ class Authority:
 
     :param clock: seconds since 1970 UTC.
     :param path: a CA of the user's own: certificate and key, PEM. It is never written.
+    :param sources: tells the addresses and networks that the node's connections are from. VMs' certificates
+        name them.
     :raise ConfigError: the state directory can't be written, or `path` not be read.
     :raise FailedPrecondition: the CA is unusable; the message says why and what to do.
     """
 
     def __init__(
-        self, state_dir: Path | str, clock: Callable[[], float] = time.time, path: Path | str = ""
+        self,
+        state_dir: Path | str,
+        clock: Callable[[], float] = time.time,
+        path: Path | str = "",
+        sources: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
+        self._sources = sources
         self._clock = clock
         self._given = bool(path)
         self._path = Path(path) if path else Path(state_dir) / "ca" / "authority.pem"
@@ -126,6 +134,7 @@ class Authority:
         names = [
             x509.DNSName(vm_name(sandbox_id)),
             x509.UniformResourceIdentifier(VM_URI_PREFIX + sandbox_id),
+            *(x509.UniformResourceIdentifier(NODE_AT_URI_PREFIX + each) for each in self._sources()),
         ]
         if lifetime <= 0:
             raise InvalidArgument(f"certificate lifetime {lifetime} s: it has to be positive")

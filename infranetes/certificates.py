@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # not in Debian 12's cryptography
 
 NODE_URI = "infranetes:node"
 VM_URI_PREFIX = "infranetes:vm:"
+NODE_AT_URI_PREFIX = "infranetes:node-at:"  # in VMs' certificates: an address or a network of the node
 VM_DOMAIN = "vm.infranetes.internal"
 
 BACKDATE_SECONDS = 300  # a guest's clock may be this much behind the node's

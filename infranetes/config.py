@@ -141,6 +141,8 @@ class Config:
     imgprovider: str = "docker"
     # The ContainerProvider of pods that don't choose one. Empty: the first one of their guest image.
     contprovider: str = attrs.field(default="", validator=in_(("", *CONTAINER_PROVIDERS)))
+    # Addresses or subnets, besides the node's own, that its connections have when they get to VMs.
+    node_addresses: tuple[str, ...] = attrs.field(default=(), validator=_are_subnets)
     # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: the node's own.
     ca: str = ""
     # Each provider's own table, by its name.

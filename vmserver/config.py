@@ -33,6 +33,8 @@ class IdentityConfig:
     # Whether to apply the identity to the machine (clock, entropy, names, network); if false, only the agent
     # uses it.
     apply: bool = True
+    # Whether the machine's kernel keeps the agent's port for the node, where nothing else does.
+    node_only: bool = True
     interface: str = ""  # the network card to configure; empty: the first one
     vmtoolsd: str = "vmtoolsd"  # open-vm-tools' program that reads vSphere's guestinfo
     endpoint: str = ""  # the cloud's metadata service, http://HOST:PORT; empty: the cloud's own

@@ -46,6 +46,7 @@ from vmserver.containers.interface import IContainerProvider
 from vmserver.identity.apply import IdentityApplier
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.delivery import IdentitySource
+from vmserver.identity.guard import PortGuard
 from vmserver.identity.identity_file import CertificateFiles, IdentityFile
 from vmserver.identity.listener import Listen, Listener
 from vmserver.identity.metadata import DETECT, CloudIdentity, MetadataGate, MetadataService, detect
@@ -104,7 +105,8 @@ class Vmserver(Service):
         applies = own_machine or applier is not None
         applier = applier or IdentityApplier(config.etc_dir, config.identity.interface)
         gate = MetadataGate(reactor, own_machine and config.identity.source in configuration.CLOUDS)
-        self._listener = Listener(reactor, config.listen, config.limits, listen)
+        guard = PortGuard(reactor) if own_machine and config.identity.node_only else None
+        self._listener = Listener(reactor, config.listen, config.limits, guard, listen)
         self._identity = CurrentIdentity(
             reactor, config.run_dir, applier if applies else None, gate, self._listener
         )
@@ -126,6 +128,7 @@ class Vmserver(Service):
             run_dir=config.run_dir,
             own_machine=own_machine,
             find_notice=self._make_find_notice() if own_machine else None,
+            guard=guard,
         )
         service = GrpcService(vmserver.Agent, *self._agent.implementations)
         limits = Limits(connection_window=CONNECTION_WINDOW, max_frame=MAX_FRAME)

@@ -53,6 +53,7 @@ from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
 from infranetes.machines.renewal import Renewal
 from infranetes.machines.timekeeping import Timekeeping
+from infranetes.node_addresses import sources
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import Walls
@@ -183,7 +184,7 @@ class Daemon(OrderedServices):
         self._published = PublishedMounts(reactor)
         self._nfs = NfsMounts(reactor)
         own, *others = self._backends.providers
-        authority = Authority(config.state_dir, path=config.ca)
+        authority = Authority(config.state_dir, path=config.ca, sources=sources(config.node_addresses))
         store = Store(reactor, config.state_dir)
         node = NodeContext(
             reactor,

@@ -32,6 +32,7 @@ IDENTITY = """\
 [identity]
 source = "file"
 path = "/run/machine/identity"
+node_only = false
 """
 CONFIGURATION = f"""\
 provider = "oci"

@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
+from infranetes_common.addresses import Address
+
 REMEMBERED = 1024  # sources whose budgets are kept; those that called longest ago are forgotten
 TRUSTED = 16  # sources that have shown the node's certificate, the last of them
 STRANGERS = 8.0  # how many times one source's budget all those together have that never showed a certificate
@@ -22,17 +24,22 @@ BURST_SECONDS = 8.0  # a source that has not called for so long may do at once w
 C = TypeVar("C")
 
 
-def source_of(host: str) -> str:
-    """Return whom an address counts as: itself, or its network of 64 bits. "": what is not an IP address."""
+def address_of(host: str) -> Address | None:
+    """Return a connection's address as it is in packets; None: it has none."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return ""
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def source_of(host: str) -> str:
+    """Return whom an address counts as: itself, or its network of 64 bits. "": what is not an IP address."""
+    address = address_of(host)
     if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
         return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
-    return str(address)
+    return "" if address is None else str(address)
 
 
 @attrs.define

@@ -164,7 +164,7 @@ class CurrentIdentity:
         renewed = self._pending_key.renewed(identity, certificate_pem)
         context = tls.context(renewed)
         await self._save(renewed, self.boot_id)
-        self._listener.renew(context)
+        await self._listener.renew(renewed, context)
         self._identity = renewed
         _log.info("sandbox {sandbox} has a new certificate", sandbox=renewed.sandbox_id)
 

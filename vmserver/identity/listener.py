@@ -19,6 +19,7 @@ from infranetes_common.identity import Identity
 from infranetes_common.reactors import IReactor
 from vmserver.config import LimitsConfig, split_address
 from vmserver.identity import tls
+from vmserver.identity.guard import PortGuard
 
 Listen = Callable[[str, int, IProtocolFactory], "Deferred[IListeningPort]"]
 """`listen(host, port, factory)`: listen there."""
@@ -33,6 +34,7 @@ class Listener:
 
     :param inner: set before `open`; protocols of it are served.
     :param address: HOST:PORT; "": the identity's.
+    :param guard: keeps the port for the node alone; None: nobody does, here.
     :param listen: replaces TCP.
     :ivar factory: None until `open`.
     """
@@ -40,8 +42,14 @@ class Listener:
     inner: IProtocolFactory
 
     def __init__(
-        self, reactor: IReactor, address: str, limits: LimitsConfig, listen: Listen | None = None
+        self,
+        reactor: IReactor,
+        address: str,
+        limits: LimitsConfig,
+        guard: PortGuard | None = None,
+        listen: Listen | None = None,
     ) -> None:
+        self._guard = guard
         self._reactor = reactor
         self._address = address
         self._limits = limits
@@ -60,12 +68,13 @@ class Listener:
         :raise InvalidArgument: the identity's address is none. :raise FailedPrecondition: it can't be had.
         """
         if self.factory is not None:
-            self.renew(context)
+            await self.renew(identity, context)
             return
         try:
             host, port = split_address(self._address or identity.listen)
         except ValueError:
             raise InvalidArgument(f"listen {identity.listen[:80]!r}: expected HOST:PORT") from None
+        await self._keep(port, identity)
         factory = tls.BoundedTLSFactory(
             self._reactor,
             context,
@@ -74,6 +83,7 @@ class Listener:
             handshakes=self._limits.handshakes,
             handshake_seconds=self._limits.handshake_seconds,
             handshake_rate=self._limits.handshake_rate,
+            guard=self._guard,
         )
         try:
             self._port = await self._listen(host, port, factory)
@@ -82,10 +92,18 @@ class Listener:
         self.factory = factory
         _log.info("serving sandbox {sandbox} on port {port}", sandbox=identity.sandbox_id, port=self.port)
 
-    def renew(self, context: SSL.Context) -> None:
-        """Use another context for new connections."""
+    async def renew(self, identity: Identity, context: SSL.Context) -> None:
+        """Use another identity's context for new connections."""
         if self.factory is not None:
             self.factory.renew(context)
+            await self._keep(self.port, identity)
+
+    async def _keep(self, port: int, identity: Identity) -> None:
+        """Have the kernel keep the port for the node, if that is for this machine to do."""
+        others = identity.network is not None and not identity.network.routes  # the node does, on its bridge
+        node = tls.node_addresses(identity)
+        if self._guard is not None and node and port and not others:
+            await self._guard.shut(port, node)
 
     def limit(self, limits: LimitsConfig) -> None:
         """Change the bounds for new connections; open connections stay."""
@@ -107,6 +125,6 @@ class Listener:
             self.factory.abort_all()
 
     def _listen_tcp(self, host: str, port: int, factory: IProtocolFactory) -> Deferred[IListeningPort]:
-        endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=BACKLOG, interface=host)
+        endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=BACKLOG, interface=host.strip("[]"))
         listening: Deferred[IListeningPort] = endpoint.listen(factory)
         return listening

@@ -41,12 +41,15 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from infranetes_common.addresses import Network, parse_network
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import Identity
 from vmserver.identity.callers import Callers, source_of
+from vmserver.identity.guard import PortGuard
 
 NODE_URI = "infranetes:node"
 VM_URI_PREFIX = "infranetes:vm:"
+NODE_AT_URI_PREFIX = "infranetes:node-at:"
 
 _NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of <openssl/x509_vfy.h>
 _READ_BYTES = 256 * 1024  # per reactor turn, since a turn costs as much as many TLS records
@@ -107,6 +110,20 @@ def sandbox_id_of(certificate_pem: str) -> str:
     raise InvalidArgument(f"the certificate names no sandbox: it has no URI {VM_URI_PREFIX}ID")
 
 
+def node_addresses(identity: Identity) -> list[Network]:
+    """Return the addresses that the node has, as the VM's certificate says; none: it says nothing.
+
+    :raise InvalidArgument: it is not PEM, or names what is none."""
+    try:
+        named = uris(x509.load_pem_x509_certificate(identity.certificate_pem.encode()))
+        found = [
+            each.removeprefix(NODE_AT_URI_PREFIX) for each in named if each.startswith(NODE_AT_URI_PREFIX)
+        ]
+        return [parse_network(each) for each in found]
+    except ValueError:
+        raise InvalidArgument("the certificate's addresses of the node are none") from None
+
+
 def context(identity: Identity) -> SSL.Context:
     """Make the context of this identity's listener.
 
@@ -160,10 +177,10 @@ class _Creator:
 class _GuardedTLS(_Base):  # type: ignore[misc]
     """One connection, which tells its factory when it is made, authenticated and lost.
 
-    :ivar source: whose it is, as `source_of` says.
+    :ivar host: the peer's address. :ivar source: whom it counts as, as `source_of` says.
     """
 
-    source = ""
+    host = source = ""
 
     def makeConnection(self, transport: ITransport) -> None:
         cast(Connection, transport).bufferSize = _READ_BYTES
@@ -185,6 +202,7 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
     :param handshakes: unauthenticated ones at a time; one more ends another (`Callers.one_too_many`).
     :param handshake_seconds: from accepting a connection to its handshake's end.
     :param handshake_rate: connections a second from one address; more are closed at once.
+    :param guard: is told when the node is there; None: nobody is.
     """
 
     protocol = _GuardedTLS
@@ -200,7 +218,9 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
         handshakes: int = 32,
         handshake_seconds: float = 10.0,
         handshake_rate: float = 4.0,
+        guard: PortGuard | None = None,
     ) -> None:
+        self._guard = guard
         self._creator = _Creator(context)
         super().__init__(self._creator, False, inner)
         self._reactor = reactor
@@ -230,11 +250,12 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
         self._callers.rate = handshake_rate
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # Any: a `_GuardedTLS`, or None to close it
-        source = source_of(addr.host) if isinstance(addr, IPv4Address | IPv6Address) else ""
+        host = addr.host if isinstance(addr, IPv4Address | IPv6Address) else ""
+        source = source_of(host)
         if not self._callers.admits(source):
             return None
         made = cast(_GuardedTLS, super().buildProtocol(addr))
-        made.source = source
+        made.host, made.source = host, source
         return made
 
     def opened(self, connection: _GuardedTLS) -> None:
@@ -253,13 +274,18 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
             _log.warn("refused a connection: {count} are open already", count=len(self._open))
             # OpenSSL's callback is still on the stack: don't abort the connection inside it.
             self._reactor.callLater(0, connection.abortConnection)
-        else:
-            self._open.add(connection)
+            return
+        self._open.add(connection)
+        if self._guard is not None:
+            self._guard.connected(connection.host)
 
     def closed(self, connection: _GuardedTLS) -> None:
         """Note that a connection is lost."""
         self._forget(connection)
-        self._open.discard(connection)
+        if connection in self._open:
+            self._open.discard(connection)
+            if not self._open and self._guard is not None:
+                self._guard.lost()
 
     def abort_all(self) -> None:
         """Reset every connection."""

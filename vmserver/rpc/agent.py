@@ -11,6 +11,7 @@ from vmserver.config import LimitsConfig
 from vmserver.firewall.firewall import Firewall
 from vmserver.huge_pages import HugePages
 from vmserver.identity.current import CurrentIdentity
+from vmserver.identity.guard import PortGuard
 from vmserver.identity.metadata import MetadataGate
 from vmserver.interruptions import FindNotice, Interruptions
 from vmserver.memory import MachineMemory
@@ -55,6 +56,7 @@ class AgentService:
     :param run_dir: for files that a reboot removes.
     :param own_machine: whether the machine belongs to one pod; false where simulated VMs share a machine.
     :param find_notice: checks for the cloud's notice that it will take the machine away; None: no check.
+    :param guard: keeps the agent's port for the node; None: not here.
     :ivar implementations: the objects that answer, for `txgrpc.Service`.
     """
 
@@ -72,6 +74,7 @@ class AgentService:
         run_dir: Path,
         own_machine: bool = True,
         find_notice: FindNotice | None = None,
+        guard: PortGuard | None = None,
     ) -> None:
         self._timekeeping = Timekeeping(reactor, KernelClock()) if own_machine else None
         self.machine = MachineCalls(
@@ -112,7 +115,9 @@ class AgentService:
         self._memory = MachineMemory(reactor) if own_machine else None
         self.memory = MemoryCalls(self._memory)
         self.processors = ProcessorCalls(MachineProcessors(reactor) if own_machine else None)
-        self._upkeep = Upkeep(reactor, kernel, proxy, firewall) if own_machine else None
+        others = (firewall,) if guard is None else (firewall, guard)
+        self._upkeep = Upkeep(reactor, kernel, proxy, *others) if own_machine else None
+        self._guard = guard
         self.implementations: tuple[object, ...] = (
             self.machine,
             self.clock,
@@ -174,6 +179,8 @@ class AgentService:
             self._nfs.stop()
         if self._memory is not None:
             self._memory.stop()
+        if self._guard is not None:
+            self._guard.stop()
         if self._upkeep is not None:
             await self._upkeep.end()
 
