@@ -128,7 +128,7 @@ class Containers:
         most = self._node.times.exec_limit if limit is None else min(limit, self._node.times.exec_limit)
         began = self._node.clock.seconds()
         try:
-            result = await agent.exec_sync(container.id, command, seconds, most, MAX_EXEC_OUTPUT)
+            result = await agent.exec_sync(container.id, command, seconds, most, MAX_EXEC_OUTPUT + 1)
         except DeadlineExceeded:
             log_command(
                 container, command, "was killed: it took too long", self._node.clock.seconds() - began
@@ -141,7 +141,7 @@ class Containers:
         log_command(container, command, outcome, self._node.clock.seconds() - began, routine=True)
         # The caller may next read on the node what the command wrote: other runtimes' containers share files.
         await self._node.volumes.catch_up(container)
-        return result
+        return _cut(result)
 
     async def reopen_log(self, id: str) -> None:
         """Continue the log in a new file at its path.
@@ -151,3 +151,23 @@ class Containers:
         if container.state is not ContainerState.RUNNING:
             raise FailedPrecondition(f"container {container.id} is not running: its log is not open")
         await self._node.logs.reopen(container)
+
+
+def _cut(output: vmserver.ExecSyncResponse) -> vmserver.ExecSyncResponse:
+    """Return a command's output, cut to what one answer can have. The end of stderr says what was cut.
+
+    The exit code is the command's all the same: a probe goes by it."""
+    stdout, stderr = output.stdout, output.stderr  # each look makes a copy, of up to 8 MiB
+    streams = {"stdout": stdout, "stderr": stderr}
+    cut = [name for name, data in streams.items() if len(data) > MAX_EXEC_OUTPUT]
+    if not cut:
+        return output
+    note = (
+        f"\ninfranetes: {' and '.join(cut)} cut after {MAX_EXEC_OUTPUT} bytes, all that ExecSync returns; "
+        "a command with streams (crictl exec without -s, kubectl exec) has no limit\n"
+    )
+    return vmserver.ExecSyncResponse(
+        stdout=stdout[:MAX_EXEC_OUTPUT],
+        stderr=stderr[:MAX_EXEC_OUTPUT] + note.encode(),
+        exit_code=output.exit_code,
+    )

@@ -12,6 +12,7 @@ Every call is also made twice. The commands are run by `sh` of busybox or of the
 from __future__ import annotations
 
 import contextlib
+import resource
 import secrets
 import time
 from collections.abc import Sequence
@@ -296,6 +297,17 @@ class ExecContract(ContainerProviderCase):
         id = await self.run_container("sleep", "600")
         result = await self.exec(id, "sh", "-c", "head -c 500000 /dev/zero; exit 2", limit=1000)
         self.assertEqual((result.stdout, result.exit_code), (bytes(1000), 2))
+
+    async def test_one_that_is_too_long_for_the_kernel_says_so(self) -> None:
+        id = await self.run_container("sleep", "600")
+        long = "x" * (32 * resource.getpagesize() - 1)
+        self.assertEqual((await self.exec(id, "sh", "-c", "echo ${#1}", "sh", long)).exit_code, 0)
+        streams = Streams(stdout=True, stderr=True, stdin=False, tty=False)
+        for command in (["true", long + "x"], ["true", *([long] * 60)]):
+            words = await self.refused(InvalidArgument, self.exec(id, *command))
+            self.assertIn("argument list too long", words)
+            words = await self.refused(InvalidArgument, self.provider.exec_session(id, command, streams))
+            self.assertIn("argument list too long", words)
 
     async def test_a_command_that_is_not_there(self) -> None:
         id = await self.run_container("sleep", "600")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
 from tests.contract.container_provider_case import ContainerProviderCase
-from tests.support.oci import image, layer
+from tests.support.oci import busybox, image, layer
 
 _FILES = image(
     [
@@ -272,6 +273,30 @@ class ProcessContract(SemanticsCase):
         self.assertIn("2|ü =\n'$A'|/bin\n", said)
         self.assertRegex(said, r"crw.* 1, +11 .*/dev/nothing")
         self.assertIn("can't create /dev/nothing: Operation not permitted", said)
+
+    async def test_what_is_too_long_for_the_kernel_fails_the_start(self) -> None:
+        most = 32 * resource.getpagesize() - 1  # bytes, with the NUL at the end not counted
+        long = cri.KeyValue(key="BIG", value=b"x" * (most - 4))
+        id = await self.run_container("sh", "-c", "echo ${#BIG}", envs=[long])
+        await self.ended(id)
+        self.assertEqual([each.line for each in await self.lines(id)], [b"%d" % (most - 4)])
+        longer = cri.KeyValue(key="BIG", value=long.value + b"x")
+        many = [cri.KeyValue(key=f"V{index}", value=b"x" * 100_000) for index in range(24)]
+        built = busybox({"Env": ["PATH=/bin", f"HUGE={'x' * most}"]})
+        await self.load(built)
+        cases: Any = (
+            ({"envs": [longer]}, "variable BIG"),
+            ({"envs": many}, "quarter"),
+            ({"args": ["true", "ä" * (most // 2 + 1)]}, "argument 4"),
+            ({"image": built.id}, "variable HUGE"),
+        )
+        for fields, said in cases:
+            self.image_id = fields.pop("image", self.image_id)
+            id = await self.create("sh", "-c", "sleep 600", **fields)
+            words = await self.refused(InvalidArgument, self.provider.start_container(id))
+            self.assertIn("argument list too long", words)
+            self.assertIn(said, words)
+            self.assertEqual((await self.state(id)).state, cri.CONTAINER_EXITED)
 
     async def test_beyond_its_memory_it_is_killed(self) -> None:
         limits = cri.LinuxContainerResources(memory_limit_in_bytes=16 << 20)

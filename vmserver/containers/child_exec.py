@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 
 from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
+from vmserver.containers.exec_limits import check_executable
 from vmserver.containers.interface import ExecResult
 from vmserver.processes import as_command, kill_family
 
@@ -103,16 +104,14 @@ def spawn(
 
     :raise InvalidArgument: the arguments and the environment are too long for the kernel.
     :raise Unavailable: the kernel starts no process now."""
+    check_executable(arguments, [f"{name}={value}" for name, value in env.items()])
     try:
         reactor.spawnProcess(
             protocol, arguments[0], arguments, env=dict(env), childFDs=childFDs, usePTY=usePTY
         )
     except OSError as error:
         if error.errno == errno.E2BIG:
-            raise InvalidArgument(
-                "the command and its environment are too long for the kernel: give it what is long in a file "
-                "or on its standard input"
-            ) from None
+            raise InvalidArgument("argument list too long for the kernel; give it in a file") from None
         raise Unavailable(
             f"the command can't be started: {error.strerror}; try again, and if that goes on, look at the "
             f"VM's memory and its number of processes"

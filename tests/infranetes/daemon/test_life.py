@@ -64,6 +64,12 @@ class LifeTests(DaemonCase):
         result = await self.runtime.ExecSync(much, timeout=40.0)
         self.assertTrue(8_000_000 < len(result.stdout) < 16 * 1024 * 1024, len(result.stdout))
         self.assertEqual(result.exit_code, 0)
+        self.assertIn(f"stdout cut after {len(result.stdout)} bytes", result.stderr.decode())
+        just = ["sh", "-c", f"head -c {len(result.stdout)} /dev/zero; head -c 9000000 /dev/zero >&2; exit 3"]
+        both = cri.ExecSyncRequest(container_id=container, cmd=just, timeout=30)
+        result = await self.runtime.ExecSync(both, timeout=40.0)
+        self.assertIn(b"infranetes: stderr cut after", result.stderr[-300:])
+        self.assertEqual(result.exit_code, 3)
         slow = cri.ExecSyncRequest(container_id=container, cmd=["sleep", "30"], timeout=1)
         await self.refused(Code.DEADLINE_EXCEEDED, self.runtime.ExecSync(slow, timeout=20.0))
         limits = cri.LinuxContainerResources(memory_limit_in_bytes=64 << 20, cpu_shares=100)

@@ -44,6 +44,7 @@ class ContainerConfig(TypedDict):
     Tty: bool
     OpenStdin: bool
     StdinOnce: bool
+    Env: NotRequired[list[str] | None]
 
 
 class HostConfig(TypedDict, total=False):
@@ -67,6 +68,8 @@ class ContainerInspect(TypedDict):
     Config: ContainerConfig
     State: ContainerState
     HostConfig: HostConfig
+    Path: NotRequired[str]
+    Args: NotRequired[list[str] | None]
     LogPath: NotRequired[str]
     GraphDriver: NotRequired[GraphDriver | None]
 

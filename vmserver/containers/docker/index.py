@@ -48,6 +48,8 @@ class Container:
     log_path: str
     usage_source: UsageSource
     shares_processes: bool  # those of its pod
+    command: tuple[str, ...]
+    environment: tuple[str, ...]  # NAME=VALUE, those of its image included
     inspected_at: int  # taken before the inspection, from the clock that stamps the engine's events
 
     @property
@@ -151,8 +153,15 @@ class ContainerIndex:
             self._store_user(id, process_user(state.pid))
         if state.started_at and (user := self._users.get(id)) is not None:
             state.user.CopyFrom(user)
-        shares = LABEL_SHARES in found["Config"]["Labels"]
-        container = Container(state, found.get("LogPath") or "", usage_source(found), shares, at)
+        container = Container(
+            state,
+            found.get("LogPath") or "",
+            usage_source(found),
+            LABEL_SHARES in found["Config"]["Labels"],
+            (found.get("Path") or "", *(found.get("Args") or ())),
+            tuple(found["Config"].get("Env") or ()),
+            at,
+        )
         self._containers[id] = container
         if before is None or before.state != state:
             for changed, _ in self._watchers:

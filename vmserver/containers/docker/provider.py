@@ -38,6 +38,7 @@ from vmserver.containers.docker.names import container_name
 from vmserver.containers.docker.pod_processes import PodProcesses
 from vmserver.containers.docker.sessions import attach_session, exec_session
 from vmserver.containers.docker.translate import create_body, limits_body
+from vmserver.containers.exec_limits import check_executable
 from vmserver.containers.interface import (
     Changed,
     ExecResult,
@@ -204,6 +205,7 @@ class DockerProvider:
             raise FailedPrecondition(f"container {id} has ended ({reason}); make another one")
         if container.state.state == cri.CONTAINER_RUNNING:
             return container.state
+        too_long = _too_long(container.command, container.environment)
         if container.shares_processes:
             await self._processes.ensure()
         try:
@@ -216,6 +218,9 @@ class DockerProvider:
                 raise error.translated(f"starting container {id}") from error
             kind = InvalidArgument if state.exit_code in (126, 127) else FailedPrecondition
             raise kind(f"container {id} can't be started: Docker says: {error.message}") from error
+        if too_long is not None:  # what the container has found out itself, and tells nobody
+            await self._stop_container(id, 0)
+            raise InvalidArgument(f"container {id} can't be started: {too_long}")
         container = await self._index.existing(id)
         if container.state.pid:
             await self._apply_limits(id, container.state)
@@ -322,15 +327,22 @@ class DockerProvider:
 
     @deferred
     async def exec_sync(self, id: str, command: Sequence[str], timeout: float, max_output: int) -> ExecResult:
+        self._check_command(id, command)
         running = exec_sync(self._reactor, self._engine, container_name(id), command, timeout, max_output)
         return await self._in_running(id, running)
 
     @deferred
     async def exec_session(self, id: str, command: Sequence[str], streams: Streams) -> ISession:
+        self._check_command(id, command)
         opening = exec_session(
             self._reactor, self._engine, self._config.socket, container_name(id), command, streams
         )
         return await self._in_running(id, opening)
+
+    def _check_command(self, id: str, command: Sequence[str]) -> None:
+        """Check that the kernel executes a command in a container. :raise InvalidArgument: it does not."""
+        container = self._index.get(id)
+        check_executable(command, () if container is None else container.environment)
 
     @deferred
     async def attach_session(self, id: str, streams: Streams) -> ISession:
@@ -414,3 +426,11 @@ def _adjust_oom_score(pid: int, score: int) -> None:
         return
     except OSError as error:
         raise InvalidArgument(f"resources.oom_score_adj {score}: {error.strerror}") from error
+
+
+def _too_long(command: Sequence[str], environment: Sequence[str]) -> InvalidArgument | None:
+    try:
+        check_executable(command, environment)
+    except InvalidArgument as error:
+        return error
+    return None

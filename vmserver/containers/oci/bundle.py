@@ -16,7 +16,9 @@ from infranetes_common.user_namespaces import UserNamespace, user_namespace
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.apparmor import ProfileLoader
+from vmserver.containers.exec_limits import check_executable
 from vmserver.containers.oci.confinement import profile_reference
+from vmserver.containers.oci.conmon import CannotRun
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.filesystems import FileSystems
 from vmserver.containers.oci.image import image_defaults, image_volumes, stop_signal
@@ -116,6 +118,7 @@ class Bundles:
     async def prepare(self, container: OciContainer) -> None:
         """Make everything ready that a start needs and that time or a reboot of the VM may have changed.
 
+        :raise CannotRun: the kernel would not execute its command.
         :raise FailedPrecondition: an image is no longer here, or the container whose processes this one is to
             see does not run."""
         config, kernel = container.record.config, await self.kernel()
@@ -128,8 +131,12 @@ class Bundles:
             raise FailedPrecondition(
                 f"container {options.target_id[:80]}, whose processes it is to see, is not running"
             )
+        spec = await self.read(container)
+        try:  # crun would find it out only after the start
+            check_executable(spec["process"]["args"], spec["process"]["env"])
+        except InvalidArgument as error:
+            raise CannotRun(str(error), 126) from None
         if pid:
-            spec = await self.read(container)
             linux = spec["linux"]
             linux["namespaces"] = [each for each in linux["namespaces"] if each["type"] != "pid"]
             linux["namespaces"].append(pid_namespace(pid))

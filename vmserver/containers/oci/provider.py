@@ -24,6 +24,7 @@ from infranetes_common.errors import (
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from vmserver.containers.exec_limits import check_executable
 from vmserver.containers.interface import (
     Changed,
     ExecResult,
@@ -305,7 +306,9 @@ class OciProvider:
     async def _process(self, id: str, command: Sequence[str], tty: bool) -> tuple[Spec, int]:
         """Return the process to execute in a running container, and the container's oom_score_adj."""
         container = self._index.running(id)
-        process = process_spec(await self._bundles.read(container), command, tty)
+        spec = await self._bundles.read(container)
+        check_executable(command, spec["process"]["env"])
+        process = process_spec(spec, command, tty)
         return process, container.record.state.resources.oom_score_adj
 
     @deferred

@@ -25,6 +25,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.child_exec import exec_sync
 from vmserver.containers.child_sessions import ExecSession
+from vmserver.containers.exec_limits import check_executable
 from vmserver.containers.interface import (
     Changed,
     ExecResult,
@@ -45,7 +46,7 @@ from vmserver.containers.systemd.enter import entering
 from vmserver.containers.systemd.images import Executables
 from vmserver.containers.systemd.index import UnitIndex
 from vmserver.containers.systemd.manager import RETRY_SECONDS
-from vmserver.containers.systemd.programs import CannotRun, Located, locate
+from vmserver.containers.systemd.programs import NOT_EXECUTABLE, CannotRun, Located, locate
 from vmserver.containers.systemd.sessions import UnitAttachSession
 from vmserver.containers.systemd.starting import start_units
 from vmserver.processes import oom_score_adj
@@ -143,7 +144,12 @@ class SystemdProvider:
     def _locate(self, record: Record) -> Located | CannotRun:
         config = record.config
         command = units.argv(config, self._images.path(record.state.image_id))
-        return locate(command, units.environment(config), config.working_dir, config.mounts)
+        environment = units.environment(config)
+        try:
+            check_executable(command, [f"{name}={value}" for name, value in environment.items()])
+        except InvalidArgument as error:
+            return CannotRun(NOT_EXECUTABLE, str(error))
+        return locate(command, environment, config.working_dir, config.mounts)
 
     async def _start_units(self, container: UnitContainer) -> None:
         """Start the units unless an earlier agent has, and wait until the container runs or has ended."""
