@@ -82,10 +82,16 @@ def start_ticks(pid: int) -> int:
     """Return when a process started, in clock ticks since boot; 0 if there is no such process.
 
     Together with the pid this identifies a process even after the pid is used again."""
+    return process_state(pid)[1]
+
+
+def process_state(pid: int) -> tuple[str, int]:
+    """Return a process's state (proc(5): R, S, T, Z...) and `start_ticks`; "" and 0 if there is none."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return words[0], int(words[19])
     except (OSError, IndexError, ValueError):
-        return 0
+        return "", 0
 
 
 def runs(pid: int, ticks: int) -> bool:

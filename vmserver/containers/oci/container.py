@@ -12,6 +12,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.oci.conmon import Monitored, Process
 from vmserver.containers.oci.control import Control
+from vmserver.containers.oci.log import CriLog, Cursor
 from vmserver.containers.oci.record import Phase, Record
 
 
@@ -21,6 +22,7 @@ class OciContainer:
     :ivar lock: held while its phase changes.
     :ivar starting: its start, while that goes on.
     :ivar directory: all of its files.
+    :ivar reading: the node's last reader of its log, which may have gone.
     :ivar process: its first process and its conmon, once it runs. :ivar control: of that conmon.
     """
 
@@ -31,6 +33,7 @@ class OciContainer:
         self.starting: Flight[messages.ContainerState] | None = None
         self.process: Process | None = None
         self.control: Control | None = None
+        self.reading: CriLog | None = None
         self.removed = False
         self._over: Event[None] = Event()
 
@@ -64,6 +67,11 @@ class OciContainer:
     def log(self) -> Path:
         """Its log, in the CRI's format."""
         return self.directory / "log"
+
+    @property
+    def read_to(self) -> Cursor | None:
+        """How far the node has read its log; None: not at all, as far as this agent knows."""
+        return None if self.reading is None else self.reading.position
 
     @property
     def over(self) -> bool:

@@ -17,6 +17,7 @@ from infranetes_common.concurrency import run_in_thread, settled, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import state as states
+from vmserver.containers.oci.backlog import Backlog
 from vmserver.containers.oci.bundle import Bundles
 from vmserver.containers.oci.conmon import CannotRun, Conmon, Exit, Process, Watch
 from vmserver.containers.oci.container import OciContainer
@@ -141,7 +142,8 @@ class Lifecycle:
         self._watch_no_more(container.id)
         container.process = process
         container.control = Control(self._reactor, container.bundle)
-        self._rotation.add(container.id, container.log, container.control)
+        backlog = Backlog(self._reactor, process, lambda: container.read_to, self._rotation.unread)
+        self._rotation.add(container.id, container.log, container.control, backlog)
         self._watches[container.id] = self._conmon.watch(
             container.monitored, process, lambda exit: self._seen(container, exit)
         )

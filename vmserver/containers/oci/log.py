@@ -88,6 +88,11 @@ class CriLog(LineReader):
         self._number = 0
         self._time: tuple[bytes, int] = (b"", 0)  # the text of the last line's time, and its value
 
+    @property
+    def position(self) -> Cursor | None:
+        """How far it is read; None: nothing is."""
+        return Cursor(self._number, self._offset) if self._number else None
+
     # Files
 
     def _begin(self) -> bool:

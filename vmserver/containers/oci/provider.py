@@ -331,6 +331,8 @@ class OciProvider:
     ) -> AsyncGenerator[messages.LogRecord, None]:
         container = self._index.existing(id)
         log = CriLog(container.log, cursor)
+        if follow:
+            container.reading = log
         reading = records(self._reactor, log, follow, lambda: container.over, text)
         try:
             async for record in reading:

@@ -16,6 +16,7 @@ from twisted.logger import Logger
 from infranetes_common.concurrency import run_in_thread, sleep, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
+from vmserver.containers.oci.backlog import MOST_BYTES, Backlog
 from vmserver.containers.oci.control import Control
 from vmserver.containers.oci.log import numbers, renamed
 
@@ -32,6 +33,7 @@ _log = Logger()
 class _Watched:
     log: Path
     control: Control
+    backlog: Backlog | None
     size: int = 0
     missing: float = 0.0  # since when its newest file is missing; 0: it is not
 
@@ -49,19 +51,27 @@ class Rotation:
         self._watched: dict[str, _Watched] = {}
         self._looking: Deferred[None] | None = None
 
-    def add(self, id: str, log: Path, control: Control) -> None:
-        """Look after a running container's log."""
-        self._watched[id] = _Watched(log, control)
+    @property
+    def unread(self) -> int:
+        """The most bytes of a log that may be unread before its container is held back."""
+        return min(MOST_BYTES, self._max_bytes * self._kept // 2)
+
+    def add(self, id: str, log: Path, control: Control, backlog: Backlog | None = None) -> None:
+        """Look after a running container's log. :param backlog: what holds the container back, if need be."""
+        self._watched[id] = _Watched(log, control, backlog)
         if self._looking is None:
             self._looking = start(self._look())
 
     def remove(self, id: str) -> None:
         """Leave a log as it is: its container has ended. Idempotent."""
-        self._watched.pop(id, None)
+        watched = self._watched.pop(id, None)
+        if watched is not None and watched.backlog is not None:
+            watched.backlog.release()
 
     def close(self) -> None:
         """Stop looking. Idempotent."""
-        self._watched.clear()
+        for id in list(self._watched):
+            self.remove(id)
         looking, self._looking = self._looking, None
         if looking is not None:
             looking.addErrback(lambda _: None)
@@ -82,14 +92,17 @@ class Rotation:
         self._looking = None
 
     async def _check(self, id: str, watched: _Watched) -> bool:
-        """Rename a log that is full; return whether it grows fast."""
+        """Rename a log that is full, or hold its container back; return whether to look again soon."""
         log = watched.log
         try:
             size = log.stat().st_size
         except FileNotFoundError:
-            await self._missing(watched)
+            if watched.backlog is None or not watched.backlog.check(log, 0):
+                await self._missing(watched)
             return True
         watched.missing = 0.0
+        if watched.backlog is not None and watched.backlog.check(log, size):
+            return True  # a stopped conmon makes no new file
         grown, watched.size = size - watched.size, size
         if size >= self._max_bytes:
             known = numbers(log)
@@ -97,7 +110,8 @@ class Rotation:
             watched.size = 0
             await watched.control.reopen_log(log)
             if id in self._watched:
-                await run_in_thread(self._reactor, _thd_delete_old, log, self._kept - 1)
+                needed = None if watched.backlog is None else watched.backlog.needed()
+                await run_in_thread(self._reactor, _thd_delete_old, log, self._kept - 1, needed)
             return True
         return grown > self._max_bytes // _FAST
 
@@ -111,7 +125,8 @@ class Rotation:
             await watched.control.reopen_log(watched.log)
 
 
-def _thd_delete_old(log: Path, kept: int) -> None:
-    """Delete the renamed files of a log but the newest `kept` ones."""
+def _thd_delete_old(log: Path, kept: int, needed: int | None) -> None:
+    """Delete the renamed files of a log but the newest `kept` ones, and those from `needed` on."""
     for number in numbers(log)[: -kept or None]:
-        renamed(log, number).unlink(missing_ok=True)
+        if needed is None or number < needed:
+            renamed(log, number).unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.cri_log import checked, render
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire.vmserver import LogRecord
@@ -27,12 +27,16 @@ from tests.harness.durations import slow
 from tests.harness.needs import repetitions
 from tests.vmserver.containers.oci.case import CrunCase, reactor
 from vmserver.containers.log_lines import TEXT_BYTES, records
+from vmserver.containers.oci import backlog as backlogs
 from vmserver.containers.oci import rotation
+from vmserver.containers.oci.backlog import Backlog
 from vmserver.containers.oci.control import Control
 from vmserver.containers.oci.log import CriLog, numbers, renamed
 from vmserver.containers.oci.rotation import Rotation
+from vmserver.processes import process_state
 
 MIB = 1024 * 1024
+MUCH = "for i in $(seq 40); do seq $((i*10000-9999)) $((i*10000)); sleep 0.03; done"
 
 
 def entry(text: bytes, stream: str = "stdout", tag: str = "F", second: int = 0) -> bytes:
@@ -280,6 +284,8 @@ class MissingFileTests(SynchronousTestCase):
 
 
 class RotationTests(CrunCase):
+    seconds = 8.0
+
     """Rotation while conmon goes on writing."""
 
     def rotation(self, max_bytes: int, kept: int) -> Rotation:
@@ -320,6 +326,57 @@ class RotationTests(CrunCase):
         log_reader = CriLog(log, "1.1.0")
         self.assertTrue(log_reader.read()[0].gap)
         log_reader.close()
+
+    async def held(self, *command: str) -> tuple[Any, CriLog]:
+        """Start a container that writes more than is read, and wait until it is held back."""
+        made = await self.created(*command)
+        reader = CriLog(made.container.log)
+        self.addCleanup(reader.close)
+        rotation = self.rotation(1 * MIB, 3)
+        backlog = Backlog(reactor, made.process, lambda: reader.position, MIB // 2)
+        control = Control(reactor, made.container.bundle)
+        rotation.add(made.container.id, made.container.log, control, backlog)
+        await self.crun.start(made.container.id)
+        await self.until(lambda: bool(reader.read_text()), "it is read")
+        await self.until(lambda: self.stopped(made), "it is held back")
+        return made, reader
+
+    def stopped(self, made: Any) -> bool:
+        """Return whether conmon is stopped."""
+        return process_state(made.process.conmon)[0] == "T"
+
+    async def test_a_container_that_writes_faster_than_it_is_read_is_held_back(self) -> None:
+        made, reader = await self.held("sh", "-c", f"{MUCH}; seq 400001 400010")
+        sizes = set()
+        for _ in range(5):
+            await sleep(reactor, 0.05)
+            sizes.add(sum(path.stat().st_size for path in made.container.log.parent.glob("log*")))
+        self.assertEqual(len(sizes), 1, "it writes nothing")
+        found = []
+        while (batch := reader.read_text()) or not made.exits:
+            found += batch
+            await sleep(reactor, 0)
+        self.assertFalse(any(record.gap for record in found))
+        lines = [line.split(b" ", 3) for record in found for line in record.text.splitlines()]
+        text = b"".join(words[3] + (b"\n" if words[2] == b"F" else b"") for words in lines)
+        first, *rest = [
+            int(number) for number in text.split(b"\n")[1:-1]
+        ]  # the reader has had the first lines
+        self.assertEqual(rest, list(range(first + 1, 400_011)))
+
+    async def test_one_that_is_held_back_can_be_killed(self) -> None:
+        made, _ = await self.held("sh", "-c", MUCH)
+        os.kill(made.process.pid, signal.SIGKILL)
+        self.assertEqual((await within(reactor, 5.0, made.ended, "its end")).code, 137)
+
+    async def test_it_goes_on_without_a_reader_that_does_not_come_back_and_after_the_agent(self) -> None:
+        self.patch(backlogs, "PATIENCE_SECONDS", 0.5)
+        made, _ = await self.held("sh", "-c", MUCH)
+        self.assertEqual((await self.end(made)).code, 0)
+        self.patch(backlogs, "PATIENCE_SECONDS", 60.0)
+        made, _ = await self.held("sh", "-c", MUCH)
+        Backlog(reactor, made.process, lambda: None)  # another agent's
+        self.assertFalse(self.stopped(made))
 
     async def test_a_slow_disk_delays_neither_the_new_file_nor_the_agent(self) -> None:
         rotation = self.rotation(1 * MIB, 2)
