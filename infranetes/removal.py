@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from infranetes import config
+from infranetes.agent_ports import FAMILY
+from infranetes.agent_ports import table_name as agents_table
 from infranetes.config import Config
 from infranetes.hostports.hostports import table_name
 from infranetes.hostports.table import Routes, is_open, localnet_of, script, write_route_localnet
@@ -98,7 +100,8 @@ def end_vms(state_dir: Path) -> int:
 
 
 def remove_network(state_dir: Path) -> None:
-    """Delete the pods' bridges, the overlay's devices, and the nftables tables of both and of host ports.
+    """Delete the pods' bridges, the overlay's devices, and the nftables tables of both, of host ports and of
+    agents' ports.
 
     A bridge to which something is still connected stays: it belongs to another daemon, whose VMs run.
 
@@ -119,7 +122,7 @@ def remove_network(state_dir: Path) -> None:
     for family, name in attempt(_tables) or []:
         if (family, name) == ("ip", table_name(state_dir)):
             attempt(partial(_end_host_ports, name))
-        elif name in tables:
+        elif name in tables or (family, name) == (FAMILY, agents_table(state_dir)):
             attempt(partial(_said, "nft", "delete", "table", family, name))
     if troubles:
         raise Unavailable("; ".join(troubles))

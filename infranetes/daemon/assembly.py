@@ -10,6 +10,8 @@ from pathlib import Path
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 
+from infranetes.agent_ports import AgentPorts
+from infranetes.agent_ports import table_name as agents_table
 from infranetes.authority import Authority
 from infranetes.claims import StateLock, clear_socket, make_directories
 from infranetes.config import ADDRESSING, Config, Reading
@@ -214,6 +216,7 @@ class Daemon(OrderedServices):
             node.pod_needs = ApiServerNeeds(reactor, self._api_server)
         node.network = config.kubernetes.network
         node.overlay = self._make_overlay()
+        node.agent_ports = self._agent_ports = AgentPorts(reactor, agents_table(config.state_dir))
         addressed = False
         for side in node.sides.values():
             if IInVpc.providedBy(side.provider):
@@ -241,6 +244,7 @@ class Daemon(OrderedServices):
             advertise=where.advertise,
         )
         self._add("tracing", StartStop(on_stop=self._tracer.stop))
+        self._add("agents' ports", StartStop(on_stop=self._agent_ports.stop))
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but closed after them
         self._add("published volumes", StartStop(on_stop=self._published.close))
         self._add("NFS mounts", StartStop(on_stop=self._nfs.close))

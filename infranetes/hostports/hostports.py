@@ -26,7 +26,12 @@ _log = Logger()
 
 def table_name(state_dir: Path) -> str:
     """Return the nftables table of the daemon that has this state directory."""
-    return "infranetes_hostports_" + hashlib.sha256(str(state_dir).encode()).hexdigest()[:8]
+    return f"infranetes_hostports_{suffix_of(state_dir)}"
+
+
+def suffix_of(state_dir: Path) -> str:
+    """Return what distinguishes the names of this daemon's tables from those of others on the node."""
+    return hashlib.sha256(str(state_dir).encode()).hexdigest()[:8]
 
 
 @attrs.frozen

@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from infranetes.agent_ports import AgentPorts
 from infranetes.authority import Authority
 from infranetes.handler_config import CNI, DOCKER, MACHINE
 from infranetes.hostports.hostports import HostPorts
@@ -141,6 +142,7 @@ class NodeContext:
     :ivar services: the cluster's Services; None: the VMs do not learn them.
     :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they are not enforced.
     :ivar overlay: gives addresses of the pods' network to the pods of sides that use it.
+    :ivar agent_ports: keeps others from the agents of VMs in networks of others; None: nothing does here.
     :ivar pod_needs: knows what pods request beyond what the CRI carries; None: nothing does.
     :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
     :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
@@ -192,6 +194,7 @@ class NodeContext:
         self.services: ServiceRules | None = None
         self.firewalls: PodFirewalls | None = None
         self.overlay: Overlay | None = None
+        self.agent_ports: AgentPorts | None = None
         self.pod_needs: PodNeeds | None = None
         self.shadows: Shadows | None = None
         self.pod_volumes: PodVolumes | None = None

@@ -130,6 +130,8 @@ class Reconciler:
     async def sweep(self) -> None:
         """Remove host ports and tunnels of pods that no longer exist."""
         await self._node.hostports.sweep()
+        if self._node.agent_ports is not None:
+            await self._node.agent_ports.sweep()
         if self._node.overlay is not None:
             await self._node.overlay.sweep()
 

@@ -9,12 +9,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from infranetes.authority import Authority
-from infranetes.machines.agent.client import Connect
+from infranetes.handler_config import CNI
+from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.observer import Observer
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.store import Store
-from infranetes.providers.interface import IPodProvider
+from infranetes.providers.interface import IFirewallsPods, IPodProvider
 from infranetes_common.concurrency import Event
 from infranetes_common.errors import Unavailable
 
@@ -56,8 +57,22 @@ class ProviderSide:
     async def release_address(self, id: str) -> None:
         """Remove the host ports and tunnel of the VM with this id: its address may become another VM's."""
         await self._node.hostports.remove(id)
+        if self._node.agent_ports is not None:
+            self._node.agent_ports.release(id)
         if self.overlay is not None:
             await self.overlay.remove(id)
+
+    def connect(self, sandbox_id: str, host: str, port: int) -> AgentClient:
+        """Make a client of a VM's agent, to which the node forwards nothing from now on."""
+        ports = self._node.agent_ports
+        if ports is not None and not self._on_own_bridge(sandbox_id):
+            ports.keep(sandbox_id, host, port)
+        return self._node.connect(sandbox_id, host, port)
+
+    def _on_own_bridge(self, id: str) -> bool:
+        sandbox = self._node.inventory.sandboxes.get(id)
+        in_cni = sandbox is not None and sandbox.record.network == CNI
+        return IFirewallsPods.providedBy(self.provider) and not in_cni
 
     # ---- the node's
 
@@ -72,10 +87,6 @@ class ProviderSide:
     @property
     def authority(self) -> Authority:
         return self._node.authority
-
-    @property
-    def connect(self) -> Connect:
-        return self._node.connect
 
     @property
     def names(self) -> NodeNames:

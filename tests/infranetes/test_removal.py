@@ -18,6 +18,7 @@ from typing import TypeAlias
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes import removal
+from infranetes.agent_ports import table_name as agents_table
 from infranetes.hostports.hostports import table_name
 from infranetes.hostports.mappings import HostPort
 from infranetes.hostports.table import Routes, script
@@ -137,9 +138,10 @@ class NetworkTests(RemovalCase):
             "bridge infranetes_infranetes0",
             "inet infranetes_infranetes0_firewalls",
         )
-        overlay = ("ip infranetes_infvx0", "ip infranetes_infvx0_firewalls", f"ip {hostports}")
+        overlay = ("ip infranetes_infvx0", "ip infranetes_infvx0_firewalls")
+        ports = (f"ip {hostports}", f"inet {agents_table(self.state_dir)}")
         others = ("ip infranetes_other0", "ip infranetes_hostports_00000000", "inet filter")
-        for table in (*ours, *overlay, *others):
+        for table in (*ours, *overlay, *ports, *others):
             space.said("nft", "add", "table", *table.split())
         done = command("--config", str(self.config), inside=space)
         self.assertEqual((done.returncode, done.stderr), (0, ""))

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node forwards to the agents of its VMs in networks of others: nothing."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar, cast
+
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from infranetes.agent_ports import FAMILY, AgentPorts, script, table_name
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.identity import AGENT_PORT
+from infranetes_common.reactors import installed
+from tests.harness.needs import needs_netns
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.enforcing import Enforcing
+from tests.support.pod_namespaces import DOES_NOT, Host, Machine, Node, connects, ip
+
+reactor = installed()
+P = ParamSpec("P")
+T = TypeVar("T")
+NODE, VM = "198.18.238.1", "198.18.238.2"
+OTHER_GATEWAY, OTHER = "198.18.239.1", "198.18.239.2"
+SERVICE = "198.51.100.38"
+
+
+async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return await run_in_thread(reactor, functools.partial(work, *args, **kwargs))
+
+
+@needs_netns
+class ForwardTests(TestCase):
+    """A VM behind the node, and another machine that comes by the node, as the node or as itself."""
+
+    timeout = 60.0
+
+    async def setUp(self) -> None:
+        self.table = f"infranetes_agents_{secrets.token_hex(4)}"
+        await blocking(self.connect)
+        self.ports = AgentPorts(reactor, self.table)
+        self.addCleanup(self.ports.stop)
+        self.addCleanup(self.ports.release, "vm")
+
+    def connect(self) -> None:
+        word = secrets.token_hex(4)
+        self.vm = Machine(f"va{word}", VM, NODE, "02:00:00:00:00:02")
+        self.addCleanup(self.vm.end)
+        ip("address", "add", f"{NODE}/24", "dev", f"va{word}")
+        self.other = Machine(f"vo{word}", OTHER, OTHER_GATEWAY, "02:00:00:00:00:03")
+        self.addCleanup(self.other.end)
+        ip("address", "add", f"{OTHER_GATEWAY}/24", "dev", f"vo{word}")
+        subprocess.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
+        self.node = Node(NODE)
+        self.addCleanup(self.node.end)
+        for port in (AGENT_PORT, 8000):
+            listening = self.vm.socket(socket.SOCK_STREAM)
+            listening.bind(("0.0.0.0", port))
+            listening.listen()
+        lead = f"ip daddr {SERVICE} tcp dport 80 dnat to {VM}:{AGENT_PORT}"
+        self.addCleanup(subprocess.run, ["nft", "delete", "table", "ip", f"service{word}"], check=True)
+        service = f"""table ip service{word} {{
+            chain before {{
+                type nat hook prerouting priority -100;
+                {lead}
+            }}
+            chain own {{
+                type nat hook output priority -100;
+                {lead}
+            }}
+            chain after {{
+                type nat hook postrouting priority 100;
+                ip daddr {VM} masquerade
+            }}
+        }}"""
+        subprocess.run(["nft", "-f", "-"], input=service.encode(), check=True)
+
+    async def reaches(self, client: Host, to: str, port: int, expected: bool) -> None:
+        seconds = 5.0 if expected else DOES_NOT
+        self.assertEqual(await blocking(connects, client, to, port, seconds), expected, (to, port))
+
+    def listed(self) -> bytes:
+        tables = subprocess.run(
+            ["nft", "list", "table", FAMILY, self.table], capture_output=True, check=False
+        )
+        return tables.stdout
+
+    async def test_what_others_send_to_it_is_dropped_though_it_would_be_from_the_node(self) -> None:
+        await self.reaches(self.other, SERVICE, 80, True)
+        for _ in range(2):
+            self.ports.keep("vm", VM, AGENT_PORT)
+        await self.ports.stop()
+        for to, port in ((SERVICE, 80), (VM, AGENT_PORT)):
+            await self.reaches(self.other, to, port, False)
+            await self.reaches(self.node, to, port, True)
+        await self.reaches(self.other, VM, 8000, True)
+
+    async def test_it_is_made_again_and_goes_with_the_last_vm(self) -> None:
+        self.ports.keep("vm", VM, AGENT_PORT)
+        self.ports.keep("more", "198.18.238.3", 4242)
+        await self.ports.stop()
+        await blocking(subprocess.run, ["nft", "delete", "table", FAMILY, self.table], check=True)
+        await self.ports.sweep()
+        self.assertIn(b"198.18.238.3 . 4242", await blocking(self.listed))
+        self.ports.release("more")
+        self.ports.release("more")
+        await self.ports.stop()
+        found = await blocking(self.listed)
+        self.assertIn(VM.encode(), found)
+        self.assertNotIn(b"198.18.238.3", found)
+        self.ports.release("vm")
+        await self.ports.stop()
+        self.assertEqual(await blocking(self.listed), b"")
+        await self.ports.sweep()
+
+
+class ScriptTests(SynchronousTestCase):
+    def test_each_daemon_has_a_table_of_its_own(self) -> None:
+        names = {table_name(Path(each)) for each in ("/var/lib/infranetes", "/srv/other")}
+        self.assertEqual(len(names), 2)
+
+    def test_agents_on_this_machine_and_those_without_an_address_are_left_alone(self) -> None:
+        ports = AgentPorts(reactor, "never")
+        for host in ("127.0.0.1", "agent.example", "2001:db8::1"):
+            ports.keep("vm", host, AGENT_PORT)
+        self.assertEqual(script("t", ports._ports), f"table {FAMILY} t {{}}\ndelete table {FAMILY} t\n")
+
+
+class _Ports:
+    """Notes which VMs' agents are kept."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[str, int]] = {}
+
+    def keep(self, id: str, host: str, port: int) -> None:
+        self.kept[id] = (host, port)
+
+    def release(self, id: str) -> None:
+        self.kept.pop(id, None)
+
+    async def sweep(self) -> None: ...
+
+
+class LifeTests(PodsTestCase):
+    """Which VMs' agents are kept, and for how long."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.ports = _Ports()
+        self.world.node.agent_ports = cast(AgentPorts, self.ports)
+
+    def test_as_long_as_there_is_a_vm(self) -> None:
+        sandbox = self.run_pod()
+        record = self.record(sandbox)
+        self.assertEqual(self.ports.kept, {sandbox: (record.agent_host, record.agent_port)})
+        self.do(self.world.sandboxes.stop(sandbox))
+        self.do(self.world.sandboxes.remove(sandbox))
+        self.assertEqual(self.ports.kept, {})
+
+    def test_not_on_a_bridge_whose_rules_do_it(self) -> None:
+        self.world.provider = Enforcing(self.world)
+        self.world.restart()
+        self.world.node.agent_ports = cast(AgentPorts, self.ports)
+        self.run_pod()
+        self.assertEqual(self.ports.kept, {})
