@@ -35,7 +35,7 @@ from infranetes.providers.qemu.volume_files import VolumeFiles
 from infranetes.providers.volumes import FromSnapshot
 from infranetes_common.errors import Unavailable
 from infranetes_common.overlay import NODE_MAC
-from tests.harness.needs import needs_netns, needs_root
+from tests.harness.needs import needs_mounts, needs_netns, needs_root
 from tests.support.spaces import ROOT, Space
 
 SECONDS = 10.0
@@ -289,7 +289,7 @@ class LoopbackTests(RemovalCase):
         self.assertEqual((self.setting, self.space.said("nft", "list", "tables")), ("0", ""))
 
 
-@needs_root
+@needs_mounts
 class PurgeTests(SynchronousTestCase):
     """The maintainer script that runs after the removal, with other paths."""
 

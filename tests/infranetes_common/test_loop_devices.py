@@ -20,13 +20,13 @@ from infranetes_common.loop_devices import (
     new_loop_device,
     open_loop_device,
 )
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.support.loop_devices import end_loop_device, left_of
 
 _ADD, _REMOVE = 0x4C80, 0x4C81  # of linux/loop.h
 
 
-@needs_root
+@needs_mounts
 class LoopDeviceTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.file = Path(self.mktemp()).absolute()

@@ -21,7 +21,7 @@ from tests.contract.leased_addresses import LeasedAddressContract
 from tests.contract.pod_provider import PodProviderContract
 from tests.contract.pod_provider_case import reactor
 from tests.harness.durations import slow
-from tests.harness.needs import needs_root, repetitions
+from tests.harness.needs import needs_netns, needs_root, repetitions
 from tests.infranetes_simulation.test_provider import SimulatedCase
 from txgrpc import Code, GrpcError
 
@@ -97,11 +97,13 @@ class NamespaceCase(SimulatedCase):
 
 
 @slow(8, "each of its VMs is namespaces, and a Python that imports the agent")
+@needs_netns
 class NamespaceContractTests(NamespaceCase, PodProviderContract, LeasedAddressContract, TestCase):
     """What every provider does."""
 
 
 @slow(5, "each of its VMs is namespaces, and a Python that imports the agent")
+@needs_netns
 class NamespaceTests(NamespaceCase, TestCase):
     """What only such VMs do."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_simulation.machine.network import bridge_of, cable_of
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_netns
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -40,7 +40,7 @@ for vm in vms:
 class NetworkTests(SynchronousTestCase):
     """The bridge comes with the first VM and goes with the last, whatever network /sys shows."""
 
-    @needs_root
+    @needs_netns
     def test_the_bridge_is_there_for_as_long_as_there_are_vms(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             command = ["unshare", "--net", sys.executable, "-c", SCRIPT, f"{directory}/lock"]

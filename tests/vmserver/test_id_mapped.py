@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.user_namespaces import IdRange, UserNamespace
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.harness.tools import need
 from vmserver.id_mapped import id_mapped, keep_namespace
 from vmserver.mounts import mounts_below, unmount
@@ -21,7 +21,7 @@ from vmserver.mounts import mounts_below, unmount
 USERS = UserNamespace(IdRange(200000, 65536), IdRange(300000, 10))
 
 
-@needs_root
+@needs_mounts
 class IdMappedTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="infranetes-ids-"))

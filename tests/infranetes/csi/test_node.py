@@ -16,7 +16,7 @@ from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume, read
 from infranetes_common.errors import Unavailable
 from infranetes_common.wire import csi, pluginregistration, vmserver
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts, needs_root
 from tests.infranetes.csi.case import NODE, CsiCase, Pods, capability, raw
 from tests.support.loop_devices import left_of
 from txgrpc import Code
@@ -41,6 +41,7 @@ class NodeCase(CsiCase):
             table.close()
 
 
+@needs_mounts
 class PublishTests(NodeCase):
     async def test_the_path_stands_for_the_volume_until_it_is_unpublished(self) -> None:
         for _ in range(2):
@@ -120,6 +121,7 @@ class PublishTests(NodeCase):
         await self.refused(Code.UNIMPLEMENTED, self.node.NodeGetVolumeStats(request))
 
 
+@needs_mounts
 class RawTests(NodeCase):
     """Raw block volumes (volumeMode: Block)."""
 
@@ -179,6 +181,7 @@ class RawTests(NodeCase):
         self.assertEqual(self.pods.grown, [self.volume])
 
 
+@needs_mounts
 class PodsTests(NodeCase):
     async def setUp(self) -> None:
         self.pods = Pods()

@@ -14,7 +14,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume, read
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.infranetes.daemon.case import ROOT, DaemonCase
 from tests.support import warm
 
@@ -24,7 +24,7 @@ exec env PYTHONPATH={root} {driver} --config {config} "$@"
 """
 
 
-@needs_root
+@needs_mounts
 class DriverTests(DaemonCase):
     """With QEMU, whose volumes can be made before any VM can boot."""
 

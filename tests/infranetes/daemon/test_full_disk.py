@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.infranetes.daemon.case import DaemonCase
 
 
-@needs_root
+@needs_mounts
 class FullDiskTests(DaemonCase):
     """The state directory is on a small file system of its own."""
 

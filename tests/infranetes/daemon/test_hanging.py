@@ -9,7 +9,7 @@ from typing import Any
 
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_netns
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support.fuse import HangingMounts
 from txgrpc import Code
@@ -20,7 +20,7 @@ SOON = 2.0
 
 
 @slow(12, "twelve pods wait for deadlines that a busy machine must not reach before")
-@needs_root
+@needs_netns
 class HangingTests(DaemonCase):
     def setUp(self) -> None:
         super().setUp()

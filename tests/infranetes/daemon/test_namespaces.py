@@ -10,14 +10,14 @@ from typing import Any
 
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_netns
 from tests.support.empty_dirs import EmptyDirCase
 
 CGROUP = f"infranetes-tests-daemon-{os.getpid()}"
 
 
 @slow(5, "machines of their own boot")
-@needs_root
+@needs_netns
 class NamespaceTests(EmptyDirCase):
     """A daemon whose VMs are like a cloud's."""
 

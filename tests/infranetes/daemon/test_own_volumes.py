@@ -9,11 +9,11 @@ from pathlib import Path
 
 from infranetes.volumes.mounts import Source
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.support.empty_dirs import EmptyDirCase
 
 
-@needs_root
+@needs_mounts
 class OwnVolumeTests(EmptyDirCase):
     def setUp(self) -> None:
         super().setUp()

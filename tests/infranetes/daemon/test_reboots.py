@@ -10,7 +10,7 @@ from typing import Any
 
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
-from tests.harness.needs import needs_registry, needs_root
+from tests.harness.needs import needs_netns, needs_registry
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds.aws import SimulatedAws
 from vmserver.containers.machine.mounts import mounted
@@ -47,7 +47,7 @@ class RebootCase(CloudDaemonCase):
 
 
 @slow(10, "a machine boots three times, and its agent with it")
-@needs_root
+@needs_netns
 class MachineRebootTests(RebootCase):
     """Reboots of VM-image pods, whose container keeps running."""
 

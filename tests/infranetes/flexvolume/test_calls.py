@@ -29,7 +29,7 @@ from infranetes.volumes.published import PublishedVolume, read
 from infranetes_common import errors
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
 from infranetes_common.wire import control
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.csi.case import NODE, without_vms
 from tests.infranetes.flexvolume.test_options import KUBELETS
@@ -77,7 +77,7 @@ class CallCase(TestCase):
             table.close()
 
 
-@needs_root
+@needs_mounts
 class CommandTests(CallCase):
     """Calls through the socket, as the command makes them."""
 

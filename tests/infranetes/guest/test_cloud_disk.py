@@ -19,7 +19,7 @@ from infranetes.guest.cloud_disk import build_cloud_disk
 from infranetes.guest.image import GuestImage
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, ResourceExhausted
 from infranetes_common.loop_devices import loop_devices_of
-from tests.harness.needs import needs_programs, needs_root
+from tests.harness.needs import needs_mounts, needs_programs
 
 ROOT = Path(__file__).resolve().parents[3]
 # The stand-in for the maker first does what has to be undone: it makes a mount and a loop device.
@@ -36,7 +36,7 @@ sys.exit(cli.main(["cloud-disk", "aws", sys.argv[2], "--image-dir", sys.argv[3]]
 """
 
 
-@needs_root
+@needs_mounts
 @needs_programs("fdisk", "mkfs.vfat", "mkfs.ext4")
 class CloudDiskTests(SynchronousTestCase):
     def setUp(self) -> None:

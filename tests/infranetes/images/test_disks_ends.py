@@ -18,7 +18,7 @@ from infranetes_common.errors import (
     ResourceExhausted,
 )
 from tests.harness.durations import slow
-from tests.harness.needs import needs_registry, needs_root
+from tests.harness.needs import needs_mounts, needs_registry
 from tests.infranetes.images.disks_case import BASE, DisksCase
 from tests.infranetes.images.support import sleep, small
 from tests.support import oci, warm
@@ -136,7 +136,7 @@ class KilledTests(DisksCase):
         return found
 
 
-@needs_root
+@needs_mounts
 class FullDiskTests(DisksCase):
     """A store on a file system of two megabytes."""
 

@@ -29,7 +29,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from tests.harness.durations import slow
-from tests.harness.needs import needs_registry, needs_root
+from tests.harness.needs import needs_mounts, needs_registry
 from tests.infranetes.images.hostile import HostileRegistry, begin_then_hang, endless, hang, send
 from tests.infranetes.images.support import StoreCase, reactor, sleep, small
 from tests.support import oci
@@ -416,7 +416,7 @@ class KilledTests(HostileCase):
         return self.run_(body())
 
 
-@needs_root
+@needs_mounts
 class FullDiskTests(StoreCase):
     """A store on a file system of two megabytes."""
 

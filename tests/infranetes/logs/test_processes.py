@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes.logs import Checkpoint, ContainerLog, stop_all
 from infranetes_common.reactors import installed
 from tests.harness.durations import slow
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.infranetes.logs.child import line
 from tests.infranetes.logs.log_scenario import expected, record
 from tests.support import warm
@@ -74,7 +74,7 @@ async def nothing(_: Checkpoint) -> None:
     """Save no checkpoint."""
 
 
-@needs_root
+@needs_mounts
 class FullDiskTests(TestCase):
     timeout = 60
 

@@ -17,7 +17,7 @@ from infranetes_common.concurrency import Flight, settled, sleep
 from infranetes_common.errors import ResourceExhausted, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import serial_of
-from tests.harness.needs import needs_programs, needs_root
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
 from tests.infranetes.providers.test_qemu_attached import BareQemus
 from tests.support.failures import FailureAssertions
@@ -105,7 +105,7 @@ class AttachedCase(FailureAssertions, BareQemuCase, TestCase):
         await self.nothing_is_left(attacher, machine)
 
 
-@needs_root
+@needs_mounts
 class AttachedTests(AttachedCase):
     """QEMU copies the volume."""
 
@@ -243,6 +243,7 @@ class AttachedTests(AttachedCase):
 
 
 @needs_programs("mkfs.xfs")
+@needs_mounts
 class AttachedSharingTests(AttachedCase):
     """Blocks are shared while the VM writes."""
 

@@ -19,7 +19,7 @@ from infranetes.providers.volumes import ILendsDevices
 from infranetes_common.concurrency import Flight
 from infranetes_common.errors import FailedPrecondition, NotFound
 from infranetes_common.volume_disks import serial_of
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts, needs_root
 from tests.infranetes.providers.bare_qemu import BareQemuCase, reactor
 from tests.support.file_systems import loop_device
 
@@ -76,7 +76,7 @@ class SettingTests(SynchronousTestCase):
                 QemuSettings(devices=("/dev/sdb", path))
 
 
-@needs_root
+@needs_mounts
 class AttachedTests(BareQemuCase, TestCase):
     """Devices attached to QEMUs without guests."""
 

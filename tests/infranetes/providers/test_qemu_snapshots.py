@@ -17,7 +17,7 @@ from infranetes.providers.volumes import FromSnapshot, FromVolume, IHasSnapshots
 from infranetes_common.concurrency import Flight
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 from tests.contract.snapshots import SnapshotsContract
-from tests.harness.needs import needs_programs, needs_root
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.infranetes.csi.case import without_vms
 from tests.infranetes.providers.bare_qemu import reactor
 from tests.support.file_systems import mounted
@@ -58,7 +58,7 @@ class FileCase(TestCase):
             return file.read(count)
 
 
-@needs_root
+@needs_mounts
 class CopiedTests(FileCase, SnapshotsContract):
     """The contract, where data is copied; and what else can happen."""
 
@@ -194,6 +194,7 @@ class CopiedTests(FileCase, SnapshotsContract):
 
 
 @needs_programs("mkfs.xfs")
+@needs_mounts
 class SharedBlocksTests(FileCase, SnapshotsContract):
     """The contract, on a file system that shares blocks: nothing is copied."""
 

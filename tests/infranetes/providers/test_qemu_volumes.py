@@ -26,7 +26,7 @@ from infranetes_common.errors import (
 )
 from infranetes_common.reactors import installed
 from tests.contract.volumes import VolumesContract
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 
 reactor = installed()
 MIB = 1 << 20
@@ -85,7 +85,7 @@ class FileTests(SynchronousTestCase):
             self.files.delete("pipe")
         self.assertEqual(self.files.expand("mine", 2 * MIB).size, 2 * MIB)
 
-    @needs_root
+    @needs_mounts
     def test_what_is_promised_is_not_promised_again(self) -> None:
         self.directory.mkdir(parents=True)
         options = ("-t", "tmpfs", "-o", f"size={64 * MIB}", "none", self.directory)

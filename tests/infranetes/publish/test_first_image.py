@@ -15,7 +15,7 @@ from infranetes.guest.image import GuestImage
 from infranetes.guest.reporting import Build
 from infranetes.publish import command, first_image
 from infranetes_common.errors import InfranetesError
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.support.spaces import ROOT
 
 # The command, with an archive that can't be reached. Arguments: the configuration's file.
@@ -75,7 +75,7 @@ class FirstImageTests(SynchronousTestCase):
         self.assertEqual((self.run_command(qemu), self.begun), (0, 0))
 
 
-@needs_root
+@needs_mounts
 class ServiceTests(SynchronousTestCase):
     """The command in mounts like those of infranetes-guest.service."""
 

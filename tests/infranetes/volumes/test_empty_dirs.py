@@ -12,12 +12,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.volumes.empty_dirs import EmptyDir, find_empty_dir
 from infranetes.volumes.mount_table import MountTable
 from infranetes_common.errors import InvalidArgument
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 
 UID = "5f0c"
 
 
-@needs_root
+@needs_mounts
 class EmptyDirTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.table = MountTable()

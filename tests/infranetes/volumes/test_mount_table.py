@@ -21,7 +21,7 @@ from infranetes.volumes.mount_table import (
     with_previous,
 )
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, Entry, Manifest
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 
 POINTS = (b"/", b"/v", b"/v/a", b"/v/a/b")
 DISK = Mount(98, 1, b"/", "253:0", b"/", "ext4")
@@ -127,7 +127,7 @@ class ChangeTests(SynchronousTestCase):
         self.assertEqual(with_previous(now, before, frozenset([b"", b"a"])), before)
 
 
-@needs_root
+@needs_mounts
 class KernelTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))

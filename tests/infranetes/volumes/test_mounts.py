@@ -19,7 +19,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.filesync.manifest import FILE, SYMLINK, Entry
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 
 
 class MountCase(SynchronousTestCase):
@@ -122,7 +122,7 @@ class FindTests(MountCase):
                 error = self.assertRaises(InvalidArgument, find_source, cri.Mount(host_path=path), self.table)
                 self.assertIn(path, str(error))
 
-    @needs_root
+    @needs_mounts
     def test_huge_pages_are_known_by_their_size(self) -> None:
         empty_dir = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~empty-dir" / "pages"
         for options, limit in (("pagesize=2M", 0), ("pagesize=2M,size=8M", 8 << 20), ("pagesize=1Gi", 0)):
@@ -136,6 +136,7 @@ class FindTests(MountCase):
                 self.assertEqual((found.in_memory, found.huge_page_size, found.size_limit), expected)
         self.assertEqual(find_source(cri.Mount(host_path=str(self.top)), self.table).huge_page_size, 0)
 
+    @needs_mounts
     def test_what_is_on_a_tmpfs_stays_in_memory(self) -> None:
         secret = self.top / "secret"
         secret.mkdir()
@@ -144,7 +145,7 @@ class FindTests(MountCase):
         self.addCleanup(subprocess.run, ["umount", "-l", str(secret)])
         self.assertTrue(find_source(cri.Mount(host_path=str(secret)), self.table).in_memory)
 
-    @needs_root
+    @needs_mounts
     def test_an_empty_dir_in_memory_is_as_large_as_kubelet_made_it(self) -> None:
         kept = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~empty-dir" / "cache"
         other = self.top / "cache"
@@ -172,7 +173,7 @@ class FindTests(MountCase):
                 find_source(cri.Mount(host_path=str(volumes / other)), self.table).in_memory, other
             )
 
-    @needs_root
+    @needs_mounts
     def test_a_sub_path_of_a_configmap_too(self) -> None:
         """kubelet mounts it at a path that does not show that it is a ConfigMap's."""
         key = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~configmap" / "name" / "key"

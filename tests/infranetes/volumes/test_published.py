@@ -37,7 +37,7 @@ from infranetes.volumes.published import (
 from infranetes.volumes.tmpfs import Tmpfs, bind, unmount
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts, needs_root
 
 
 @needs_root
@@ -75,6 +75,7 @@ class PublishedCase(SynchronousTestCase):
         return sum(one.mount_point == os.fsencode(path) for one in self.table.mounts())
 
 
+@needs_mounts
 class PublishTests(PublishedCase):
     def test_what_was_published_is_read_again_also_by_another_daemon(self) -> None:
         self.publish()
@@ -204,6 +205,7 @@ class BoundTests(SynchronousTestCase):
         self.assertRaises(InvalidArgument, check_target, "/" + "x" * 4095)
 
 
+@needs_mounts
 class UnpublishTests(PublishedCase):
     def test_it_takes_the_mount_and_the_directory_away_as_often_as_asked(self) -> None:
         self.publish()
@@ -236,6 +238,7 @@ class UnpublishTests(PublishedCase):
         self.assertEqual(self.mounts_at(str(other)), 1)
 
 
+@needs_mounts
 class KernelTests(PublishedCase):
     """What the kernel refuses is an error with its number."""
 
@@ -251,6 +254,7 @@ class KernelTests(PublishedCase):
             self.refused(errno.EBADF, files.mount, -1)
 
 
+@needs_mounts
 class ReadTests(PublishedCase):
     def test_a_part_that_is_bound_is_known_with_its_path(self) -> None:
         self.publish()
@@ -300,6 +304,7 @@ class ReadTests(PublishedCase):
         self.assertEqual(self.read(self.target), self.volume)
 
 
+@needs_mounts
 class StrangerTests(PublishedCase):
     """A mount of somebody else's, of a file system that has a source like ours.
 
@@ -335,6 +340,7 @@ class StrangerTests(PublishedCase):
         self.assertEqual((self.mounts_at(self.target), os.listdir(self.place)), (1, [FILE]))
 
 
+@needs_mounts
 class MountTests(PublishedCase):
     def test_what_only_stands_for_a_volume_is_not_carried_into_a_vm(self) -> None:
         self.publish()
@@ -344,6 +350,7 @@ class MountTests(PublishedCase):
                 find_source(cri.Mount(host_path=path, container_path="/data"), self.table)
 
 
+@needs_mounts
 class TmpfsTests(PublishedCase):
     def test_one_that_was_not_mounted_leaves_nothing(self) -> None:
         source = f"unmounted:{secrets.token_hex(4)}".encode()
@@ -354,6 +361,7 @@ class TmpfsTests(PublishedCase):
             Tmpfs(b"a\0b", 65536)
 
 
+@needs_mounts
 class OfPodTests(PublishedCase):
     """kubelet's paths tell which volumes a pod has, before it has a container."""
 

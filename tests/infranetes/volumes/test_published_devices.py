@@ -24,7 +24,7 @@ from infranetes.volumes.published_devices import BACKING_FILE
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.loop_devices import LoopDevice, loop_devices_of, open_loop_device
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts, needs_root
 from tests.support.loop_devices import end_loop_device, left_of
 
 
@@ -84,6 +84,7 @@ class DeviceCase(SynchronousTestCase):
         self.assertFalse(os.path.lexists(self.target))
 
 
+@needs_mounts
 class PublishTests(DeviceCase):
     def test_kubelet_sees_a_block_device_that_tells_which_volume_it_stands_for(self) -> None:
         for _ in range(2):
@@ -191,6 +192,7 @@ class PublishTests(DeviceCase):
         self.assertRaisesRegex(FailedPrecondition, "systemd-csi.conf", self.publish)
 
 
+@needs_mounts
 class KubeletTests(DeviceCase):
     """What kubelet 1.36 does with the device: MapBlockVolume and UnmapBlockVolume."""
 
@@ -262,6 +264,7 @@ class ReadTests(DeviceCase):
             else:
                 self.assertIsNone(self.read(self.top))
 
+    @needs_mounts
     def test_one_that_does_not_say_what_it_stands_for_is_an_error_until_it_is_unpublished(self) -> None:
         whole = published.document
 
@@ -276,6 +279,7 @@ class ReadTests(DeviceCase):
             self.unpublish()
             self.assert_nothing_is_left()
 
+    @needs_mounts
     def test_it_is_not_carried_into_a_vm(self) -> None:
         self.publish()
         with self.assertRaises(InvalidArgument):
@@ -283,6 +287,7 @@ class ReadTests(DeviceCase):
         self.assertIsNone(published.read(str(self.target), self.table))
 
 
+@needs_mounts
 class InterruptedTests(DeviceCase):
     """The daemon is killed after a step, or the next one fails: nothing leaks, and the next call does it."""
 

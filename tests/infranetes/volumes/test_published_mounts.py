@@ -15,10 +15,10 @@ from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
 from infranetes.volumes.published_mounts import PublishedMounts
 from infranetes_common.reactors import installed
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 
 
-@needs_root
+@needs_mounts
 class PublishedMountsTests(TestCase):
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))

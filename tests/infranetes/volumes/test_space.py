@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.space import INTERVAL, NAME, STEP, ShownSpace, thd_show
 from infranetes_common.errors import DeadlineExceeded, Unavailable
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts, needs_root
 
 MIB = 1 << 20
 
@@ -78,7 +78,7 @@ class SpaceTests(SynchronousTestCase):
         self.assertIn("20% free", self.show(30 * MIB))
         self.assertEqual(self.shown(), 0)
 
-    @needs_root
+    @needs_mounts
     def test_where_the_disk_is_full_all_the_same_it_stays_as_it_was(self) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", self.top], check=True)
         self.addCleanup(subprocess.run, ["umount", "-l", str(self.top)])

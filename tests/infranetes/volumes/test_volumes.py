@@ -20,7 +20,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts, needs_root
 from tests.infranetes.volumes.carrying_case import CarryingCase, Lanes, OneSandbox
 
 
@@ -210,6 +210,7 @@ class ContainerTests(VolumesCase):
             self.assertEqual(volume.layout is not None, private)
             self.release("c1")
 
+    @needs_mounts
     def test_what_is_mounted_below_a_read_only_mount_comes_with_it_once(self) -> None:
         for name in ("a", "b"):
             (self.node / name).mkdir()

@@ -26,11 +26,11 @@ from infranetes_common.filesync.manifest import (
 )
 from infranetes_common.filesync.scan import read, scan
 from infranetes_common.filesync.tree import Tree
-from tests.harness.needs import needs_root, repetitions
+from tests.harness.needs import needs_mounts, needs_root, repetitions
 from tests.infranetes_common.filesync.case import BOUNDS, TreeCase
 
 
-@needs_root
+@needs_mounts
 class PartTests(TreeCase):
     """One entry can't be written: the others are, and nothing leads to what is not there."""
 
@@ -185,7 +185,7 @@ class PartTests(TreeCase):
         self.assertEqual((modes[1:], program.stat().st_mode & 0o7777), ([0o4755], 0o4755))
 
 
-@needs_root
+@needs_mounts
 class LeftoverTests(TreeCase):
     """Nothing of an entry that was not written stays behind, neither a file nor an open descriptor."""
 

@@ -15,7 +15,7 @@ from infranetes_common.filesync import scan as scanning
 from infranetes_common.filesync.manifest import DIRECTORY, MAX_DEPTH, Bounds, Changed, Manifest, Unread
 from infranetes_common.filesync.scan import CHUNK_BYTES, read, scan, stable_scan
 from infranetes_common.filesync.tree import Tree
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts, needs_root
 from tests.infranetes_common.filesync.case import BOUNDS, TreeCase, sync
 
 
@@ -106,7 +106,7 @@ class ScanTests(ScanCase):
         self.patch(os, "open", fails)
         self.assertRaises(OSError, self.found)
 
-    @needs_root
+    @needs_mounts
     def test_what_is_mounted_below_belongs_to_it_or_is_an_empty_directory(self) -> None:
         mounted = self.node / "mounted"
         mounted.mkdir()

@@ -19,7 +19,7 @@ from infranetes_common.errors import InvalidArgument, ResourceExhausted, Unavail
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.contract.container_provider_case import pieces
-from tests.harness.needs import needs_docker, needs_root
+from tests.harness.needs import needs_docker, needs_mounts
 from tests.support.dockerd import Dockerd, archive
 from tests.support.oci import busybox
 from tests.vmserver.containers.test_docker import DockerCase
@@ -212,7 +212,7 @@ class DownTests(DockerCase, TestCase):
         await self.until(lambda: self.provider._index.live, "the provider is back", 60)
 
 
-@needs_root
+@needs_mounts
 class FullTests(TestCase):
     """An engine whose disk is full."""
 

@@ -24,7 +24,7 @@ from infranetes_common.wire.vmserver import LogRecord
 from tests.contract.container_provider import ExecContract
 from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import Heard
-from tests.harness.needs import needs_root, needs_systemd
+from tests.harness.needs import needs_mounts, needs_systemd
 from tests.support.systemd import Systemd
 from vmserver.containers.interface import Streams
 from vmserver.containers.machine import log
@@ -148,7 +148,7 @@ class MachineTests(MachineCase, TestCase):
             await self.refused(NotFound, work)
         await self.provider.remove("b" * 32)
 
-    @needs_root
+    @needs_mounts
     async def test_mounts_are_there_until_it_is_removed(self) -> None:
         source, target = self.directory / "secret", self.directory / "var" / "run secret"
         source.mkdir()
@@ -163,7 +163,7 @@ class MachineTests(MachineCase, TestCase):
         await self.provider.remove(id)
         self.assertEqual(os.listdir(target), [])
 
-    @needs_root
+    @needs_mounts
     async def test_after_a_reboot_each_mount_is_made_once_its_source_is_there(self) -> None:
         late, there = self.directory / "late", self.directory / "there"
         mounts = []

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import Identity, Network
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.support.own_network import in_own_network
 from vmserver.identity import apply as machine
 from vmserver.identity import network
@@ -78,7 +78,7 @@ def become(directory: Path, *identities: Identity) -> Any:
     return json.loads(done.stdout)
 
 
-@needs_root
+@needs_mounts
 class BecomeTests(SynchronousTestCase):
     """On a real network card, as the kernel describes it."""
 

@@ -24,7 +24,7 @@ from infranetes_common import reactors
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.wire import vmserver
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_netns
 from tests.support.clouds.imds import Imds
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
@@ -315,7 +315,7 @@ class RunnerTests(TestCase):
 class GateTests(TestCase):
     timeout = 120
 
-    @needs_root
+    @needs_netns
     def test_it_is_closed_and_opened_and_the_resolver_stays(self) -> None:
         """In a network namespace of its own, with the service on the loopback interface."""
         done = subprocess.run(

@@ -15,7 +15,7 @@ from zope.interface import implementer
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.wire import vmserver as messages
 from infranetes_simulation.containers import FakeProvider
-from tests.harness.needs import needs_programs, needs_root
+from tests.harness.needs import needs_mounts, needs_programs, needs_root
 from tests.support.erofs import Layer, layer
 from tests.vmserver.harness import Agent, run_directory
 from tests.vmserver.layers.case import PIECE, Shown
@@ -45,7 +45,7 @@ class LayeredProvider(FakeProvider):
         await self.layered.add(image_id, configuration)
 
 
-@needs_root
+@needs_mounts
 @needs_programs("mkfs.erofs")
 class LayerCallTests(AgentCase):
     async def setUp(self) -> None:

@@ -18,7 +18,7 @@ from infranetes_common.filesync.scan import scan
 from infranetes_common.filesync.wire import PREFIX, change_to_wire
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
-from tests.harness.needs import needs_programs, needs_root
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
 from vmserver.mounts import mounts_below
@@ -74,6 +74,7 @@ class VolumeCallTests(AgentCase):
         self.assertFalse(self.path.parent.exists())
         await self.refused(Code.NOT_FOUND, self.listed())
 
+    @needs_mounts
     async def test_one_entry_that_fails_is_named_and_the_others_are_written(self) -> None:
         await self.put(Entry(b"busy", DIRECTORY, 0o755, 0, 0))
         busy = self.path / "busy"
@@ -156,7 +157,7 @@ class VolumeCallTests(AgentCase):
         await self.refused(bad, self.stub.CreateContainer(request, timeout=5.0))
 
 
-@needs_root
+@needs_mounts
 class MemoryTests(SynchronousTestCase):
     def test_secrets_are_on_a_tmpfs_of_their_own(self) -> None:
         top = Path(self.mktemp()).absolute()
@@ -267,7 +268,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertFalse((top / "memory" / "v1").exists())
 
 
-@needs_root
+@needs_mounts
 class MountedBelowTests(SynchronousTestCase):
     def test_what_a_container_mounts_below_is_neither_carried_nor_removed(self) -> None:
         top = Path(self.mktemp()).absolute()

@@ -20,7 +20,7 @@ from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Resou
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.nfs import NfsMount, checked
 from infranetes_common.reactors import installed
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts, needs_root
 from tests.support.failures import FailureAssertions
 from tests.support.fuse import HangingMounts
 from vmserver.mounts import Flag, mount, mounts, mounts_below, unmount
@@ -83,6 +83,7 @@ class NfsCase(FailureAssertions, TestCase):
         return any(one.point == str(self.point(wanted)) for one in mounts())
 
 
+@needs_mounts
 class NfsMountsTests(NfsCase):
     async def test_one_mount_is_for_all_containers_and_ends_with_the_last(self) -> None:
         for container in ("a", "a", "b"):
@@ -205,6 +206,7 @@ class NfsMountsTests(NfsCase):
             self.assertEqual(self.left(), [])
 
 
+@needs_mounts
 class ServerGoneTests(NfsCase):
     def make_export(self) -> None:
         self.server = HangingMounts(self.export)

@@ -11,13 +11,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.filesync.wire import PREFIX
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from vmserver.mounts import mounts_below
 from vmserver.volumes.parts import VolumeParts
 from vmserver.volumes.store import VolumeStore
 
 
-@needs_root
+@needs_mounts
 class PartTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))

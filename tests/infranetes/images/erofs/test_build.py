@@ -23,7 +23,7 @@ from infranetes.images.erofs.limits import Limits
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, ResourceExhausted
 from infranetes_common.reactors import installed
-from tests.harness.needs import needs_programs, needs_root
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.infranetes.images.erofs.support import converted, digest, member, mounted, tar
 from tests.support.waiting import until
 
@@ -67,7 +67,7 @@ class BuildCase(TestCase):
 
 
 class BuildTests(BuildCase):
-    @needs_root
+    @needs_mounts
     @deferred
     async def test_the_image_is_the_same_however_the_layer_is_compressed(self) -> None:
         expected = converted(TAR, Path(self.mktemp()))
@@ -118,6 +118,7 @@ class BuildTests(BuildCase):
         work = self.build(packer.compress(TAR) + packer.flush(), "zstd", limits=limits)
         self.assertIn("zstd file", await self.refused(FailedPrecondition, work))
 
+    @needs_mounts
     @deferred
     async def test_a_full_disk_leaves_nothing_and_says_so(self) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", self.directory], check=True)
@@ -172,7 +173,7 @@ class WorkingCase(BuildCase):
 
 
 class ChildTests(WorkingCase):
-    @needs_root
+    @needs_mounts
     @needs_programs("mkfs.erofs")
     @deferred
     async def test_a_child_that_dies_is_no_bad_layer_and_spoils_no_other(self) -> None:
@@ -190,6 +191,7 @@ class ChildTests(WorkingCase):
         await self.failure(CancelledError, second)
         self.assertEqual(os.listdir(self.directory), ["image"])
 
+    @needs_mounts
     @deferred
     async def test_each_is_another_user_with_its_own_layer_image_and_voice_alone(self) -> None:
         layers = (self.endless(), self.endless())
@@ -208,6 +210,7 @@ class ChildTests(WorkingCase):
             work.cancel()
             await self.failure(CancelledError, work)
 
+    @needs_mounts
     @deferred
     async def test_all_are_made_by_one_process_until_nobody_has_needed_it_for_a_while(self) -> None:
         self.patch(process, "IDLE_SECONDS", 0.01)
@@ -221,6 +224,7 @@ class ChildTests(WorkingCase):
         await until(lambda: not Path(f"/proc/{parents[0]}").exists(), "the process has ended")
         await self.build(TAR)
 
+    @needs_mounts
     @deferred
     async def test_when_that_process_dies_it_is_said_and_the_next_layer_has_another(self) -> None:
         layer = self.endless()
@@ -232,6 +236,7 @@ class ChildTests(WorkingCase):
         await until(lambda: not self.children(layer), "its child has died with it")
         await self.build(TAR)
 
+    @needs_mounts
     @deferred
     async def test_when_that_process_does_not_answer_a_cancellation_ends_it(self) -> None:
         self.patch(process, "KILL_SECONDS", 0.01)

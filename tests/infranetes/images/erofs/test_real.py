@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.images.erofs.convert import convert
 from infranetes.images.erofs.limits import Limits
 from tests.harness.durations import slow
-from tests.harness.needs import needs_programs, needs_root, repetitions
+from tests.harness.needs import needs_mounts, needs_programs, repetitions
 from tests.infranetes.images.erofs.support import check, mounted, shown
 
 TREES = ("etc", "usr/bin/passwd", "usr/bin/perl", "usr/share/perl", "usr/share/zoneinfo", "usr/lib/python3")[
@@ -22,7 +22,7 @@ TREES = ("etc", "usr/bin/passwd", "usr/bin/perl", "usr/share/perl", "usr/share/z
 ]
 
 
-@needs_root
+@needs_mounts
 @needs_programs("mkfs.erofs")
 class RealTests(SynchronousTestCase):
     timeout = 300

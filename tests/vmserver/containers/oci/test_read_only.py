@@ -11,13 +11,13 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from vmserver.containers.oci import addresses
 from vmserver.containers.oci.read_only import thd_read_only
 from vmserver.mounts import mounts_below, unmount
 
 
-@needs_root
+@needs_mounts
 class ReadOnlyTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="infranetes-crun-"))
