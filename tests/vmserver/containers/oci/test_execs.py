@@ -20,7 +20,7 @@ from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from tests.contract.container_sessions import living, resident
 from tests.harness.durations import slow
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_mounts
 from tests.support.crun import process
 from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
 from vmserver.containers.interface import ExecResult, ISession, Streams
@@ -330,7 +330,7 @@ class CommandGroupsTests(SynchronousTestCase):
 
 if not is_v2() and (ROOT / "unified").is_dir():
 
-    @needs_root
+    @needs_mounts
     class UnifiedTests(TestCase):
         """The same with cgroup v2, which this machine has beside v1 and the guest has by itself."""
 
