@@ -37,12 +37,13 @@ from infranetes.providers.interface import (
     ShownDisk,
     Size,
 )
-from infranetes.providers.qemu import QemuProvider, accelerator, disks, record, uids
+from infranetes.providers.qemu import accelerator, disks, record, uids
 from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.command_line import CommandLine, Fd
 from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.process import pids_by_argument
+from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template import Template
 from infranetes.providers.qemu.template_maker import TemplateMaker

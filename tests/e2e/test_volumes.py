@@ -36,7 +36,7 @@ from infranetes.guest import image as images
 from infranetes.guest.image import GuestImage
 from infranetes.machines.agent.client import AgentClient
 from infranetes.providers.interface import Instance
-from infranetes.providers.qemu import QemuProvider
+from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.volumes import mount_table, published
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import Flight, start

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from infranetes.providers.interface import ProviderContext
-from infranetes.providers.qemu.provider import QemuProvider
-from infranetes.providers.qemu.settings import QemuSettings
 from infranetes_common import config
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
 
-__all__ = ["QemuProvider", "create"]
+if TYPE_CHECKING:
+    from infranetes.providers.interface import ProviderContext
+    from infranetes.providers.qemu.provider import QemuProvider
 
 _MAX_SOCKET_PATH = 107  # unix(7)
 _LONGEST_SOCKET = "0" * 32 + "/identity"
@@ -21,6 +21,10 @@ _LONGEST_SOCKET = "0" * 32 + "/identity"
 
 def create(reactor: IReactor, table: Mapping[str, object], context: ProviderContext) -> QemuProvider:
     """Make the provider; a `registry.ProviderFactory`."""
+    # Imported late: commands that read the configuration import modules of this package, and run no VM.
+    from infranetes.providers.qemu.provider import QemuProvider
+    from infranetes.providers.qemu.settings import QemuSettings
+
     settings = config.structure(table, QemuSettings, source=context.source, prefix="providers.qemu")
     socket = context.run_dir / QemuProvider.name / _LONGEST_SOCKET
     if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:

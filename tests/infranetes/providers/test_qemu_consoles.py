@@ -11,10 +11,11 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.interface import Instance, InstanceState, ProviderContext
-from infranetes.providers.qemu import QemuProvider, consoles
+from infranetes.providers.qemu import consoles
 from infranetes.providers.qemu.consoles import ConsoleArchive
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.privileges import QemuUser
+from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.vm import Vm

@@ -20,7 +20,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.providers.interface import ProviderContext, Size
 from infranetes.providers.qemu import (
-    QemuProvider,
     create,
     identity_port,
     subnet,
@@ -28,6 +27,7 @@ from infranetes.providers.qemu import (
 from infranetes.providers.qemu.command_line import SCSI, CommandLine
 from infranetes.providers.qemu.identity_port import Failed, IdentityPort, Ready, Waiting
 from infranetes.providers.qemu.privileges import QemuUser, unprivileged
+from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.qmp import Answer, Greeting, QmpConnection, QmpCore, QmpError, QmpEvent
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.sizes import Hotplug, disk_size, hotplug_for, memory_for_pod, needed_overhead
