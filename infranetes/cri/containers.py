@@ -13,6 +13,7 @@ from infranetes.pods import listing
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container
+from infranetes.providers import cpusets
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
@@ -106,6 +107,7 @@ class ContainerCalls:
     ) -> cri.UpdateContainerResourcesResponse:
         if not request.HasField("linux"):
             raise InvalidArgument("linux is missing: give the resources to set")
+        cpusets.check(request.linux, "linux")
         await self._containers.update(request.container_id, request.linux)
         return cri.UpdateContainerResourcesResponse()
 

@@ -149,6 +149,9 @@ def container_status(container: Container) -> cri.ContainerStatus:
     if seen is not None and seen.HasField("resources"):
         resources = seen.resources
     status.resources.linux.CopyFrom(resources)
+    # The node's own numbers, of which the agent knows nothing.
+    status.resources.linux.cpuset_cpus = config.linux.resources.cpuset_cpus
+    status.resources.linux.cpuset_mems = config.linux.resources.cpuset_mems
     if seen is not None and seen.HasField("user"):
         status.user.CopyFrom(seen.user)
     return status

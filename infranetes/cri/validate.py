@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from infranetes.hostports import mappings
+from infranetes.providers import cpusets
 from infranetes.providers.annotations import read as read_annotations
 from infranetes.providers.cgroup_parents import group_path
 from infranetes.volumes import mounts
@@ -80,6 +81,7 @@ def container_config(config: cri.ContainerConfig) -> None:
             path = getattr(device, kind)
             if path or kind == "host_path":
                 _absolute(path, f"config.devices[{index}].{kind}")
+    cpusets.check(config.linux.resources, "config.linux.resources")
     security = config.linux.security_context
     namespaces(security.namespace_options, "config.linux.security_context")
     if config.CDI_devices:

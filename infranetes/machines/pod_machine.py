@@ -45,6 +45,7 @@ from infranetes.providers.interface import (
     Instance,
     InstanceSpec,
     InstanceState,
+    IPinsVms,
     IPlacesVms,
     Size,
     launched_with,
@@ -289,6 +290,14 @@ class PodMachine:
         provider = self._context.provider
         if cgroup_parent and IPlacesVms.providedBy(provider):
             await provider.place(self.facts.instance_id, cgroup_parent, size)
+
+    async def pin(self, cpus: str, mems: str) -> None:
+        """Have the VM run on these processors and memory nodes of the node, if it is a process there.
+
+        :raise InfranetesError: it does not."""
+        provider = self._context.provider
+        if IPinsVms.providedBy(provider):
+            await provider.pin(self.facts.instance_id, cpus, mems)
 
     async def _asked(self, method: str, call: Callable[[], Deferred[T]]) -> T:
         context = self._context

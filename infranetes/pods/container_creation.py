@@ -17,6 +17,7 @@ from infranetes.pods.image_loads import load_image
 from infranetes.pods.image_removal import remove_unused_later
 from infranetes.pods.inventory import Container, Sandbox, container_name
 from infranetes.pods.machine_images import MachineImages, is_being_vacated
+from infranetes.pods.pinning import guests, pin, pin_later
 from infranetes.pods.records import ContainerRecord
 from infranetes.pods.resize import Resizer
 from infranetes.pods.states import ContainerState, SandboxState
@@ -105,6 +106,8 @@ class ContainerCreation:
             config = await self._with_profiles(container.config)
             if image.machine:
                 await self._machine_images.boot(sandbox, image)
+            await pin(self._node, sandbox)
+            config = guests(config)
             if pages := pages_of(config.linux.resources):
                 await check_huge_pages(sandbox.agent(), pages)
                 await self._resizer.make_room(container, config.linux.resources)
@@ -159,6 +162,7 @@ class ContainerCreation:
         If its agent can't be reached now, it is removed after the agent's next snapshot, which shows a
         container without a record."""
         self._node.inventory.discard_container(container)
+        pin_later(self._node, container.sandbox)
         for agent in asked:
             try:
                 await agent.remove(container.id, within=UNDO_SECONDS)

@@ -14,6 +14,7 @@ from infranetes.pods.image_removal import remove_unused_later
 from infranetes.pods.inventory import Container
 from infranetes.pods.logs import wait_while_advancing
 from infranetes.pods.machine_images import MachineImages
+from infranetes.pods.pinning import pin_later
 from infranetes.pods.reports import GONE_REASON, Until, apply_stop, record_loss
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ContainerState, SandboxState
@@ -121,6 +122,7 @@ class ContainerStop:
         self._node.logs.abort(container, "the container was removed")
         await self._node.store.delete_container(container.id)
         self._node.inventory.discard_container(container)
+        pin_later(self._node, sandbox)
         remove_unused_later(self._node, sandbox)
 
     async def _remove_from_vm(self, container: Container) -> None:

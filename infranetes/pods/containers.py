@@ -14,10 +14,12 @@ from infranetes.pods.huge_pages import check_huge_pages
 from infranetes.pods.inventory import Container
 from infranetes.pods.lifelog import log_command
 from infranetes.pods.machine_images import MachineImages
+from infranetes.pods.pinning import repin
 from infranetes.pods.reports import apply_report
 from infranetes.pods.resize import Resizer
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ALIVE, ContainerState
+from infranetes.providers import cpusets
 from infranetes_common.concurrency import Flight, shielded, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotFound
 from infranetes_common.huge_pages import pages_of
@@ -107,6 +109,10 @@ class Containers:
         if container.state not in ALIVE:
             raise FailedPrecondition(f"container {container.id} has ended: its resources can't be changed")
         agent = container.sandbox.agent()
+        await shielded(repin(self._node, container, resources))
+        resources = cpusets.without(resources)
+        if not resources.ByteSize():
+            return
         if pages := pages_of(resources):
             await check_huge_pages(agent, pages)
             await self._resizer.make_room(container, resources)

@@ -86,6 +86,11 @@ class Container:
         self.exit_report: vmserver.ContainerState | None = None
         self.recording_exit: Flight[None] | None = None
 
+    def reconfigure(self, config: cri.ContainerConfig) -> None:
+        """Change what the container was created with, as an update asks for. The record is to be saved."""
+        self.config = config
+        self.record = attrs.evolve(self.record, config=config.SerializeToString(deterministic=True))
+
     @property
     def id(self) -> str:
         return self._record.id
@@ -120,6 +125,7 @@ class Sandbox:
     :ivar loads: the images and layers on their way into the VM.
     :ivar ending: destroys the VM after a failed launch or boot, or with its container.
     :ivar zone: the zone that its VM has to be in; "": any. None: this process has not looked it up.
+    :ivar pinned: the node's processors and memory nodes that its VM was pinned to; None: not by this process.
     :ivar awaited_until: the time of the clock until which calls wait for its stop.
     :ivar interrupted: the reason why the cloud will take its VM away; "": none is known. An interrupted
         sandbox is shown as not ready and gets no more containers. Its agent reports this to each daemon.
@@ -142,6 +148,7 @@ class Sandbox:
         self.events = Events()  # the inventory's, once it is in one
         self.interrupted = ""
         self.awaited_until = 0.0
+        self.pinned: tuple[str, str] | None = None
         self.machine = machine_for(self)
 
     @property

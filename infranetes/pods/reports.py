@@ -16,6 +16,7 @@ from twisted.logger import Logger
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container
 from infranetes.pods.logs import wait_while_advancing
+from infranetes.pods.pinning import pin_later
 from infranetes.pods.records import ContainerRecord
 from infranetes.pods.states import ALIVE, ContainerState
 from infranetes_common.concurrency import Flight
@@ -130,6 +131,7 @@ async def _record_exit(node: NodeContext, container: Container, report: vmserver
                        container=container.id, error=error)  # fmt: skip
         if container.state in ALIVE:
             container.record = record
+            pin_later(node, container.sandbox)
     if container.state is ContainerState.EXITED:
         node.logs.ensure(container)
 

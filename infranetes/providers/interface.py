@@ -247,6 +247,23 @@ class IPlacesVms(Interface):
         """
 
 
+class IPinsVms(Interface):
+    """Also provided by an IPodProvider whose VMs are processes of this node, which can be pinned."""
+
+    def pin(instance_id: str, cpus: str, mems: str) -> Deferred[None]:
+        """Have a VM run on some of the node's processors, and use some of its memory nodes. Idempotent.
+
+        It holds until the next call or the VM's end, also without the daemon.
+
+        :param cpus: a list such as 0-2,4; "": all that its control group may use. :param mems: likewise.
+
+        :raise NotFound: there is no such VM.
+        :raise InvalidArgument: the node, or the pod's control group, does not have these.
+        :raise FailedPrecondition: the daemon may not do that.
+        :raise Unavailable: the VM does not run.
+        """
+
+
 class IHasCatalogue(Interface):
     """A provider whose IaaS has machine images. `imgprovider` set to the provider's name selects them."""
 

@@ -66,6 +66,8 @@ class ContainerCalls:
             if not env.key or "=" in env.key or "\0" in env.key or b"\0" in env.value:
                 raise InvalidArgument(f"config.envs: {env.key[:80]!r} is no name of a variable, or has a NUL")
         id, image_id = validate.container_id(request.id), validate.image_id(request.image_id)
+        if config.linux.HasField("resources"):
+            nodes_own(config.linux.resources)
         try:
             async with self._reserved(id, config.linux.resources):
                 await self._place(id, config)
@@ -123,6 +125,7 @@ class ContainerCalls:
         self, request: messages.UpdateContainerRequest, call: Call
     ) -> messages.UpdateContainerResponse:
         id = validate.container_id(request.id)
+        nodes_own(request.resources)
         async with self._reserved(id, request.resources):
             state = await self._choice.provider.update(id, request.resources)
         return messages.UpdateContainerResponse(state=bounds.state(state))
@@ -157,3 +160,11 @@ class ContainerCalls:
                 yield [bounds.record(record) for record in batch]
         finally:
             await gathered.aclose()
+
+
+def nodes_own(limits: cri.LinuxContainerResources) -> None:
+    """Drop the processors and memory nodes, which an earlier daemon sends: they are numbers of the node's."""
+    limits.ClearField("cpuset_cpus")
+    limits.ClearField("cpuset_mems")
+    for name in [name for name in limits.unified if name.startswith("cpuset.")]:
+        del limits.unified[name]

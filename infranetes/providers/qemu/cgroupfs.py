@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -15,8 +16,9 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from infranetes.providers.cgroup_parents import group_path
+from infranetes.providers.cpusets import CPUS, MEMS, parse
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -25,6 +27,7 @@ UNIFIED = ""  # the name of version 2's only hierarchy in /proc/PID/cgroup
 _MOUNT_OPTIONS = ("rw", "ro", "xattr", "noprefix", "clone_children", "cpuset_v2_mode")
 _REMOVE_SECONDS = 2.0  # a group is busy until the kernel has released the last process
 _PAUSE_SECONDS = 0.01
+_SETTLE_SECONDS = 2.0  # until systemd has enabled a controller for a group
 
 
 @attrs.frozen
@@ -138,6 +141,70 @@ class CgroupFiles:
         if any(where.get(each) != path for each, path in placed.items()):
             raise Unavailable(f"process {pid} is not in the control group /{parent}/{name}: {where}")
 
+    async def pin(
+        self, pid: int, parent: str, name: str, cpus: str, mems: str, settling: bool = False
+    ) -> bool:
+        """Have a process run on processors, and use memory nodes, of the node.
+
+        Its own group `name` does that, which is made below `parent` if need be. Without one, its threads are
+        pinned to the processors themselves, and it may use all memory nodes: then the result is False.
+
+        :param parent: "": it has none. :param settling: systemd was asked to do it, and may need a moment.
+        :raise InvalidArgument: the node, or the parent, does not have these.
+        :raise Unavailable: the process has ended.
+        """
+        return await run_in_thread(self._reactor, self._thd_pin, pid, parent, name, cpus, mems, settling)
+
+    def _thd_pin(self, pid: int, parent: str, name: str, cpus: str, mems: str, settling: bool) -> bool:
+        with_sets = [each for each in hierarchies(self._mounts) if each.has("cpuset")]
+        until = time.monotonic() + (_SETTLE_SECONDS if settling else 0.0)
+        try:
+            while True:
+                if any(self._thd_pin_by_group(each, pid, parent, name, cpus, mems) for each in with_sets):
+                    return True
+                if time.monotonic() >= until or not any(each.name == UNIFIED for each in with_sets):
+                    break
+                time.sleep(_PAUSE_SECONDS)
+            wanted = parse(cpus, "cpuset_cpus") or range(os.cpu_count() or 1)
+            for thread in (self._proc / str(pid) / "task").iterdir():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(thread.name), wanted)
+        except (ProcessLookupError, FileNotFoundError):
+            raise Unavailable(f"process {pid} has ended before it was pinned to processors") from None
+        except OSError as error:
+            if error.errno in (errno.EROFS, errno.EPERM):
+                raise FailedPrecondition(f"the daemon may not pin a VM to processors: {error}") from None
+            raise InvalidArgument(
+                f"the node does not let the pod's VM use processors {cpus or 'all'} and memory nodes "
+                f"{mems or 'all'}: {error.strerror}"
+            ) from None
+        return False
+
+    def _thd_pin_by_group(
+        self, hierarchy: Hierarchy, pid: int, parent: str, name: str, cpus: str, mems: str
+    ) -> bool:
+        try:
+            directory = self._own_group(hierarchy, pid, parent, name)
+            if directory is not None:
+                _write(hierarchy, directory, {CPUS: cpus, MEMS: mems})
+            return directory is not None
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EPERM):
+                raise
+            return False  # the daemon's unit lets it write to no group
+
+    def _own_group(self, hierarchy: Hierarchy, pid: int, parent: str, name: str) -> Path | None:
+        """Return the process's own group in a hierarchy, made if need be; None: it can't have one."""
+        directory = hierarchy.mount / memberships(pid, self._proc).get(hierarchy.name, "/").lstrip("/")
+        if directory.name in (name, f"{name}.scope"):
+            return directory if (directory / CPUS).exists() else None
+        above = hierarchy.mount / (group_path(parent) if parent else "")
+        if hierarchy.name == UNIFIED or not parent or not above.is_dir():
+            return None
+        _make(hierarchy, above / name)
+        (above / name / "cgroup.procs").write_text(str(pid))
+        return above / name
+
     def _thd_forget(self, parent: PurePosixPath, name: str) -> None:
         until = time.monotonic() + _REMOVE_SECONDS
         left = [directory for _, directory in self.directories(str(parent), name)]
@@ -170,6 +237,14 @@ def _make(hierarchy: Hierarchy, directory: Path) -> None:
         for file in ("cpuset.cpus", "cpuset.mems"):  # in version 1, a new group has none
             if not (directory / file).read_text().strip():
                 (directory / file).write_text((directory.parent / file).read_text())
+
+
+def _write(hierarchy: Hierarchy, directory: Path, lists: Mapping[str, str]) -> None:
+    for file, numbers in lists.items():
+        if not numbers and hierarchy.name != UNIFIED:
+            numbers = (directory.parent / file).read_text()
+        if parse((directory / file).read_text().strip(), file) != parse(numbers.strip(), file):
+            (directory / file).write_text(f"{numbers.strip()}\n")
 
 
 @attrs.frozen

@@ -258,6 +258,12 @@ class Launcher:
         await run_in_thread(self._reactor, self._records.update, vm.record)
         await self._placement.place(vm.record, vm.process.pid)
 
+    async def pin(self, vm: Vm, cpus: str, mems: str) -> None:
+        """See `IPinsVms`."""
+        if vm.process is None or not vm.alive:
+            raise Unavailable(f"VM {vm.record.id} does not run: {vm.instance().detail}")
+        await self._placement.pin(vm.record, vm.process.pid, cpus, mems)
+
     async def _fail(self, vm: Vm, error: InfranetesError) -> None:
         """End a VM that executes and does not become READY."""
         try:

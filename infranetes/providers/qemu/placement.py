@@ -17,6 +17,9 @@ class Placement(Protocol):
         :raise InfranetesError: it is not there; the VM is not to execute.
         """
 
+    async def pin(self, record: VmRecord, pid: int, cpus: str, mems: str) -> None:
+        """Have a VM's process use these processors and memory nodes. See `IPinsVms`."""
+
     async def forget(self, record: VmRecord) -> None:
         """Remove what was made for a VM whose process is gone. Idempotent."""
 

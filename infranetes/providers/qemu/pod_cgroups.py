@@ -12,6 +12,7 @@ from pathlib import Path
 from twisted.logger import Logger
 
 from infranetes.providers.cgroup_parents import group_path
+from infranetes.providers.cpusets import parse
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu.cgroupfs import (
     CgroupFiles,
@@ -20,12 +21,12 @@ from infranetes.providers.qemu.cgroupfs import (
     memory_directory,
     memory_limit,
 )
-from infranetes.providers.qemu.own_slice import BOOTED, OwnSlice
+from infranetes.providers.qemu.own_slice import BOOTED, OwnSlice, scope_name
 from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.scopes import SCOPE, SystemdScopes, is_slice, slice_path
 from infranetes.providers.qemu.settings import MIB
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import InvalidArgument
+from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
 
 _log = Logger()
@@ -65,6 +66,26 @@ class PodCgroups:
             return
         self._before[record.token] = await run_in_thread(self._reactor, _thd_kills, record)
 
+    async def pin(self, record: VmRecord, pid: int, cpus: str, mems: str) -> None:
+        parent = record.cgroup_parent
+        own = _name(record) if parent else scope_name(record)
+        settling = False
+        if self._booted.is_dir() and (not parent or is_slice(parent)):
+            # With version 2 systemd has to know, since it decides which controllers a slice has.
+            masks = {"AllowedCPUs": ("ay", _mask(cpus)), "AllowedMemoryNodes": ("ay", _mask(mems))}
+            try:
+                await self._scopes.set(own, masks)
+                settling = True
+            except InfranetesError as error:
+                _log.info("{error}", error=str(error))
+        if not await self._files.pin(pid, parent and _below(parent), own, cpus, mems, settling) and mems:
+            _log.warn(
+                "sandbox {sandbox}: its VM uses all of the node's memory, not just nodes {mems}: it has no "
+                "control group of its own for that",
+                sandbox=record.sandbox_id,
+                mems=mems,
+            )
+
     def _warn(self, parent: str) -> None:
         if not self._warned:
             self._warned = True
@@ -75,9 +96,9 @@ class PodCgroups:
 
     async def forget(self, record: VmRecord) -> None:
         self._before.pop(record.token, None)
-        if record.cgroup_parent and not is_slice(record.cgroup_parent):
+        if record.cgroup_parent:
             with contextlib.suppress(InvalidArgument):  # whatever is recorded, a VM can be removed
-                await self._files.forget(record.cgroup_parent, _name(record))
+                await self._files.forget(_below(record.cgroup_parent), _name(record))
 
     def why_ended(self, record: VmRecord) -> str:
         directory = _memory_directory(record)
@@ -116,6 +137,17 @@ class PodRoom:
                 needed=-(-self._needed // MIB),
             )
         return ""
+
+
+def _below(parent: str) -> str:
+    return str(slice_path(parent)) if is_slice(parent) else parent
+
+
+def _mask(text: str) -> list[int]:
+    """Return a list of numbers as systemd has it: a bit for each, in bytes (systemd.resource-control(5))."""
+    numbers = parse(text, "cpuset")
+    mask = sum(1 << number for number in numbers)
+    return list(mask.to_bytes((mask.bit_length() + 7) // 8, "little"))
 
 
 def _name(record: VmRecord) -> str:

@@ -28,6 +28,7 @@ from infranetes.providers.interface import (
     Instance,
     InstanceSpec,
     InstanceState,
+    IPinsVms,
     IPlacesVms,
     IPodProvider,
     IResizesVms,
@@ -71,7 +72,7 @@ _log = Logger()
 
 
 @implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage, IHasVolumes)
-@implementer(IJoinsNamespaces, IPlacesVms, IResizesVms, IShowsDisks)
+@implementer(IJoinsNamespaces, IPinsVms, IPlacesVms, IResizesVms, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -237,7 +238,7 @@ class QemuProvider:
         uplink = self._parts.uplink
         await self._to_the_end(self._change(instance_id, lambda vm: uplink.set_firewall(vm, firewall)))
 
-    # ---- IResizesVms, IPlacesVms
+    # ---- IResizesVms, IPlacesVms, IPinsVms
 
     @deferred
     async def resize(self, instance_id: str, size: Size, guest: IGuest | None = None) -> Size:
@@ -250,6 +251,11 @@ class QemuProvider:
     async def place(self, instance_id: str, cgroup_parent: str, size: Size) -> None:
         place = self._started().place
         await self._to_the_end(self._change(instance_id, lambda vm: place(vm, cgroup_parent, size)))
+
+    @deferred
+    async def pin(self, instance_id: str, cpus: str, mems: str) -> None:
+        pin = self._started().pin
+        await self._to_the_end(self._change(instance_id, lambda vm: pin(vm, cpus, mems)))
 
     async def _change(self, instance_id: str, change: Callable[[Vm], Awaitable[_T]]) -> _T:
         async with self._tokens_in_work.held(self._find(instance_id).record.token):

@@ -93,6 +93,16 @@ class SystemdScopes:
         counted = where.get("memory", units)
         return units.endswith(f"/{slice_unit}/{name}{SCOPE}") and f"/{slice_unit}/" in f"{counted}/"
 
+    async def set(self, name: str, limits: Properties) -> None:
+        """Change properties of a scope, for as long as it exists. :raise Unavailable: systemd refuses."""
+        bus = await Bus.connect(self._reactor, self._endpoint, lambda *_: None, lambda: None)
+        try:
+            await bus.manager("SetUnitProperties", "sba(sv)", (f"{name}{SCOPE}", True, list(limits.items())))
+        except BusError as error:
+            raise Unavailable(f"systemd does not change {name}{SCOPE}: {error}") from None
+        finally:
+            bus.close()
+
     async def _start(self, name: str, properties: Sequence[tuple[str, tuple[str, object]]]) -> str:
         """Make systemd start the scope; return what went wrong."""
         results: dict[str, str] = {}  # by job

@@ -38,9 +38,12 @@ from tests.harness.needs import needs_root, needs_systemd
 from tests.support.systemd import Inside, Systemd, shared
 
 reactor = installed()
+ALONE = VmRecord("5" * 32, "s" * 32, "c", "n", "10.0.0.2", 0.0)  # a VM without a pod's group
 
 
-async def refused(kind: type[InfranetesError], work: Coroutine[Any, Any, None]) -> str:  # Any: of no interest
+async def refused(
+    kind: type[InfranetesError], work: Coroutine[Any, Any, object]
+) -> str:  # Any: of no interest
     """Return the message of the error with which `work` fails."""
     try:
         await work
@@ -255,6 +258,78 @@ class CgroupFileTests(CgroupCase):
         self.assertEqual(cgroupfs.memory_limit(Path(self.mktemp())), 0)
 
 
+class PinTests(CgroupCase):
+    """Processors and memory nodes, by the kernel's own groups."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        for hierarchy in hierarchies():
+            if hierarchy.name == cgroupfs.UNIFIED and hierarchy.has("cpuset"):
+                for directory in (hierarchy.mount, hierarchy.mount / Path(self.parent).parent):
+                    (directory / "cgroup.subtree_control").write_text("+cpuset")
+        self.cpus = sorted(os.sched_getaffinity(0))
+
+    def allowed(self, pid: int) -> set[frozenset[int]]:
+        """Return the processors of each thread."""
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        return {frozenset(os.sched_getaffinity(int(each.name))) for each in threads}
+
+    async def test_a_vm_has_those_that_it_is_given_until_it_is_given_others(self) -> None:
+        process, last = self.sleeping(), self.cpus[-1]
+        record = attrs.evolve(ALONE, cgroup_parent=f"/{self.parent}", token=self.name.partition("-")[2])
+        placement = PodCgroups(reactor, self.groups, booted=Path(self.mktemp()))
+        await placement.place(record, process.pid)
+        everything = frozenset(self.cpus)
+        for cpus, wanted in ((str(last), {last}), ("", everything), (f"0-{last}", everything)):
+            await placement.pin(record, process.pid, cpus, "0")
+            self.assertEqual(self.allowed(process.pid), {frozenset(wanted)})
+            self.assertIn("Mems_allowed_list:\t0\n", Path(f"/proc/{process.pid}/status").read_text())
+        await placement.place(record, process.pid)  # a daemon that is restarted
+        self.assertEqual(self.where(process.pid), {f"/{self.parent}/{self.name}"})
+        self._end(process)
+        await placement.forget(record)
+        self.assertEqual(self.left(), [])
+
+    async def test_with_version_1_a_group_is_made_where_systemd_made_none(self) -> None:
+        process, last = self.sleeping(), self.cpus[-1]
+        pins = await self.groups.pin(process.pid, self.parent, self.name, str(last), "")
+        self.assertEqual(pins, any(each.name == "cpuset" for each in hierarchies()))
+        self.assertEqual(self.allowed(process.pid), {frozenset({last})})
+        self._end(process)
+        await self.groups.forget(self.parent, self.name)
+        self.assertEqual(self.left(), [])
+
+    async def test_one_without_a_group_is_pinned_thread_by_thread(self) -> None:
+        script = "import threading as t, time; t.Thread(target=time.sleep, args=(600,)).start()"
+        process = subprocess.Popen([sys.executable, "-ISc", script])
+        self.addCleanup(self._end, process)
+        while len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 2:
+            time.sleep(0.01)
+        placement = PodCgroups(reactor, self.groups, booted=Path(self.mktemp()))
+        with capturedLogs() as told:
+            await placement.pin(ALONE, process.pid, str(self.cpus[0]), "0")
+        self.assertEqual(self.allowed(process.pid), {frozenset(self.cpus[:1])})
+        self.assertIn("uses all of the node's memory", formatEvent(told[-1]))
+        await placement.pin(ALONE, process.pid, "", "")
+        self.assertEqual(self.allowed(process.pid), {frozenset(self.cpus)})
+
+    async def test_processors_that_the_node_lacks_are_refused_and_so_is_a_process_that_has_ended(
+        self,
+    ) -> None:
+        process = self.sleeping()
+        for parent in ("", self.parent):
+            if parent:
+                await self.groups.place(process.pid, parent, self.name)
+            if parent and not any(each.name == "cpuset" for each in hierarchies()):
+                break  # version 2 takes any number
+            error = await refused(
+                InvalidArgument, self.groups.pin(process.pid, parent, self.name, "4000", "")
+            )
+            self.assertIn("4000", error)
+        self._end(process)
+        await refused(Unavailable, self.groups.pin(process.pid, "", self.name, "0", ""))
+
+
 class UnifiedTests(TestCase):
     """Version 2, with ordinary files instead of the kernel's."""
 
@@ -278,6 +353,25 @@ class UnifiedTests(TestCase):
         await self.groups.place(42, "/kubepods/pod1", "vm")
         self.assertEqual((self.pod / "cgroup.subtree_control").read_text(), "+cpu +memory +pids")
         self.assertEqual((self.pod / "vm/cgroup.procs").read_text(), "42")
+
+    async def test_where_the_parent_hands_it_down_the_group_pins(self) -> None:
+        vm = self.pod / "vm"
+        for directory in (self.top / "cgroup", self.pod):
+            (directory / "cgroup.controllers").write_text("cpuset cpu memory pids\n")
+        await self.groups.place(42, "/kubepods/pod1", "vm")
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            (vm / file).write_text("\n")
+        for cpus, mems in (("2-3,8", "0-1"), ("", "")):
+            self.assertTrue(await self.groups.pin(42, "/kubepods/pod1", "vm", cpus, mems))
+            found = [(vm / file).read_text() for file in ("cpuset.cpus", "cpuset.mems")]
+            self.assertEqual(found, [f"{cpus}\n", f"{mems}\n"])
+        self.is_in("/kubepods.slice/pod1.slice/vm.scope")  # systemd's, which has made the files
+        scope = self.top / "cgroup/kubepods.slice/pod1.slice/vm.scope"
+        scope.mkdir(parents=True)
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            (scope / file).write_text("")
+        self.assertTrue(await self.groups.pin(42, "/kubepods.slice/pod1.slice", "vm", "1", ""))
+        self.assertEqual((scope / "cpuset.cpus").read_text(), "1\n")
 
     async def test_a_process_that_is_elsewhere_afterwards_is_told(self) -> None:
         self.is_in("/system.slice/infranetes.service")
@@ -342,6 +436,18 @@ class ScopeTests(ScopeCase):
         self.assertEqual(unit["Description"], "the VM of pod a/b")
         kill(self.outside[pid])
         await self.scopes.forget(self.slice, self.name)
+
+    async def test_its_processors_are_a_property_of_its_scope(self) -> None:
+        """Of version 2 systemd then enables the controller for the slices above."""
+        pid = await deferToThread(self.inside)
+        await self.scopes.place(pid, self.slice, self.name)
+        await self.scopes.set(self.name, {"AllowedCPUs": ("ay", [5]), "AllowedMemoryNodes": ("ay", [1])})
+        (path,) = await (await self.bus()).manager("GetUnit", "s", (f"{self.name}.scope",))
+        unit = await (await self.bus()).properties(path, "Scope")
+        masks = [bytes(unit[name]).rstrip(b"\0") for name in ("AllowedCPUs", "AllowedMemoryNodes")]
+        self.assertEqual(masks, [b"\5", b"\1"])
+        error = await refused(Unavailable, self.scopes.set("none", {"AllowedCPUs": ("ay", [1])}))
+        self.assertIn("none.scope", error)
 
     async def test_systemd_reads_its_units_again_meanwhile(self) -> None:
         pid = await deferToThread(self.inside)

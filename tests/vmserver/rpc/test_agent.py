@@ -142,11 +142,15 @@ class AgentTests(AgentCase):
             self.assertEqual(record.line, b"hello")
             break
         following.cancel()
-        resources = cri.LinuxContainerResources(cpu_shares=77)
+        resources = cri.LinuxContainerResources(
+            cpu_shares=77, cpuset_cpus="0-99", cpuset_mems="7", unified={"cpuset.cpus": "0-99"}
+        )
         updated = await self.stub.UpdateContainer(
             messages.UpdateContainerRequest(id=ID, resources=resources), timeout=5.0
         )
-        self.assertEqual(updated.state.resources.cpu_shares, 77)
+        limits = updated.state.resources
+        self.assertEqual(limits.cpu_shares, 77)
+        self.assertEqual((limits.cpuset_cpus, limits.cpuset_mems, dict(limits.unified)), ("", "", {}))
         stopped = await self.stub.StopContainer(
             messages.StopContainerRequest(id=ID, grace_seconds=0), timeout=10.0
         )
