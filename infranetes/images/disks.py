@@ -4,6 +4,8 @@
 On disk, under one directory::
 
     sha256/HEX.FORMAT       the disk of the layer with this diff id; never written to again
+    sha256/HEX-HEX.FORMAT   that of a layer with hard links to files of the layers below, which has copies of
+                            these: the second part stands for those layers
     sha256/HEX.FORMAT.json  what it was when it was made (`_Made`), by which a change is found
     new/HEX                 a disk that is being made; removed when the daemon starts
 
@@ -14,8 +16,10 @@ another file, so that VMs that have the old one are not disturbed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -28,7 +32,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.images.index import Record
-from infranetes.images.layer_disk import LayerDisk
+from infranetes.images.layer_disk import LayerDisk, NeedsBelow
 from infranetes_common.concurrency import (
     IMAGES,
     Flight,
@@ -48,6 +52,7 @@ FORMAT = 1
 
 MAX_STACKED = 127  # the most layers, each of them a disk; overlayfs' own limit is a little higher
 MAX_PARALLEL = 4
+_UPON = re.compile("-[0-9a-f]{64}")  # the part of `Source.upon` that stands for the layers below
 
 
 @attrs.frozen
@@ -58,12 +63,20 @@ class Source:
     :ivar blob: the layer as the registry has it.
     :ivar compression: gzip, zstd or "".
     :ivar unpacked: bytes of the uncompressed tar.
+    :ivar below: the diff ids of the layers below, lowest first. :ivar disks_below: their disks, if needed.
     """
 
     diff_id: str
     blob: Path
     compression: str
     unpacked: int
+    below: tuple[str, ...] = ()
+    disks_below: tuple[Path, ...] = ()
+
+    @property
+    def upon(self) -> str:
+        """What its disk is called if that depends on the layers below."""
+        return f"{self.diff_id}-{hashlib.sha256(' '.join(self.below).encode()).hexdigest()}"
 
 
 def stacked(record: Record, blobs: Path) -> list[Source]:
@@ -75,9 +88,10 @@ def stacked(record: Record, blobs: Path) -> list[Source]:
     """
     layers = zip(record.diff_ids, record.manifest.layers, record.unpacked, strict=True)
     found: dict[str, Source] = {}
-    for diff_id, layer, unpacked in reversed([*layers]):
+    for index, (diff_id, layer, unpacked) in reversed([*enumerate(layers)]):
         blob = blobs / layer.digest.removeprefix("sha256:")
-        found.setdefault(diff_id, Source(diff_id, blob, layer.compression, unpacked))
+        below = record.diff_ids[:index]
+        found.setdefault(diff_id, Source(diff_id, blob, layer.compression, unpacked, tuple(below)))
     if len(found) > MAX_STACKED:
         raise FailedPrecondition(
             f"image {record.id} has {len(found)} layers, a VM can stack {MAX_STACKED}; build it with fewer"
@@ -132,7 +146,7 @@ class LayerDisks:
         self._new = directory / "new"
         self._make = make
         self._gate = DeferredSemaphore(parallel or min(MAX_PARALLEL, os.cpu_count() or 1))
-        self._flights: dict[str, Flight[LayerDisk]] = {}  # by diff id: those that are being made
+        self._flights: dict[str, Flight[LayerDisk]] = {}  # those that are being made, by name
         self._stopped = False
 
     async def start(self) -> None:
@@ -161,19 +175,35 @@ class LayerDisks:
         :raise OSError: there is no room for one.
         :raise InfranetesError: what the maker raises.
         """
-        there = await self._thread(self._thd_look_at, [layer.diff_id for layer in layers])
+        there = await self._there(layers)
         if self._stopped:
             raise Unavailable("the daemon is stopping")
         lacking = [layer for layer in layers if layer.diff_id not in there]
-        for made in await settled([self._flight(layer).join() for layer in lacking]):
-            if isinstance(made, Failure):
-                made.raiseException()
-            there[made.diff_id] = made
+        linked = []
+        made = await settled([self._flight(layer.diff_id, layer).join() for layer in lacking])
+        for layer, disk in zip(lacking, made, strict=True):
+            if isinstance(disk, Failure):
+                if not (disk.check(NeedsBelow) and layer.below):
+                    disk.raiseException()
+                linked.append(layer)
+            else:
+                there[layer.diff_id] = disk
+        for layer in linked:  # a lower one first, which the others may link to
+            below = tuple(there[diff_id].path for diff_id in layer.below if diff_id in there)
+            flight = self._flight(layer.upon, attrs.evolve(layer, disks_below=below))
+            there[layer.diff_id] = await flight.join()
         return [there[layer.diff_id] for layer in layers]
+
+    async def _there(self, layers: Sequence[Source]) -> dict[str, LayerDisk]:
+        """Return the disks of these layers that are there, by diff id."""
+        names = [name for layer in layers for name in (layer.diff_id, layer.upon)]
+        found = await self._thread(self._thd_look_at, names)
+        there = {layer.diff_id: found.get(layer.diff_id) or found.get(layer.upon) for layer in layers}
+        return {diff_id: disk for diff_id, disk in there.items() if disk is not None}
 
     async def lacking(self, layers: Sequence[Source]) -> list[Source]:
         """Return those of the layers that have no disk yet."""
-        there = await self._thread(self._thd_look_at, [layer.diff_id for layer in layers])
+        there = await self._there(layers)
         return [layer for layer in layers if layer.diff_id not in there]
 
     async def sweep(self, needed: Collection[str]) -> None:
@@ -182,32 +212,33 @@ class LayerDisks:
         def sweep() -> None:
             for path in self._disks.iterdir():
                 name = path.name.removesuffix(".new").removesuffix(".json")
-                if name not in names:
+                if _UPON.sub("", name) not in names:
                     path.unlink(missing_ok=True)
 
         names = {self._path(diff_id).name for diff_id in needed}
         await self._thread(sweep)
 
-    def _flight(self, layer: Source) -> Flight[LayerDisk]:
-        flight = self._flights.get(layer.diff_id)
+    def _flight(self, name: str, layer: Source) -> Flight[LayerDisk]:
+        """Return the making of a layer's disk. :param name: the diff id, or `Source.upon`."""
+        flight = self._flights.get(name)
         if flight is None or flight.done:
-            flight = self._flights[layer.diff_id] = Flight(self._made(layer))
+            flight = self._flights[name] = Flight(self._made(name, layer))
         return flight
 
-    async def _made(self, layer: Source) -> LayerDisk:
-        target = self._new / layer.diff_id.removeprefix("sha256:")
+    async def _made(self, name: str, layer: Source) -> LayerDisk:
+        target = self._new / name.removeprefix("sha256:")
         what = f"making the disk of layer {layer.diff_id}"
         try:
             async with self._gate:
-                there = await self._thread(self._thd_look_at, [layer.diff_id])
-                if layer.diff_id in there:  # another call had it made after this one had looked
-                    return there[layer.diff_id]
+                there = await self._thread(self._thd_look_at, [name])
+                if name in there:  # another call had it made after this one had looked
+                    return there[name]
                 began = self._reactor.seconds()
                 try:
-                    await self._thread(self._thd_clear, layer.diff_id)
+                    await self._thread(self._thd_clear, name)
                     await self._thread(self._thd_check_room, layer)
                     built = await self._make(layer, target)
-                    disk = await self._thread(self._thd_keep, layer.diff_id, target, built)
+                    disk = await self._thread(self._thd_keep, name, target, built)
                 finally:
                     await self._thread(_thd_remove, [target])
                 seconds = self._reactor.seconds() - began
@@ -216,7 +247,7 @@ class LayerDisks:
                 )
                 return disk
         finally:
-            del self._flights[layer.diff_id]
+            del self._flights[name]
 
     # ---- in a thread
 
@@ -242,7 +273,7 @@ class LayerDisks:
             except Exception:  # whatever is wrong with the record, the disk can be made again
                 unchanged = False
             if unchanged:
-                found[diff_id] = LayerDisk(diff_id, path, record.size, record.digest)
+                found[diff_id] = LayerDisk(_UPON.sub("", diff_id), path, record.size, record.digest)
             else:
                 self._log.warn(
                     "{path} has changed on the disk; it is made again when it is needed", path=str(path)
@@ -272,7 +303,7 @@ class LayerDisks:
         except BaseException:
             path.unlink(missing_ok=True)  # without a record it is of no use, and takes up room
             raise
-        return LayerDisk(diff_id, path, record.size, record.digest)
+        return LayerDisk(_UPON.sub("", diff_id), path, record.size, record.digest)
 
     def _path(self, diff_id: str) -> Path:
         return self._disks / f"{diff_id.removeprefix('sha256:')}.{FORMAT}"

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import attrs
 
+from infranetes_common.errors import FailedPrecondition
+
 
 @attrs.frozen
 class LayerDisk:
     """The file. Equal diff ids mean equal bytes, for as long as FORMAT in `disks` is the same.
+
+    If the layer has hard links to files of the layers below, its bytes depend on these too.
+
 
     :ivar diff_id: sha256: and 64 hex digits of the layer's uncompressed tar.
     :ivar size: bytes.
@@ -21,3 +26,7 @@ class LayerDisk:
     path: Path
     size: int
     digest: str
+
+
+class NeedsBelow(FailedPrecondition):
+    """The layer can become a disk only together with the layers below: it has hard links to their files."""

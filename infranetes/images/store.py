@@ -330,7 +330,9 @@ class ImageStore:
 
     async def _make_disk(self, layer: Source, target: Path) -> Built:
         limits = Limits(max_bytes=self._config.max_layer_bytes)
-        return await self._builder.build(layer.blob, layer.compression, target, layer.diff_id, limits)
+        return await self._builder.build(
+            layer.blob, layer.compression, target, layer.diff_id, limits, layer.disks_below
+        )
 
     async def _change(
         self, change: Callable[[dict[str, Record]], dict[str, Record]], frees: bool = False

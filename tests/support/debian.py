@@ -45,7 +45,7 @@ def tar(packages: Sequence[str], variant: str = "minbase") -> Iterator[Path]:
 def layers(path: Path, each: int) -> Iterator[bytes]:
     """Divide a tar into layers of about `each` bytes, which together have the same files.
 
-    Hard links to files of earlier layers are left out, because a layer can't have them.
+    Hard links to files of earlier layers are left out, so that each layer stands alone.
     """
     with tarfile.open(path) as whole:
         part: list[tarfile.TarInfo] = []

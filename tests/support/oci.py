@@ -104,8 +104,8 @@ class BuiltIndex:
 
 
 def layer(files: Mapping[str, bytes | tuple[str, str]]) -> bytes:
-    """Return a layer's tar; equal files give equal bytes. A value is a file's content, ("link", target) or
-    ("dir", octal mode); paths are relative. Files in bin/ and usr/bin/ are executable."""
+    """Return a layer's tar; equal files give equal bytes. A value is a file's content, ("link", target),
+    ("hard", target) or ("dir", octal mode); paths are relative. Files in bin/ and usr/bin/ are executable."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path, what in files.items():
@@ -116,8 +116,9 @@ def layer(files: Mapping[str, bytes | tuple[str, str]]) -> bytes:
                 tar.addfile(member, io.BytesIO(what))
                 continue
             kind, text = what
-            member.type = tarfile.SYMTYPE if kind == "link" else tarfile.DIRTYPE
-            if kind == "link":
+            kinds = {"link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE, "dir": tarfile.DIRTYPE}
+            member.type = kinds[kind]
+            if kind != "dir":
                 member.linkname = text
             else:
                 member.mode = int(text, 8)

@@ -2,7 +2,8 @@
 """The process that makes images, each in a child of its own. `build` starts it, with three descriptors:
 
 0   a socket: each message is JSON. An order has a number, the compression, the diff id and the limits, and
-    two descriptors, the layer and the image. {"kill": NUMBER} ends the child that works at an order.
+    descriptors: the layer, the image, and for some layers the images of those below. {"kill": NUMBER} ends
+    the child that works at an order.
 1   a line of JSON for each order, when its child has ended: its number, the exit code, and its messages.
 2   for people, if this program is faulty.
 
@@ -14,6 +15,7 @@ it use up what it may, spoils no other's image.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import resource
@@ -31,7 +33,8 @@ from infranetes.images.erofs.convert import work
 from infranetes.images.erofs.limits import FAILED, SAID_BYTES, Limits
 
 _MESSAGE_BYTES = 16 * 1024
-_DESCRIPTORS = 256  # this process's limit; it needs four for each child
+_MAX_BELOW = 200  # more than the layers that a VM can stack
+_DESCRIPTORS = 512  # this process's limit; it needs four for each child, and those of one order
 _LAYER, _IMAGE = 0, 1  # indices in an order's descriptors, and then the child's own descriptors
 
 
@@ -66,7 +69,7 @@ class Server:
 
     def _take(self) -> bool:
         """Take a message. Returns False: there will be no more."""
-        data, descriptors, _flags, _address = socket.recv_fds(self._orders, _MESSAGE_BYTES, 2)
+        data, descriptors, _flags, _address = socket.recv_fds(self._orders, _MESSAGE_BYTES, 2 + _MAX_BELOW)
         if not data:
             return False
         message = json.loads(data)
@@ -122,13 +125,15 @@ def _be_child(order: Mapping[str, object], descriptors: list[int], says: int, pa
     """Make one image, in the child."""
     code = FAILED
     try:
+        below = descriptors[2:]
         os.dup2(descriptors[_LAYER], _LAYER)
         os.dup2(descriptors[_IMAGE], _IMAGE)
         os.dup2(says, 2)
-        os.closerange(3, _DESCRIPTORS)
+        for first, last in itertools.pairwise([2, *sorted(below), _DESCRIPTORS]):
+            os.closerange(first + 1, last)
         limits = Limits(**cast(dict[str, int], order["limits"]))
         sandbox.enter(limits, parent)
-        code, said = work(_LAYER, _IMAGE, str(order["compression"]), str(order["diff_id"]), limits)
+        code, said = work(_LAYER, _IMAGE, str(order["compression"]), str(order["diff_id"]), limits, below)
         os.write(2, said.encode()[:SAID_BYTES])
     finally:
         os._exit(code)  # at once, though its threads may still be reading

@@ -7,15 +7,16 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 import attrs
 
-from infranetes.images.erofs.limits import BAD, FULL, Limits
+from infranetes.images.erofs.limits import BAD, FULL, LINKS, Limits
 from infranetes.images.erofs.process import BuilderProcess, Ended
+from infranetes.images.layer_disk import NeedsBelow
 from infranetes_common.concurrency import IMAGES, run_in_thread, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
 from infranetes_common.reactors import IReactor
@@ -47,7 +48,15 @@ class Builder:
         self._reactor = reactor
         self._process = BuilderProcess(reactor)
 
-    async def build(self, layer: Path, compression: str, target: Path, diff_id: str, limits: Limits) -> Built:
+    async def build(
+        self,
+        layer: Path,
+        compression: str,
+        target: Path,
+        diff_id: str,
+        limits: Limits,
+        below: Sequence[Path] = (),
+    ) -> Built:
         """Make the erofs image of a layer. One call per target at a time.
 
         The image appears whole, synced and read-only, or not at all; the caller syncs its directory. When
@@ -56,6 +65,8 @@ class Builder:
         :param layer: its file. :param compression: gzip, zstd or nothing.
         :param target: where the image is to be; replaced if it is there.
         :param diff_id: sha256: and 64 hex digits of the layer's uncompressed tar, which is checked.
+        :param below: the images of the layers below, lowest first, for a layer that links to their files.
+        :raise NeedsBelow: it has hard links to files that may be in those.
         :raise FailedPrecondition: the layer is malformed, above the limits or not the one of `diff_id`.
         :raise ResourceExhausted: the disk is full.
         :raise DeadlineExceeded: it took more than `limits.seconds`.
@@ -63,7 +74,7 @@ class Builder:
         part = target.with_name(target.name + PART)
         files = _Files()
         try:
-            await self._thread(files.thd_open, layer, part)
+            await self._thread(files.thd_open, layer, part, below)
             making = self._make(files, compression, target, diff_id, limits)
             return await within(self._reactor, limits.seconds, making, f"making the disk of layer {diff_id}")
         except OSError as e:
@@ -78,7 +89,8 @@ class Builder:
     async def _make(
         self, files: _Files, compression: str, target: Path, diff_id: str, limits: Limits
     ) -> Built:
-        ended = await self._process.make(files.layer, files.image, compression, diff_id, limits)
+        descriptors = (files.layer, files.image, *files.below)
+        ended = await self._process.make(descriptors, compression, diff_id, limits)
         if ended.code:
             raise _error(ended, diff_id, target)
         stop = threading.Event()
@@ -91,21 +103,24 @@ class Builder:
 
 
 class _Files:
-    """The layer and the image, open."""
+    """The layer, the image, and those of the layers below, open."""
 
     def __init__(self) -> None:
         self.layer = self.image = -1
+        self.below: list[int] = []
 
-    def thd_open(self, layer: Path, part: Path) -> None:
+    def thd_open(self, layer: Path, part: Path, below: Sequence[Path]) -> None:
         flags = os.O_CLOEXEC | os.O_NOFOLLOW
         part.unlink(missing_ok=True)
         self.layer = os.open(layer, os.O_RDONLY | flags)
         self.image = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o400)
+        for path in below:
+            self.below.append(os.open(path, os.O_RDONLY | flags))
 
     def thd_close(self, part: Path) -> None:
         """Close them, and remove the image if it did not get its name."""
         part.unlink(missing_ok=True)
-        for descriptor in (self.layer, self.image):
+        for descriptor in (self.layer, self.image, *self.below):
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -134,8 +149,9 @@ def _thd_sum(path: Path, stop: threading.Event) -> Built:
 
 def _error(ended: Ended, diff_id: str, target: Path) -> InfranetesError:
     code, why = ended.code, "".join(c if c.isprintable() else " " for c in ended.said)
-    if code == BAD:
-        return FailedPrecondition(f"layer {diff_id} can't be used: {why}")
+    if code in (BAD, LINKS):
+        kind = NeedsBelow if code == LINKS else FailedPrecondition
+        return kind(f"layer {diff_id} can't be used: {why}")
     if code == FULL:
         return _full(diff_id, target)
     how = f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"

@@ -5,38 +5,51 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 
 from infranetes.images.erofs import source, tar
-from infranetes.images.erofs.limits import BAD, FAILED, FULL, BadLayer, Limits
+from infranetes.images.erofs.below import Below
+from infranetes.images.erofs.limits import BAD, FAILED, FULL, LINKS, BadLayer, Limits, LinksBelow
 from infranetes.images.erofs.source import Source
 from infranetes.images.erofs.tree import Tree
 from infranetes.images.erofs.writer import Writer
 
 
-def convert(layer: int, image: int, compression: str, diff_id: str, limits: Limits) -> None:
+def convert(
+    layer: int, image: int, compression: str, diff_id: str, limits: Limits, below: Sequence[int] = ()
+) -> None:
     """Read a layer from one descriptor and write its image to another, an empty file.
 
     :param compression: gzip, zstd or nothing.
     :param diff_id: the digest that the uncompressed tar has to have.
+    :param below: the images of the layers below, lowest first, if it has hard links to their files.
+    :raise LinksBelow: these are needed.
     :raise BadLayer: the layer can't be used. :raise OSError: it can't be read or the image can't be written.
     """
-    tree = Tree(limits)
+    tree = Tree(limits, Below(below) if below else None)
     writer = Writer(image, tree)
     with Source(source.chunks(layer, compression), limits.max_bytes) as stream:
         for entry in tar.entries(stream, limits):
             node = tree.add(entry)
             if node is not None:
                 writer.store(node, entry.content(stream))
+            while tree.copied:
+                node, file = tree.copied.pop()
+                writer.store(node, file.pieces())
         found = stream.finish()
     if found != diff_id:
         raise BadLayer(f"it unpacks to a tar with the digest {found}; pull it again")
     writer.finish(bytes.fromhex(diff_id.partition(":")[2])[:16])
 
 
-def work(layer: int, image: int, compression: str, diff_id: str, limits: Limits) -> tuple[int, str]:
+def work(
+    layer: int, image: int, compression: str, diff_id: str, limits: Limits, below: Sequence[int]
+) -> tuple[int, str]:
     """Convert, and tell how that went: an exit code (`limits`) and words, none if it went well."""
     try:
-        convert(layer, image, compression, diff_id, limits)
+        convert(layer, image, compression, diff_id, limits, below)
+    except LinksBelow as e:
+        return LINKS, str(e)
     except BadLayer as e:
         return BAD, str(e)
     except MemoryError:

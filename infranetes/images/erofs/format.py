@@ -155,3 +155,39 @@ def directory_block(entries: Sequence[tuple[bytes, int, int]]) -> bytes:
         heads.append(_DIRENT.pack(number, at, _TYPES[stat.S_IFMT(mode)], 0))
         at += len(name)
     return b"".join(heads) + b"".join(entry[0] for entry in entries)
+
+
+# What `below` reads of an image that this program has made.
+
+
+def read_super_block(block: bytes) -> tuple[int, int]:
+    """Return the root's number, and the block where the metadata begins."""
+    fields = _SUPER.unpack_from(block, SUPER_OFFSET)
+    return fields[5], fields[10]
+
+
+def read_inode(data: bytes) -> tuple[int, int, int, int, int, int, int, bool]:
+    """Return mode, size, place, uid, gid, time, the length of `xattrs`, and whether data follows those."""
+    form, count, mode, _, size, place, _, uid, gid, seconds, nanos, _ = _INODE.unpack(data)
+    own = len(_XATTR_HEADER) + 4 * (count - 1) if count else 0
+    return mode, size, place, uid, gid, seconds * 1_000_000_000 + nanos, own, form >> 1 == INLINE
+
+
+def read_xattrs(data: bytes) -> dict[bytes, bytes]:
+    """Return what `xattrs` has packed."""
+    prefixes = {number: prefix for prefix, number in _PREFIXES}
+    found, at = {}, len(_XATTR_HEADER)
+    while at < len(data):
+        rest, number, size = _XATTR.unpack_from(data, at)
+        at += _XATTR.size
+        found[prefixes[number] + data[at : at + rest]] = data[at + rest : at + rest + size]
+        at += rest + size + -(_XATTR.size + rest + size) % 4
+    return found
+
+
+def read_directory_block(data: bytes) -> list[tuple[bytes, int]]:
+    """Return the names in a directory's block, with their inodes' numbers."""
+    count = _DIRENT.unpack_from(data)[1] // _DIRENT.size
+    heads = [_DIRENT.unpack_from(data, index * _DIRENT.size) for index in range(count)]
+    ends = [*(head[1] for head in heads[1:]), len(data)]
+    return [(data[head[1] : end].rstrip(b"\0"), head[0]) for head, end in zip(heads, ends, strict=True)]

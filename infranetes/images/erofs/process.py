@@ -57,8 +57,10 @@ class BuilderProcess:
         self._process: _Process | None = None
         self._idle: IDelayedCall | None = None
 
-    async def make(self, layer: int, image: int, compression: str, diff_id: str, limits: Limits) -> Ended:
-        """Have a child write a layer's image, both open descriptors. However this ends, the child has ended.
+    async def make(self, files: Sequence[int], compression: str, diff_id: str, limits: Limits) -> Ended:
+        """Have a child write a layer's image. However this ends, the child has ended.
+
+        :param files: open descriptors: the layer, the image, and the images of the layers below, if needed.
 
         :raise InfranetesError: the process that starts the children has failed.
         """
@@ -66,7 +68,7 @@ class BuilderProcess:
         number, ended = process.begin()
         order = {"compression": compression, "diff_id": diff_id, "limits": attrs.asdict(limits)}
         try:
-            process.say({"order": number, **order}, layer, image)
+            process.say({"order": number, **order}, *files)
             return await ended.wait()
         finally:
             if not ended.happened:

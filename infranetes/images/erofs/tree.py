@@ -12,10 +12,10 @@ import stat
 from collections.abc import Iterator
 
 from infranetes.images.erofs import format, tar
-from infranetes.images.erofs.limits import BadLayer, Limits, quoted
+from infranetes.images.erofs.below import OPAQUE, Below, File, followed
+from infranetes.images.erofs.limits import BadLayer, Limits, LinksBelow, quoted
 from infranetes.images.erofs.tar import Entry
 
-OPAQUE = b"trusted.overlay.opaque"
 _WHITEOUT, _META, _OPAQUE_MARK = b".wh.", b".wh..wh.", b".wh..wh..opq"
 _OVERLAY = (b"trusted.overlay.", b"user.overlay.")  # another machine's overlayfs wrote these
 _MAX_LINKS = 40  # the kernel's own limit
@@ -64,10 +64,17 @@ def _directory() -> Node:
 
 
 class Tree:
-    """The tree that `add` has made so far."""
+    """The tree that `add` has made so far.
 
-    def __init__(self, limits: Limits) -> None:
+    :param below: the layers below, for hard links to their files; None: not known.
+    :ivar copied: files of these whose data is to be stored.
+    """
+
+    def __init__(self, limits: Limits, below: Below | None = None) -> None:
         self.root = _directory()
+        self.copied: list[tuple[Node, File]] = []
+        self._below = below
+        self._copies: dict[tuple[int, int], Node] = {}  # by the key of what they are copies of
         self._limits = limits
         self._nodes = 1
         self._held = 0
@@ -82,7 +89,7 @@ class Tree:
         try:
             return self._add(entry)
         except BadLayer as e:
-            raise BadLayer(f"its entry {quoted(entry.path)} can't be made: {e}") from None
+            raise type(e)(f"its entry {quoted(entry.path)} can't be made: {e}") from None
 
     def hold(self, size: int) -> None:
         """Account for bytes that stay in memory. :raise BadLayer: it is too much."""
@@ -130,14 +137,12 @@ class Tree:
             self.hold(node.size)
         self._put(parent, name, node)
         self._bytes += entry.size
-        if self._bytes > self._limits.max_bytes:
-            raise BadLayer(f"the layer has over {self._limits.max_bytes} bytes (images.max_layer_bytes)")
+        self._check_sizes()
         if entry.kind != tar.FILE:
             return None
         node.size = entry.size
         self._holes += max(entry.size - entry.stored, 0)
-        if self._holes > self._limits.hole_bytes:
-            raise BadLayer(f"the layer has holes of over {self._limits.hole_bytes} bytes")
+        self._check_sizes()
         return node
 
     def _describe(self, node: Node, entry: Entry) -> None:
@@ -188,17 +193,77 @@ class Tree:
             self._make_opaque(there)
 
     def _linked(self, target: bytes) -> Node:
-        """Return the file that a hard link leads to."""
+        """Return the file that a hard link leads to: one of this layer, or a copy of one of those below."""
+        missing = f"it is a hard link to {quoted(target)}, which is not in this layer before it"
         parts = _parts(target)
-        try:
-            node = _children(self._parent(parts[:-1], make=False)).get(parts[-1]) if parts else self.root
-        except BadLayer:
-            node = None
-        if node is None or node.whiteout:
-            raise BadLayer(f"it is a hard link to {quoted(target)}, which is not in this layer before it")
-        if node.children is not None:
-            raise BadLayer(f"it is a hard link to {quoted(target)}, which is a directory")
+        for _ in range(_MAX_LINKS):
+            node, through = self._there(parts)
+            if node is None and through is None:
+                if self._below is None:
+                    raise LinksBelow(missing)
+                found = self._below.find(parts)
+                if found is None:
+                    raise BadLayer(f"{missing} or in those below")
+                if isinstance(found, File):
+                    node = self._copy(found)
+                else:
+                    through = found
+            if node is not None:
+                if node.whiteout:
+                    raise BadLayer(missing)
+                if node.children is not None:
+                    raise BadLayer(f"it is a hard link to {quoted(target)}, which is a directory")
+                return node
+            assert through is not None
+            parts = through
+        raise BadLayer("there are too many symbolic links in its path")
+
+    def _there(self, parts: list[bytes]) -> tuple[Node | None, list[bytes] | None]:
+        """Return what this layer has at a path, or where a symbolic link on its way leads.
+
+        Neither: what the layers below have there is seen. A whiteout: nothing is."""
+        node, hidden = self.root, False
+        for index, part in enumerate(parts):
+            if node.children is None:
+                if stat.S_ISLNK(node.mode):
+                    assert node.content is not None
+                    return None, followed(parts[: index - 1], node.content, parts[index:])
+                return Node(stat.S_IFCHR), None
+            hidden = hidden or (node.xattrs is not None and OPAQUE in node.xattrs)
+            child = node.children.get(part)
+            if child is None:
+                return (Node(stat.S_IFCHR) if hidden else None), None
+            node = child
+        return node, None
+
+    def _copy(self, file: File) -> Node:
+        """Return a copy of a file of the layers below, the same for all links to it."""
+        node = self._copies.get(file.key)
+        if node is None:
+            node = Node(file.mode, file.uid, file.gid, file.mtime_ns)
+            if node.children is not None:
+                return node
+            self._copies[file.key] = node
+            node.size = file.size
+            self._check_xattrs(file.xattrs)
+            node.xattrs = file.xattrs or None
+            if stat.S_ISREG(file.mode):
+                self._bytes += file.size
+                self._holes += file.size  # how much of it there are is not known
+                self._check_sizes()
+                self.copied.append((node, file))
+            elif stat.S_ISLNK(file.mode):
+                self.hold(file.size)
+                node.content = b"".join(map(bytes, file.pieces()))
+            else:
+                node.device = file.place
         return node
+
+    def _check_sizes(self) -> None:
+        if self._bytes > self._limits.max_bytes:
+            raise BadLayer(f"the layer has over {self._limits.max_bytes} bytes (images.max_layer_bytes)")
+        if self._holes > self._limits.hole_bytes:
+            raise BadLayer(f"the layer has holes of over {self._limits.hole_bytes} bytes")
 
     def _parent(self, parts: list[bytes], *, make: bool) -> Node:
         """Return the directory to which a path leads; what is missing of it is made."""

@@ -55,6 +55,36 @@ class MakingTests(DisksCase):
 
         return self.run_(body())
 
+    def test_a_layer_with_hard_links_to_files_below_it_has_a_disk_for_each_image(self) -> Any:
+        """It has copies of the files, so equal layers on others are not equal."""
+
+        async def body() -> None:
+            upper = [
+                oci.layer({"l": ("hard", "base")}),
+                oci.layer({"m": ("hard", "l"), "n": ("hard", "base")}),
+            ]
+            images = [
+                await self.pulled(name, oci.image([oci.layer({"base": name.encode() * 1000}), *upper]))
+                for name in ("one", "two")
+            ]
+            found = [await self.store.disks(image.id) for image in images]
+            for image, made, name in zip(images, found, (b"one", b"two"), strict=True):
+                self.assert_right(made, image.diff_ids)
+                for disk in made:
+                    self.assertIn(name * 1000, disk.path.read_bytes())
+            self.store = await self.restarted()
+            self.assertEqual([await self.store.disks(image.id) for image in images], found)
+            self.assertEqual(len(list(self.disks.iterdir())), 2 * 6)
+            await self.store.remove(images[0].id)
+            await self.store.remove(images[1].id)
+            self.assertEqual(self.on_disk(), set())
+            lone = await self.pulled("lone", oci.image(upper))
+            words = await self.fails(FailedPrecondition, self.store.disks(lone.id))
+            self.assertIn("hard link to 'base', which is not in this layer", words)
+            self.assert_nothing_left()
+
+        return self.run_(body())
+
     def test_calls_at_once_share_the_work(self) -> Any:
         async def body() -> None:
             one, two = await self.pulled("one", small("1")), await self.pulled("two", small("2"))

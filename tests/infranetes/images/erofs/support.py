@@ -11,7 +11,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from infranetes.images.erofs.convert import convert
@@ -49,12 +49,16 @@ def digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def converted(data: bytes, target: Path, limits: Limits | None = None) -> bytes:
-    """Make the image of a tar in this process, without the child. Return its bytes."""
-    with tempfile.TemporaryFile() as layer, open(target, "wb") as image:
+def converted(data: bytes, target: Path, limits: Limits | None = None, below: Sequence[Path] = ()) -> bytes:
+    """Make the image of a tar in this process, without the child. Return its bytes.
+
+    :param below: the images of the layers below, lowest first."""
+    with contextlib.ExitStack() as stack:
+        layer, image = stack.enter_context(tempfile.TemporaryFile()), stack.enter_context(open(target, "wb"))
         layer.write(data)
         layer.seek(0)
-        convert(layer.fileno(), image.fileno(), "", digest(data), limits or Limits())
+        lower = [stack.enter_context(open(each, "rb")).fileno() for each in below]
+        convert(layer.fileno(), image.fileno(), "", digest(data), limits or Limits(), lower)
     return target.read_bytes()
 
 

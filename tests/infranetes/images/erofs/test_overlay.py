@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.images.erofs.limits import BadLayer, Limits
 from tests.harness.needs import needs_programs
-from tests.infranetes.images.erofs.support import Member, check, converted, member, overlaid, tar
+from tests.infranetes.images.erofs.support import Member, check, converted, member, overlaid, shown, tar
 
-DIR = tarfile.DIRTYPE
+DIR, LINK = tarfile.DIRTYPE, tarfile.LNKTYPE
 BASE = (
     member("kept/file", content=b"base"),
     member("d/one", content=b"base"),
@@ -77,3 +79,92 @@ class OverlayTests(SynchronousTestCase):
         aufs = (member(".wh..wh.aufs"), member(".wh..wh.plnk", DIR), member(".wh..wh.orph/a", content=b""))
         found = self.merged(BASE, (*aufs, member("new", content=b"new")))
         self.assertEqual(set(found), {"kept/file", "d/one", "d/two", "d/sub/deep", "gone", "new"})
+
+
+@needs_programs("fsck.erofs")
+class LinkTests(SynchronousTestCase):
+    """Hard links to files of the layers below."""
+
+    BASE = (
+        member("small", content=b"small", mode=0o4750, uid=7, gid=8, mtime=12, xattrs={"user.a": b"b"}),
+        member("d/large", content=bytes(range(256)) * 40),
+        member("d/holes", content=bytes(3 << 20) + b"end"),
+        member("d/empty"),
+        member("s", tarfile.SYMTYPE, linkname="d/large"),
+        member("bin", tarfile.SYMTYPE, linkname="d/"),
+        member("many/up", tarfile.SYMTYPE, linkname="/./d/../many"),
+        member("fifo", tarfile.FIFOTYPE),
+        member("null", tarfile.CHRTYPE, devmajor=1, devminor=3),
+        member("gone", content=b"gone"),
+        *(member(f"many/{index:04d}", content=b"%d" % index) for index in range(700)),
+    )
+
+    def image(self, members: Sequence[Member], below: Sequence[Path]) -> Path:
+        image = Path(self.mktemp()).absolute()
+        converted(tar(members), image, below=below)
+        check(image)
+        return image
+
+    def test_they_are_what_they_lead_to(self) -> None:
+        images = [self.image(self.BASE, ())]
+        second = (
+            member("d/second", content=b"second"),
+            member(".wh.gone"),
+            member("s2", LINK, linkname="s"),
+        )
+        images.append(self.image(second, images))
+        targets = (
+            "small",
+            "d/large",
+            "d/holes",
+            "d/empty",
+            "s",
+            "bin/large",
+            "fifo",
+            "null",
+            "s2",
+            "d/second",
+        )
+        upper = [
+            member(f"links/{index}", LINK, linkname=target)
+            for index, target in enumerate((*targets, *(f"many/{n}" for n in ("0000", "up/up/0350", "0699"))))
+        ]
+        upper += [member("again", LINK, linkname="small"), member("own", LINK, linkname="links/0")]
+        images.append(self.image(upper, images))
+        with overlaid(images) as at:
+            for index, target in enumerate(targets):
+                found, wanted = shown(at / f"links/{index}"), shown(at / target)
+                for one in (found, wanted):
+                    del one["links"]
+                self.assertEqual(found, wanted, target)
+            several = [(at / f"links/{index}").read_bytes() for index in (10, 11, 12)]
+            self.assertEqual(several, [b"0", b"350", b"699"])
+            self.assertTrue((at / "own").samefile(at / "again"))
+            self.assertEqual((at / "own").stat().st_nlink, 3)
+        self.assertLess(images[2].stat().st_blocks * 512, 1 << 20)  # holes stay holes
+
+    def refused(
+        self, words: str, *members: Member, below: Sequence[Path], limits: Limits | None = None
+    ) -> None:
+        with self.assertRaises(BadLayer) as caught:
+            converted(tar(members), Path(self.mktemp()).absolute(), limits, below)
+        self.assertIn(words, str(caught.exception))
+
+    def test_those_to_what_is_not_seen_are_refused(self) -> None:
+        circle = (member("a", tarfile.SYMTYPE, linkname="b"), member("b", tarfile.SYMTYPE, linkname="a"))
+        below = [
+            self.image((*self.BASE, *circle), ()),
+        ]
+        below.append(self.image((member(".wh.gone"), member("new", DIR)), below[:1]))
+        for target in ("missing", "gone", "new/x", "d/missing", "fifo/x", "../../etc/passwd/x"):
+            words = "there is .." if ".." in target else "or in those below"
+            self.refused(words, member("l", LINK, linkname=target), below=below)
+        self.refused("which is a directory", member("l", LINK, linkname="d"), below=below)
+        self.refused("too many symbolic links", member("l", LINK, linkname="a/x"), below=below)
+        for hidden in (member(".wh.d"), member("d/.wh..wh..opq"), member("d"), member("d/.wh.large")):
+            self.refused("not in this layer", hidden, member("l", LINK, linkname="d/large"), below=below)
+        few = Limits(hole_bytes=1000)
+        self.refused("holes of over", member("l", LINK, linkname="d/large"), below=below, limits=few)
+        few = Limits(max_bytes=10_300)  # of which each tar and each file take 10,240
+        two = [member(name, LINK, linkname=name.replace("_", "/")) for name in ("d_large", "many_0000")]
+        self.refused("over 10300 bytes", *two, member("l", LINK, linkname="d/holes"), below=below, limits=few)
