@@ -145,10 +145,7 @@ def container_status(container: Container) -> cri.ContainerStatus:
     if state == cri.CONTAINER_UNKNOWN and container.sandbox.watch is not None:
         status.reason = "AgentUnreachable"
         status.message = container.sandbox.watch.trouble
-    resources = config.linux.resources
-    if seen is not None and seen.HasField("resources"):
-        resources = seen.resources
-    status.resources.linux.CopyFrom(resources)
+    status.resources.linux.CopyFrom(container.limits)
     # The node's own numbers, of which the agent knows nothing.
     status.resources.linux.cpuset_cpus = config.linux.resources.cpuset_cpus
     status.resources.linux.cpuset_mems = config.linux.resources.cpuset_mems

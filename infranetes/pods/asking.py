@@ -41,6 +41,11 @@ def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContain
     )
 
 
+def limits_in(resources: cri.LinuxContainerResources) -> Size:
+    """Return the limits among these resources; 0: none."""
+    return Size(_cpu_limit(resources), _memory(resources))
+
+
 def made_for(sandbox: Sandbox) -> Size:
     """Return the size that the VM was launched with or last resized to, without its handler's defaults."""
     record, said = sandbox.record, size_of(sandbox.config)
@@ -99,10 +104,13 @@ def _memory(resources: cri.LinuxContainerResources) -> int:
     return int(limit) if 0 < limit < UNLIMITED else 0
 
 
+def _cpu_limit(resources: cri.LinuxContainerResources) -> int:
+    return int(max(resources.cpu_quota, 0) * 1000 // (resources.cpu_period or CPU_PERIOD))
+
+
 def _cpu_millis(resources: cri.LinuxContainerResources) -> int:
     """Return the larger of limit and request: the limit may cover only some of the containers."""
-    limit = int(max(resources.cpu_quota, 0) * 1000 // (resources.cpu_period or CPU_PERIOD))
-    request = 0
+    limit, request = _cpu_limit(resources), 0
     if resources.cpu_shares > 2:  # kubelet gives 2 shares to a pod that requests nothing
         request = int(resources.cpu_shares * 1000 // SHARES_PER_CORE)
     return max(limit, request)

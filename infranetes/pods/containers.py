@@ -104,7 +104,9 @@ class Containers:
         return self._stop.removal(container)
 
     async def update(self, id: str, resources: cri.LinuxContainerResources) -> None:
-        """Put resource limits in force. :raise FailedPrecondition: the container has ended."""
+        """Put resource limits in force, and enlarge the VM for them if need be.
+
+        :raise FailedPrecondition: the container has ended, or the VM can't grow that much."""
         container = self.lookup(id)
         if container.state not in ALIVE:
             raise FailedPrecondition(f"container {container.id} has ended: its resources can't be changed")
@@ -116,6 +118,7 @@ class Containers:
         if pages := pages_of(resources):
             await check_huge_pages(agent, pages)
             await self._resizer.make_room(container, resources)
+        await shielded(self._resizer.fit(container, resources))
         apply_report(self._node, container, await shielded(agent.update(container.id, resources)))
 
     async def exec_sync(

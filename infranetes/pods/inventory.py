@@ -111,6 +111,14 @@ class Container:
         return self._record.state
 
     @property
+    def limits(self) -> cri.LinuxContainerResources:
+        """Its limits, as its agent has reported them or as it was created with."""
+        seen = self.reported
+        return (
+            seen.resources if seen is not None and seen.HasField("resources") else self.config.linux.resources
+        )
+
+    @property
     def shown(self) -> bool:
         """Whether the CRI shows the container."""
         return self._record.state is not ContainerState.CREATING

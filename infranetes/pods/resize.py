@@ -16,11 +16,11 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes.pods.asking import asked_for, made_for
+from infranetes.pods.asking import asked_for, limits_in, made_for
 from infranetes.pods.context import NodeContext
 from infranetes.pods.huge_pages import huge_bytes
 from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.states import SandboxState
+from infranetes.pods.states import ALIVE, SandboxState
 from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
 from infranetes_common.concurrency import backoff, shielded, sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable, Unimplemented
@@ -96,6 +96,42 @@ class Resizer:
             has = await provider.resize(sandbox.record.instance_id, wanted)  # growing needs no IGuest
             _check_provided(sandbox, before, wanted, has)
             await self._check_in_force(sandbox, before, wanted)
+
+    async def fit(self, container: Container, limits: cri.LinuxContainerResources) -> None:
+        """Enlarge the VM to what its containers' limits need, with these of one of them. Idempotent.
+
+        kubelet does not ask for that where a container of the pod has no limit. A VM that has enough anyway
+        stays the same.
+
+        :raise FailedPrecondition: the VM can't grow that much.
+        :raise InfranetesError: the VM is not known to have that size.
+        """
+        sandbox = container.sandbox
+        if sandbox.record.image or not (limits.memory_limit_in_bytes > 0 or limits.cpu_quota > 0):
+            return
+        async with self._node.resizing.held(sandbox.id):
+            _check_ready(sandbox)
+            before, needed = size_now(sandbox), _needed(container, limits)
+            wanted = attrs.evolve(
+                before,
+                cpu_millis=max(before.cpu_millis, needed.cpu_millis),
+                memory_bytes=max(before.memory_bytes, needed.memory_bytes),
+            )
+            if not await self._lacks(sandbox, before, wanted):
+                return
+            provider = self._node.side_of(sandbox.record).provider
+            if not IResizesVms.providedBy(provider):
+                await self._check_room(sandbox, before, wanted, provider.name)
+                return
+            await self._resize(provider, sandbox, before, wanted)
+            await self._record(sandbox, wanted)
+        _log.info(
+            "sandbox {sandbox} has grown to {cpu} mCPU and {memory} MiB for its containers' limits",
+            sandbox=sandbox.id,
+            pod=sandbox.pod,
+            cpu=wanted.cpu_millis,
+            memory=wanted.memory_bytes // _MIB,
+        )
 
     async def _resize(self, provider: IResizesVms, sandbox: Sandbox, before: Size, wanted: Size) -> None:
         shrinks = wanted.memory_bytes < before.memory_bytes
@@ -221,6 +257,18 @@ def size_now(sandbox: Sandbox, without: Container | None = None) -> Size:
 
     :param without: a container whose huge pages are not counted."""
     return attrs.evolve(made_for(sandbox), huge_bytes=huge_bytes(sandbox, without))
+
+
+def _needed(container: Container, limits: cri.LinuxContainerResources) -> Size:
+    """Return what the limits of the pod's containers are together. :param limits: new ones of `container`."""
+    cpu_millis = memory = 0
+    for one in container.sandbox.containers.values():
+        if one is container or one.state in ALIVE:
+            has = limits_in(one.limits)
+            new = limits_in(limits) if one is container else has
+            cpu_millis += new.cpu_millis or has.cpu_millis
+            memory += new.memory_bytes or has.memory_bytes
+    return Size(cpu_millis, memory)
 
 
 def _check_provided(sandbox: Sandbox, before: Size, wanted: Size, has: Size) -> None:

@@ -38,6 +38,12 @@ def resources(cpu_millis: int = 0, memory: int = 0, shares: int = 2) -> cri.Linu
     )
 
 
+def limited(name: str, cpu_millis: int = 0, memory: int = 0) -> cri.ContainerConfig:
+    config: cri.ContainerConfig = box(name)
+    config.linux.resources.CopyFrom(resources(cpu_millis, memory))
+    return config
+
+
 class ResizeCase(PodsTestCase):
     """A pod of one processor and 1 GiB."""
 
@@ -63,6 +69,14 @@ class ResizeCase(PodsTestCase):
             memory_bytes=self.has.all_bytes,
             huge_page_sizes=[PAGE],
         )
+
+    def running(self, config: cri.ContainerConfig) -> str:
+        made = str(self.do(self.world.containers.create(self.sandbox, config)))
+        self.do(self.world.containers.start(made))
+        return made
+
+    def update(self, id: str, wanted: cri.LinuxContainerResources) -> Deferred[None]:
+        return start(self.world.containers.update(id, wanted))
 
     def ask(self, wanted: cri.LinuxContainerResources, id: str = "") -> Deferred[Any]:
         request = cri.UpdatePodSandboxResourcesRequest(
@@ -114,10 +128,39 @@ class ResizeTests(ResizeCase):
             raise self.trouble
         had = self.has
         memory = max(had.memory_bytes, size.memory_bytes) if self.keeps_memory else size.memory_bytes
+        memory = min(memory, self.most.memory_bytes)
         has = attrs.evolve(size, cpu_millis=min(size.cpu_millis, self.most.cpu_millis), memory_bytes=memory)
         if self.follows:
             self.has = has
         return has
+
+    def test_an_update_of_a_container_enlarges_the_vm_to_what_all_limits_need(self) -> None:
+        """kubelet does not ask for that where a container has no limit."""
+        first, second, ended = (
+            self.running(limited("first", 500, GIB // 2)),
+            self.running(limited("second", 0, GIB // 4)),
+            self.running(limited("ended", 4000, 4 * GIB)),
+        )
+        self.running(box("unlimited"))
+        self.agent.become(ended, cri.CONTAINER_EXITED)
+        self.successResultOf(self.update(first, resources(500, GIB * 3 // 4)))  # all has room
+        self.assertEqual(self.asked, [])
+        self.successResultOf(self.update(second, resources(2000, 2 * GIB)))
+        self.assertEqual(
+            [(each.cpu_millis, each.memory_bytes) for each in self.asked], [(2500, GIB * 11 // 4)]
+        )
+        self.assertEqual(self.recorded(), (2500, GIB * 11 // 4))
+        self.successResultOf(self.update(second, resources(0, GIB)))  # less is for kubelet to ask for
+        self.assertEqual(len(self.asked), 1)
+
+    def test_an_update_beyond_what_the_vm_can_have_is_refused_and_changes_nothing(self) -> None:
+        made = self.running(limited("first", 0, GIB // 2))
+        failure = self.failureResultOf(self.update(made, resources(0, 16 * GIB)), FailedPrecondition)
+        self.assertIn("its VM can have 8192 MiB for the pod, not 16384", str(failure.value))
+        limits = self.world.node.inventory.container(made).limits
+        self.assertEqual((limits.memory_limit_in_bytes, self.recorded()[1]), (GIB // 2, GIB))
+        self.most = Size(1000, 8 * GIB)
+        self.failureResultOf(self.update(made, resources(3000)), FailedPrecondition)
 
     def test_a_vm_grows_and_shrinks(self) -> None:
         for cpu, memory in ((2000, GIB), (2000, 4 * GIB), (2000, 4 * GIB), (500, 2 * GIB)):
@@ -318,6 +361,16 @@ class CloudTests(ResizeCase):
         self.assertIn("VMs of fake can't grow", words)
         self.assertIn("has 1024 MiB of 4096", self.refused(FailedPrecondition, resources(1000, 4 * GIB)))
         self.assertEqual(self.recorded(), (1000, GIB))
+
+    def test_an_update_of_a_container_beyond_that_is_refused(self) -> None:
+        made = self.running(limited("first", 0, GIB // 2))
+        self.running(box("unlimited"))
+        self.successResultOf(self.update(made, resources(0, GIB)))
+        failure = self.failureResultOf(self.update(made, resources(0, 4 * GIB)), FailedPrecondition)
+        self.assertIn("its VM has 1024 MiB of 4096, and VMs of fake can't grow", str(failure.value))
+        self.assertEqual(self.world.node.inventory.container(made).limits.memory_limit_in_bytes, GIB)
+        self.has = Size(1000, 4 * GIB)
+        self.successResultOf(self.update(made, resources(0, 4 * GIB)))
 
 
 def pages(number: int) -> cri.LinuxContainerResources:
