@@ -22,9 +22,11 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import TestCase
 
+from infranetes.authority import Authority
 from infranetes.delegate.channel import Delegate
 from infranetes.delegate.hidden import SHADOW_OF
 from infranetes.delegate.shadow import ShadowSandboxes
+from infranetes.node_addresses import sources
 from infranetes.providers.interface import Attachment, Instance, ProviderContext
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.wire import cri
@@ -37,11 +39,32 @@ from tests.interop.critest_images import PAUSE, REGISTRIES
 from tests.interop.critest_runtimes import TWISTD, Containerd, Infranetes, Runtime, removed
 from tests.support import oci
 from tests.support.echo import answers
+from tests.support.pod_namespaces import Machine, connects
 from tests.support.registry import Registry
+
+_OTHER_GATEWAY, _OTHER = "198.18.240.1", "198.18.240.2"
+_AGENT, _CLOSED = 2475, 8000
+_DOES_NOT = 3.0  # seconds within which even an emulated VM would have answered
 
 
 class NamespaceTrafficTests(NamespaceCase, TestCase):
     """A VM sends and receives its pod's traffic."""
+
+    def setUp(self) -> Any:
+        made = super().setUp()
+        self.authority = Authority(self.mktemp(), sources=sources(()))
+        return made
+
+    async def only_the_node_reaches_the_agent(self, instance: Instance) -> None:
+        interface = f"out{secrets.token_hex(4)}"
+        other = await run_in_thread(reactor, Machine, interface, _OTHER, _OTHER_GATEWAY, "02:00:00:00:00:03")
+        self.addCleanup(other.end)
+        said("ip", "address", "add", f"{_OTHER_GATEWAY}/24", "dev", interface)
+        reached = [
+            await run_in_thread(reactor, connects, other, instance.address, port, _DOES_NOT, True)
+            for port in (_AGENT, _CLOSED)
+        ]
+        self.assertEqual(reached, [False, True])
 
     async def test_a_vm_is_its_pod_to_the_node(self) -> None:
         provider = await self.started()
@@ -51,6 +74,7 @@ class NamespaceTrafficTests(NamespaceCase, TestCase):
         self.assertEqual((instance.address, instance.agent_host), (pod.address, pod.address))
         self.assertEqual(instance.more_addresses, (pod.address6,))
         self.assertEqual((await self.agent_info(instance)).sandbox_id, spec.sandbox_id)
+        await self.only_the_node_reaches_the_agent(instance)
         # Packets as large as the route allows, and with the other family as large as the link allows.
         self.assertTrue(await answers(reactor, pod.address, ROUTE_MTU - 28))
         self.assertTrue(await answers(reactor, pod.address6, MTU - 48))
@@ -76,7 +100,6 @@ class NamespaceTrafficTests(NamespaceCase, TestCase):
 
 
 SUBNET, ROUTER = "10.228.0.0/24", "10.228.0.1"
-_AGENT = 2475
 _HOST_PORT = 32475
 _MTU = 1430
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real QEMU VMs: the contract of every provider, and what only this provider does.
 
-Files of the node are disks of VMs, whose guests find them; firewalls say which machines reach the agent's
-port, which every VM serves; and the guest image's kernel proves that an accelerator runs guests.
+Files of the node are disks of VMs, whose guests find them; firewalls say which machines reach a VM's server,
+and only the node reaches its agent; and the guest image's kernel proves that an accelerator runs guests.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import os
 import secrets
 import select
 import socket
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import (
     Unavailable,
 )
+from infranetes_common.identity import AGENT_PORT
 from infranetes_common.wire import vmserver
 from tests.contract.firewalled_pods import ClosedPodsContract, Talk
 from tests.contract.leased_addresses import LeasedAddressContract
@@ -61,7 +64,8 @@ from tests.e2e.pod_case import TEMPLATES
 from tests.e2e.qemu_case import BRIDGE, IMAGES, QEMU, QemuCase, said
 from tests.e2e.qemu_launches import QemuLaunches
 from tests.harness.durations import slow
-from tests.support.pod_namespaces import ARRIVES, Host, Machine, Node, connects, ip
+from tests.support import flood as flooding
+from tests.support.pod_namespaces import ARRIVES, Host, Machine, Node, Pod, connects, ip
 from txgrpc import Code, GrpcError
 
 _START = """
@@ -388,6 +392,7 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
 OUTSIDE_OF_NODE, OUTSIDE = "198.18.213.1", "198.18.213.2"
 DOES_NOT = 3.0  # seconds within which even an emulated VM would have answered
 SERVED = 8000  # the port of an HTTP server in each VM
+_ROUNDS = 5
 
 
 class HttpTalk:
@@ -491,6 +496,90 @@ class QemuFirewallsTests(QemuCase, ClosedPodsContract, TestCase):
             subprocess.run(["nft", "add", "table", family, table], check=True)  # no error if it exists
             subprocess.run(["nft", "delete", "table", family, table], check=True)
         await super().finish()
+
+
+@slow(100, "launches and commands are measured beside a flood, and without it")
+class AgentFloodTests(QemuCase, TestCase):
+    """Connections to the agents of VMs, a thousand a second, from a neighbour and from outside."""
+
+    node_address = "10.213.0.1"
+
+    async def flood(self, machine: Machine, address: str) -> subprocess.Popen[bytes]:
+        words = [address, str(AGENT_PORT), machine.address, "500", "600"]
+        inside = ["ip", "netns", "exec", machine.name, sys.executable, flooding.__file__]
+        made = subprocess.Popen([*inside, *words], stdout=subprocess.PIPE)
+        self.addCleanup(made.wait)
+        self.addCleanup(made.kill)
+        assert made.stdout is not None
+        self.assertEqual(await run_in_thread(reactor, made.stdout.readline), b"begins\n")
+        return made
+
+    async def command(self, agent: Any) -> float:  # Any: a stub
+        """Return how long a command in the VM takes, over the connection that there is."""
+        began = time.monotonic()
+        call = agent.Shell(timeout=60.0)
+        await call.send(vmserver.SessionInput(start=vmserver.SessionStart(command=["true"], stdout=True)))
+        async for message in call:
+            self.assertEqual(message.end.exit_code, 0)
+        return time.monotonic() - began
+
+    async def launch(self) -> tuple[float, Instance]:
+        began = time.monotonic()
+        instance = await self.running(self.provider, self.spec())
+        await self.agent_info(instance)
+        return time.monotonic() - began, instance
+
+    def sniffer(self, tap: str) -> socket.socket:
+        """Return a socket that hears what the VM at this tap is sent."""
+        made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+        self.addCleanup(made.close)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        made.bind((tap, 3))
+        return made
+
+    def calls(self, sniffer: socket.socket, sources: set[str]) -> int:
+        """Count what these addresses have sent to the agent's port."""
+        found = 0
+        while select.select([sniffer], [], [], 0)[0]:
+            frame = sniffer.recv(2000)
+            port = frame[36:38] == AGENT_PORT.to_bytes(2, "big")
+            found += frame[12:14] == b"\x08\0" and port and str(IPv4Address(frame[26:30])) in sources
+        return found
+
+    async def test_launches_and_commands_are_as_fast_as_without_it_and_nothing_gets_to_the_vm(self) -> None:
+        provider = await self.started()
+        assert isinstance(provider, QemuProvider)
+        self.provider = provider
+        interface = f"out{secrets.token_hex(4)}"
+        outside = await run_in_thread(
+            reactor, Machine, interface, OUTSIDE, OUTSIDE_OF_NODE, "02:00:00:00:00:03"
+        )
+        self.addCleanup(outside.end)
+        ip("address", "add", f"{OUTSIDE_OF_NODE}/24", "dev", interface)
+        neighbour = await run_in_thread(reactor, Pod, "inf00000000beef", "10.213.0.250", self.node_address)
+        self.addCleanup(neighbour.end)
+        await provider._pod_network.join(neighbour.port)
+        _, first = await self.launch()
+        [vm] = provider._vms.values()
+        agent, sniffer = self.agent(first), self.sniffer(vm.record.tap)
+        await self.command(agent)
+        commands: dict[str, list[float]] = {}
+        launches: dict[str, list[float]] = {}
+        # The programs that flood take their part of the processor in any case: so elsewhere, for comparison.
+        for _ in range(_ROUNDS):
+            for target in (self.node_address, first.address):
+                floods = [await self.flood(each, target) for each in (neighbour, outside)]
+                commands.setdefault(target, []).extend([await self.command(agent) for _ in range(4)])
+                took, instance = await self.launch()
+                launches.setdefault(target, []).append(took)
+                self.assertEqual([each.poll() for each in floods], [None, None], "it goes on")
+                for each in floods:
+                    each.kill()
+                await self.within(provider.destroy(instance.id))
+        self.assertEqual(self.calls(sniffer, {outside.address, neighbour.address}), 0)
+        for times in (commands, launches):
+            elsewhere, here = (statistics.median(times[each]) for each in (self.node_address, first.address))
+            self.assertLess(here, elsewhere * 1.2, times)
 
 
 @slow(3, "a kernel boots under emulation")

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 from twisted.internet import reactor
@@ -20,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes_common.concurrency import sleep
 from infranetes_common.wire import vmserver
 from tests.harness.durations import slow
+from tests.support import flood as flooding
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from tests.vmserver.pki import Authority
@@ -29,26 +31,6 @@ from vmserver.identity.callers import BURST_SECONDS, REMEMBERED, STRANGERS, Call
 RATE = 4.0
 BURST = int(RATE * BURST_SECONDS)
 NODE, ONE, OTHER = "192.0.2.1", "192.0.2.7", "192.0.2.8"
-# Makes a connection each millisecond from an address, of which the last hundreds are open.
-_FLOOD = """
-import collections, socket, struct, sys, time
-port, source, rate, seconds = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-opened, began, made = collections.deque(), time.monotonic(), 0
-print("begins", flush=True)
-while (now := time.monotonic() - began) < seconds:
-    while made < now * rate:
-        made += 1
-        each = socket.socket()
-        each.setblocking(False)
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        each.bind((source, 0))
-        each.connect_ex(("127.0.0.1", port))
-        opened.append(each)
-        if len(opened) > 400:
-            opened.popleft().close()
-    time.sleep(0.001)
-print(made)
-"""
 
 
 class _Transport(StringTransport):
@@ -180,6 +162,17 @@ class FloodTests(TestCase):
         self.addCleanup(lambda: Deferred.fromCoroutine(self.agent.stop()))
         self.service = await self.agent.start()
         self.node = self.agent.channel().stub(vmserver.Agent)
+        self.authenticated: list[object] = []
+        factory = self.service._listener.factory
+        assert factory is not None
+        self.patch(factory, "authenticated", self.note(factory.authenticated))
+
+    def note(self, authenticated: Callable[[Any], None]) -> Callable[[Any], None]:
+        def noted(connection: Any) -> None:
+            self.authenticated.append(connection)
+            authenticated(connection)
+
+        return noted
 
     async def calls(self, seconds: float) -> tuple[float, float]:
         """Call the agent again and again. Return the median time, and this process' share of a processor."""
@@ -195,8 +188,8 @@ class FloodTests(TestCase):
     async def test_it_takes_a_fifth_of_a_processor_at_most_and_no_call_of_the_nodes(self) -> None:
         await self.calls(0.5)
         before, share = await self.calls(2.0)
-        arguments = [sys.executable, "-c", _FLOOD, str(self.service.port), "127.0.0.2", "1000", "4"]
-        flood = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+        words = ["127.0.0.1", str(self.service.port), "127.0.0.2", "1000", "4"]
+        flood = subprocess.Popen([sys.executable, flooding.__file__, *words], stdout=subprocess.PIPE)
         self.addCleanup(flood.wait)
         self.addCleanup(flood.kill)
         assert flood.stdout is not None
@@ -205,6 +198,7 @@ class FloodTests(TestCase):
         self.assertIsNone(flood.poll(), "it goes on")
         self.assertLess(flooded - share, 0.2)
         self.assertLess(during, before + 0.1)
+        self.assertEqual(len(self.authenticated), 1, "the node's connection is the same all the time")
         fresh = self.agent.channel().stub(vmserver.Agent)
         info = await fresh.Info(vmserver.InfoRequest(), timeout=5.0)
         self.assertEqual(info.sandbox_id, SANDBOX)
