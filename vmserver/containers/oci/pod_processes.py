@@ -18,10 +18,12 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from vmserver.containers.oci.addresses import PERSONALITY
+from vmserver.containers.oci.cgroup import Cgroup
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.limits import Spec
 from vmserver.containers.oci.runtime import Crun
 from vmserver.containers.oci.seccomp import container_seccomp
+from vmserver.containers.oci.strays import kill_strays
 from vmserver.containers.pod_init import LINKS, VISIBLE, init_command
 from vmserver.processes import runs
 
@@ -94,6 +96,9 @@ class PodProcesses:
         return status.pid
 
     async def _delete(self, id: str) -> None:
+        if self._crun.status(id) is None:  # an earlier agent's crun may be about to make it
+            await run_in_thread(self._reactor, kill_strays, id)
+            await run_in_thread(self._reactor, Cgroup(f"{self._cgroups}/{id}").kill)
         await self._crun.delete(id)
         await run_in_thread(self._reactor, shutil.rmtree, self._directory / id, True)
 

@@ -117,7 +117,7 @@ class Crun:
         """Create and start a container that has no conmon. Return crun's message if it fails.
 
         :param bundle: has its config.json and its root file system."""
-        command = self.command("run", "--detach", f"--bundle={bundle}", id)
+        command = self.command("run", "--detach", "--bundle", str(bundle), id)
         output = os.memfd_create("crun")  # not a pipe, which the container would keep open
         try:
             with fixed_addresses():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stray conmons, whose agent was killed at the moment that it started them.
+"""Stray conmons and cruns, whose agent was killed at the moment that it started them.
 
-Such a conmon is not in its cgroup yet, has recorded nothing, and continues by itself.
+Such a conmon is not in its cgroup yet. It has recorded nothing and continues by itself, as a crun does.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def kill_strays(id: str) -> None:
 
 
 def _strays(id: str) -> list[int]:
-    conmon, crun = f"--cid={id}".encode(), {b"create", id.encode()}
+    conmon, calls = f"--cid={id}".encode(), {b"create", b"run"}
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             with contextlib.suppress(OSError):
                 words = set(Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0"))
-                if conmon in words or (crun <= words and b"--bundle" in words):
+                if conmon in words or (id.encode() in words and b"--bundle" in words and calls & words):
                     found.append(int(entry))
     return found

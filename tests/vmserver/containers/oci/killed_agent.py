@@ -25,6 +25,7 @@ from infranetes_common.wire import cri
 from vmserver.containers.oci import conmon, launch, record
 from vmserver.containers.oci.config import OciConfig
 from vmserver.containers.oci.filesystems import FileSystems
+from vmserver.containers.oci.pod_processes import PodProcesses
 from vmserver.containers.oci.provider import OciProvider
 from vmserver.containers.oci.runtime import Crun
 
@@ -38,6 +39,8 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (conmon.Conmon, "create"),
     (conmon.Conmon, "discard"),
     (Crun, "start"),
+    (Crun, "run"),
+    (PodProcesses, "release"),
 )
 
 
