@@ -42,6 +42,7 @@ from infranetes.machines.spec import first_certificate, instance_spec
 from infranetes.machines.timeline import Timeline
 from infranetes.observer import LaunchStep, call_to_provider
 from infranetes.providers.interface import (
+    IGivesIdentityPrivately,
     Instance,
     InstanceSpec,
     InstanceState,
@@ -64,6 +65,7 @@ from infranetes_common.wire import cri, vmserver
 MARGIN_SECONDS = 5.0  # added to the provider's own deadline, whose error tells more of the cause
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two questions to an agent that is starting
 INFO_SECONDS = 10.0
+SPREAD = 0.1  # of a lifetime, so that certificates made together are not all replaced together
 _NANOS = 1e9
 
 T = TypeVar("T")
@@ -245,6 +247,19 @@ class PodMachine:
         with contextlib.suppress(Unimplemented), self.timeline.step("the VM runs a container of its own"):
             await self.connect().warm_up()
 
+    @property
+    def first_key_is_private(self) -> bool:
+        """Whether nobody else can have read the key that came with the VM's identity."""
+        return IGivesIdentityPrivately.providedBy(self._context.provider)
+
+    async def replace_first_certificate(self) -> None:
+        """Replace the certificate that came with the VM's identity, unless that is as good as another.
+
+        :raise InfranetesError: see `renew_certificate`."""
+        now, lifetime = self._context.clock.seconds(), self._context.times.certificate
+        if not self.first_key_is_private or is_due(self.facts, now, lifetime):
+            await self.renew_certificate()
+
     async def renew_certificate(self) -> None:
         """Have the VM make a new key, and sign a certificate for it.
 
@@ -408,6 +423,14 @@ class PodMachine:
         listing = self._asked("list", context.provider.list)
         instances = await within(context.clock, context.times.destroy, listing, "listing the provider's VMs")
         return [one.id for one in launched_with(self.facts.token, instances)]
+
+
+def is_due(facts: VmFacts, now: float, lifetime: float) -> bool:
+    """Return whether about half of the certificate's life is over, or its expiry is not known.
+
+    :param now: seconds since 1970 UTC. :param lifetime: seconds."""
+    spread = SPREAD * lifetime * int(facts.id[:4], 16) / 0xFFFF
+    return facts.certificate_until / _NANOS - now < lifetime / 2 + spread
 
 
 def _certified(facts: VmFacts, signed: Signed) -> VmFacts:

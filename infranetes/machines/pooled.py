@@ -114,7 +114,7 @@ class Member:
 
         :param contprovider: what is to run its containers; "": the VM's default.
         :raise InfranetesError: its agent can't be asked, or fails."""
-        await self.machine.renew_certificate()
+        await self.machine.replace_first_certificate()
         if contprovider:  # so that no pod waits for it to start
             await self.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), contprovider)
         self.machine.tell_of_services()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The renewal of VMs' certificates: short-lived, and replaced over the channel long before they expire.
 
-The first certificate reaches the VM with its identity, in a way that others may read (user-data). So it is
-valid for little more than a launch, and is replaced as soon as the VM is a pod. From then on the VM makes its
+The first certificate reaches the VM with its identity. Where others may read that (user-data), it is valid
+for little more than a launch, and is replaced soon after the VM is a pod, when none of its containers is
+being started: an emulated processor is busy with it for more than a second. From then on the VM makes its
 keys itself and the node signs them. The node records each certificate's expiry and key: a VM whose
 certificate expired while no daemon ran is still recognized by that key, and gets a new certificate.
 """
@@ -15,26 +16,17 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.machines.context import MachineContext, VmFacts
-from infranetes.machines.pod_machine import PodMachine
+from infranetes.machines.context import MachineContext
+from infranetes.machines.pod_machine import PodMachine, is_due
 from infranetes_common.concurrency import settled, sleep, start
 from infranetes_common.errors import InfranetesError
 
 AT_A_TIME = 8
-SPREAD = 0.1  # of a lifetime, so that certificates made together are not all replaced together
 SOON_SECONDS = 3.0  # after a launch, so that launches begun together finish first
+LATEST_SECONDS = 600.0  # after a launch, also if the pod is never idle
 LONGEST_PAUSE = 60.0  # seconds between two passes
-_NANOS = 1e9
 
 _log = Logger()
-
-
-def is_due(facts: VmFacts, now: float, lifetime: float) -> bool:
-    """Return whether about half of the certificate's life is over, or its expiry is not known.
-
-    :param now: seconds since 1970 UTC. :param lifetime: seconds."""
-    spread = SPREAD * lifetime * int(facts.id[:4], 16) / 0xFFFF
-    return facts.certificate_until / _NANOS - now < lifetime / 2 + spread
 
 
 class Renewal:
@@ -50,6 +42,7 @@ class Renewal:
         self._under_way: set[PodMachine] = set()
         self._passes: Deferred[None] | None = None
         self._later: set[Deferred[None]] = set()
+        self._waiting: set[PodMachine] = set()  # those whose first certificate is replaced when they are idle
 
     def start(self) -> None:
         """Begin the passes."""
@@ -62,14 +55,26 @@ class Renewal:
             if under_way is not None:
                 under_way.cancel()
 
-    def soon(self, machine: PodMachine) -> None:
-        """Schedule the replacement of the certificate with which the VM was launched. Returns at once."""
-        later = start(self._soon(machine))
+    def soon(self, machine: PodMachine, busy: Callable[[], bool] = lambda: False) -> None:
+        """Schedule the replacement of the certificate with which the VM was launched. Returns at once.
+
+        :param busy: returns whether the VM should not be disturbed now."""
+        if machine.first_key_is_private:
+            return
+        later = start(self._soon(machine, busy))
         self._later.add(later)
         later.addErrback(_unexpected).addBoth(lambda _: self._later.discard(later))
 
-    async def _soon(self, machine: PodMachine) -> None:
-        await sleep(self._context.clock, SOON_SECONDS)
+    async def _soon(self, machine: PodMachine, busy: Callable[[], bool]) -> None:
+        clock = self._context.clock
+        latest = clock.seconds() + LATEST_SECONDS
+        self._waiting.add(machine)
+        try:
+            await sleep(clock, SOON_SECONDS)
+            while machine.client is not None and busy() and clock.seconds() < latest:
+                await sleep(clock, SOON_SECONDS)
+        finally:
+            self._waiting.discard(machine)
         if machine.client is not None:
             await self._renew(machine)
 
@@ -78,7 +83,8 @@ class Renewal:
 
         Returns when each is replaced or has failed."""
         now, lifetime = self._context.clock.seconds(), self._context.times.certificate
-        due = [machine for machine in self._machines() if is_due(machine.facts, now, lifetime)]
+        waits = self._waiting
+        due = [one for one in self._machines() if one not in waits and is_due(one.facts, now, lifetime)]
         await settled([self._renew(machine) for machine in due])
 
     async def _go_on(self) -> None:

@@ -7,7 +7,7 @@ import secrets
 
 from infranetes.certificates import Signed
 from infranetes.machines.context import MachineContext, VmFacts, VmRequest
-from infranetes.providers.interface import InstanceSpec
+from infranetes.providers.interface import IGivesIdentityPrivately, InstanceSpec
 from infranetes_common.identity import Identity
 
 ENTROPY_BYTES = 64  # for the kernel of a clone, which begins with its template's entropy
@@ -16,7 +16,9 @@ LAUNCH_CERTIFICATE_SECONDS = 3600.0  # added to a launch's time limit, to replac
 
 def first_certificate(context: MachineContext, id: str) -> Signed:
     """Sign the certificate that a VM is launched with."""
-    lifetime = min(context.times.launch + LAUNCH_CERTIFICATE_SECONDS, context.times.certificate)
+    lifetime = context.times.certificate
+    if not IGivesIdentityPrivately.providedBy(context.provider):
+        lifetime = min(context.times.launch + LAUNCH_CERTIFICATE_SECONDS, lifetime)
     return context.authority.issue(id, lifetime)
 
 

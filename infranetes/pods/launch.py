@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import attrs
@@ -23,11 +24,13 @@ from infranetes.pods.pod_network import join_pod_network
 from infranetes.pods.sandbox_vm import zone_for
 from infranetes.pods.service_rules import tell_of_services
 from infranetes.pods.shadows import attachment_of
-from infranetes.pods.states import SandboxState
+from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.providers.annotations import wants_spot
 from infranetes.tracing.spans import step
 from infranetes_common.concurrency import shielded, within
 from infranetes_common.errors import Unavailable
+
+IDLE_SECONDS = 3.0  # without the start of a container, until a VM counts as idle
 
 _log = Logger()
 
@@ -119,7 +122,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):
         if found:
             await sandbox.machine.place(parent, size)
-            await sandbox.machine.renew_certificate()
+            await sandbox.machine.replace_first_certificate()
         config = node_names.with_host_name(sandbox.config)
         provider = container_provider(node, config, handler)
         await sandbox.machine.configure(config, await node.dns(), provider)
@@ -151,4 +154,14 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     if node.pod_events is not None and config.metadata.attempt and wants_spot(annotations):
         node.pod_events.moved(config.metadata)
     if not found:
-        node.renewal.soon(sandbox.machine)
+        node.renewal.soon(sandbox.machine, partial(_is_starting_containers, node, sandbox))
+
+
+def _is_starting_containers(node: NodeContext, sandbox: Sandbox) -> bool:
+    """Return whether containers are being created or started, or were a moment ago: more may follow."""
+    just_now = node.now() - int(IDLE_SECONDS * 1e9)
+    return sandbox.loads.busy or any(
+        one.state in (ContainerState.CREATING, ContainerState.CREATED, ContainerState.STARTING)
+        or max(one.record.created_at, one.record.started_at) > just_now
+        for one in sandbox.containers.values()
+    )

@@ -247,6 +247,12 @@ class IPlacesVms(Interface):
         """
 
 
+class IGivesIdentityPrivately(Interface):
+    """Also provided by an IPodProvider whose VMs get their identity by a channel that nobody else can read.
+
+    So their first key and certificate are as good as later ones, and are not replaced early."""
+
+
 class IPinsVms(Interface):
     """Also provided by an IPodProvider whose VMs are processes of this node, which can be pinned."""
 

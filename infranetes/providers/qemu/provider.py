@@ -21,6 +21,7 @@ from infranetes.guest import image as images
 from infranetes.providers.interface import (
     Console,
     IFirewallsPods,
+    IGivesIdentityPrivately,
     IGuest,
     IHasConsoles,
     IHasGuestImage,
@@ -71,7 +72,7 @@ _T = TypeVar("_T")
 _log = Logger()
 
 
-@implementer(IPodProvider, IFirewallsPods, IHasConsoles, IHasGuestImage, IHasVolumes)
+@implementer(IPodProvider, IFirewallsPods, IGivesIdentityPrivately, IHasConsoles, IHasGuestImage, IHasVolumes)
 @implementer(IJoinsNamespaces, IPinsVms, IPlacesVms, IResizesVms, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""

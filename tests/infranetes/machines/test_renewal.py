@@ -7,8 +7,9 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.machines.context import VmFacts
+from infranetes.machines.pod_machine import is_due
 from infranetes.machines.pool_config import PoolConfig, PoolSize
-from infranetes.machines.renewal import AT_A_TIME, SOON_SECONDS, is_due
+from infranetes.machines.renewal import AT_A_TIME, SOON_SECONDS
 from infranetes_common.errors import FailedPrecondition
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent

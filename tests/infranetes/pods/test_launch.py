@@ -7,22 +7,24 @@ from functools import partial
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from zope.interface import alsoProvides
 
 from infranetes.hostports.mappings import HostPort
 from infranetes.ids import new_id
 from infranetes.machines.pool_config import PoolConfig, PoolSize
-from infranetes.machines.renewal import SOON_SECONDS
+from infranetes.machines.renewal import LATEST_SECONDS, SOON_SECONDS
 from infranetes.pods.agent_events import disconnect
 from infranetes.pods.inventory import Sandbox
-from infranetes.pods.launch import launch
+from infranetes.pods.launch import IDLE_SECONDS, launch
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sandbox_vm import machine_for
 from infranetes.pods.states import SandboxState
+from infranetes.providers.interface import IGivesIdentityPrivately
 from infranetes_common.concurrency import start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 
 PORT = HostPort("tcp", "", 8080, 80)
 
@@ -194,6 +196,46 @@ class CertificateTests(PodsTestCase):
         self.assertEqual(self.count(waiting.id), 1)
         self.assertEqual(self.run_pod(), waiting.id)
         self.assertEqual(self.count(waiting.id), 2, "another one as it becomes the pod's")
+
+    def test_where_the_first_key_came_privately_it_stays(self) -> None:
+        alsoProvides(self.world.provider, IGivesIdentityPrivately)
+        own = self.run_pod(pod("own", annotations={"infranetes.io/size": "x"}))
+        self.assertEqual(self.count(own), 0)
+        until = self.record(own).certificate_until / 1e9 - self.world.clock.seconds()
+        self.assertGreater(until, self.world.times.certificate - 60, "a whole lifetime")
+        self.world.wait(self.world.times.certificate * 0.7, step=60)
+        self.assertEqual(self.count(own), 1, "after half of it, as others")
+
+    def test_one_of_the_pool_whose_first_key_came_privately(self) -> None:
+        self.world = FakeNode(pool=PoolConfig(sizes=(PoolSize(count=1),)), launch=100.0)
+        alsoProvides(self.world.provider, IGivesIdentityPrivately)
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+        (waiting,) = self.world.node.pool.idle()
+        self.assertEqual(self.run_pod(), waiting.id)
+        self.assertEqual(self.count(waiting.id), 0)
+
+    def test_elsewhere_it_waits_until_no_container_is_being_started(self) -> None:
+        own = self.run_pod(pod(annotations={"infranetes.io/size": "x"}))
+        agent = self.world.agents[own]
+        agent.holding = Deferred()
+        creating = start(self.world.containers.create(own, box()))
+        self.world.wait(90.0, step=1)
+        self.assertEqual(len(agent.certificates), 0)
+        held, agent.holding = agent.holding, None
+        held.callback(None)
+        made = self.successResultOf(creating)
+        self.do(self.world.containers.start(made))
+        self.world.wait(IDLE_SECONDS - 1)
+        self.assertEqual(len(agent.certificates), 0)
+        self.assertEqual(self.count(own), 1)
+
+    def test_a_pod_that_is_never_idle_gets_it_all_the_same(self) -> None:
+        own = self.run_pod(pod(annotations={"infranetes.io/size": "x"}))
+        self.world.agents[own].holding = Deferred()
+        start(self.world.containers.create(own, box())).addErrback(lambda _: None)
+        self.world.wait(LATEST_SECONDS + 2 * SOON_SECONDS, step=1)
+        self.assertEqual(len(self.world.agents[own].certificates), 1)
 
     def test_a_launch_that_the_next_daemon_continues(self) -> None:
         self.world.provider.booting = Deferred()
