@@ -40,6 +40,13 @@ class LifecycleContract(ContainerProviderCase):
         verifyObject(IContainerProvider, self.provider)
         self.assertIsInstance(self.provider.name, str)
 
+    async def test_what_is_too_long_for_the_kernel_fails_the_start(self) -> None:
+        long = cri.KeyValue(key="BIG", value=b"x" * (32 * resource.getpagesize() - 4))
+        id = await self.create("sleep", "600", envs=[long])
+        words = await self.refused(InvalidArgument, self.provider.start_container(id))
+        self.assertIn("argument list too long", words.lower())
+        self.assertEqual((await self.state(id)).state, cri.CONTAINER_EXITED)
+
     async def test_stopping_twice_is_once(self) -> None:
         await self.provider.stop()
         await self.provider.stop()
