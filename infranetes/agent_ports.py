@@ -17,7 +17,7 @@ from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from infranetes.hostports.hostports import suffix_of
-from infranetes_common.commands import check
+from infranetes_common.commands import check, run
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
@@ -43,7 +43,8 @@ class AgentPorts:
         self._reactor = reactor
         self._table = table
         self._ports: dict[str, tuple[IPv4Address, int]] = {}  # by the VM's id
-        self._in_force: str | None = None  # None: it is not known
+        self._in_force = script(table, {})
+        self._trouble = ""
         self._lock = DeferredLock()
 
     def keep(self, id: str, host: str, port: int) -> None:
@@ -62,10 +63,18 @@ class AgentPorts:
             start(self._apply())
 
     async def sweep(self) -> None:
-        """Make the table again, whatever has become of it."""
-        if self._ports or self._in_force:
-            self._in_force = None
-            await self._apply()
+        """Make the table again if another program has removed it, or it could not be made."""
+        async with self._lock:
+            if self._ports and not await self._is_there():
+                self._in_force = ""
+        await self._apply()
+
+    async def _is_there(self) -> bool:
+        command = ["nft", "--terse", "list", "table", FAMILY, self._table]
+        try:
+            return (await run(self._reactor, command, _SECONDS)).code == 0
+        except InfranetesError:  # `_apply` says why
+            return False
 
     @deferred
     async def stop(self) -> None:
@@ -80,11 +89,13 @@ class AgentPorts:
                 return
             try:
                 await check(self._reactor, ["nft", "-f", "-"], _SECONDS, wanted.encode())
-                self._in_force = wanted
+                self._in_force, self._trouble = wanted, ""
             except InfranetesError as error:
-                _log.warn(
-                    "what the node forwards to the agents of its VMs is not dropped: {error}", error=error
-                )
+                if str(error) != self._trouble:  # otherwise it is known
+                    _log.warn(
+                        "what the node forwards to the agents of its VMs is not dropped: {error}", error=error
+                    )
+                self._trouble = str(error)
 
 
 def script(table: str, ports: Mapping[str, tuple[IPv4Address, int]]) -> str:

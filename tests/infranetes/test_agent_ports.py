@@ -11,10 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
+from twisted.internet.defer import Deferred
+from twisted.logger import ILogObserver, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from infranetes import agent_ports
 from infranetes.agent_ports import FAMILY, AgentPorts, script, table_name
 from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.identity import AGENT_PORT
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_netns
@@ -117,6 +121,34 @@ class ForwardTests(TestCase):
         await self.ports.stop()
         self.assertEqual(await blocking(self.listed), b"")
         await self.ports.sweep()
+
+
+class TroubleTests(SynchronousTestCase):
+    """A node whose kernel, or whose programs, can't do it."""
+
+    def test_it_is_said_once_until_it_works(self) -> None:
+        answers = [InfranetesError("no nft")] * 3 + [None, InfranetesError("no nft")]
+        said: list[object] = []
+
+        async def check(*_: object) -> bytes:
+            error = answers.pop(0)
+            if error is not None:
+                raise error
+            return b""
+
+        async def run(*_: object) -> bytes:
+            raise FailedPrecondition("the program nft is missing")
+
+        self.patch(agent_ports, "check", check)
+        self.patch(agent_ports, "run", run)
+        observer = cast(ILogObserver, said.append)
+        globalLogPublisher.addObserver(observer)
+        self.addCleanup(globalLogPublisher.removeObserver, observer)
+        ports = AgentPorts(reactor, "never")
+        ports.keep("vm", VM, AGENT_PORT)
+        for _ in range(4):
+            self.successResultOf(Deferred.fromCoroutine(ports.sweep()))
+        self.assertEqual((len(said), answers), (2, []))
 
 
 class ScriptTests(SynchronousTestCase):

@@ -143,7 +143,11 @@ class PortGuard:
         with self.watch.ours():
             await self._scripts.run(script)
         self._script = script
-        self._listing = await self._listed()
+        start(self._note())  # later: the agent waits for the rule alone, before it listens
+
+    async def _note(self) -> None:
+        async with self._lock:
+            self._listing = await self._listed()
 
     async def _listed(self) -> bytes:
         command = [*self._inside, "nft", "--terse", "--stateless", "list", "table", FAMILY, TABLE]
