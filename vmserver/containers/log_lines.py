@@ -8,10 +8,9 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Protocol
 
-from twisted.internet.interfaces import IReactorTime
-
-from infranetes_common.concurrency import backoff, sleep
+from infranetes_common.concurrency import backoff, run_in_thread, sleep, start
 from infranetes_common.cri_log import lines_of
+from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 
 TEXT_BYTES = 60 * 1024  # the most of one record's `text`
@@ -30,6 +29,9 @@ class LogReader(Protocol):
     def close(self) -> None:
         """Close the file. Idempotent."""
 
+    def close_in_threads(self, reactor: IReactor) -> None:
+        """From now on have a file that was deleted meanwhile closed in a thread: that frees its blocks."""
+
 
 class LineReader(abc.ABC):
     """A `LogReader` of files of lines. A subclass knows the files, and parses a line.
@@ -42,6 +44,7 @@ class LineReader(abc.ABC):
     max_line_bytes: int
 
     def __init__(self) -> None:
+        self._reactor: IReactor | None = None
         self._fd = -1
         self._offset = 0  # of the first byte in the buffer
         self._buffer = b""  # data read that is not a whole line yet
@@ -66,9 +69,17 @@ class LineReader(abc.ABC):
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        if self._reactor is None or os.fstat(fd).st_nlink:
+            os.close(fd)
+        else:
+            start(run_in_thread(self._reactor, os.close, fd))
+
+    def close_in_threads(self, reactor: IReactor) -> None:
+        """See `LogReader.close_in_threads`."""
+        self._reactor = reactor
 
     def read(self) -> list[messages.LogRecord]:
         """Return the records of the next chunk; none at the log's present end."""
@@ -144,12 +155,13 @@ def packed(records: Sequence[messages.LogRecord]) -> list[messages.LogRecord]:
 
 
 async def records(
-    reactor: IReactorTime, log: LogReader, follow: bool, ended: Callable[[], bool], text: bool = False
+    reactor: IReactor, log: LogReader, follow: bool, ended: Callable[[], bool], text: bool = False
 ) -> AsyncGenerator[messages.LogRecord, None]:
     """Iterate over `log`, and with `follow` continue as it grows, until `ended()` and everything is read.
 
     :param text: whether many lines come as one record.
     """
+    log.close_in_threads(reactor)
     read = log.read_text if text else log.read
     pauses = backoff(*POLL_SECONDS, factor=1.5)
     try:

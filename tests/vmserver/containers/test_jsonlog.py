@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,7 +161,7 @@ class JsonLogTests(SynchronousTestCase):
         found: list[bytes] = []
 
         async def follow() -> None:
-            async for record in records(clock, JsonLog(self.path), True, lambda: bool(over)):
+            async for record in records(cast(Any, clock), JsonLog(self.path), True, lambda: bool(over)):
                 found.append(record.line)
 
         following = Deferred.fromCoroutine(follow())

@@ -24,7 +24,7 @@ from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
 
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.errors import (
     ConfigError,
     FailedPrecondition,
@@ -82,9 +82,9 @@ class Executables:
             if re.fullmatch(r"[0-9a-f]{64}", file.name)
         )
 
-    def remove(self, image_id: str) -> None:
-        """Delete an image. Idempotent."""
-        self.path(image_id).unlink(missing_ok=True)
+    async def remove(self, image_id: str) -> None:
+        """Delete an image, in a thread: it may be large. Idempotent."""
+        await run_in_thread(self._reactor, self.path(image_id).unlink, True)
 
     async def store(self, image_id: str, chunks: AsyncIterator[bytes]) -> None:
         """Store an executable. After a failure nothing of it remains.
@@ -104,7 +104,7 @@ class Executables:
         except OSError as error:
             raise _disk(self._directory, error) from error
         finally:
-            part.unlink(missing_ok=True)
+            await run_in_thread(self._reactor, part.unlink, True)
 
     async def fetch(self, image_id: str, url: str) -> None:
         """Download an executable unless it is present: see `IImageFetcher.fetch_image`."""
@@ -120,7 +120,7 @@ class Executables:
             limit = self._config.fetch_timeout
             raise Unavailable(f"downloading {shown(url)} took over {limit:g} s; try again") from None
         finally:
-            part.unlink(missing_ok=True)
+            await run_in_thread(self._reactor, part.unlink, True)
 
     async def _fetch(self, image_id: str, url: str, part: Path) -> None:
         try:

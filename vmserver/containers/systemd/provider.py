@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
+from twisted.internet.defer import Deferred, TimeoutError, succeed
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.logger import Logger
@@ -335,11 +335,11 @@ class SystemdProvider:
     def images(self) -> Deferred[list[str]]:
         return succeed(self._images.list())
 
-    def remove_image(self, image_id: str) -> Deferred[None]:
+    @deferred
+    async def remove_image(self, image_id: str) -> None:
         if any(container.record.state.image_id == image_id for container in self._index.all()):
-            return fail(FailedPrecondition(f"image {image_id} is in use; remove its containers first"))
-        self._images.remove(image_id)
-        return succeed(None)
+            raise FailedPrecondition(f"image {image_id} is in use; remove its containers first")
+        await self._images.remove(image_id)
 
 
 def _thd_measure(

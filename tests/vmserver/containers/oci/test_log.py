@@ -7,9 +7,11 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import struct
 import tempfile
 import termios
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -395,6 +397,32 @@ class RotationTests(CrunCase):
         await self.until(lambda: len(deletions) > 2, "files are deleted")
         rotation.remove(made.container.id)
         self.assertIn(True, deletions)
+
+    async def test_what_was_deleted_while_it_was_read_is_freed_in_a_thread(self) -> None:
+        """Whoever closes it last frees its blocks, which may take long."""
+        closed: list[int] = []
+        close = os.close
+
+        def watched(fd: int) -> None:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                closed.append(threading.get_ident())
+            close(fd)
+
+        made = await self.started("sh", "-c", "echo one; sleep 600")
+        log = made.container.log
+        await self.until(lambda: log.read_text(), "it writes")
+        for deleted in (True, False):
+            following = records(reactor, CriLog(log), True, lambda: False)
+            await anext(following)
+            if deleted:
+                kept = log.read_bytes()
+                log.unlink()
+                log.write_bytes(kept)
+            patched = self.patch(os, "close", watched)
+            await following.aclose()
+            await self.until(lambda: closed, "it is closed")
+            patched.restore()
+            self.assertEqual(closed.pop() == threading.get_ident(), not deleted)
 
     async def test_an_agent_that_ended_while_it_rotated_is_followed_by_one_that_goes_on(self) -> None:
         self.patch(rotation, "MISSING_SECONDS", 0.2)
