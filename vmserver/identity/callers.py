@@ -2,23 +2,31 @@
 """The callers at the agent's port that have not shown a certificate yet: how often each may call, who waits.
 
 Nothing is known of them but their address. So each address, and of IPv6 each network of 64 bits, has a budget
-of its own, and whoever has the most connections that wait is the one to lose them. The addresses that have
-shown the node's certificate are remembered: others take nothing of theirs.
+of its own, and whoever has the most connections that wait is the one to lose them. The node's own addresses
+are trusted, so that others take nothing of theirs: those that the VM's certificate names, and those that have
+shown the node's certificate.
+
+The others have budgets together, too: one for those that have called little of late, which a node may be that
+nobody knows yet, and one for those that call all the time, however many addresses they have.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_network
 from typing import Generic, TypeVar
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes_common.addresses import Address
+from infranetes_common.addresses import Address, Network
 
 REMEMBERED = 1024  # sources whose budgets are kept; those that called longest ago are forgotten
 TRUSTED = 16  # sources that have shown the node's certificate, the last of them
-STRANGERS = 8.0  # how many times one source's budget all those together have that never showed a certificate
+STRANGERS = 8.0  # how many times one source's budget all those together have that are not trusted
+NEWCOMERS = 16.0  # the same, of those that have called little of late
+LITTLE = 0.75  # the part of its budget that such a source has left
 BURST_SECONDS = 8.0  # a source that has not called for so long may do at once what it might have done
 
 C = TypeVar("C")
@@ -68,6 +76,9 @@ class Callers(Generic[C]):
         self._clock = clock
         self._budgets: dict[str, _Bucket] = {}  # the source that has called last is the last
         self._strangers = self._full(STRANGERS)
+        self._newcomers = self._full(NEWCOMERS)
+        self._named: frozenset[str] = frozenset()
+        self._networks: Sequence[Network] = ()
         self._trusted: dict[str, None] = {}
         self._waiting: dict[str, dict[C, None]] = {}  # by source, oldest first
 
@@ -80,7 +91,18 @@ class Callers(Generic[C]):
             del self._budgets[next(iter(self._budgets))]
         if not budget.take(now, self.rate):
             return False
-        return source in self._trusted or self._strangers.take(now, self.rate * STRANGERS)
+        if self._trusts(source):
+            return True
+        if budget.tokens >= LITTLE * self.rate * BURST_SECONDS:
+            return self._newcomers.take(now, self.rate * NEWCOMERS)
+        return self._strangers.take(now, self.rate * STRANGERS)
+
+    def name(self, node: Iterable[Network]) -> None:
+        """Set the addresses and networks that are the node's, as the VM's certificate says."""
+        node = list(node)
+        single = [each for each in node if each.prefixlen == each.max_prefixlen]
+        self._named = frozenset(source_of(str(each.network_address)) for each in single)
+        self._networks = [each for each in node if each not in single]
 
     def trust(self, source: str) -> None:
         """Note that a source has shown the node's certificate."""
@@ -105,10 +127,18 @@ class Callers(Generic[C]):
         none to others.
 
         :param newest: the source that connected last; of sources that have as many, it displaces its own."""
-        candidates = [each for each in self._waiting if each == newest or each not in self._trusted]
+        candidates = [each for each in self._waiting if each == newest or not self._trusts(each)]
         mine = len(self._waiting[newest]) > 1  # otherwise it would be refused by as many as may wait
         most = max(candidates, key=lambda each: (len(self._waiting[each]), mine and each == newest))
         return next(iter(self._waiting[most]))
+
+    def _trusts(self, source: str) -> bool:
+        if source in self._trusted or source in self._named:
+            return True
+        return bool(self._networks and source) and any(
+            ip_network(source).version == each.version and ip_network(source).overlaps(each)
+            for each in self._networks
+        )
 
     def _full(self, times: float = 1.0) -> _Bucket:
         return _Bucket(max(self.rate * times * BURST_SECONDS, 1.0), self._clock.seconds())

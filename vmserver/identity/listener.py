@@ -85,6 +85,7 @@ class Listener:
             handshake_rate=self._limits.handshake_rate,
             guard=self._guard,
         )
+        factory.trust(tls.node_addresses(identity))
         try:
             self._port = await self._listen(host, port, factory)
         except (CannotListenError, OSError) as error:
@@ -96,6 +97,7 @@ class Listener:
         """Use another identity's context for new connections."""
         if self.factory is not None:
             self.factory.renew(context)
+            self.factory.trust(tls.node_addresses(identity))
             await self._keep(self.port, identity)
 
     async def _keep(self, port: int, identity: Identity) -> None:

@@ -13,6 +13,7 @@ another.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from typing import Any, cast
 
 from cryptography import x509
@@ -239,6 +240,10 @@ class BoundedTLSFactory(TLSMemoryBIOFactory):
     def renew(self, context: SSL.Context) -> None:
         """Serve new connections with another context."""
         self._creator.context = context
+
+    def trust(self, node: Iterable[Network]) -> None:
+        """Set the addresses that the node is known to have."""
+        self._callers.name(node)
 
     def limit(
         self, connections: int, handshakes: int, handshake_seconds: float, handshake_rate: float

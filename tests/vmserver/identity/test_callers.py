@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from ipaddress import ip_network
 from typing import Any, cast
 
 from twisted.internet import reactor
@@ -26,7 +27,7 @@ from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from tests.vmserver.pki import Authority
 from vmserver.identity import tls
-from vmserver.identity.callers import BURST_SECONDS, REMEMBERED, STRANGERS, Callers, source_of
+from vmserver.identity.callers import BURST_SECONDS, NEWCOMERS, REMEMBERED, Callers, source_of
 
 RATE = 4.0
 BURST = int(RATE * BURST_SECONDS)
@@ -123,10 +124,30 @@ class FactoryTests(SynchronousTestCase):
     def test_many_addresses_have_a_rate_together_which_is_not_the_nodes(self) -> None:
         self.call(NODE).authenticated()
         came = [self.call(f"10.{number >> 8}.{number & 255}.1") is not None for number in range(3000)]
-        self.assertEqual(sum(came), BURST * STRANGERS - 1)
+        self.assertEqual(sum(came), BURST * NEWCOMERS - 1)
         self.assertIsNotNone(self.call(NODE))
         budgets = cast("Callers[Any]", self.factory._callers)._budgets
         self.assertLessEqual(len(budgets), REMEMBERED)
+
+    def test_a_node_that_nobody_knows_gets_in_while_some_addresses_call_all_the_time(self) -> None:
+        callers = [f"198.51.100.{number}" for number in range(40)]
+        for _ in range(50):
+            for each in callers * 5:
+                self.call(each)
+            self.clock.advance(0.2)
+        admitted = [self.call(each) is not None for each in callers]
+        self.assertLess(sum(admitted), len(callers))
+        for _ in range(8):
+            self.assertIsNotNone(self.call(NODE))
+
+    def test_the_addresses_that_its_certificate_names_are_the_nodes(self) -> None:
+        self.factory.trust([ip_network(NODE), ip_network("203.0.113.0/24"), ip_network("2001:db8::1")])
+        node = [self.call(each) for each in (NODE, "203.0.113.9", "2001:db8::1")]
+        for number in range(3000):
+            self.call(f"10.{number >> 8}.{number & 255}.1")
+        self.assertEqual(self.alive(*node), [True] * 3)
+        self.assertIsNotNone(self.call("203.0.113.10"))
+        self.assertIsNone(self.call("203.0.114.10"))
 
     def test_a_network_of_ipv6_is_one_caller(self) -> None:
         for host, source in (
