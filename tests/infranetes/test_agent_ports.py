@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import ILogObserver, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes import agent_ports
 from infranetes.agent_ports import FAMILY, AgentPorts, script, table_name
+from infranetes.handler_config import CNI
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.identity import AGENT_PORT
@@ -198,5 +200,9 @@ class LifeTests(PodsTestCase):
         self.world.provider = Enforcing(self.world)
         self.world.restart()
         self.world.node.agent_ports = cast(AgentPorts, self.ports)
-        self.run_pod()
+        id = self.run_pod()
         self.assertEqual(self.ports.kept, {})
+        sandbox = self.world.node.inventory.sandboxes[id]
+        sandbox.record = attrs.evolve(sandbox.record, network=CNI)  # whose VM is on no bridge of ours
+        self.world.node.side.connect(id, VM, AGENT_PORT)
+        self.assertEqual(self.ports.kept, {id: (VM, AGENT_PORT)})
