@@ -20,7 +20,7 @@ from infranetes.providers.interface import IPodProvider, ProviderContext
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes_common.reactors import IReactor
 from tests.harness.durations import slow
-from tests.harness.needs import needs_tools
+from tests.harness.needs import needs_mounts, needs_tools
 from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, reactor
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.gce import SimulatedGce
@@ -117,6 +117,7 @@ class Sanity(_Base):
 
 
 @needs_tools("csi-sanity")
+@needs_mounts
 class QemuSanityTests(Sanity, CsiCase):
     """Volumes that are files."""
 
@@ -150,6 +151,7 @@ class CloudSanity(Sanity):
 
 
 @needs_tools("csi-sanity")
+@needs_mounts
 class AwsSanityTests(CloudSanity, CsiCase):
     """Volumes that are EBS'."""
 
@@ -160,6 +162,7 @@ class AwsSanityTests(CloudSanity, CsiCase):
 
 
 @needs_tools("csi-sanity")
+@needs_mounts
 class GcpSanityTests(CloudSanity, CsiCase):
     """Volumes that are Google's disks."""
 
@@ -170,6 +173,7 @@ class GcpSanityTests(CloudSanity, CsiCase):
 
 
 @needs_tools("vcsim")
+@needs_mounts
 class VsphereSanityTests(CloudSanity, CsiCase):
     """Volumes that are first class disks of a vCenter."""
 

@@ -10,7 +10,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 
 from infranetes_common.concurrency import settled, start
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_registry
+from tests.harness.needs import needs_mounts, needs_registry
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from tests.support.delegate import FakeDelegate
 from tests.support.waiting import until
@@ -42,6 +42,7 @@ class DelegateCase(DaemonCase):
         return (await self.runtime.PodSandboxStatus(request, timeout=10.0)).status
 
 
+@needs_mounts
 @needs_registry
 class DelegateTests(DelegateCase):
     async def test_pods_of_both(self) -> None:

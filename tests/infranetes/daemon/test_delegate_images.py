@@ -17,7 +17,7 @@ from infranetes.images import ImagesConfig
 from infranetes.providers.interface import ProviderContext
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_registry
+from tests.harness.needs import needs_mounts, needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from tests.infranetes.delegate.content_case import ContentCase, reactor
 from tests.infranetes.images.support import small
@@ -102,6 +102,7 @@ class DelegateImagesCase(DaemonCase):
         await self.image_service.RemoveImage(request, timeout=60.0 * self.patience)
 
 
+@needs_mounts
 @needs_registry
 class DelegateImagesTests(DelegateImagesCase):
     """A containerd that keeps layers."""
@@ -167,6 +168,7 @@ class DelegateImagesTests(DelegateImagesCase):
         await self.run_container(sandbox, self.of(self.spelled(built.id), "second"))
 
 
+@needs_mounts
 @needs_registry
 class DiscardingTests(DelegateImagesCase):
     """containerd deletes layers that it has unpacked."""
@@ -195,6 +197,7 @@ class DiscardingTests(DelegateImagesCase):
         return not said[-1] if said else None
 
 
+@needs_mounts
 @needs_registry
 class PreloadTests(ContentCase):
     """Images that every VM has from the start (`images.preload`)."""

@@ -13,13 +13,14 @@ from typing import Any
 
 from infranetes.volumes.mounts import Source
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_registry
+from tests.harness.needs import needs_mounts, needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
 BOUND_SECONDS = 2.0  # within which a changed ConfigMap has to arrive
 
 
+@needs_mounts
 @needs_registry
 class VolumeTests(DaemonCase):
     def setUp(self) -> None:

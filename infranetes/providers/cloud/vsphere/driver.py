@@ -59,6 +59,7 @@ _VM = (
 )
 _TASK = ("info.state", "info.error")
 _POWERED_ON_EVENTS = ["VmPoweredOnEvent", "DrsVmPoweredOnEvent"]
+_POWERED_OFF_EVENTS = ["VmPoweredOffEvent"]
 _NOT_CANCELLABLE = (vmodl.fault.NotSupported, vim.fault.InvalidState, vmodl.fault.ManagedObjectNotFound)
 _ENDED = (vim.TaskInfo.State.success, vim.TaskInfo.State.error)
 
@@ -228,10 +229,21 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
 
     def ex_has_run(self, node: Node) -> bool:
         """Whether a VM was ever powered on, by the vCenter's own events."""
+        return bool(self._events(node, _POWERED_ON_EVENTS))
+
+    def ex_has_ended(self, node: Node) -> bool:
+        """Whether a VM was powered off since it was powered on last, by the vCenter's own events.
+
+        An event is told before the VM's state shows it, or after."""
+        ends = self._events(node, _POWERED_OFF_EVENTS)
+        return bool(ends) and max(ends) > max(self._events(node, _POWERED_ON_EVENTS), default=0)
+
+    def _events(self, node: Node, kinds: Sequence[str]) -> list[int]:
+        """Return the numbers of a VM's events, which grow."""
         itself = vim.event.EventFilterSpec.RecursionOption("self")
         entity = vim.event.EventFilterSpec.ByEntity(entity=node.extra["vm"], recursion=itself)
-        filter = vim.event.EventFilterSpec(entity=entity, eventTypeId=_POWERED_ON_EVENTS)
-        return bool(self.content.eventManager.QueryEvents(filter))
+        filter = vim.event.EventFilterSpec(entity=entity, eventTypeId=list(kinds))
+        return [event.key for event in self.content.eventManager.QueryEvents(filter)]
 
     def ex_is_on(self, node: Node) -> bool:
         """Whether a VM exists and is powered on now."""

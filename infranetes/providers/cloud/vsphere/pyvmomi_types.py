@@ -310,10 +310,16 @@ class PropertyCollector(Protocol):
     def ContinueRetrievePropertiesEx(self, token: str) -> RetrieveResult | None: ...
 
 
+class Event(Protocol):
+    """Something that has happened, by its number."""
+
+    key: int
+
+
 class EventManager(Protocol):
     """The vCenter's record of events."""
 
-    def QueryEvents(self, filter: DataObject) -> Sequence[DataObject]: ...
+    def QueryEvents(self, filter: DataObject) -> Sequence[Event]: ...
 
 
 class SessionManager(Protocol):

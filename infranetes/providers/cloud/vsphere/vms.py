@@ -9,6 +9,7 @@ off    it is still being cloned   PENDING
 off    no: it is powered on now   PENDING
 off    no, and vCenter refuses    ENDED, with vCenter's reason
 on     yes                        PENDING, and RUNNING once it has an address
+off    yes, a moment ago          PENDING, as its state may follow vCenter's event
 off    yes                        ENDED
 """
 
@@ -246,8 +247,8 @@ class VMs:
                 return InstanceState.PENDING, ""
             if self._thd_has_run(driver, name, node):
                 self._launches.forget(name)
-                if driver.ex_is_on(node):  # it was powered on a moment ago
-                    return InstanceState.PENDING, ""
+                if driver.ex_is_on(node) or not driver.ex_has_ended(node):
+                    return InstanceState.PENDING, ""  # it was, or is being, powered on; the next look decides
                 return InstanceState.ENDED, "the VM is off"
             launch = self._thd_power_on(driver, name, node)
         if not launch.running and launch.has_failed:

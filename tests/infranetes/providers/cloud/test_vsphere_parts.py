@@ -7,6 +7,7 @@ import ssl
 from http.client import HTTPException, RemoteDisconnected
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.parsers.expat import ExpatError
 
@@ -19,12 +20,36 @@ from infranetes.providers.cloud.interface import ErrorKind
 from infranetes.providers.cloud.vsphere import sizes
 from infranetes.providers.cloud.vsphere.errors import classify
 from infranetes.providers.cloud.vsphere.launches import Launches
-from infranetes.providers.cloud.vsphere.vms import VMs
+from infranetes.providers.cloud.vsphere.vms import Tags, VMs
 from infranetes.providers.interface import InstanceState, ProviderContext
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase
 from tests.support.clouds import vcenter_privileges
 from tests.support.clouds.faults import NEVER
 from tests.support.clouds.soap import LIST
+
+
+class EventTests(SynchronousTestCase):
+    """vCenter's events and the states of VMs, of which either may be told first."""
+
+    def state(self, *, on: bool, has_ended: bool) -> list[InstanceState]:
+        """Return the states of a VM that seemed to be off and whose event of powering on is there."""
+        vms = VMs(ProviderContext(Path("s"), Path("r"), "cluster", "node"), Launches(), "")
+        vms._tags["id"] = Tags("vm", "cluster", "node", "sandbox", "token", 1.0)
+        node: Any = Node("id", "vm", NodeState.STOPPED, [], [], None)  # Any: of a node it has what is used
+        driver: Any = SimpleNamespace(  # Any: of a driver it has what is used
+            ex_has_run=lambda node: True, ex_is_on=lambda node: on, ex_has_ended=lambda node: has_ended
+        )
+        return [vms._thd_state(driver, "vm", node, vms.have_run())[0] for _ in range(2)]
+
+    def test_a_vm_whose_event_comes_before_its_state_has_not_ended(self) -> None:
+        first, _ = self.state(on=False, has_ended=False)
+        self.assertIs(first, InstanceState.PENDING)
+        first, _ = self.state(on=True, has_ended=False)
+        self.assertIs(first, InstanceState.PENDING)
+
+    def test_a_vm_that_was_powered_off_or_stays_off_has_ended(self) -> None:
+        self.assertEqual(self.state(on=False, has_ended=True), [InstanceState.ENDED] * 2)
+        self.assertIs(self.state(on=False, has_ended=False)[1], InstanceState.ENDED)
 
 
 class FaultTests(SynchronousTestCase):
