@@ -100,6 +100,25 @@ class LogTests(DaemonCase):
             else:  # it was killed while it wrote, maybe in the middle of a line, which an empty part ends
                 self.assertEqual(texts[:-2], [str(each) for each in range(1, len(texts) - 1)])
 
+    async def test_killed_while_it_brings_much_nothing_is_cut_either(self) -> None:
+        count = 300_000
+        sandbox = await self.run_pod()
+        container = await self.run_container(sandbox, self.box(script=f"seq 1 {count}"))
+        path = self.log_directory / "web" / "main.log"
+        for size in (1_000_000, 4_000_000):
+            await self.until(lambda size=size: path.exists() and path.stat().st_size > size, "some is there")  # type: ignore[misc]
+            await self.restart()
+            old = path.with_name("main.log.1")
+            if not old.exists():  # kubelet rotates it meanwhile
+                path.rename(old)
+                await self.runtime.ReopenContainerLog(
+                    cri.ReopenContainerLogRequest(container_id=container), timeout=10.0
+                )
+        await self.in_state(container, cri.CONTAINER_EXITED)
+        await self.stop_pod(sandbox)
+        lines = [line for file in (old, path) for line in file.read_text().splitlines()]
+        self.assertEqual([line.rpartition(" ")[2] for line in lines], [str(n) for n in range(1, count + 1)])
+
     async def test_killed_again_and_again_no_line_is_lost_or_doubled(self) -> None:
         sandbox = await self.run_pod()
         container = await self.run_container(sandbox, self.box(script=self.counting))
