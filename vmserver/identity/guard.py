@@ -77,12 +77,9 @@ class PortGuard:
         self._connected = True
         self._stop_waiting()
         address = address_of(host)
-        if address is None:
-            return
-        network = ip_network(address)
-        known = any(address in each for each in (*self._named, *self._shown))
-        if not known:
-            self._shown[network] = None
+        known = address is None or any(address in each for each in (*self._named, *self._shown))
+        if address is not None and not known:
+            self._shown[ip_network(address)] = None
             if len(self._shown) > TRUSTED:
                 del self._shown[next(iter(self._shown))]
         if self._ajar or not known:
@@ -103,11 +100,12 @@ class PortGuard:
         """Do nothing: what there is to guard is known with the identity."""
 
     async def mend(self) -> None:
-        """Restore the table if another program has changed it."""
+        """Restore the table if another program has changed it, or the kernel refused it before."""
         async with self._lock:
             if self._script and await self._listed() != self._listing:
                 _log.warn("the rule that keeps the agent's port was changed by somebody else; it is restored")
                 await self._apply(self._script)
+        await self._enforce()
 
     def _wait(self) -> None:
         """Begin to wait for the node, unless it is there."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import functools
 import secrets
+import select
 import socket
+import struct
 import subprocess
 from collections.abc import Callable
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,14 +22,17 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.authority import Authority as NodeAuthority
 from infranetes.node_addresses import MOST, own_addresses, sources
-from infranetes_common.addresses import Network
+from infranetes_common.addresses import Address, Network
 from infranetes_common.concurrency import run_in_thread
+from infranetes_common.errors import InfranetesError
 from infranetes_common.identity import AGENT_PORT, Identity, Route
 from infranetes_common.identity import Network as GuestNetwork
 from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
+from tests.harness.durations import slow
 from tests.harness.needs import needs_netns
+from tests.support.frames import internet_sum
 from tests.support.pod_namespaces import DOES_NOT, Machine, Node, connects, ip
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX
@@ -52,6 +57,7 @@ async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
     return await run_in_thread(reactor, functools.partial(work, *args, **kwargs))
 
 
+@slow(3, "packets that must not come, and a rate by the clock")
 @needs_netns
 class GuardTests(TestCase):
     """A VM, its node, and another machine that reaches the VM by way of the node."""
@@ -67,6 +73,7 @@ class GuardTests(TestCase):
 
     def connect(self) -> None:
         word = secrets.token_hex(4)
+        self.interface, self.identification = f"vg{word}", 77
         self.vm = Machine(f"vg{word}", VM, NODE, "02:00:00:00:00:02")
         self.addCleanup(self.vm.end)
         ip("address", "add", f"{NODE}/24", "dev", f"vg{word}")
@@ -147,6 +154,49 @@ class GuardTests(TestCase):
         await self.reaches(self.node, True, 8000)
         await self.reaches(self.node, False)
 
+    async def test_no_fragment_slips_by(self) -> None:
+        await self.guard.shut(AGENT_PORT, AT)
+        # The kernel takes no IPv6 whose first fragment lacks a part of TCP's header.
+        for source, to, cuts in ((OTHER, VM, (8, 16, 24)), (NEIGHBOUR6, VM6, (24,))):
+            for cut in cuts:
+                answered = [
+                    await blocking(self.answered, source, to, port, cut) for port in (AGENT_PORT, 8000)
+                ]
+                self.assertEqual(answered, [False, True], (to, cut))
+
+    def answered(self, source: str, to: str, port: int, cut: int) -> bool:
+        """Return whether the VM answers a SYN in two fragments. :param cut: bytes of TCP in the first one."""
+        own, other = ip_address(source), ip_address(to)
+        segment = (
+            struct.pack("!HHIIBBHHH", 40000 + cut, port, 7, 0, 7 << 4, 2, 1024, 0, 0) + b"\2\4\5\xb4\1\1\1\0"
+        )
+        length = struct.pack("!HH", 6, len(segment))
+        total = internet_sum(own.packed + other.packed + length + segment)
+        segment = segment[:16] + total.to_bytes(2, "big") + segment[18:]
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as hearing:
+            hearing.bind((self.interface, 3))
+            with socket.socket(
+                socket.AF_INET if own.version == 4 else socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_RAW
+            ) as sending:
+                for offset, data in ((cut, segment[cut:]), (0, segment[:cut])):
+                    sending.sendto(self.fragment(own, other, offset, data), (to, 0))
+            while select.select([hearing], [], [], DOES_NOT * 3)[0]:
+                frame = hearing.recv(2000)
+                if segment[2:4] + segment[:2] in frame[34:60] and b"\0\0\0\x08" in frame[34:70]:
+                    return True
+        return False
+
+    def fragment(self, source: Address, to: Address, offset: int, data: bytes) -> bytes:
+        """Return an IP packet with a fragment of TCP; the one that begins at 0 is not the last."""
+        more = offset == 0
+        self.identification = self.identification + (not more)
+        if source.version == 4:
+            field = (0x2000 if more else 0) | offset // 8
+            head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(data), self.identification, field, 64, 6, 0)
+            return head + source.packed + to.packed + data
+        head = struct.pack("!IHBB", 6 << 28, 8 + len(data), 44, 64) + source.packed + to.packed
+        return head + struct.pack("!BBHI", 6, 0, offset | more, self.identification) + data
+
     async def test_a_flood_does_not_get_to_the_listener(self) -> None:
         await self.guard.shut(AGENT_PORT, AT)
         before = await blocking(self.begun)
@@ -196,10 +246,16 @@ class GuardTests(TestCase):
         await self.guard.mend()
         await self.reaches(self.other, False)
 
-    async def test_a_kernel_that_refuses_is_no_end(self) -> None:
-        await blocking(ip, "netns", "del", self.vm.name)
+    async def test_a_kernel_that_refuses_is_asked_again(self) -> None:
+        async def refuse(script: str) -> None:
+            raise InfranetesError("no nftables here")
+
+        refusing = self.patch(self.guard._scripts, "run", refuse)
         await self.guard.shut(AGENT_PORT, AT)
-        self.assertEqual(len(self.flushLoggedErrors()), 0)
+        await self.reaches(self.other, True)
+        refusing.restore()
+        await self.guard.mend()
+        await self.reaches(self.other, False)
 
 
 class _Guard:
