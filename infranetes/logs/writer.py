@@ -169,9 +169,12 @@ class LogWriter:
             await self._checkpoint()  # what is beyond it when the daemon is killed now is the line alone
             line = notice(timestamp(int(self._reactor.seconds() * 1e9)), text)
             path, inode = self._path, self._written.inode
-            if self._end and await self._thread(self._files.tail, path, inode, self._end - 1) != b"\n":
-                line = b"\n" + line
-            self._end = await self._thread(self._files.append, path, inode, line)
+            try:
+                if self._end and await self._thread(self._files.tail, path, inode, self._end - 1) != b"\n":
+                    line = b"\n" + line
+                self._end = await self._thread(self._files.append, path, inode, line)
+            except Gone:  # somebody has removed the log: there is nothing to add to
+                return
             self._tail, self._matched = b"", 0
             self._written = attrs.evolve(self._written, size=self._end)
             await self._checkpoint()

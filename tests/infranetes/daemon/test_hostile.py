@@ -143,7 +143,7 @@ class StallTests(HostileCase):
 
     async def test_logs(self) -> None:
         liar = await self.replace_agent()
-        for attack in ("newlines", "lines", "cursors", "empty", "huge", "broken"):
+        for attack in ("newlines", "lines", "text", "cursors", "empty", "huge", "broken"):
             await self.suffers(liar, ReadLog=attack)
 
     async def test_volumes(self) -> None:

@@ -61,6 +61,7 @@ class RenderTests(SynchronousTestCase):
             good[:-1],
         ):
             self.assertEqual(checked(good + bad), (good, False), bad)
+        self.assertEqual(checked(good + b"\n" * 60_000), (b"", False))
 
     @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from(WORDS)), max_size=8))
     def test_the_last_part_of_each_stream(self, parts: list[tuple[bool, bool, bytes]]) -> None:

@@ -259,6 +259,16 @@ async def ReadLog_cursors(
         yield vmserver.LogRecord(time_nanos=1, line=b"x", cursor=f"{number}" + "c" * 60_000)
 
 
+async def ReadLog_text(
+    agent: HostileAgent, request: vmserver.ReadLogRequest
+) -> AsyncIterator[vmserver.LogRecord | bytes]:
+    """Text of the largest size: newlines, lines that are none, the shortest lines, one endless line."""
+    line = b"2026-11-28T07:40:00.000000000Z stdout F \n"
+    texts = [b"\n" * 60_000, b"T stdout F x\n" * 4_000, line * (60_000 // len(line)), line[:-1] * 1_400]
+    for number, text in enumerate(itertools.cycle(texts)):
+        yield vmserver.LogRecord(text=text, cursor=str(number), gap=True)
+
+
 async def ReadLog_empty(
     agent: HostileAgent, request: vmserver.ReadLogRequest
 ) -> AsyncIterator[vmserver.LogRecord | bytes]:

@@ -18,6 +18,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from txgrpc.service import Method
 from vmserver import validate
+from vmserver.containers.log_lines import TEXT_BYTES
 from vmserver.rpc import bounds, sessions
 from vmserver.rpc.layers import MAX_SIZE
 from vmserver.stats.machine import MAX_CARDS
@@ -102,7 +103,7 @@ class LimitTests(SynchronousTestCase):
         cursor = "c" * validate.MAX_CURSOR
         said = messages.LogRecord(line=b"x" * 1_000_000, cursor=cursor, time_nanos=MOST, gap=True)
         made = bounds.record(said)
-        self.taken("ReadLog", made)
+        self.taken("ReadLog", made, messages.LogRecord(text=b"x" * TEXT_BYTES, cursor=cursor, gap=True))
         self.assertEqual((len(made.line), len(checks.CheckedRecords("c").checked(made).line)), (16384, 16384))
 
     def test_states_are_cut_to_what_is_taken(self) -> None:
