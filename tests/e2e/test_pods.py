@@ -119,6 +119,24 @@ class PodTests(PodCase):
         late = cri.ExecSyncRequest(container_id=container, cmd=["sleep", "100"], timeout=1)
         await self.refused(Code.DEADLINE_EXCEEDED, self.runtime.ExecSync(late, timeout=90.0))
         await self.check_files(sandbox)
+        await self.check_job(sandbox)
+
+    async def check_job(self, sandbox: str) -> None:
+        """Check that the long log of a container that ends is whole, though its pod is stopped at once."""
+        linux = cri.LinuxContainerConfig(
+            resources=cri.LinuxContainerResources(cpuset_cpus="0", cpuset_mems="0")
+        )
+        container = await self.run_container(sandbox, self.box("job", "seq 1 60000", linux=linux))
+        status = await self.in_state(container, cri.CONTAINER_EXITED)
+        self.assertEqual(self.lines("job"), [str(number) for number in range(1, 60_001)])
+        self.assertEqual((status.resources.linux.cpuset_cpus, status.message), ("0", ""))
+        writer = await self.run_container(sandbox, self.box("writer", "seq 1 60000; exec sleep 1000"))
+        log = self.log_directory / "web" / "writer.log"
+        await self.until(lambda: log.stat().st_size > 0, "it writes")
+        await self.runtime.StopContainer(cri.StopContainerRequest(container_id=writer), timeout=120.0)
+        lines = self.lines("writer")
+        await self.stop_pod(sandbox)
+        self.assertEqual(self.lines("writer"), lines, "all was there when its end was told")
 
     async def check_files(self, sandbox: str) -> None:
         """Check that files of the node and limits reach a container, and its words and end the node."""
