@@ -24,6 +24,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from infranetes.agent_ports import table_name as agents_table
 from infranetes.images import ImagesConfig, ImageStore
 from infranetes_common.wire import cri
 from infranetes_simulation.provider.farm_client import FarmClient
@@ -268,6 +269,10 @@ class DaemonCase(KeptCase, TestCase):
                 await farm.stop(end_farm=True)
             except Exception:
                 await farm.stop(end_farm=False)
+        if shutil.which("nft") is not None:  # a daemon leaves the table in force for VMs that live on
+            table = agents_table(Path(self.config["state_dir"]))
+            command = ["nft", "delete", "table", "inet", table]
+            await deferToThread(subprocess.run, command, capture_output=True, check=False)
 
     # ---- requests
 
