@@ -10,6 +10,9 @@ An nftables table `ip` judges what comes from and goes to the pods behind one de
     output   nothing: kubelet's probes and the agent's connection are never cut; but it keeps the node from
              telling pods of shorter ways
 
+An ICMP error counts as part of the connection that it quotes, and is judged by that one's firewalls. So one
+from a pod passes only if the pod is an end of the connection. Routers beyond the device may tell of any.
+
 A pod is judged by its address; that it has no other is for others to see to. One whose firewall isn't known
 has no connections but those from the node.
 """
@@ -244,6 +247,7 @@ class Firewalls(Generic[G]):
         ip, address = f"ip {self._table}", nft_address(pod.address)
         verbs = ["add"] if firewall is not None else ["add", "delete"]
         lines = [f"{verb} element {ip} pods {{ {address} }}" for verb in verbs]
+        lines += [f"{verb} element {ip} ends {{ {address} . {address} }}" for verb in verbs]
         for way in Way:
             element = f"{{ {address} : jump {_chain(pod, way)} }}"
             lines += [f"{verb} element {ip} {NAMES[way]} {element}" for verb in verbs]
@@ -256,15 +260,22 @@ class Firewalls(Generic[G]):
         unjudged = "" if self._beside is None else self._beside.unjudged()
         return f"""
             set pods {{ type ipv4_addr; }}
+            set ends {{ type ipv4_addr . ipv4_addr; }}
             map egress {{ type ipv4_addr : verdict; }}
             map ingress {{ type ipv4_addr : verdict; }}
             chain forward-egress {{
                 type filter hook forward priority 0; policy accept;
                 {unjudged}
                 iifname {device} ip saddr != @pods drop
+                iifname {device} ct state related meta l4proto icmp goto error
                 oifname {device} ip daddr != @pods drop
                 iifname {device} goto judge-egress
                 oifname {device} goto judge-egress
+            }}
+            chain error {{
+                ip saddr . ct original ip saddr @ends goto judge-egress
+                ip saddr . ct reply ip saddr @ends goto judge-egress
+                drop
             }}
             chain forward-ingress {{
                 type filter hook forward priority 1; policy accept;
@@ -294,6 +305,8 @@ class Firewalls(Generic[G]):
                 ip daddr vmap @ingress
             }}
             chain judge-to-node {{
+                ct state related meta l4proto icmp ip saddr . ct original ip saddr != @ends \\
+                    ip saddr . ct reply ip saddr != @ends drop
                 ct direction reply accept
                 ip saddr != @pods drop
                 ct state invalid,untracked ip saddr vmap @egress

@@ -172,19 +172,19 @@ class Datagrams:
         self._client = client.socket(socket.SOCK_DGRAM)
         self._server = server.socket(socket.SOCK_DGRAM)
         self._server.bind((server.address, port))
-        self._heard = ("", 0)  # the sender that the server answers
+        self.heard = ("", 0)  # the sender that the server answers
 
     def there(self, expected: bool) -> bool:
         """Return whether a datagram of the client's reaches the server."""
         _send(self._client, b"x", self._server.getsockname())
         if not _ready(self._server, ARRIVES if expected else DOES_NOT):
             return False
-        _, self._heard = self._server.recvfrom(100)
+        _, self.heard = self._server.recvfrom(100)
         return True
 
     def back(self, expected: bool) -> bool:
         """Return whether a datagram of the server's reaches the client."""
-        _send(self._server, b"x", self._heard)
+        _send(self._server, b"x", self.heard)
         return _ready(self._client, ARRIVES if expected else DOES_NOT) and bool(self._client.recv(100))
 
     def end(self) -> None:
@@ -225,7 +225,7 @@ def ping(client: Host, server: Host, expected: bool) -> bool:
     body = body[:2] + struct.pack("!H", total ^ 0xFFFF) + body[4:]
     with client.socket(socket.SOCK_RAW, socket.IPPROTO_ICMP) as sending:
         _send(sending, body, (server.address, 0))
-        return _comes(sending, lambda packet: packet[20] == 0 and word in packet, expected)
+        return comes(sending, lambda packet: packet[20] == 0 and word in packet, expected)
 
 
 def sctp(client: Host, server: Host, port: int, expected: bool) -> bool:
@@ -236,10 +236,11 @@ def sctp(client: Host, server: Host, port: int, expected: bool) -> bool:
         client.socket(socket.SOCK_RAW, PROTOCOL) as sending,
     ):
         _send(sending, packet, (server.address, 0))
-        return _comes(receiving, lambda found: tag in found, expected)
+        return comes(receiving, lambda found: tag in found, expected)
 
 
-def _comes(waiting: socket.socket, wanted: Callable[[bytes], bool], expected: bool) -> bool:
+def comes(waiting: socket.socket, wanted: Callable[[bytes], bool], expected: bool) -> bool:
+    """Return whether a packet comes."""
     while _ready(waiting, ARRIVES if expected else DOES_NOT):
         if wanted(waiting.recv(2000)):
             return True

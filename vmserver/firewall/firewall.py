@@ -22,7 +22,7 @@ from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.nftables import Scripts
 from infranetes_common.nftables_watch import TablesWatch, open_socket
 from infranetes_common.pod_firewall import OPEN, PodFirewall
-from infranetes_common.pod_firewall_rules import FAMILIES, Way, chains, listed
+from infranetes_common.pod_firewall_rules import ERRORS, FAMILIES, Way, chains, listed
 from infranetes_common.reactors import IReactor
 from vmserver.marked_connections import MARK
 from vmserver.pod_tunnel import DEVICE
@@ -49,6 +49,11 @@ _ALWAYS = {
         "    udp sport 546 udp dport 547",
     ),
 }
+
+# By version of IP: what nobody sends for good any more, and errors, of which the VM may send those about its
+# own connections. The kernel knows these. Others would count as part of the connection where they arrive.
+_STALE = {4: "icmp type { redirect, source-quench }", 6: "icmpv6 type nd-redirect"}
+_ERRORS = {4: f"icmp type {{ {ERRORS} }}", 6: f"icmpv6 type {{ {ERRORS}, packet-too-big }}"}
 
 _log = Logger()
 
@@ -133,6 +138,7 @@ def _table(version: int, firewall: PodFirewall, node: str, tunnel_port: int) -> 
         **chains("egress", firewall, Way.EGRESS, [], [version]),
     }
     received, sent = _ALWAYS[version]
+    stale, errors = _STALE[version], _ERRORS[version]
     arrives = leaves = ""
     if tunnel_port:
         arrives, leaves = f'iifname "{DEVICE}" accept', f'oifname "{DEVICE}" accept'
@@ -150,6 +156,7 @@ chain others {{
 chain input {{
     type filter hook input priority 0; policy accept;
     iifname "lo" accept
+    {stale} drop
     {received} accept
     {arrives}
     ct state invalid,untracked goto others
@@ -159,6 +166,8 @@ chain input {{
 chain output {{
     type filter hook output priority 0; policy accept;
     oifname "lo" accept
+    {stale} drop
+    ct state invalid {errors} drop
     {sent} accept
     {leaves}
     ct state invalid,untracked goto others

@@ -10,6 +10,12 @@ combinations of port, MAC and address that it lists; it is replaced in one trans
 from any other port (the bridge's ports have an interface group of their own, since before they are ports).
 And the bridge learns nothing from the taps: its forwarding entries are written here, with each port.
 
+A VM tells only of what was sent to itself: an ICMP error has to quote a packet to the address of its sender,
+which is no router. Otherwise a VM could refuse others' connections, slow them and the node's down by a small
+path MTU, and send data past NetworkPolicies, since an error counts as part of the connection that it quotes.
+Redirects, and the source quench that nobody uses any more, are dropped, as is an error whose quote is in
+another fragment. SCTP's errors are ICMP's too.
+
 The port of the VMs' agents is the node's alone, whatever NetworkPolicies say. All others' packets to it are
 dropped where all ways to it meet, after every translation of addresses:
 
@@ -42,6 +48,7 @@ from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.identity import AGENT_PORT
+from infranetes_common.pod_firewall_rules import ERRORS
 from infranetes_common.reactors import IReactor
 from infranetes_common.sysctls import set_sysctl
 
@@ -56,6 +63,7 @@ _DEFAULT_MTU = 1500
 # Pause frames (bit 1) can't be chosen; the kernel drops them.
 _GROUP_FORWARD_MASK = 0xFFFD
 _AGENTS = "set agents { type ipv4_addr . inet_service; }"  # those that have another port than all others
+_QUOTED_TO = "@th,192,32"  # the destination of the packet that an ICMP error quotes
 _OUR_TAP = re.compile("inf[0-9a-f]{12}")
 
 _log = Logger()
@@ -280,6 +288,7 @@ class Bridge:
         delete table bridge {table}
         table bridge {table} {{
             set pods {{ typeof iifname . ether saddr . ip saddr; }}
+            set errors {{ typeof ip saddr . {_QUOTED_TO}; }}
             chain prerouting {{
                 type filter hook prerouting priority -200; policy accept;
                 iifgroup {self._group} goto pod
@@ -288,11 +297,16 @@ class Bridge:
                 ether type != {{ ip, arp }} drop
                 ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 drop
                 udp sport 67 udp dport 68 drop
+                icmp type {{ {ERRORS}, source-quench, redirect }} jump error
                 iifname . ether saddr . ip saddr @pods accept
                 arp htype 1 arp ptype ip arp hlen 6 arp plen 4 \\
                     iifname . ether saddr . arp saddr ip @pods \\
                     iifname . arp saddr ether . arp saddr ip @pods accept
                 drop
+            }}
+            chain error {{
+                icmp type {{ {ERRORS} }} ip saddr . {_QUOTED_TO} @errors return
+                counter drop
             }}
             {_AGENTS}
             chain agents-forward {{
@@ -342,6 +356,8 @@ class Bridge:
 
     def _element(self, verb: str, port: BridgePort) -> str:
         lines = f"{verb} element bridge {self._table} pods {{ {port.element} }}\n"
+        quoted = f"{{ {port.address} . {int(IPv4Address(port.address)):#x} }}"
+        lines += f"{verb} element bridge {self._table} errors {quoted}\n"
         if port.agent_port != AGENT_PORT:
             agent = f"{{ {port.address} . {port.agent_port} }}"
             for family in ("ip", "bridge"):

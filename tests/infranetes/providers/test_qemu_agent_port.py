@@ -148,6 +148,7 @@ class AgentPortTests(FirewallCase):
         await self.reaches(self.outside, self.b)
 
     async def test_the_node_itself_may_come_by_a_translated_address(self) -> None:
+        await blocking(ip, "route", "add", f"{SERVICE}/32", "via", OUTSIDE)
         await self.translate(SERVICE, 80, self.b.address)
         self.assertTrue(await blocking(connects, self.node, SERVICE, 80, 5.0))
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 import socket
@@ -23,6 +24,7 @@ from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
 from tests.harness.needs import needs_netns
 from tests.support import pod_namespaces
+from tests.support.icmp import REDIRECT, UNREACHABLE, error, quoted
 from tests.support.pod_namespaces import (
     ARRIVES,
     DOES_NOT,
@@ -115,6 +117,29 @@ class FirewallTests(TestCase):
             self.assertEqual(await blocking(ping, client, server, there), there)
             self.assertEqual(await blocking(udp, client, server, 5000, there), there)
             self.assertEqual(await blocking(sctp, client, server, 5000, there), there)
+
+    async def test_the_pod_tells_of_its_own_connections_alone(self) -> None:
+        """By ICMP errors, which count as part of the connections that they quote."""
+        await self.put()
+        made = await blocking(Datagrams, self.other, self.pod, 5000)
+        self.addCleanup(made.end)
+        self.assertTrue(await blocking(made.there, True))
+        theirs, mine = (OTHER, 6000), (POD, 5000)
+        for kind, quote, to, there in (
+            (UNREACHABLE, quoted(made.heard, mine, socket.IPPROTO_UDP, b"word"), OTHER, True),
+            (UNREACHABLE, quoted((NODE, 7000), theirs, socket.IPPROTO_UDP, b"word"), NODE, False),
+            (UNREACHABLE, quoted((NODE, 7000), theirs, socket.IPPROTO_TCP, b"word"), NODE, False),
+            (REDIRECT, quoted(made.heard, mine, socket.IPPROTO_UDP, b"word"), OTHER, False),
+        ):
+            self.assertEqual(await blocking(self.told, error(kind, 3, quote), to), there)
+
+    def told(self, message: bytes, to: str) -> bool:
+        """Return whether a message of the pod arrives."""
+        hearing = (self.other if to == OTHER else self.node).socket(socket.SOCK_RAW, socket.IPPROTO_ICMP)
+        with self.pod.socket(socket.SOCK_RAW, socket.IPPROTO_ICMP) as sending, hearing:
+            with contextlib.suppress(PermissionError):
+                sending.sendto(message, (to, 0))
+            return pod_namespaces.comes(hearing, lambda packet: b"word" in packet, False)
 
     async def test_each_way_is_for_those_that_are_named(self) -> None:
         await self.put(ingress=[allowed(f"{OTHER}/32")])
