@@ -106,7 +106,7 @@ _UNITS = {
     "shutdown.target": "[Unit]\nDefaultDependencies=no\nRefuseManualStart=yes\n",
 }
 _MACHINES = ("systemd-journald.socket", "systemd-journald.service")
-_JOURNALD = "[Journal]\nReadKMsg=no\nStorage=volatile\nRateLimitIntervalSec=0\nRuntimeMaxUse=%s\n%s"
+_JOURNALD = "[Journal]\nReadKMsg=no\nStorage=volatile\nRuntimeMaxUse=%s\n%s"
 
 
 _CONNECTOR = """

@@ -19,6 +19,7 @@ from tests.contract.container_provider import ExecContract, LifecycleContract
 from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import SessionContract
 from tests.contract.container_usage import UsageContract
+from tests.harness.durations import slow
 from tests.harness.needs import needs_systemd
 from tests.support.systemd import Inside, Systemd, shared
 from vmserver.containers.systemd.config import SystemdConfig
@@ -103,6 +104,16 @@ class SystemdSessionTests(SystemdCase, SessionContract, TestCase):
 
 class SystemdLogTests(SystemdCase, LogContract, TestCase):
     """ReadLog."""
+
+    @slow(10, "the journal takes and gives tens of thousands of entries")
+    async def test_the_journal_drops_nothing_because_it_comes_fast(self) -> None:
+        """Its limit for each unit is some ten thousand entries in 30 s."""
+        id = await self.run_container("sh", "-c", "seq 1 70000")
+        await self.ended(id)
+        found = [record async for record in self.provider.read_log(id, "", True, text=True)]
+        lines = b"".join(record.text for record in found).splitlines()
+        self.assertEqual([int(line.rpartition(b" ")[2]) for line in lines], list(range(1, 70_001)))
+        self.assertFalse(any(record.gap for record in found))
 
 
 class SystemdImageTests(SystemdCase, ArchiveContract, TestCase):

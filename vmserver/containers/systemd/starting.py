@@ -58,6 +58,10 @@ async def _start_units(
             ("Description", ("s", f"Output of Infranetes container {id}")),
             ("Type", ("s", "notify")),
             ("CollectMode", ("s", "inactive-or-failed")),
+            (
+                "LogRateLimitBurst",
+                ("u", 1 << 28),
+            ),  # or the journal drops what comes fast; 0 means its default
             ("ExecStartEx", ("a(sasas)", [(command[0], command, ["no-env-expand"])])),
             *_streams(reading[0], reading[1], carrier),
         ],
