@@ -294,14 +294,14 @@ class PodTests(PodCase):
         self.assertLessEqual(max(map(int, scores[1:])), -998, scores)
 
     async def shims(self, container: str) -> None:
-        """Check that one of Docker's shims was kept ready for the first container, and none is kept now.
+        """Check that one of Docker's shims was kept ready, that the pod's init has it, and none is kept now.
 
-        :param container: sees the VM's processes."""
+        :param container: sees the VM's processes, and has a shim of its own, as the first container has."""
         ready = f"/proc/1/root{shims.DIRECTORY}/ready"
         seen = await self.execute(container, "sh", "-c", f"ps -o args; ls -d {ready}; ls {ready} | wc -l")
         words = seen.stdout.decode()
         self.assertEqual(len(re.findall(r"containerd-shim\S* .*-id spare-", words)), 1, words)
-        self.assertEqual(len(re.findall(r"containerd-shim\S* .*-id [0-9a-f]{64}", words)), 1, words)
+        self.assertEqual(len(re.findall(r"containerd-shim\S* .*-id [0-9a-f]{64}", words)), 2, words)
         self.assertTrue(words.endswith(f"{ready}\n0\n"), words)
 
     async def figures(self, sandbox: str, container: str) -> None:

@@ -71,10 +71,13 @@ async def _prepare_and_run(reactor: IReactor, provider: IContainerProvider) -> N
 async def _run(
     provider: IContainerProvider, image_id: str, loading: Deferred[None], mounts: Sequence[cri.Mount]
 ) -> None:
+    # As kubelet asks for most containers: without the init of a pod's shared processes.
+    own = cri.LinuxContainerSecurityContext(namespace_options=cri.NamespaceOption(pid=cri.CONTAINER))
     config = cri.ContainerConfig(
         metadata=cri.ContainerMetadata(name=_ID),
         command=["/bin/sh", "-c", "echo begun; sleep 3600"],
         mounts=mounts,
+        linux=cri.LinuxContainerConfig(security_context=own),
     )
     try:
         await loading
