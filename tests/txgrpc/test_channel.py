@@ -14,6 +14,7 @@ from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
 from txgrpc import Code, GrpcError, Limits
 from txgrpc.channel import Backoff
+from txgrpc.raw import RawStub
 
 NO_JITTER = Backoff(first=1, factor=2, most=8, jitter=0)
 
@@ -30,7 +31,14 @@ class ChannelTests(MemoryCase):
         failure = self.failureResultOf(call, GrpcError)
         self.assertEqual(failure.value.code, Code.UNAVAILABLE)
         self.assertIn("no one there", failure.value.message)
-        self.assertEqual(self.code_of(world.stub.Echo(Note())), Code.UNAVAILABLE)
+        raw = RawStub(world.channel)
+        for again in (
+            world.stub.Echo(Note()),
+            raw.call("/demo/Echo", b""),
+            start(drain_iterator(raw.stream("/demo/Count", b""))),
+            start(drain_iterator(raw.open("/demo/Chat"))),
+        ):
+            self.assertEqual(self.code_of(again), Code.UNAVAILABLE)
         self.assertEqual(world.endpoint.attempts, 1)
 
     def test_backoff_grows_and_ends(self) -> None:
@@ -184,7 +192,8 @@ class ChannelTests(MemoryCase):
     def test_wrong_message(self) -> None:
         """What is not the method's request is the caller's mistake, told at once."""
         world = self.world()
-        self.assertRaises(TypeError, world.stub.Echo, "text")
+        for wrong in ("text", b"bytes"):
+            self.assertRaises(TypeError, world.stub.Echo, wrong)
         self.assertRaises(ValueError, world.stub.Echo, Note(), metadata=[("Bad Name", "x")])
         self.assertRaises(AttributeError, lambda: world.stub.Nothing)
         self.assertEqual(world.clock.getDelayedCalls(), [])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from twisted.trial import unittest
 
 from txgrpc import Code, Limits
-from txgrpc.framing import FramingError, MessageReader, frame
+from txgrpc.framing import PREFIX_SIZE, FramingError, MessageReader, frame
 from txgrpc.http2 import FrameGuard, OversizedFrame, RepeatingEncoder, make_connection
 from txgrpc.inbox import Inbox
 from txgrpc.limits import Allowance, Budget
@@ -400,6 +400,20 @@ class InboxTests(unittest.SynchronousTestCase):
         inbox.discard()
         budget.release(10)
         self.assertTrue(budget.reserve(10, lambda: None))
+
+    def test_what_is_dropped_unread_is_credited(self) -> None:
+        inbox = Inbox(1000, WINDOW, Budget(1000))
+        inbox.receive(frame(b"x" * (WINDOW - PREFIX_SIZE)), WINDOW)
+        self.assertEqual(inbox.credit(self.fail), 0)
+        inbox.discard()
+        self.assertEqual((inbox.credit(self.fail), inbox.take()), (WINDOW, None))
+
+    def test_what_was_taken_is_credited_once_it_is_half_a_window(self) -> None:
+        for taken, credit in ((WINDOW // 2 - 1, 0), (WINDOW // 2, WINDOW // 2)):
+            inbox = Inbox(1000, WINDOW, Budget(1000))
+            inbox.receive(frame(b"x" * (taken - PREFIX_SIZE)), taken)
+            inbox.take()
+            self.assertEqual(inbox.credit(self.fail), credit)
 
 
 class LimitTests(unittest.SynchronousTestCase):

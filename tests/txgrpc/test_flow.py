@@ -15,6 +15,7 @@ from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
 from txgrpc import Call, Code, GrpcError, Limits
 from txgrpc.framing import MessageReader
+from txgrpc.states import WrongStep
 
 
 class FlowControlTests(MemoryCase):
@@ -147,6 +148,26 @@ class FlowControlTests(MemoryCase):
         world.settle()
         world.wire.cut(ConnectionLost())
         self.assertEqual(self.code_of(call), Code.UNAVAILABLE)
+
+    def test_a_call_that_ends_while_a_request_waits_for_its_turn_tells_who_sends(self) -> None:
+        world = self.world(channel={"limits": SMALL}, server={"limits": SMALL})
+        method, _ = world.server._methods[b"/txgrpc.demo.Demo/Chat"]
+
+        async def never_reads(requests: Any, call: Any) -> Any:
+            await Deferred()
+            yield Note()
+
+        world.server._methods[b"/txgrpc.demo.Demo/Chat"] = method, never_reads
+        chat = world.stub.Chat()
+        sending = start(chat.send(Note(blob=b"x" * 1_000_000)))
+        ending = start(chat.done_sending())
+        world.settle()
+        self.assertNoResult(sending)
+        self.assertNoResult(ending)
+        self.assertIsInstance(self.failureResultOf(start(chat.send(Note()))).value, WrongStep)
+        chat.cancel()
+        self.assertEqual(self.code_of(sending), Code.CANCELLED)
+        self.failureResultOf(ending)
 
     def test_transport_pushes_back(self) -> None:
         """A transport that takes nothing stops the writers, however large the windows are."""

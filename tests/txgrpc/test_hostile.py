@@ -388,6 +388,7 @@ class HostileServerTests(unittest.TestCase):
             (Code.UNIMPLEMENTED, "HTTP 404", [self.head((":status", "404"), end=True)]),
             (Code.UNAVAILABLE, "HTTP 503", [self.head((":status", "503"), ("content-type", "text/html"))]),
             (Code.UNKNOWN, "HTTP 0", [self.head((":status", "9" * 5000), end=True)]),
+            (Code.UNKNOWN, "HTTP 0", [self.head((":status", "2xx"), end=True)]),
             (Code.UNKNOWN, "text/html", [self.head(ok, ("content-type", "text/html"))]),
             (Code.UNKNOWN, "without a status", [self.head(ok, grpc, end=True)]),
             (
