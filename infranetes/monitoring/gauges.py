@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
@@ -13,6 +14,8 @@ from infranetes.machines.agent.container_watch import Reach
 from infranetes.machines.pool_record import PoolState
 from infranetes.pods.context import NodeContext
 from infranetes.pods.states import ContainerState, SandboxState
+
+_CONNECTIONS = Path("/proc/sys/net/netfilter")
 
 
 @attrs.frozen
@@ -61,7 +64,25 @@ def node_gauges(node: NodeContext) -> list[Gauge]:
               {(name,): pool.wanted for name, pool in pools}),
         Gauge("infranetes_pool_failing", "1: the pool's last launch failed.", ("handler",),
               {(name,): bool(pool.trouble) for name, pool in pools}),
+        *_connections(),
     ]  # fmt: skip
+
+
+def _connections() -> list[Gauge]:
+    """Return the gauges of the connection table of the node's kernel; 0, 0: it follows none."""
+    name = "infranetes_node_connections"
+    count, most = map(_number, ("nf_conntrack_count", "nf_conntrack_max"))
+    return [
+        Gauge(name, "Connections that the node's kernel follows.", (), {(): count}),
+        Gauge(f"{name}_max", "As many as it can follow.", (), {(): most}),
+    ]
+
+
+def _number(name: str) -> int:
+    try:
+        return int((_CONNECTIONS / name).read_text())
+    except OSError:
+        return 0
 
 
 def _counted(

@@ -16,6 +16,9 @@ path MTU, and send data past NetworkPolicies, since an error counts as part of t
 Redirects, and the source quench that nobody uses any more, are dropped, as is an error whose quote is in
 another fragment. SCTP's errors are ICMP's too.
 
+Packets to an address of the subnet that no VM has are dropped, since each would take an entry of the node's
+neighbour table. Of the connection table each VM has a share (`shares`).
+
 The port of the VMs' agents is the node's alone, whatever NetworkPolicies say. All others' packets to it are
 dropped where all ways to it meet, after every translation of addresses:
 
@@ -44,6 +47,7 @@ from typing import TypedDict
 import attrs
 from twisted.logger import Logger
 
+from infranetes.providers.qemu import shares
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
@@ -141,6 +145,7 @@ class Bridge:
     :param bridge: its name.
     :param mtu: of the pods' network; 0: that of the interface with the node's default route.
     :param cluster: subnets whose hosts see the pods' own addresses, and send their answers there.
+    :param share: how many connections a VM may have in the node's table.
     :ivar name: its name.
     :ivar mtu: the MTU, known once `set_up` is done.
     """
@@ -153,7 +158,9 @@ class Bridge:
         proc_sys: Path = Path("/proc/sys"),
         *,
         cluster: Iterable[IPv4Network | IPv6Network] = (),
+        share: int = shares.SHARE,
     ) -> None:
+        self._share = share
         self._proc_sys = proc_sys
         self._reactor = reactor
         self.name = bridge
@@ -202,11 +209,12 @@ class Bridge:
 
     async def restore_tables(self, network: IPv4Network, ports: Iterable[BridgePort]) -> None:
         """Make the tables again if they were removed, as the reload of a firewall does."""
-        for family in ("ip", "bridge"):
-            command = ["nft", "--terse", "list", "table", family, self._table]
+        own = (("ip", self._table), ("bridge", self._table), ("ip", shares.table_of(self.name)))
+        for family, table in own:
+            command = ["nft", "--terse", "list", "table", family, table]
             if (await run(self._reactor, command, _SECONDS)).code != 0:
                 _log.warn("the nftables table {family} {table} was gone and is made again",
-                          family=family, table=self._table)  # fmt: skip
+                          family=family, table=table)  # fmt: skip
                 await self._set_up_tables(network, list(ports))
                 return
 
@@ -255,6 +263,7 @@ class Bridge:
 
     async def _set_up_tables(self, network: IPv4Network, ports: list[BridgePort]) -> None:
         table = self._table
+        addresses = "".join(f"add element ip {table} addresses {{ {each.address} }}\n" for each in ports)
         direct = "".join(f"ip saddr {network} ip daddr {each} return\n" for each in self._cluster)
         await self._nft(
             f"""table ip {table} {{}}
@@ -264,14 +273,26 @@ class Bridge:
                     type nat hook postrouting priority srcnat; policy accept;
                     {direct}ip saddr {network} ip daddr != {network} masquerade
                 }}
+                set addresses {{ type ipv4_addr; }}
+                chain known {{
+                    type filter hook forward priority mangle; policy accept;
+                    oifname "{self.name}" meta pkttype != {{ broadcast, multicast }} \\
+                        ip daddr != @addresses drop
+                }}
                 {_AGENTS}
                 chain agents {{
                     type filter hook forward priority mangle; policy accept;
                     oifname "{self.name}" tcp dport {AGENT_PORT} counter drop
                     ip daddr . tcp dport @agents counter drop
                 }}
-            }}"""
+            }}
+            {addresses}
+            {shares.script(self.name, self._share)}"""
         )
+        try:
+            await self._nft(shares.half_open(self.name))
+        except InfranetesError as error:
+            _log.info("half-open connections of pods stay as long as others: {error}", error=error)
         try:
             await self._nft(self._filter_table(network, ports))
         except InfranetesError as error:
@@ -358,6 +379,7 @@ class Bridge:
         lines = f"{verb} element bridge {self._table} pods {{ {port.element} }}\n"
         quoted = f"{{ {port.address} . {int(IPv4Address(port.address)):#x} }}"
         lines += f"{verb} element bridge {self._table} errors {quoted}\n"
+        lines += f"{verb} element ip {self._table} addresses {{ {port.address} }}\n"
         if port.agent_port != AGENT_PORT:
             agent = f"{{ {port.address} . {port.agent_port} }}"
             for family in ("ip", "bridge"):
@@ -366,9 +388,10 @@ class Bridge:
 
     async def remove(self) -> None:
         """Remove bridge and tables. Idempotent."""
-        for family in ("ip", "bridge"):
+        own = (("ip", self._table), ("bridge", self._table), ("ip", shares.table_of(self.name)))
+        for family, table in own:
             with contextlib.suppress(InfranetesError):
-                await self._nft(f"table {family} {self._table} {{}}\ndelete table {family} {self._table}")
+                await self._nft(f"table {family} {table} {{}}\ndelete table {family} {table}")
         await run(self._reactor, ["ip", "link", "delete", "dev", self.name, "type", "bridge"], _SECONDS)
 
     async def _batch(self, program: str, commands: list[str]) -> None:

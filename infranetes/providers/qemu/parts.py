@@ -33,7 +33,13 @@ def make_parts(
     reactor: IReactor, settings: QemuSettings, context: ProviderContext, paths: ProviderPaths
 ) -> Parts:
     """Make the parts; nothing of the node is changed yet."""
-    bridge = Bridge(reactor, settings.bridge, settings.mtu, cluster=context.cluster_networks)
+    bridge = Bridge(
+        reactor,
+        settings.bridge,
+        settings.mtu,
+        cluster=context.cluster_networks,
+        share=settings.connections,
+    )
     firewalls = Firewalls(reactor, settings.bridge) if context.network_policies else None
     network = PodNetwork(reactor, bridge, settings.pod_cidr, paths.network, firewalls)
     uplink = UplinkOfRecord(

@@ -12,6 +12,7 @@ import attrs
 
 from infranetes.guest.image import DEFAULT_DIR
 from infranetes.providers.qemu import uids
+from infranetes.providers.qemu.shares import SHARE
 from infranetes.providers.qemu.subnet import subnet
 from infranetes_common.config import Bytes
 from infranetes_common.errors import InvalidArgument
@@ -78,6 +79,8 @@ class QemuSettings:
     bridge: str = attrs.field(default="infranetes0", validator=_is_bridge)
     mtu: int = attrs.field(default=0, validator=_is_mtu)
     """MTU of the pods' network; 0: that of the interface with the node's default route."""
+    connections: int = attrs.field(default=SHARE, validator=attrs.validators.ge(64))
+    """How many connections one pod may have begun at a time, of all that the node's kernel can follow."""
 
     image_dir: Path = DEFAULT_DIR
     """The directory of the guest images, which `infranetes-guest build` makes."""

@@ -48,16 +48,17 @@ async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 class FirewallCase(TestCase):
     """Three pods, and a machine outside.
 
-    :ivar policies: False: the pods have no firewalls.
+    :ivar policies: False: the pods have no firewalls. :ivar share: of the connection table.
     """
 
     timeout = 300.0
     policies = True
+    share = 16384
 
     async def setUp(self) -> None:
         word = secrets.token_hex(4)
         self.bridge = f"inf{word}"
-        self.network = Bridge(reactor, self.bridge, 1500)
+        self.network = Bridge(reactor, self.bridge, 1500, share=self.share)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.network.remove()))
         await self.network.set_up(SUBNET, [])
         self.firewalls = Firewalls(reactor, self.bridge)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's kernel has tables that pods share: no pod fills one, with and without NetworkPolicies."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+
+from tests.infranetes.providers.firewall_case import NODE, OUTSIDE, SUBNET, FirewallCase, blocking
+from tests.support.pod_namespaces import Machine, ip, ping, udp
+
+SHARE = 24
+
+
+class ShareTests(FirewallCase):
+    """A small share of the connection table."""
+
+    share = SHARE
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        await self.open_all()
+        self.server = self.outside.socket(socket.SOCK_DGRAM)
+        self.server.bind((OUTSIDE, 0))
+
+    def begin(self, client: Machine, number: int) -> int:
+        """Begin connections of UDP to the outside, each by one datagram. Return how many arrive."""
+        for _ in range(number):
+            client.socket(socket.SOCK_DGRAM).sendto(b"x", self.server.getsockname())
+        self.server.settimeout(0.2)
+        found = 0
+        while True:
+            try:
+                self.server.recv(1)
+            except TimeoutError:
+                return found
+            found += 1
+
+    async def test_a_pod_has_its_share_and_others_have_theirs(self) -> None:
+        made = await self.connection(self.a, self.outside)
+        self.assertEqual(await blocking(self.begin, self.a, 2 * SHARE), SHARE - 1)
+        await self.cannot_reach(self.a, self.outside)
+        self.assertFalse(await blocking(ping, self.a, self.node, False))
+        if self.policies:  # otherwise the bridge may hand it on, and the node follows no connection
+            self.assertFalse(await blocking(udp, self.a, self.b, 5000, False))
+        for back in (False, True):
+            self.assertTrue(await blocking(made.carries, True, back), "what there was goes on")
+        await self.reaches(self.b, self.outside)
+        await self.reaches(self.b, self.a)
+        await self.reaches(self.node, self.a)
+        await self.reaches(self.outside, self.a)
+
+    async def test_the_share_is_not_given_anew_by_a_daemon_that_starts(self) -> None:
+        self.assertEqual(await blocking(self.begin, self.a, SHARE), SHARE)
+        await self.network.set_up(SUBNET, [self.a.port, self.b.port, self.c.port])
+        self.assertEqual(await blocking(self.begin, self.a, SHARE), 0)
+        self.assertEqual(await blocking(self.begin, self.b, SHARE), SHARE)
+
+    async def test_what_has_ended_counts_no_more(self) -> None:
+        self.assertEqual(await blocking(self.begin, self.a, SHARE), SHARE)
+        await blocking(subprocess.run, ["conntrack", "-D", "-s", self.a.address], capture_output=True)
+        self.assertGreater(await blocking(self.begin, self.a, SHARE), 0)
+
+    async def test_an_address_that_no_pod_has_takes_no_neighbour(self) -> None:
+        def send(client: Machine) -> bytes:
+            with client.socket(socket.SOCK_DGRAM) as sending:
+                for number in range(100, 200):
+                    sending.sendto(b"x", (f"10.221.0.{number}", 5000))
+            shown = subprocess.run(["ip", "neighbour", "show", "dev", self.bridge], capture_output=True)
+            return shown.stdout
+
+        for network in ("10.221.0.64/26", "10.221.0.128/25"):  # otherwise the VM asks for each address itself
+            await blocking(ip, "-n", self.a.name, "route", "replace", network, "via", NODE)
+        for client in (self.a, self.outside):
+            self.assertNotIn(b"10.221.0.1", await blocking(send, client))
+        await self.network.forbid(self.b.port)
+        await self.cannot_reach(self.a, self.b)
+
+
+class WithoutPoliciesTests(ShareTests):
+    """Where no pod has a firewall."""
+
+    policies = False
