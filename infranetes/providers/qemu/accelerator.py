@@ -9,10 +9,14 @@ killed is left alone. The result is valid until the node reboots, or QEMU or the
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import shutil
+import stat
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twisted.logger import Logger
@@ -114,6 +118,8 @@ async def _kvm_fault(
     conditions = _conditions(version, user.uid, kernel)
     if conditions is None:
         return f"there is no {KVM}"
+    if closed := closed_to(user):
+        return closed
     fault = _cached(cache, conditions)
     if fault is None:
         program = find_program(qemu)
@@ -122,6 +128,33 @@ async def _kvm_fault(
         _log.info("KVM {verdict}", verdict=f"does not work: {fault}" if fault else "works")
         await run_in_thread(reactor, replace_file, cache, json.dumps({"asked": conditions, "fault": fault}))
     return fault
+
+
+def closed_to(user: QemuUser) -> str:
+    """Return why a user may not open the device, and what would mend it; "": the user may."""
+    status = os.stat(KVM)
+    mode = stat.S_IMODE(status.st_mode)
+    if user.uid == status.st_uid:
+        given = mode >> 6
+    elif status.st_gid in (user.gid, *user.groups):
+        given = mode >> 3
+    else:
+        given = mode
+    if user.uid == 0 or given & 0o6 == 0o6:
+        return ""
+    names = f"{_name(pwd.getpwuid, status.st_uid)}:{_name(grp.getgrgid, status.st_gid)}"
+    return (
+        f"{KVM} belongs to {names} with mode {mode:04o}, so that QEMU's user may not open it: "
+        f"`chgrp kvm {KVM} && chmod 0660 {KVM}`, and for the next boot a udev rule "
+        """`KERNEL=="kvm", GROUP="kvm", MODE="0660"`; then restart the daemon"""
+    )
+
+
+def _name(look_up: Callable[[int], Sequence[object]], number: int) -> str:
+    try:
+        return str(look_up(number)[0])
+    except KeyError:
+        return str(number)
 
 
 def _conditions(version: str, uid: int, kernel: Path) -> dict[str, object] | None:

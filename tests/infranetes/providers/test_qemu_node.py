@@ -335,6 +335,28 @@ class AcceleratorTests(TestCase):
             self.assertEqual(chosen[0], "kvm")
             self.assertEqual(count.read_text().count("x"), asked)
 
+    async def test_a_device_that_qemu_may_not_open_is_said_how_to_open(self) -> None:
+        device = Path(self.mktemp()).absolute()
+        device.touch()
+        self.patch(accelerator, "KVM", str(device))
+        os.chown(device, 0, 0)
+        kernel, memory = self.kernel(), Path(self.mktemp())
+        for mode, user, opens in (
+            (0o600, QemuUser(65534, 65534), False),
+            (0o660, QemuUser(65534, 65534, [0]), True),
+            (0o660, QemuUser(65534, 65534), False),
+            (0o640, QemuUser(65534, 0), False),
+            (0o666, QemuUser(65534, 65534), True),
+        ):
+            device.chmod(mode)
+            self.assertEqual(accelerator.closed_to(user) == "", opens, (oct(mode), user))
+        device.chmod(0o600)
+        nobody = QemuUser(65534, 65534)
+        chosen, reason = await accelerator.choose(reactor, "auto", QEMU, "7.2", nobody, kernel, memory)
+        self.assertEqual(chosen, "tcg")
+        for words in (f"{device} belongs to root:root with mode 0600", f"chmod 0660 {device}"):
+            self.assertIn(words, reason)
+
     async def test_without_the_device_it_is_emulation(self) -> None:
         self.patch(accelerator, "KVM", "/nonexistent")
         kernel, memory = self.kernel(), Path(self.mktemp())
