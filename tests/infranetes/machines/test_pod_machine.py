@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import alsoProvides
 
 from infranetes.machines.context import VmFacts, VmRequest
-from infranetes.machines.pod_machine import MARGIN_SECONDS, BroughtUp, PodMachine
+from infranetes.machines.pod_machine import INFO_SECONDS, MARGIN_SECONDS, BroughtUp, PodMachine
 from infranetes.observer import LaunchStep
-from infranetes.providers.interface import InstanceState, Size
-from infranetes_common.concurrency import Flight, start
+from infranetes.providers.interface import InstanceState, IPinsVms, IPlacesVms, Size
+from infranetes_common.concurrency import Flight, sleep, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.wire import cri
+from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, FakeServices
 
 ID, TOKEN = "1d" * 16, "70" * 16
@@ -187,6 +190,29 @@ class BringUpTests(MachineCase):
         self.successResultOf(self.up(again))
         steps = [step for step, _ in again.timeline.launch_steps(0)]
         self.assertEqual(steps, [LaunchStep.BOOT, LaunchStep.AGENT])
+
+    def test_one_that_was_last_seen_booting_is_waited_for(self) -> None:
+        self.successResultOf(self.up())
+        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        (only,) = self.provider.instances.values()
+        again.instance = attrs.evolve(only, state=InstanceState.PENDING)
+        up = self.successResultOf(self.up(again))
+        self.assertIs(up.instance.state, InstanceState.RUNNING)
+
+    def test_an_agent_has_time_to_answer_and_never_longer_than_the_launch(self) -> None:
+        given: list[float] = []
+
+        async def info(within: float = 30.0) -> Any:
+            given.append(within)
+            await sleep(self.world.clock, within)
+            raise Unavailable("no answer")
+
+        self.patch(FakeAgent, "info", lambda agent, within=30.0: info(within))
+        came_up = self.up()
+        self.world.wait(110)
+        self.failureResultOf(came_up, DeadlineExceeded)
+        self.assertEqual(given[0], INFO_SECONDS)
+        self.assertLess(given[-1], INFO_SECONDS)
 
     def test_a_vm_that_is_gone_while_no_daemon_ran_is_not_made_again(self) -> None:
         self.successResultOf(self.up())
@@ -398,6 +424,33 @@ class TearDownTests(MachineCase):
         self.patch(self.world.side, "release_address", release_address)
         self.successResultOf(self.down())
         self.assertEqual(released, [ID])
+
+
+class ProcessTests(MachineCase):
+    """A VM that is a process of the node."""
+
+    def test_the_node_says_where_it_counts_and_runs(self) -> None:
+        self.successResultOf(self.up())
+        told: list[tuple[Any, ...]] = []
+
+        def tell(*words: Any) -> Deferred[None]:
+            told.append(words)
+            return succeed(None)
+
+        def both() -> None:
+            self.successResultOf(start(self.machine.place("/kubepods/pod1", Size(1000))))
+            self.successResultOf(start(self.machine.pin("0-1", "0")))
+
+        both()
+        for interface, method in ((IPlacesVms, "place"), (IPinsVms, "pin")):
+            setattr(self.provider, method, tell)
+            alsoProvides(self.provider, interface)
+        self.assertEqual(told, [], "a VM elsewhere")
+        both()
+        (id,) = self.provider.instances
+        self.assertEqual(told, [(id, "/kubepods/pod1", Size(1000)), (id, "0-1", "0")])
+        self.successResultOf(start(self.machine.place("", Size(1000))))
+        self.assertEqual(len(told), 2, "a pod without a control group")
 
 
 class OwnerTests(MachineCase):

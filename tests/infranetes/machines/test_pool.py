@@ -113,20 +113,20 @@ class ClaimTests(PoolTestCase):
         self.assert_nothing_leaks()
 
     def test_two_that_ask_in_the_same_moment_have_different_ones(self) -> None:
-        answers: list[Deferred[Any]] = []
-        for agent in self.world.agents.values():
+        answers: dict[str, Deferred[Any]] = {}
+        for id, agent in self.world.agents.items():
             real = agent.info
 
-            async def info(within: float = 30.0, real: Any = real) -> Any:
-                answers.append(Deferred())
-                await answers[-1]
+            async def info(within: float = 30.0, id: str = id, real: Any = real) -> Any:
+                answers[id] = Deferred()
+                await answers[id]
                 return await real(within)
 
             self.patch(agent, "info", info)
         first, second = self.start(pod("a")), self.start(pod("b"))
         self.assertEqual(len(answers), 2, "each asks another VM whether it lives")
         while answers:
-            answers.pop().callback(None)
+            answers.popitem()[1].callback(None)
         self.assertNotEqual(self.successResultOf(first), self.successResultOf(second))
         self.assert_nothing_leaks()
 
@@ -386,6 +386,10 @@ class BetweenPassesTests(PoolTestCase):
             self.world.wait(61, step=1)
             self.assertEqual(len(self.idle), 3)
         self.assertEqual((len(self.provider.specs), self.pool.trouble), (5, ""))
+        for member in self.pool.idle():
+            self.pool.end(member, "test")
+        self.world.wait(121, step=1)
+        self.assertEqual(len(self.idle), 3, "each waits for the one before")
 
     def test_another_pace_is_in_force_at_once(self) -> None:
         self.pool.reconfigure(attrs.evolve(self.config, per_minute=9))
@@ -544,7 +548,9 @@ class LifeTests(PoolTestCase):
             self.pool.end(self.pool.idle()[0], "test")
             before = self.records()
             self.assertEqual(sorted(state.value for state in before.values()), ["booting", "idle"])
+            (idle,) = self.pool.idle()
             self.world.stop()
+            self.assertIsNone(idle.machine.client)
             self.assertEqual(self.records(), before)
             setattr(self.provider, phase, None)
             self.world.begin()

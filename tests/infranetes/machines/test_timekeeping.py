@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs
 
 from infranetes.machines.clock_reading import LONGEST_NANOS, TOLERANCE_NANOS, ClockReading
 from infranetes.machines.pool_config import PoolConfig, PoolSize
@@ -58,9 +59,12 @@ class TimekeepingTests(PodsTestCase):
         for ahead in (3 * SECOND, -3600 * SECOND):
             self.agent.corrections.clear()
             self.world.ahead = ahead
-            self.world.wait(ROUND_SECONDS + FIRST_SECONDS)
+            with capturedLogs() as logged:
+                self.world.wait(ROUND_SECONDS + FIRST_SECONDS)
             steady, earliest, latest = self.agent.corrections[-1]
             self.assertEqual((steady, earliest), (7, latest))
+            ways = {event["way"] for event in logged if "way" in event}
+            self.assertEqual(ways, {"ahead" if ahead > 0 else "behind"})
             self.assertLessEqual(self.world.node.now() - latest, (ROUND_SECONDS + FIRST_SECONDS) * SECOND)
 
     def test_so_is_one_of_the_pool(self) -> None:

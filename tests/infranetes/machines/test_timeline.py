@@ -96,6 +96,16 @@ class TimelineTests(SynchronousTestCase):
         self.assertEqual(self.timeline.steps[-1].what, "999")
         self.assertEqual(len(self.timeline.steps) + self.timeline.left_out, 1000)
 
+    def test_the_newest_is_kept_when_long_words_leave_no_room(self) -> None:
+        long = "\U0001f4a5" * MAX_WORDS
+        for count in (1, FIRST_STEPS - 1, FIRST_STEPS, FIRST_STEPS + 1):
+            timeline = Timeline(self.now)
+            for number in range(count):
+                timeline.note(str(number))
+            for number in range(count, count + 5):
+                timeline.note(str(number), long, container=long, error=long)
+                self.assertEqual(timeline.steps[-1].what, str(number))
+
     def test_another_ones_steps_are_where_they_belong(self) -> None:
         pod = Timeline(self.now)
         self.timeline.note("vm made")

@@ -185,6 +185,8 @@ class ClampTests(SynchronousTestCase):
             event = vmserver.WatchEvent(container=vmserver.ContainerState(id=id))
             self.assertRaises(InvalidArgument, checks.checked_event, event)
             self.assertRaises(InvalidArgument, checks.checked_event, vmserver.WatchEvent(removed=id))
+        notice = vmserver.WatchEvent(interruption=vmserver.Interruption(reason="spot"))
+        self.assertEqual(checks.checked_event(notice).interruption.reason, "spot", "it is about no container")
 
     def test_figures_are_made_fit_in_turns(self) -> None:
         clock = Clock()

@@ -112,6 +112,34 @@ class WatchTests(WatchCase):
         self.wait(70)
         self.assertIs(self.watch.reach, Reach.LIVE, "as long as it was away does not count any more")
 
+    def test_back_after_several_attempts_it_stays_live(self) -> None:
+        self.watch.start()
+        self.agent.go_away()
+        self.wait(3)
+        self.assertEqual(self.listener.told.count(Reach.TROUBLED), 1, "it is told once, not at each attempt")
+        self.agent.away = False
+        self.wait(LAST_DELAY + 70)
+        self.assertIs(self.listener.told[-1], Reach.LIVE)
+
+    def test_a_stream_that_the_agent_ends_is_trouble_until_the_next_is_live(self) -> None:
+        self.watch.start()
+        self.agent.streams[0].break_(StopAsyncIteration())
+        self.assertIs(self.watch.reach, Reach.TROUBLED)
+        self.assertTrue(self.watch.trouble)
+        self.wait(0.2)
+        self.assertEqual((self.watch.reach, self.watch.trouble), (Reach.LIVE, ""))
+
+    def test_it_has_one_stream_and_none_after_its_end(self) -> None:
+        for _ in range(2):
+            self.watch.start()
+        self.assertEqual(self.listener.told.count("requested"), 1)
+        never = self.make(self.agent, other := Listener())
+        for stopped in (self.watch, never):
+            stopped.stop()
+            stopped.start()
+        self.wait(1)
+        self.assertEqual((self.listener.told.count("requested"), other.told), (1, []))
+
     def test_it_is_unreachable_only_after_a_while(self) -> None:
         self.watch.start()
         self.agent.go_away()
