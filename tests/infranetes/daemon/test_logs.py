@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
@@ -84,6 +85,7 @@ class LogTests(DaemonCase):
         path = self.log_directory / "web" / "main.log"
         self.assertEqual(self.texts(path), [f"last {i}" for i in range(1, 6)])
 
+    @slow(7, "hundreds of thousands of lines, twice")
     async def test_of_much_that_is_written_at_once_nothing_is_cut(self) -> None:
         """A Job that has written much and ended, and whose pod kubelet stops at once."""
         count = 300_000
@@ -100,6 +102,7 @@ class LogTests(DaemonCase):
             else:  # it was killed while it wrote, maybe in the middle of a line, which an empty part ends
                 self.assertEqual(texts[:-2], [str(each) for each in range(1, len(texts) - 1)])
 
+    @slow(7, "hundreds of thousands of lines, and two restarts")
     async def test_killed_while_it_brings_much_nothing_is_cut_either(self) -> None:
         count = 300_000
         sandbox = await self.run_pod()
