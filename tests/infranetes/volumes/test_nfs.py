@@ -48,7 +48,7 @@ class NfsTests(SynchronousTestCase):
         return point
 
     def find(self, path: str, uid: str = UID) -> NfsVolume | None:
-        self.file.write_text("\n".join(self.lines) + "\n")
+        self.file.write_bytes(os.fsencode("\n".join(self.lines) + "\n"))
         table = MountTable()
         self.addCleanup(table.close)
         return find_nfs(path, uid, table)
@@ -115,6 +115,7 @@ class NfsTests(SynchronousTestCase):
             secret,
             f"{self.pod}/etc-hosts",
             f"{path}/..",
+            path.replace("/pods/", "/x/../pods/"),
             "/srv",
             f"{self.pod}/volumes/x~y/z",
         ):
@@ -132,3 +133,5 @@ class NfsTests(SynchronousTestCase):
         )
         error = self.assertRaises(FailedPrecondition, self.find, path)
         self.assertIn("no Kerberos", str(error))
+        path = self.mounted("volumes/kubernetes.io~nfs/latin1", "files:/caf\udce9")
+        self.assertIn("UTF-8", str(self.assertRaises(FailedPrecondition, self.find, path)))

@@ -14,6 +14,7 @@ from infranetes.volumes import published, published_devices
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
 from infranetes.volumes.published_mounts import PublishedMounts
+from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_mounts
 
@@ -50,3 +51,9 @@ class PublishedMountsTests(TestCase):
         (self.top / "link").symlink_to(device)
         paths = [device, str(self.top / "link"), "/dev/null", str(self.top), str(self.top / "missing")]
         self.assertEqual(await self.found.find_block_devices(paths), [device, device, "", "", ""])
+        try:
+            await self.found.find_block_devices([f"/dev/{'x' * 300}"])
+        except FailedPrecondition as error:
+            self.assertIn("can't be looked at", str(error))
+        else:
+            self.fail("it was looked at")
