@@ -81,7 +81,13 @@ def _pooled(member: control.Pooled) -> Json:
 def _pods_json(answer: control.ListPodsResponse, options: argparse.Namespace) -> Json:
     pods = [_pod(pod) for pod in answer.pods]
     providers = [{"name": each.name, "trouble": each.trouble} for each in answer.providers]
-    return {"provider": answer.provider, "trouble": answer.trouble, "providers": providers, "pods": pods}
+    return {
+        "provider": answer.provider,
+        "trouble": answer.trouble,
+        "providers": providers,
+        "cluster_troubles": list(answer.cluster_troubles),
+        "pods": pods,
+    }
 
 
 def _console_json(answer: control.GetConsoleResponse, options: argparse.Namespace) -> Json:
@@ -183,7 +189,10 @@ def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) ->
     total = cost(pod.vm for pod in answer.pods)
     counted = _count(len(rows), "pod")
     return lines(
-        table(head, rows, may_lack=_MAY_LACK), f"{counted}, {total}" if total else counted, *troubles
+        *answer.cluster_troubles,
+        table(head, rows, may_lack=_MAY_LACK),
+        f"{counted}, {total}" if total else counted,
+        *troubles,
     )
 
 

@@ -127,6 +127,7 @@ class ControlService:
         self._reconciler = reconciler
 
     async def ListPods(self, request: control.ListPodsRequest, call: Call) -> control.ListPodsResponse:
+        tell = self._node.cluster_troubles
         return control.ListPodsResponse(
             provider=self._node.side.name,
             trouble=redacted(self._node.side.trouble),
@@ -134,6 +135,7 @@ class ControlService:
                 control.Provider(name=side.name, trouble=redacted(side.trouble))
                 for side in self._node.sides.values()
             ],
+            cluster_troubles=[] if tell is None else map(redacted, tell()),
             pods=[shown_pod(self._node, sandbox) for sandbox in self._node.inventory]
             + ([past_pod(each) for each in self._node.inventory.past] if request.past else []),
         )

@@ -16,6 +16,7 @@ from infranetes_common import __version__
 from infranetes_common.addresses import parse_network
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.redaction import redacted
 from infranetes_common.wire import cri
 from txgrpc import Call
 
@@ -24,6 +25,7 @@ API_VERSION = "v1"
 KUBELET_API_VERSION = "0.1.0"
 POD_CIDR = "pod_cidr"  # the setting in the store
 PROVIDER_CONDITION = "InfranetesProvider/"  # a condition's type, before the provider's name
+CLUSTER_CONDITION = "InfranetesKubernetes"  # whether the objects that the daemon needs can be followed
 CGROUP_DRIVERS = {"systemd": cri.SYSTEMD, "cgroupfs": cri.CGROUPFS}
 
 Settings = Callable[[], Awaitable[Mapping[str, object]]]
@@ -91,6 +93,13 @@ class StatusCalls:
                 )
                 for side in self._node.sides.values()
             ]
+        if self._node.cluster_troubles is not None:
+            why = "; ".join(map(redacted, self._node.cluster_troubles()))
+            conditions.append(
+                cri.RuntimeCondition(
+                    type=CLUSTER_CONDITION, status=not why, reason="NotFollowed" if why else "", message=why
+                )
+            )
         response = cri.StatusResponse(
             status=cri.RuntimeStatus(conditions=conditions),
             runtime_handlers=[

@@ -47,6 +47,7 @@ from infranetes.hostports.table import Table
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import container_images
 from infranetes.kubernetes.api_server import ApiServer
+from infranetes.kubernetes.cluster import troubles
 from infranetes.kubernetes.kept import KeptObjects
 from infranetes.kubernetes.pod_events import PodEvents
 from infranetes.kubernetes.pod_needs import ApiServerNeeds
@@ -209,6 +210,8 @@ class Daemon(OrderedServices):
         for provider in others:
             node.add_side(provider)
         node.services = self._services
+        if followed := [each for each in (self._services, self._policies) if each is not None]:
+            node.cluster_troubles = partial(troubles, followed)
         if self._policies is not None:
             node.firewalls = PodFirewalls(reactor, self._policies, partial(enforce, node), node.started)
         node.pod_events = self._pod_events

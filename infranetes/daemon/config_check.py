@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from infranetes.config import Config
 from infranetes.daemon.backends import make_backends
 from infranetes.daemon.csi import no_volumes, volumes_of
 from infranetes.daemon.handlers import check_overlays
+from infranetes.kubernetes.kubeconfig import thd_read
 from infranetes.providers import registry
+from infranetes_common.errors import ConfigError, FailedPrecondition
 from infranetes_common.reactors import IReactor
 
 
@@ -18,5 +22,10 @@ def check_daemon(reactor: IReactor, config: Config, source: str) -> None:
     :raise ConfigError: no daemon can be made of it."""
     providers = make_backends(reactor, config, registry.create, source).providers
     check_overlays(config, providers, source)
+    if config.kubernetes.kubeconfig:
+        try:
+            thd_read(Path(config.kubernetes.kubeconfig), config.kubernetes.master_ip)
+        except FailedPrecondition as error:
+            raise ConfigError(f"{source}: kubernetes.kubeconfig: {error}") from None
     if config.csi.kubelet_dir and volumes_of(providers) is None:
         raise no_volumes(providers, source)

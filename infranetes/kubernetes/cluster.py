@@ -201,6 +201,19 @@ class Cluster(Service):
             _log.failure("following Kubernetes' objects failed unexpectedly")
 
 
+def troubles(clusters: Iterable[Cluster]) -> list[str]:
+    """Return why kinds that are not optional can't be followed now, each reason once."""
+    paths: dict[str, list[str]] = {}
+    for cluster in clusters:
+        for each in cluster.followed:
+            if each.trouble and not each.optional:
+                paths.setdefault(each.trouble, []).append(each.path.rpartition("/")[2])
+    return [
+        f"{', '.join(dict.fromkeys(kinds))} of Kubernetes can't be followed: {why}"
+        for why, kinds in paths.items()
+    ]
+
+
 def _guarded(steps: Iterable[None]) -> Iterator[None]:
     """Yield the steps, and log one that fails, so that the work after them is done nevertheless."""
     try:

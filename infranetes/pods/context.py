@@ -192,6 +192,7 @@ class NodeContext:
         self.handlers = {"": Handler("", self.side, MACHINE if images.machine_images else DOCKER)}
         self.image_source: Callable[[str], str] | None = None
         self.services: ServiceRules | None = None
+        self.cluster_troubles: Callable[[], Sequence[str]] | None = None
         self.firewalls: PodFirewalls | None = None
         self.overlay: Overlay | None = None
         self.agent_ports: AgentPorts | None = None

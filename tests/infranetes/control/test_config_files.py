@@ -16,9 +16,12 @@ from infranetes.config import Config, load
 from infranetes.control.config_files import reference
 from infranetes.control.session import DONE, USAGE
 from infranetes.ctl import main
+from infranetes.daemon.config_check import check_daemon
 from infranetes.handler_config import HandlerConfig
 from infranetes.providers import registry
 from infranetes_common.config_text import defaults
+from infranetes_common.errors import ConfigError
+from infranetes_common.reactors import installed
 
 
 def said(*arguments: str) -> tuple[int, str]:
@@ -27,6 +30,20 @@ def said(*arguments: str) -> tuple[int, str]:
     with contextlib.redirect_stdout(out):
         status = main(["config", *arguments])
     return status, out.getvalue()
+
+
+class KubeconfigTests(SynchronousTestCase):
+    def test_a_kubeconfig_that_can_not_be_used_is_wrong(self) -> None:
+        """The daemon would start with it, and VMs would lack Services and policies."""
+        file, kubeconfig = Path(self.mktemp()), Path(self.mktemp()).absolute()
+        file.write_text(f'kubernetes.kubeconfig = "{kubeconfig}"\n[providers.simulated]\n')
+        for content, words in ((None, "can't be read: No such file"), ("[]", "has to be a mapping")):
+            if content is not None:
+                kubeconfig.write_text(content)
+            with self.assertRaises(ConfigError) as raised:
+                check_daemon(installed(), load(str(file), {"provider": "simulated"}), str(file))
+            self.assertIn("kubernetes.kubeconfig: ", str(raised.exception))
+            self.assertIn(words, str(raised.exception))
 
 
 class DefaultTests(SynchronousTestCase):

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from typing import Any
 
 import twisted
-from infranetes.cri.status import StatusCalls
+from infranetes.control.render import as_json, as_text
+from infranetes.control.service import ControlService
+from infranetes.cri.status import CLUSTER_CONDITION, StatusCalls
 from infranetes_common import __version__
-from infranetes_common.wire import cri
+from infranetes_common.wire import control, cri
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeServices
@@ -38,6 +41,25 @@ class StatusTests(PodsTestCase):
                 "python": ".".join(str(each) for each in sys.version_info[:3]),
             },
         )
+
+    def test_objects_of_kubernetes_that_can_t_be_followed(self) -> None:
+        calls = StatusCalls(self.world.node, (), "systemd")
+
+        def condition() -> list[tuple[bool, str]]:
+            found = self.do(calls.Status(cri.StatusRequest(), NO_CALL)).status.conditions
+            return [(each.status, each.message) for each in found if each.type == CLUSTER_CONDITION]
+
+        self.assertEqual(condition(), [])
+        why = ["pods of Kubernetes can't be followed: 403"]
+        self.world.node.cluster_troubles = lambda: why
+        self.assertEqual(condition(), [(False, why[0])])
+        service = ControlService(self.world.node, self.world.reconciler)
+        shown = self.do(service.ListPods(control.ListPodsRequest(), NO_CALL))
+        self.assertEqual(list(shown.cluster_troubles), why)
+        self.assertEqual(as_text("pods", shown, Namespace()).splitlines()[0], why[0])
+        self.assertEqual(as_json("pods", shown, Namespace())["cluster_troubles"], why)
+        why.clear()
+        self.assertEqual(condition(), [(True, "")])
 
     def test_services_where_vms_are_told_of_them(self) -> None:
         self.world.services = self.world.node.services = FakeServices()

@@ -129,6 +129,17 @@ class ClusterTests(TestCase):
         await self.see(2)
 
     @deferred
+    async def test_a_kubeconfig_that_can_not_be_used_is_one_trouble(self) -> None:
+        content = self.kubeconfig.read_text()
+        self.kubeconfig.write_text(content.replace("{server:", "{insecure-skip-tls-verify: true, server:"))
+        self.renew()
+        self.start()
+        await until(lambda: self.policies.trouble.count("/") > 2, "it is refused")
+        (found,) = kubernetes_cluster.troubles([self.policies])
+        self.assertIn("networkpolicies, namespaces, pods of Kubernetes can't be followed: ", found)
+        self.assertIn("insecure-skip-tls-verify", found)
+
+    @deferred
     async def test_that_pods_are_closed_is_said_with_the_reason(self) -> None:
         said: list[str] = []
         self.patch(cluster, "PATIENCE_SECONDS", 0.2)
