@@ -7,6 +7,7 @@ daemon left is found too. Removal is never urgent: failures are logged, and it i
 
 from __future__ import annotations
 
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.pods.context import NodeContext
@@ -44,6 +45,8 @@ async def _logged(node: NodeContext, sandbox: Sandbox) -> None:
     except InfranetesError as error:
         _log.info("unused images of sandbox {sandbox} stay for now: {error}",
                   sandbox=sandbox.id, error=error)  # fmt: skip
+    except CancelledError:  # the sandbox or the daemon is stopping
+        raise
     except Exception:
         _log.failure("removing unused images of sandbox {sandbox}", sandbox=sandbox.id)
 

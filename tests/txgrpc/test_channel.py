@@ -156,8 +156,10 @@ class ChannelTests(MemoryCase):
         world.settle()
         self.successResultOf(closed)
         self.assertEqual(world.demo.ended, ["Wait cancelled"])
-        self.assertEqual(self.code_of(world.stub.Echo(Note())), Code.CANCELLED)
+        late = world.stub.Echo(Note())
+        self.assertEqual(self.code_of(late), Code.CANCELLED)
         self.successResultOf(world.channel.close())
+        self.assertEqual((len(world.wires), world.clock.getDelayedCalls()), (1, []))
 
     def test_close_while_connecting(self) -> None:
         """Closing gives up the attempt."""

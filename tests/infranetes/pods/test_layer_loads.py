@@ -461,8 +461,33 @@ class UnusedTests(LayersTestCase):
     def test_not_a_pinned_one(self) -> None:
         self.images.all[0] = image("a", 1, 2, pinned=True)
         self.remove(self.create(self.of("a")))
+        self.remove(self.create(self.of("b", "other")))
         self.world.wait(UNUSED)
         self.assertEqual(self.agent.loaded, {A})
+
+    def test_one_that_the_agent_keeps_does_not_keep_the_others(self) -> None:
+        self.remove(self.create(self.of("a")))
+        self.remove(self.create(self.of("b", "other")))
+        remove = self.agent.remove_image
+
+        async def refuse(image_id: str) -> None:
+            if image_id == A:
+                raise FailedPrecondition("something else uses it")
+            await remove(image_id)
+
+        self.patch(self.agent, "remove_image", refuse)
+        self.agent.asked.clear()
+        self.world.wait(UNUSED)
+        self.assertEqual(self.agent.loaded, {A})
+        self.assertEqual(self.agent.asked.count(("images", ())), 1, "one removal follows several containers")
+
+    def test_a_sandbox_that_is_stopped_ends_the_removal(self) -> None:
+        self.remove(self.create(self.of("a")))
+        removing = self.agent.removing = Deferred()
+        self.world.wait(UNUSED)
+        self.assertFalse(removing.called)
+        self.do(self.world.sandboxes.stop(self.sandbox))
+        self.assertTrue(removing.called)
 
     def test_what_an_earlier_daemon_left_is_found(self) -> None:
         self.remove(self.create(self.of("a")))

@@ -185,6 +185,8 @@ class ClampTests(SynchronousTestCase):
             event = vmserver.WatchEvent(container=vmserver.ContainerState(id=id))
             self.assertRaises(InvalidArgument, checks.checked_event, event)
             self.assertRaises(InvalidArgument, checks.checked_event, vmserver.WatchEvent(removed=id))
+        late = vmserver.ContainerState(id="c1", started_at=2**63 - 1)
+        self.assertEqual(checks.checked_state("c1", late).started_at, limits.LATEST)
         notice = vmserver.WatchEvent(interruption=vmserver.Interruption(reason="spot"))
         self.assertEqual(checks.checked_event(notice).interruption.reason, "spot", "it is about no container")
 

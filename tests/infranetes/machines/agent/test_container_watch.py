@@ -233,6 +233,14 @@ class WatchTests(WatchCase):
         self.assertEqual(self.listener.told, told)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_stopped_while_its_agent_is_away_it_is_not_called_unreachable(self) -> None:
+        self.watch.start()
+        self.agent.go_away()
+        self.watch.stop()
+        told = list(self.listener.told)
+        self.wait(70)
+        self.assertEqual((self.listener.told, self.clock.getDelayedCalls()), (told, []))
+
     def test_stopped_while_it_waits_for_its_turn(self) -> None:
         self.agent.silent = True
         other = self.make(FakeAgent("t"), Listener())
