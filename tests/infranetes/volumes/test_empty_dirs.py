@@ -50,6 +50,7 @@ class EmptyDirTests(SynchronousTestCase):
         if found is None:
             return None
         self.assertEqual(found.whole.path, str(self.cache))
+        self.assertEqual(found.name, found.whole.id + (f"/{found.below}" if found.below else ""))
         return found.below
 
     def test_all_of_it(self) -> None:

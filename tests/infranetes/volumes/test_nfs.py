@@ -60,7 +60,12 @@ class NfsTests(SynchronousTestCase):
 
     def test_a_volume_has_the_servers_address_and_the_nodes_options(self) -> None:
         path = self.mounted(
-            "volumes/kubernetes.io~nfs/data", "files:/srv/data", own="rw,nosuid,noexec,relatime"
+            *(
+                "volumes/kubernetes.io~nfs/data",
+                "files:/srv/data",
+                _V4 + ",xprtsec=none,fatal_neterrors=none",
+            ),
+            own="rw,nosuid,noexec,relatime",
         )
         options = ("addr=192.0.2.7", "hard", "local_lock=none", "noexec", "nosuid", "proto=tcp", "retrans=2",
                    "rsize=262144", "sec=sys", "timeo=600", "vers=4.2", "wsize=262144")  # fmt: skip
