@@ -130,6 +130,26 @@ class ClaimTests(PoolTestCase):
         self.assertNotEqual(self.successResultOf(first), self.successResultOf(second))
         self.assert_nothing_leaks()
 
+    def test_one_that_ends_while_it_is_claimed_is_the_pods_to_see(self) -> None:
+        (first, second) = self.pool.idle()
+        answer: Deferred[Any] = Deferred()
+        for one in (first, second):
+
+            async def answers(seconds: float) -> bool:
+                return bool(await answer)
+
+            self.patch(one.machine, "answers", answers)
+        asked = self.start(pod("a"))
+        (claimed,) = (one for one in (first, second) if one.taken)
+        self.provider.end(claimed.record.instance_id, "power")
+        self.assertIs(claimed.machine.instance.state, InstanceState.ENDED)
+        self.assertIs(claimed.state, PoolState.IDLE, "the pool does not end what a pod is about to have")
+        answer.callback(True)
+        self.failureResultOf(asked, Unavailable)
+        self.world.wait(10, step=1)
+        self.assertEqual(len(self.idle), 2)
+        self.assert_nothing_leaks()
+
     def test_a_pod_that_says_how_its_vm_is_made_has_its_own(self) -> None:
         before = self.idle
         for key in ("infranetes.io/anything", "aws.infranetes.io/type", "infranetes.aws.image"):
