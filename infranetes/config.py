@@ -125,6 +125,12 @@ class ControlConfig:
     enter: bool = False  # open shells in pods' VMs
 
 
+def _provider_names() -> list[str]:
+    from infranetes.providers import registry  # imported late: it is needed only for a wrong key
+
+    return registry.names()
+
+
 @attrs.frozen
 class Config:
     """The whole file. Every key has a default."""
@@ -146,7 +152,9 @@ class Config:
     # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: the node's own.
     ca: str = ""
     # Each provider's own table, by its name.
-    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: keys only a provider knows
+    providers: Mapping[str, Mapping[str, Any]] = attrs.field(  # Any: keys only a provider knows
+        factory=dict, metadata={config.HOLDS: _provider_names}
+    )
     # The runtime handlers, besides the empty one, whose pods have no settings of their own.
     runtime_handlers: tuple[str, ...] = ("infranetes",)
     # Further runtime handlers, with the settings of their pods.

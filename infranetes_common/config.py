@@ -21,10 +21,10 @@ import attrs
 
 from infranetes_common import config_files
 from infranetes_common.config_files import Document, Sources
-from infranetes_common.config_values import Bytes, Invalid, Seconds, converter
+from infranetes_common.config_values import HOLDS, Bytes, Invalid, Seconds, converter
 from infranetes_common.errors import ConfigError
 
-__all__ = ["Bytes", "Seconds", "load", "secret", "structure"]
+__all__ = ["HOLDS", "Bytes", "Seconds", "load", "secret", "structure"]
 
 T = TypeVar("T")
 

@@ -113,6 +113,21 @@ def _refused(annotation: Annotation, value: object) -> Invalid:
     return Invalid(((), f"{_expected(annotation)} is expected, not {_kind(value)}"))
 
 
+HOLDS = "holds"
+"""Metadata of a field that is a table of tables: a function that returns the names that these may have."""
+# The messages of attrs' validators `in_`, and `lt`, `le`, `ge` and `gt`.
+_CHOICE = re.compile(r"'\w+' must be in [(\[](.*?),?[)\]] \(got (.*)\)", re.DOTALL)
+_BOUND = re.compile(r"'\w+' must be ([<>]=? [^:]+): (.*)", re.DOTALL)
+
+
+def _misplaced(key: str, cls: type[attrs.AttrsInstance], known: list[str]) -> str:
+    """Return what is wrong with a key that a table does not have: it may be one of an inner table."""
+    for attribute in attrs.fields(cls):
+        if HOLDS in attribute.metadata and key in attribute.metadata[HOLDS]():
+            return f"not known; did you mean {attribute.alias}.{key}?"
+    return _unknown(key, known)
+
+
 def _unknown(key: str, known: list[str]) -> str:
     close = difflib.get_close_matches(key, known, n=1)
     return f"not known; did you mean {close[0]}?" if close else f"not known; known are {', '.join(known)}"
@@ -253,7 +268,7 @@ def _table(value: object, cls: type[attrs.AttrsInstance]) -> attrs.AttrsInstance
         raise _refused(cls, value)
     attrs.resolve_types(cls)
     known = {attribute.alias: attribute for attribute in attrs.fields(cls) if attribute.init}
-    faults: list[Fault] = [((key,), _unknown(key, list(known))) for key in value if key not in known]
+    faults: list[Fault] = [((key,), _misplaced(key, cls, list(known))) for key in value if key not in known]
     faults += [
         ((key,), f"{MISSING}; {_expected(attribute.type)} is expected")
         for key, attribute in known.items()
@@ -285,7 +300,11 @@ def _validated(cls: type[attrs.AttrsInstance], arguments: dict[str, object]) -> 
         try:
             attribute.validator(instance, attribute, getattr(instance, attribute.name))
         except (ValueError, TypeError) as error:
-            words = _said(error) if attribute.repr else "refused; the value is secret and not shown"
+            words = (
+                _said(error, attribute.name)
+                if attribute.repr
+                else "refused; the value is secret and not shown"
+            )
             faults.append(((attribute.alias or attribute.name,), words))
     if faults:
         raise Invalid(*faults)
@@ -297,9 +316,16 @@ def _read(value: object, annotation: Annotation) -> Any:  # Any: cattrs accepts 
     return converter.structure(value, wanted)
 
 
-def _said(error: Exception) -> str:
+def _said(error: Exception, name: str = "") -> str:
+    """Return the words of an error, without the attribute's name, which the key says already."""
     # attrs' own validators raise with the message first, then the attribute and the value
-    return str(error.args[0]) if error.args else type(error).__name__
+    words = str(error.args[0]) if error.args else type(error).__name__
+    if match := _CHOICE.fullmatch(words):
+        choices = ", ".join(each.strip("'") for each in match[1].split(", "))
+        return f"{match[2]} is none of {choices}"
+    if match := _BOUND.fullmatch(words):
+        return f"{match[2]} is not {match[1]}"
+    return words.removeprefix(f"{name}: ")
 
 
 def _make_converter() -> cattrs.Converter:

@@ -53,6 +53,14 @@ class Backends:
     delegate: Delegate | None = None
 
 
+def _key_of(config: Config, provider: str) -> str:
+    """Return the key by which the configuration names a provider first."""
+    if provider == config.provider:
+        return "provider"
+    named = (name for name, its in config.handlers.items() if its.provider == provider)
+    return f"handlers.{next(named)}.provider"
+
+
 def make_backends(
     reactor: IReactor,
     config: Config,
@@ -94,7 +102,11 @@ def make_backends(
 
     def make(name: str) -> IPodProvider:
         its_own = attrs.evolve(context, joins_namespaces=name in joining)
-        return make_provider(reactor, name, config.providers.get(name, {}), its_own)
+        try:
+            return make_provider(reactor, name, config.providers.get(name, {}), its_own)
+        except ConfigError as error:  # which blames `provider`, if the name itself is wrong
+            blamed = f"{source}: {_key_of(config, name)}: "
+            raise ConfigError(str(error).replace(f"{source}: provider: ", blamed, 1)) from error
 
     providers = {name: make(name) for name in config.offered_providers}
     stores = make_stores(reactor, config, providers, source)

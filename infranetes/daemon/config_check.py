@@ -22,6 +22,11 @@ def check_daemon(reactor: IReactor, config: Config, source: str) -> None:
     :raise ConfigError: no daemon can be made of it."""
     providers = make_backends(reactor, config, registry.create, source).providers
     check_overlays(config, providers, source)
+    if config.ca:
+        try:
+            Path(config.ca).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{source}: ca: {config.ca} can't be read: {error.strerror}") from None
     if config.kubernetes.kubeconfig:
         try:
             thd_read(Path(config.kubernetes.kubeconfig), config.kubernetes.master_ip)

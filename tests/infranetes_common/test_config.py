@@ -226,7 +226,7 @@ class RefusedTests(ConfigTestCase):
         )
 
     def test_a_validators_words_stand_after_the_key(self) -> None:
-        self.assertEqual(self.refused('socket = "/s"\n[pool]\nsize = 0'), "pool.size: 'size' must be >= 1: 0")
+        self.assertEqual(self.refused('socket = "/s"\n[pool]\nsize = 0'), "pool.size: 0 is not >= 1")
         self.assertEqual(
             self.refused('socket = "/s"\n[pool]\nsize = 1\nleast = 2'),
             "pool.least: may not be over pool.size",
@@ -237,7 +237,7 @@ class RefusedTests(ConfigTestCase):
             self.refused('socket = "/s"', {"pool.size": 0, "thread": 1}).splitlines(),
             [
                 "command line: thread: not known; did you mean threads?",
-                "command line: pool.size: 'size' must be >= 1: 0",
+                "command line: pool.size: 0 is not >= 1",
             ],
         )
 

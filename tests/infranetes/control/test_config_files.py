@@ -32,6 +32,46 @@ def said(*arguments: str) -> tuple[int, str]:
     return status, out.getvalue()
 
 
+class BlameTests(SynchronousTestCase):
+    """Each fault names its line and its key, in words of who wrote the file."""
+
+    def said_of(self, text: str) -> list[str]:
+        file = Path(self.mktemp())
+        file.write_text(text)
+        status, out = said("check", str(file))
+        self.assertEqual(status, USAGE)
+        return [line.removeprefix(f"{file}:") for line in out.splitlines()]
+
+    def test_each_is_blamed_on_its_line_and_key(self) -> None:
+        for text, fault in (
+            (
+                'provider="qemu"\n[handlers.gpu]\nprovider="nosuch"',
+                "3: handlers.gpu.provider: no provider is",
+            ),
+            ("[qemu]\nmtu = 1400", "1: qemu: not known; did you mean providers.qemu?"),
+            (
+                '[providers.qemu]\naccelerator="x"',
+                "2: providers.qemu.accelerator: 'x' is none of auto, kvm, tcg",
+            ),
+            (
+                '[providers.qemu]\npod_cidr="10.0.0.0/99"',
+                "2: providers.qemu.pod_cidr: pod CIDR '10.0.0.0/99'",
+            ),
+            ("[times]\nlaunch = -1", "2: times.launch: -1.0 is not > 0"),
+            ('cluster = "a"\ncluster = "b"', "2: not TOML: cluster is given a second time"),
+            ("[log]\n[log]", "2: not TOML: [log] is given a second time"),
+            ("a = 1\na.b = 2", "2: not TOML: a.b is given a second time, or is both a value and a table"),
+            (
+                'provider = "qemu\n',
+                "1: not TOML: the line ends within a text, whose closing quote is missing",
+            ),
+            ('ca = "/no/such"', "1: ca: /no/such can't be read: No such file"),
+            ('[kubernetes]\nkubeconfig = "/no/such"', "2: kubernetes.kubeconfig: /no/such can't be read"),
+        ):
+            (found,) = self.said_of(text)
+            self.assertTrue(found.startswith(fault), found)
+
+
 class KubeconfigTests(SynchronousTestCase):
     def test_a_kubeconfig_that_can_not_be_used_is_wrong(self) -> None:
         """The daemon would start with it, and VMs would lack Services and policies."""
