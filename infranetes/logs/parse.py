@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import attrs
 
 MAX_TEXT = 1 << 20  # the most bytes of a line that is joined from its parts
+MAX_WRITTEN = 2 << 20  # the most bytes of the file that are held for the end of their line
 
 
 @attrs.frozen
@@ -31,10 +32,16 @@ class Parser:
 
     def feed(self, data: bytes) -> Iterator[Line]:
         """Yield the lines that these bytes complete."""
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        for written in whole:
-            line = self._line(written)
-            if line is not None:
+        begin = 0  # one line at a time: a list of all would be forty times as large as its bytes
+        while (end := data.find(b"\n", begin)) >= 0:
+            written, self._rest = self._rest + data[begin:end], b""
+            begin = end + 1
+            if (line := self._line(written)) is not None:
+                yield line
+        self._rest += data[begin:]
+        if len(self._rest) > MAX_WRITTEN:  # no runtime writes this: it is given in pieces
+            written, self._rest = self._rest, b""
+            if (line := self._line(written)) is not None:
                 yield line
 
     def finish(self) -> Iterator[Line]:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections import deque
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -53,3 +56,15 @@ class ParserTests(SynchronousTestCase):
     def test_what_is_in_another_format_is_told_as_it_is(self) -> None:
         for text in (b"hello", b"", b"a b c d", b"1 stdout Q x", b"\xff\x00"):
             self.assertEqual(self.parse(text + b"\n"), [Line("", "", text)])
+
+    def test_bytes_of_many_lines_take_no_more_memory_than_they_are(self) -> None:
+        data = b"\n" * (4 << 20)
+        for written in (data, b"x" * (4 << 20)):
+            parser = Parser()
+            tracemalloc.start()
+            self.addCleanup(tracemalloc.stop)
+            deque(parser.feed(written), maxlen=0)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            self.assertLess(peak, 10 << 20)
+            self.assertEqual(list(parser.finish()), [])
