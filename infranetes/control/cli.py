@@ -41,8 +41,8 @@ ENDING_SECONDS = 0.2  # how long a killed daemon may take to close its sockets, 
 _EPILOG = """\
 exit status:
   0    done
-  1    the daemon refused or failed, not all could be ended or asked, or what is in force for the pod is
-       not what it has to be
+  1    the daemon refused or failed, not all could be ended or asked, what is in force for the pod is
+       not what it has to be, or this user may not use the daemon's socket
   2    the command line or the configuration is wrong
   3    no daemon answers
   130  interrupted, as `--watch` ends
@@ -164,7 +164,7 @@ async def ask(reactor: IReactor, socket: Path, options: argparse.Namespace) -> i
         if isinstance(error, Disconnected) and _listens(socket):
             await sleep(reactor, ENDING_SECONDS)
         if error.code is Code.UNAVAILABLE and not _listens(socket):
-            return _refused(options, DOWN, _why_down(socket))
+            return _refused(options, *_why_down(socket))
         return _refused(options, FAILED, error.message or error.code.name)
     except InfranetesError as error:
         return _refused(options, FAILED, str(error))
@@ -176,23 +176,29 @@ async def ask(reactor: IReactor, socket: Path, options: argparse.Namespace) -> i
 
 
 def _listens(socket: Path) -> bool:
+    return _trouble(socket) is None
+
+
+def _trouble(socket: Path) -> OSError | None:
+    """Return why the socket takes no connection; None: it does."""
     import socket as sockets
 
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
         probe.settimeout(2)
         try:
             probe.connect(str(socket))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error
+    return None
 
 
-def _why_down(socket: Path) -> str:
-    locked = socket.parent.exists() and not os.access(socket.parent, os.X_OK)
-    if locked or (socket.exists() and not os.access(socket, os.W_OK)):
-        return f"{socket} may not be used by this user: try it as root"
-    why = "nobody listens there" if socket.exists() else "it is not there"
-    return (
+def _why_down(socket: Path) -> tuple[int, str]:
+    """Return the exit status and the words for a socket that takes no connection."""
+    trouble = _trouble(socket)
+    if isinstance(trouble, PermissionError):
+        return FAILED, f"{socket} may not be used by this user: try it as root"
+    why = "nobody listens there" if isinstance(trouble, ConnectionRefusedError) else "it is not there"
+    return DOWN, (
         f"no infranetes daemon answers on {socket}: {why}. Is it running (systemctl status infranetes)? "
         "Does it have another run_dir (--config, --socket)?"
     )

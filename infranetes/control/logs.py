@@ -63,8 +63,9 @@ def chosen(containers: list[control.PodContainer], pod: str, name: str) -> contr
     found = found or [each for each in containers if each.id.startswith(name)]
     names = list(dict.fromkeys(each.name for each in containers))
     if not found:
-        there = f"it has {', '.join(names)}" if names else "it has none"
-        raise NotFound(f"pod {pod} has no container {name}: {there}" if name else f"pod {pod}: {there}")
+        if not names:
+            raise NotFound(f"pod {pod} has no containers, so there is no log")
+        raise NotFound(f"pod {pod} has no container {name}: it has {', '.join(names)}")
     if len({each.name for each in found}) > 1:
         raise FailedPrecondition(f"pod {pod} has several containers: say which of {', '.join(names)}")
     return max(found, key=lambda each: (each.created_at, each.attempt))

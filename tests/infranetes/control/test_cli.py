@@ -6,11 +6,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.control.cli import main, parser
-from infranetes.control.session import USAGE
+from infranetes.control.cli import _refused, _why_down, main, parser
+from infranetes.control.session import DOWN, FAILED, USAGE
 from infranetes_common import __version__
 
 
@@ -32,6 +37,28 @@ class RefusalTests(SynchronousTestCase):
         out, words = self.said("services", "--trace", "10.96.0.1:443", "--json")
         self.assertIn("needs a POD", json.loads(out)["error"])
         self.assertIn("needs a POD", words)
+
+
+class SocketTests(SynchronousTestCase):
+    def status(self, path: Path) -> int:
+        """Return the status of a call of a socket, as a user who is not root."""
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+            self.addCleanup(os.seteuid, 0)
+        with contextlib.redirect_stderr(io.StringIO()):
+            return _refused(parser().read(["pods"]), *_why_down(path))
+
+    def test_a_socket_for_others_is_no_daemon_that_is_down(self) -> None:
+        directory = tempfile.mkdtemp(prefix="ctl-", dir="/tmp")
+        self.addCleanup(shutil.rmtree, directory)
+        path = Path(directory) / "s"
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+            server.listen()
+            os.chmod(directory, 0o705)
+            os.chmod(path, 0)
+            self.assertEqual(self.status(path), FAILED)
+        self.assertEqual(self.status(Path("/nowhere/at/all")), DOWN)
 
 
 class OrderTests(SynchronousTestCase):
