@@ -64,18 +64,22 @@ class _Faults:
 
 
 def _names(table: Mapping[str, object]) -> Iterator[str]:
-    """Yield the names of the providers that make VMs, as far as the files have them."""
+    """Yield the names of the providers that make VMs or have a table, as far as the files have them."""
     handlers = table.get("handlers")
     tables = [table, *(handlers.values() if isinstance(handlers, dict) else ())]
     given = [each.get("provider") for each in tables if isinstance(each, dict)]
     default = () if "provider" in table else (Config().provider,)
-    yield from dict.fromkeys([*default, *(name for name in given if isinstance(name, str) and name)])
+    own = table.get("providers")
+    named = [*default, *(name for name in given if isinstance(name, str) and name)]
+    yield from dict.fromkeys([*named, *(own if isinstance(own, dict) else ())])
 
 
 def _check_table(document: Document, name: str) -> None:
     """Check a provider's own table. :raise ConfigError: it is wrong."""
     tables = document.table.get("providers", {})
     table = tables.get(name, {}) if isinstance(tables, dict) else {}
+    if isinstance(tables, dict) and name in tables and name not in registry.names():
+        raise ConfigError(f"{document.sources.main}: providers.{name}: {registry.unknown(name)}")
     if isinstance(table, dict) and (cls := registry.settings_class(name)) is not None:
         config.structure(table, cls, source=document.sources.main, prefix=f"providers.{name}")
 

@@ -158,6 +158,10 @@ def _explained(error: Exception, text: str) -> str:
         key = _GIVEN.match(line)
         what = key[0].strip(" =") if key else line
         return f"{what[:80]} is given a second time, or is both a value and a table {match[0]}"
+    if "Invalid value" in words:
+        key = _GIVEN.match(line)
+        what = f"{key[0].strip(' =')}: " if key else ""
+        return f"{what}not a value: a string stands in quotes, true and false are in small letters {match[0]}"
     if "Illegal character '\\n'" in words or "Unterminated string" in words:
         return f"the line ends within a text, whose closing quote is missing {match[0]}"
     return words
@@ -172,7 +176,7 @@ def _text(path: Path) -> str:
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: over {MAX_FILE_BYTES} bytes, which no configuration of Infranetes is")
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}: line {line}: not UTF-8 text") from None

@@ -125,6 +125,10 @@ def _misplaced(key: str, cls: type[attrs.AttrsInstance], known: list[str]) -> st
     for attribute in attrs.fields(cls):
         if HOLDS in attribute.metadata and key in attribute.metadata[HOLDS]():
             return f"not known; did you mean {attribute.alias}.{key}?"
+    tables = {each.alias: each.type for each in attrs.fields(cls) if each.type and attrs.has(each.type)}
+    within = [name for name, its in tables.items() if key in {each.alias for each in attrs.fields(its)}]
+    if within:
+        return f"not known; did you mean {' or '.join(f'{name}.{key}' for name in within)}?"
     return _unknown(key, known)
 
 

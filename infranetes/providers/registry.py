@@ -8,6 +8,7 @@ the dependencies of one are not needed for another.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -95,6 +96,13 @@ def create(
     return provider
 
 
+def unknown(name: str) -> str:
+    """Return the words for a name that no provider has."""
+    known = names()
+    close = "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(name, known, n=1))
+    return f"no provider is called {name!r}{close or '; known are ' + ', '.join(known)}"
+
+
 def settings_class(name: str) -> type[attrs.AttrsInstance] | None:
     """Return the attrs class of a provider's table; None: it has no such entry point, or is not installed."""
     if name in _SETTINGS:
@@ -126,9 +134,7 @@ def _factory(name: str, source: str) -> ProviderFactory:
                 f"{source}: provider: {name!r} is in the package {_PACKAGES[name]}, which is not installed; "
                 "install it"
             )
-        raise ConfigError(
-            f"{source}: provider: no provider is called {name!r}; known are {', '.join(names())}"
-        )
+        raise ConfigError(f"{source}: provider: {unknown(name)}")
     if len({point.value for point in found}) > 1:
         raise ConfigError(
             f"{source}: provider: several plug-ins are called {name!r} "

@@ -270,7 +270,7 @@ class FileTests(ConfigTestCase):
         self.assertEqual(str(error), f"{path}: can't be read: Is a directory")
 
     def test_what_is_no_toml_is_told_with_its_line(self) -> None:
-        self.assertIn("not TOML: Invalid value (at line 2, ", self.refused('socket = "/s"\nthreads = \n'))
+        self.assertIn("not TOML: threads: not a value: ", self.refused('socket = "/s"\nthreads = \n'))
         self.assertIn("(at line 3, ", self.refused('socket = "/s"\n\nthreads 5\n'))
         self.assertIn("not TOML", self.refused("a = " + "[" * 100_000))
 

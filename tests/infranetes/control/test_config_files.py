@@ -32,6 +32,47 @@ def said(*arguments: str) -> tuple[int, str]:
     return status, out.getvalue()
 
 
+class WholeTests(SynchronousTestCase):
+    """Nothing is called right that was not looked at."""
+
+    def said_of(self, content: bytes) -> list[str]:
+        file = Path(self.mktemp())
+        file.write_bytes(content)
+        _, out = said("check", str(file))
+        return [line.replace(f"{file}", "F") for line in out.splitlines()]
+
+    def test_tables_of_providers_that_make_no_vms_are_read(self) -> None:
+        self.assertEqual(
+            self.said_of(b'provider = "simulated"\n[providers.qmeu]\n[providers.qemu]\nuser = 5\n'),
+            [
+                "F:2: providers.qmeu: no provider is called 'qmeu'; did you mean qemu?",
+                "F:4: providers.qemu.user: a string is expected, not an integer",
+            ],
+        )
+
+    def test_all_files_that_are_named_are_read(self) -> None:
+        ca = Path(self.mktemp()).absolute()
+        ca.write_text("no PEM")
+        given = f'provider = "simulated"\nca = "{ca}"\nkubernetes.kubeconfig = "/nope"\n'
+        of_ca, of_kubeconfig = self.said_of(given.encode())
+        self.assertTrue(of_ca.startswith(f"F:2: ca: the node's CA key {ca} "), of_ca)
+        self.assertEqual(
+            of_kubeconfig, "F:3: kubernetes.kubeconfig: /nope can't be read: No such file or directory"
+        )
+
+    def test_a_file_as_an_editor_of_windows_writes_it_is_read(self) -> None:
+        (words,) = self.said_of(b'\xef\xbb\xbfprovider = "simulated"\r\n')
+        self.assertEqual(words, "nothing is wrong with F")
+
+    def test_a_key_or_value_that_is_nearly_right_is_told_what_is_right(self) -> None:
+        self.assertEqual(
+            self.said_of(b'level = "info"\n'), ["F:1: level: not known; did you mean log.level?"]
+        )
+        for text in (b"provider = qemu\n", b"provider = True\n", b"provider =\n"):
+            (words,) = self.said_of(text)
+            self.assertTrue(words.startswith("F:1: not TOML: provider: not a value: a string stands"), words)
+
+
 class BlameTests(SynchronousTestCase):
     """Each fault names its line and its key, in words of who wrote the file."""
 

@@ -106,8 +106,8 @@ class RegistryTests(SynchronousTestCase):
         self.assertEqual(provider.made_with, (clock, {"a": 1}, CONTEXT))
 
     def test_an_unknown_name_is_refused_with_the_known_ones(self) -> None:
-        message = self.refused("qemo")
-        self.assertIn("'qemo'", message)
+        self.assertIn("'qemo'; did you mean qemu?", self.refused("qemo"))
+        message = self.refused("nobody")
         for name in ("qemu", "simulated", "vsphere", "whole"):
             self.assertIn(name, message)
 
