@@ -9,7 +9,8 @@ are aliases. A test compares the table in docs/annotations.md with this one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import attrs
@@ -208,6 +209,22 @@ def read(annotations: Mapping[str, str]) -> Wishes:
         if row.field:
             found[row.field] = value
     return Wishes(**found)
+
+
+def refuse_unknown(provider: str, annotations: Mapping[str, str], known: Collection[str] = ()) -> None:
+    """Refuse what begins with a provider's own prefix, today's or that of earlier releases, and is not known.
+
+    :param known: the provider's own annotations, whole names.
+    :raise InvalidArgument: the message names the annotation, and what may be meant."""
+    prefixes = (f"{provider}.{PREFIX}", f"infranetes.{provider}.")
+    names = [*known, *(name for row in TABLE for name in row.aliases if name.startswith(prefixes))]
+    for name in annotations:
+        if name.startswith(prefixes) and name not in names:
+            close = get_close_matches(name, names, n=1)
+            meant = (
+                f"; did you mean {close[0]}?" if close else f"; known are {', '.join(names)}" if names else ""
+            )
+            raise InvalidArgument(f"annotation {name[:80]} is not known to the provider {provider}{meant}")
 
 
 def wants_service_proxy(annotations: Mapping[str, str]) -> bool:

@@ -22,6 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from infranetes.providers.annotations import refuse_unknown
 from infranetes.providers.interface import (
     IHasGuestImage,
     Instance,
@@ -57,6 +58,7 @@ from infranetes_simulation.provider.addresses import free_address, subnet
 from infranetes_simulation.provider.farm_client import FarmClient
 from infranetes_simulation.provider.settings import (
     AFTER_ANNOTATION,
+    ANNOTATIONS,
     BEHAVIOUR_ANNOTATION,
     FAILS,
     IMAGES_ANNOTATION,
@@ -180,8 +182,8 @@ class SimulatedProvider:
         self._farm.requests += 1
         if vm_id in self._vms:
             return _instance(self._vms[vm_id])
-        fault = self._fault(spec)
         self._check(spec)
+        fault = self._fault(spec)
         # Nothing is awaited from here to the request. The address is reserved until that is answered.
         self._last_address = free_address(self._network, self._taken(), self._last_address)
         self._reserved[vm_id] = self._last_address
@@ -204,7 +206,11 @@ class SimulatedProvider:
         try:
             vm = (await self._farm.in_time(booting, "boot"))["vm"]
             if fault.behaviour == FAILS:
-                raise Unavailable("this launch fails because the configuration has a fault for it")
+                asked = BEHAVIOUR_ANNOTATION in spec.annotations
+                why = (
+                    f"pod's annotation {BEHAVIOUR_ANNOTATION} asks" if asked else "configuration has a fault"
+                )
+                raise Unavailable(f"this launch fails because the {why} for it")
         except InfranetesError:
             await self._end(vm_id)
             raise
@@ -235,6 +241,7 @@ class SimulatedProvider:
         ):
             if not 0 <= asked <= most:
                 raise InvalidArgument(f"a size of {asked} can't be had; {what} allows up to {most}")
+        refuse_unknown("simulated", spec.annotations, ANNOTATIONS)
         images = spec.annotations.get(IMAGES_ANNOTATION, ARCHIVES)
         if images not in (ARCHIVES, LAYERS):
             raise InvalidArgument(

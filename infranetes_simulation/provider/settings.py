@@ -17,9 +17,11 @@ FAILS = "fails"  # a launch that fails; the other faults are behaviours of VMs
 
 SHARED, NAMESPACES = "shared", "namespaces"  # what VMs run on: all on this machine, or each on its own
 
-BEHAVIOUR_ANNOTATION = "simulated.infranetes.io/behaviour"
-AFTER_ANNOTATION = "simulated.infranetes.io/after"
-IMAGES_ANNOTATION = "simulated.infranetes.io/images"
+PREFIX = "simulated.infranetes.io/"
+BEHAVIOUR_ANNOTATION = PREFIX + "behaviour"
+AFTER_ANNOTATION = PREFIX + "after"
+IMAGES_ANNOTATION = PREFIX + "images"
+ANNOTATIONS = (BEHAVIOUR_ANNOTATION, AFTER_ANNOTATION, IMAGES_ANNOTATION)
 
 
 @attrs.frozen

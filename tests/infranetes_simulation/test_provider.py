@@ -119,9 +119,16 @@ class SimulatedTests(SimulatedCase, TestCase):
             {BEHAVIOUR_ANNOTATION: "odd"},
             {BEHAVIOUR_ANNOTATION: "dies-after", AFTER_ANNOTATION: "soon"},
             {BEHAVIOUR_ANNOTATION: "dies-after", AFTER_ANNOTATION: "-1"},
+            {"simulated.infranetes.io/behavior": "fails"},
         ):
             await self.refused(InvalidArgument, provider.launch(self.spec(annotations=asked)))
         self.assertEqual(await provider.list(), [])
+
+    async def test_a_launch_that_is_to_fail_says_what_asked_for_it(self) -> None:
+        provider = await self.started()
+        spec = self.spec(annotations={BEHAVIOUR_ANNOTATION: "fails"})
+        refused = await self.assertFailure(provider.launch(spec), Unavailable)
+        self.assertIn(BEHAVIOUR_ANNOTATION, str(refused))
 
     async def test_every_nth_launch_fails_and_leaves_nothing(self) -> None:
         self.settings["faults"] = [{"every": 3, "behaviour": "fails"}]
@@ -129,7 +136,8 @@ class SimulatedTests(SimulatedCase, TestCase):
         for _ in range(2):
             await provider.launch(self.spec())
             await provider.launch(self.spec())
-            await self.refused(Unavailable, provider.launch(self.spec()))
+            refused = await self.assertFailure(provider.launch(self.spec()), Unavailable)
+            self.assertIn("configuration", str(refused))
         self.assertEqual(len(await provider.list()), 4)
 
     async def test_capacity_is_given_back(self) -> None:

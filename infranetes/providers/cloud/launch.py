@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.providers.annotations import PREFIX, Wishes, read
+from infranetes.providers.annotations import PREFIX, Wishes, read, refuse_unknown
 from infranetes.providers.cloud.allowed import check_allowed
 from infranetes.providers.cloud.attempts import REFUSALS, Attempts
 from infranetes.providers.cloud.calls import Calls
@@ -115,6 +115,7 @@ class Launcher(Generic[D]):
 
         :raise InvalidArgument: an annotation or the size can't be served.
         :raise FailedPrecondition: no VM is launched in the zone that is asked for."""
+        refuse_unknown(self._cloud.name, spec.annotations)
         wishes = read(spec.annotations)
         if wishes.disk:
             raise InvalidArgument(

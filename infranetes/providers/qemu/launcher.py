@@ -17,7 +17,7 @@ from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.logger import Logger
 
 from infranetes.guest.recipe import ROUTES
-from infranetes.providers.annotations import read
+from infranetes.providers.annotations import read, refuse_unknown
 from infranetes.providers.interface import InstanceSpec, Size
 from infranetes.providers.qemu import clone, subnet, uids
 from infranetes.providers.qemu.clone import StepTimer
@@ -92,6 +92,7 @@ class Launcher:
                 f"the guest image {template.image.directory} is of a release whose VMs can't be in a CNI's "
                 "network; rebuild the guest image"
             )
+        refuse_unknown("qemu", spec.annotations)
         wishes = read(spec.annotations)
         wishes.refuse_others("qemu", _SERVED)
         disk_size(template.command_line, wishes.disk, self._settings.max_disk)

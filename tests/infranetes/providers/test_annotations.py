@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.annotations import PREFIX, TABLE, Wishes, read
+from infranetes.providers.annotations import PREFIX, TABLE, Wishes, read, refuse_unknown
 from infranetes_common.errors import InvalidArgument
 
 TREE = Path(__file__).resolve().parents[3]
@@ -56,6 +56,19 @@ class AnnotationTests(SynchronousTestCase):
     def test_annotations_of_others_are_ignored(self) -> None:
         others = {"example.org/spot": "x", "simulated.infranetes.io/behaviour": "y", "infranetes.other": "z"}
         self.assertEqual(read({**others, "infranetes.io/executable-url": "https://x"}), Wishes())
+
+    def test_an_unknown_name_with_the_providers_own_prefix_is_refused_and_others_are_not(self) -> None:
+        known = ["simulated.infranetes.io/after"]
+        for provider, name, meant in (
+            ("simulated", "simulated.infranetes.io/aftr", "did you mean simulated.infranetes.io/after?"),
+            ("aws", "infranetes.aws.imag", "did you mean infranetes.aws.image?"),
+            ("qemu", "qemu.infranetes.io/disk", "not known to the provider qemu"),
+        ):
+            refused = self.assertRaises(InvalidArgument, refuse_unknown, provider, {name: "1"}, known)
+            self.assertIn(meant, str(refused))
+            refuse_unknown("gcp", {name: "1"})
+        refuse_unknown("simulated", {known[0]: "1", "simulated.infranetes.io": "1"}, known)
+        refuse_unknown("aws", {"infranetes.aws.securtiygroup": "sg-1"})
 
     def test_an_unknown_name_is_refused_with_the_known_ones(self) -> None:
         for name in ("infranetes.io/gpu", "infranetes.io/", "infranetes.io/Spot"):
