@@ -108,7 +108,15 @@ def make_backends(
             blamed = f"{source}: {_key_of(config, name)}: "
             raise ConfigError(str(error).replace(f"{source}: provider: ", blamed, 1)) from error
 
-    providers = {name: make(name) for name in config.offered_providers}
+    providers: dict[str, IPodProvider] = {}
+    wrong: list[str] = []
+    for name in config.offered_providers:
+        try:
+            providers[name] = make(name)
+        except ConfigError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     stores = make_stores(reactor, config, providers, source)
     delegate = make_delegate(reactor, config, source)
     images: Images

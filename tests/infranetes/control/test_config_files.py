@@ -260,6 +260,13 @@ class CheckTests(SynchronousTestCase):
         )
         self.check('provider = "simulated"\n[images]\n\npinned = ["::"]\n', f"{self.file}:4: images.pinned: ")
 
+    def test_each_handlers_wrong_provider_is_told(self) -> None:
+        self.check(
+            'provider = "simulated"\n[handlers.gpu]\nprovider = "nobody"\n[handlers.cpu]\nprovider = "nix"\n',
+            f"{self.file}:3: handlers.gpu.provider: no provider is called 'nobody'",
+            f"{self.file}:5: handlers.cpu.provider: no provider is called 'nix'",
+        )
+
     def test_a_secret_that_is_wrong_is_not_shown(self) -> None:
         self.file.write_text(
             'provider = "aws"\n[providers.aws]\nregion = "eu-west-1"\nimage = "ami-12345678"\n'
