@@ -140,7 +140,7 @@ class ChannelTests(MemoryCase):
                 self.successResultOf(self.settled(world, world.stub.Echo(Note(), timeout=5)))
                 world.demo.calls.clear()
             gc.collect()
-            garbage = [thing for thing in gc.garbage if type(thing).__module__.startswith("txgrpc")]
+            garbage = [thing for thing in gc.garbage if str(type(thing).__module__).startswith("txgrpc")]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
