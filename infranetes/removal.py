@@ -116,7 +116,8 @@ def remove_network(state_dir: Path) -> None:
             return None
 
     links = attempt(_unused_links) or []
-    tables = {name for link in links for name in (f"infranetes_{link}", f"infranetes_{link}_firewalls")}
+    kinds = ("", "_firewalls", "_shares")
+    tables = {f"infranetes_{link}{kind}" for link in links for kind in kinds}
     for link in links:  # before the tables, which protect them
         attempt(partial(_said, "ip", "link", "delete", "dev", link))
     for family, name in attempt(_tables) or []:

@@ -57,8 +57,8 @@ def _key_of(config: Config, provider: str) -> str:
     """Return the key by which the configuration names a provider first."""
     if provider == config.provider:
         return "provider"
-    named = (name for name, its in config.handlers.items() if its.provider == provider)
-    return f"handlers.{next(named)}.provider"
+    named = [name for name, its in config.handlers.items() if its.provider == provider]
+    return f"handlers.{named[0]}.provider" if named else "provider"  # none: a record names it
 
 
 def make_backends(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -186,7 +187,7 @@ class PodGroupTests(QemuCase, TestCase):
 
     def setUp(self) -> Any:
         made = super().setUp()
-        self.parent = f"infranetes-tests-e2e-{os.getpid()}"
+        self.parent = f"infranetes-tests-e2e-{secrets.token_hex(4)}"
         for hierarchy in self.counting():
             (hierarchy.mount / self.parent).mkdir()
             self.addCleanup((hierarchy.mount / self.parent).rmdir)

@@ -68,6 +68,7 @@ class ForwardTests(TestCase):
             listening = self.vm.socket(socket.SOCK_STREAM)
             listening.bind(("0.0.0.0", port))
             listening.listen()
+        ip("route", "add", f"{SERVICE}/32", "via", OTHER)
         lead = f"ip daddr {SERVICE} tcp dport 80 dnat to {VM}:{AGENT_PORT}"
         self.addCleanup(subprocess.run, ["nft", "delete", "table", "ip", f"service{word}"], check=True)
         service = f"""table ip service{word} {{

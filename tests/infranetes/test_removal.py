@@ -137,6 +137,7 @@ class NetworkTests(RemovalCase):
             "ip infranetes_infranetes0",
             "bridge infranetes_infranetes0",
             "inet infranetes_infranetes0_firewalls",
+            "ip infranetes_infranetes0_shares",
         )
         overlay = ("ip infranetes_infvx0", "ip infranetes_infvx0_firewalls")
         ports = (f"ip {hostports}", f"inet {agents_table(self.state_dir)}")

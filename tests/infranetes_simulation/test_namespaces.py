@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import signal
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tests.harness.needs import needs_netns, needs_root, repetitions
 from tests.infranetes_simulation.test_provider import SimulatedCase
 from txgrpc import Code, GrpcError
 
-CGROUP = f"infranetes-tests-simulated-{os.getpid()}"
+CGROUP = f"infranetes-tests-simulated-{secrets.token_hex(4)}"  # process ids are not unique among workers
 
 
 @needs_root

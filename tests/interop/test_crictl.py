@@ -368,7 +368,7 @@ class ErrorTests(CrictlCase):
         await self.start()
         fails = {"simulated.infranetes.io/behaviour": "fails"}
         said = await self.fails("runp", self.pod_file(annotations=fails))
-        self.assertIn("fault", said)
+        self.assertIn("this launch fails because the pod's annotation", said)
         self.assertEqual((await self.json("pods"))["items"], [])
         await self.until_no_vms()
         self.assertTrue(re.fullmatch(r"[0-9a-f]{32}", await self.crictl("runp", self.pod_file("next"))))

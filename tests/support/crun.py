@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 from tests.support.oci import BUSYBOX
 from vmserver.containers.oci.cgroup import ROOT, is_v2
 
-CGROUPS = f"infranetes-tests-{os.getpid()}"
+CGROUPS = f"infranetes-tests-{secrets.token_hex(4)}"  # process ids are not unique among workers
 """The cgroup below which this process's tests have their cgroups."""
 
 _HYBRID = """#!/bin/sh

@@ -11,6 +11,7 @@ import tarfile
 from typing import Any
 
 from infranetes.control.cli import DONE, FAILED
+from infranetes.cri.status import CLUSTER_CONDITION
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.ctl import CtlCase
@@ -44,6 +45,8 @@ users:
 
 
 class BundleTests(CtlCase):
+    unneeded = frozenset({CLUSTER_CONDITION})  # no API server listens there
+
     def setUp(self) -> None:
         super().setUp()
         auths = {"r.example": {"auth": base64.b64encode(f"me:{SECRETS['registry']}".encode()).decode()}}

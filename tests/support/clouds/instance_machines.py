@@ -27,7 +27,7 @@ from infranetes_simulation.machine import guest, hypervisor, network
 from tests.support.clouds.imds import ADDRESS
 
 ROOT = Path(__file__).resolve().parents[3]
-CGROUP = f"infranetes-tests-instances-{os.getpid()}"
+CGROUP = f"infranetes-tests-instances-{secrets.token_hex(4)}"  # process ids are not unique among workers
 
 
 class InstanceMachines:

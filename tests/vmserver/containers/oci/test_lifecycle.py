@@ -63,6 +63,7 @@ class Machine:
         self.found: Process | Exit | None = PROCESS
         self.watches: list[Watch] = []
         self.rotated: set[str] = set()
+        self.unread = 0
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
