@@ -14,7 +14,7 @@ from infranetes_common.wire import vmserver as messages
 from vmserver.containers.journal import BATCH, CURSOR, Entry, Journal
 from vmserver.containers.log_lines import packed
 
-LAST_SECONDS = 5.0  # for a reader, after the container's end, to get the entry marked as the last one
+LAST_SECONDS = 5.0  # after the container's end, without an entry, until the marked last one is given up
 SPAWN_SECONDS = 1.0
 # systemd's sd-messages.h: SD_MESSAGE_SPAWN_FAILED
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
@@ -76,6 +76,9 @@ async def records(
     batch: list[messages.LogRecord] = []
     try:
         async for entry in entries:
+            for timer in timers if entry is not None else ():
+                if timer.active():
+                    timer.reset(LAST_SECONDS)
             if entry is not None and "INFRANETES_END" not in entry:
                 number = int(entry.get("INFRANETES_NUMBER", b"0"))
                 if entry["__CURSOR"].decode() != position:
