@@ -374,6 +374,11 @@ class Bridge:
     async def forbid(self, port: BridgePort) -> None:
         """Drop what comes from that port and address from now on. Idempotent."""
         await self._nft(self._element("add", port) + self._element("delete", port))
+        # Else the next VM with the address would begin with what this one has left of its share. Without the
+        # program conntrack, the connections themselves stay until the kernel gives them up.
+        for command, script in shares.forgetting(self.name, port.address):
+            with contextlib.suppress(InfranetesError):
+                await check(self._reactor, command, _SECONDS, script.encode())
 
     def _element(self, verb: str, port: BridgePort) -> str:
         lines = f"{verb} element bridge {self._table} pods {{ {port.element} }}\n"

@@ -46,6 +46,14 @@ def script(bridge: str, share: int) -> str:
     """
 
 
+def forgetting(bridge: str, address: str) -> list[tuple[list[str], str]]:
+    """Return the commands, each with its input, that forget the connections that an address has begun.
+
+    They fail where there are none."""
+    element = f"delete element ip {table_of(bridge)} connections {{ {address} }}"
+    return [(["conntrack", "-D", "-s", address], ""), (["nft", "-f", "-"], element)]
+
+
 def half_open(bridge: str) -> str:
     """Return the script by which half-open connections are forgotten sooner.
 

@@ -61,6 +61,13 @@ class ShareTests(FirewallCase):
         await blocking(subprocess.run, ["conntrack", "-D", "-s", self.a.address], capture_output=True)
         self.assertGreater(await blocking(self.begin, self.a, SHARE), 0)
 
+    async def test_the_next_pod_with_the_address_has_a_share_of_its_own(self) -> None:
+        self.assertEqual(await blocking(self.begin, self.a, SHARE), SHARE)
+        await self.network.forbid(self.a.port)
+        await self.network.allow(self.a.port)
+        await self.open_all()
+        self.assertEqual(await blocking(self.begin, self.a, 2 * SHARE), SHARE)
+
     async def test_an_address_that_no_pod_has_takes_no_neighbour(self) -> None:
         def send(client: Machine) -> bytes:
             with client.socket(socket.SOCK_DGRAM) as sending:
