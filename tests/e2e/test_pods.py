@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods on real VMs, from the CRI's socket to the container and back.
 
-With the disks of images' layers, user namespaces as of `hostUsers: false`, and clocks.
+With the disks of images' layers.
 """
 
 from __future__ import annotations
@@ -13,37 +13,28 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.threads import deferToThread
-from twisted.trial.unittest import TestCase
 from twisted.web.client import Agent, readBody
 
 from infranetes.control.cli import DOWN
 from infranetes.guest import shims
-from infranetes.machines.agent.client import AgentClient
-from infranetes.machines.clock_reading import ClockReading, correct_clock, read_clock
 from infranetes.pods.node_names import node_dns
-from infranetes.providers.interface import Instance
-from infranetes.providers.qemu.provider import QemuProvider
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase, providers
-from tests.e2e.qemu_case import QemuCase
 from tests.harness.durations import slow
 from tests.infranetes.daemon.case import ROOT, images, reactor
 from tests.infranetes.daemon.hostports import free_port, in_kernel
 from tests.support.large_image import large
 from tests.support.registry import Registry
-from tests.support.user_namespaces import FIRST, ids, namespaces, of_container, of_pod
-from txgrpc import Channel, Code
+from txgrpc import Code
 
 CRICTL = ROOT / "build" / "tools" / "crictl"
 
@@ -545,243 +536,3 @@ class OciTests(PodCase):
         self.assertEqual(lines, [f"line {number}" for number in range(len(lines))])
         await self.stop_pod(sandbox)
         self.assertEqual((self.taps(), self.shown()), ("", set()))
-
-
-OTHER = FIRST + 65536
-SCRIPT = """
-cat /proc/self/uid_map; cat /proc/self/attr/current; echo
-stat -c '%u:%g %n' / /bin /volume /volume/user /secret/key /etc/hosts
-cat /proc/self/oom_score_adj; grep ^Seccomp: /proc/self/status
-touch /volume/root /tmp/root; chown 7:8 /volume/root; chown 9 /volume/user
-cat /secret/key; echo x >/secret/key || echo refused
-echo 1 >/proc/sys/kernel/sysrq || echo kept
-echo ended >/dev/termination-log
-nc -l -p 80 -e cat & echo listens; exec sleep 1000
-"""
-
-
-@slow(120, "its VMs are emulated where there is no KVM")
-class UserNamespaceTests(PodCase):
-    """User namespaces of pods that conmon and crun run."""
-
-    contprovider = "oci"
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.files = Path(os.path.realpath(self.root)) / "kubelet"
-        self.files.mkdir()
-
-    def mount(self, at: str, path: Path, first: int, **fields: Any) -> Any:
-        mapping: Any = {"uidMappings": ids(first), "gidMappings": ids(first)}
-        return cri.Mount(container_path=at, host_path=str(path), **mapping, **fields)
-
-    def container(self, first: int, name: str, script: str, **fields: Any) -> Any:
-        linux = of_container(namespaces(first), seccomp=cri.SecurityProfile(), **fields.pop("context", {}))
-        linux.resources.oom_score_adj = -997
-        linux.resources.memory_limit_in_bytes = 64 << 20
-        return self.box(name, f"exec 2>&1\n{script}", linux=linux, **fields)
-
-    async def test_pods_have_their_ids_and_the_node_has_its_own(self) -> None:
-        shared, secret = self.files / "shared", self.files / "pods/u/volumes/kubernetes.io~secret/s"
-        for directory in (shared, secret):
-            directory.mkdir(parents=True)
-        (shared / "user").write_text("")
-        os.chown(shared / "user", 1000, 1000)
-        (secret / "key").write_text("hidden\n")
-        message, hosts = self.files / "message", self.files / "hosts"
-        message.write_text("")
-        hosts.write_text("127.0.0.1 localhost\n")
-        message.chmod(0o666)
-        await self.start()
-        sandbox = await self.run_pod(linux=of_pod(namespaces()))
-        mounts = [
-            self.mount("/volume", shared, FIRST),
-            self.mount("/secret", secret, FIRST, readonly=True),
-            self.mount("/etc/hosts", hosts, FIRST),
-            self.mount("/dev/termination-log", message, FIRST),
-        ]
-        main = await self.run_container(sandbox, self.container(FIRST, "main", SCRIPT, mounts=mounts))
-        await self.until(lambda: "listens" in self.lines("main"), "it has said all")
-        lines = self.lines("main")
-        self.assertEqual(lines[0].split(), ["0", str(FIRST), "65536"])
-        self.assertIn("infranetes-default", lines[1])
-        self.assertEqual(
-            [line for line in lines if ":" in line][:6],
-            [
-                "0:0 /",
-                "0:0 /bin",
-                "0:0 /volume",
-                "1000:1000 /volume/user",
-                "0:0 /secret/key",
-                "0:0 /etc/hosts",
-            ],
-        )
-        for line in ("-997", "Seccomp:\t2", "hidden", "refused", "kept"):
-            self.assertIn(line, lines)
-
-        def carried() -> bool:
-            found = shared / "root"
-            if not found.exists() or not message.read_text():
-                return False
-            owners = found.stat().st_uid, found.stat().st_gid, (shared / "user").stat().st_uid
-            return owners == (7, 8, 9)
-
-        await self.until(carried, "the node has the files with its own ids")
-        said = await self.execute(
-            main, "sh", "-c", "id -u; cat /proc/self/uid_map; echo hello | nc 127.0.0.1 80"
-        )
-        self.assertEqual(said.stdout.split(), [b"0", b"0", b"%d" % FIRST, b"65536", b"hello"])
-        await self.another_container(sandbox, main)
-        await self.another_pod()
-        stop = cri.StopContainerRequest(container_id=main, timeout=0)
-        await self.runtime.StopContainer(stop, timeout=90.0)
-        self.assertEqual((await self.container_status(main)).exit_code, 137)
-
-    async def another_container(self, sandbox: str, main: str) -> None:
-        """Check that it is in the same user namespace, and sees the processes there if that is asked for."""
-        user = {"run_as_user": cri.Int64Value(value=1000)}
-        script = "id -u; touch /x; readlink /proc/self/ns/user; exec sleep 1000"
-        await self.run_container(sandbox, self.container(FIRST, "second", script, context=user))
-        await self.until(lambda: len(self.lines("second")) == 3, "the second has said all")
-        self.assertEqual(self.lines("second")[0], "1000")
-        self.assertIn("Permission denied", self.lines("second")[1])
-        found = (await self.execute(main, "readlink", "/proc/self/ns/user")).stdout.decode().strip()
-        self.assertEqual(self.lines("second")[2], found)
-        shared = namespaces(pid=cri.TARGET, target_id=main)
-        config = self.box("debug", "cat /proc/1/comm", linux=of_container(shared))
-        await self.in_state(await self.run_container(sandbox, config), cri.CONTAINER_EXITED)
-        await self.until(lambda: self.lines("debug") == ["sleep"], "what the debugging container saw")
-
-    async def another_pod(self) -> None:
-        """Check that it has other ids, and that processes which its containers share are not the VM's."""
-        options = namespaces(OTHER, pid=cri.POD)
-        sandbox = await self.run_pod("other", linux=of_pod(options))
-        script = (
-            "cat /proc/self/uid_map; kill -9 1 -1 2>/dev/null; cat /proc/1/comm; ls /sys/fs/cgroup | wc -l"
-        )
-        config = self.box("main", f"exec 2>&1; {script}", linux=of_container(options))
-        await self.in_state(await self.run_container(sandbox, config), cri.CONTAINER_EXITED)
-        log = self.log_directory / "other" / "main.log"
-        await self.until(lambda: log.read_text().count("\n") == 3, "its log")
-        words = [line.split(" ", 3)[3] for line in log.read_text().splitlines()]
-        self.assertEqual(words[0].split(), ["0", str(OTHER), "65536"])
-        self.assertEqual(words[1], "catatonit")
-        self.assertGreater(int(words[2]), 3)
-
-
-# Writes a line about once a second: how fast the kernel makes the clock run, and its time.
-WATCHER = (
-    "while :; do adjtimex | awk '/tick:/ {tick = $3} /tv_sec:/ {seconds = $2} /tv_usec:/ {parts = $2}"
-    ' END {printf "%d %d.%06d\\n", tick, seconds, parts}\'; sleep 1; done'
-)
-OWN_SPEED = 10_000
-WRONG_SECONDS = 3
-RIGHT_SECONDS = 0.3  # the error of readings here, which include a container's start
-ROUND_SECONDS = 150.0  # the node asks each minute, and then the clock has to be slewed by seconds
-
-
-@slow(150, "the node asks for clocks each minute, and a wrong one is slewed by seconds")
-class ClockTests(PodCase):
-    """A pod with a container that may set its VM's clock."""
-
-    async def test_a_clock_that_root_has_set_wrong_becomes_right_and_is_never_set_back(self) -> None:
-        await self.start()
-        sandbox = await self.run_pod()
-        security = cri.LinuxContainerSecurityContext(privileged=True)
-        linux = cri.LinuxContainerConfig(security_context=security)
-        self.main = await self.run_container(sandbox, self.box(script=WATCHER, linux=linux))
-        await self.until(lambda: self.has_lines(1), "the clock is watched", 60.0)
-        self.assertLess(abs(await self.ahead()), RIGHT_SECONDS, "it is right from the beginning")
-
-        await self.put_ahead(WRONG_SECONDS)
-        first = self.next_lines()
-        await self.restart()
-        await self.until(lambda: self.slows_down(first), "the next daemon has it run slower", ROUND_SECONDS)
-        await self.until(self.own_speed, "it is right again", ROUND_SECONDS)
-        self.assertLess(abs(await self.ahead()), RIGHT_SECONDS, self.lines("main"))
-        times = [seconds for _, seconds in self.watched()[first:]]
-        self.assertEqual(times, sorted(times), "it never went back")
-
-        await self.put_ahead(-100)  # as after a suspension of that length
-        first = self.next_lines()
-        await self.until(lambda: self.set_forward(first), "it is set", ROUND_SECONDS)
-        self.assertLess(abs(await self.ahead()), RIGHT_SECONDS, self.lines("main"))
-
-    def watched(self) -> list[tuple[int, float]]:
-        """Return all readings of the clock's speed and time."""
-        return [(int(tick), float(seconds)) for tick, seconds in map(str.split, self.lines("main"))]
-
-    def slows_down(self, first: int) -> bool:
-        return any(tick < OWN_SPEED for tick, _ in self.watched()[first:])
-
-    def own_speed(self) -> bool:
-        return self.watched()[-1][0] == OWN_SPEED
-
-    def set_forward(self, first: int) -> bool:
-        return any(abs(seconds - time.time()) < 30 for _, seconds in self.watched()[first:])
-
-    def next_lines(self) -> int:
-        """Return the number of the first line that is certainly later than the last change by root."""
-        return len(self.lines("main")) + 2
-
-    async def ahead(self) -> float:
-        """Return by how many seconds at least the VM's clock is ahead of the node's; below 0: behind."""
-        before = time.time()
-        answer = await self.execute(self.main, "adjtimex")
-        after = time.time()
-        self.assertEqual(answer.exit_code, 0, answer.stderr)
-        found = dict(line.split(":", 1) for line in answer.stdout.decode().splitlines() if "time.tv" in line)
-        seconds, parts = (int(found[f"    time.tv_{name}"]) for name in ("sec", "usec"))
-        machine = seconds + parts / 1e6
-        return machine - min(max(machine, before), after)
-
-    async def put_ahead(self, seconds: int) -> None:
-        """Set the VM's clock wrong, as root in the VM, by `seconds` and up to one more."""
-        command = f"date -s @$(($(date +%s) + {seconds} + {int(seconds > 0)}))"
-        answer = await self.execute(self.main, "sh", "-c", command)
-        self.assertEqual(answer.exit_code, 0, answer.stderr)
-
-
-PAUSE_SECONDS = 3.0
-SECOND = 10**9
-
-
-class PausedTests(QemuCase, TestCase):
-    """A VM that its hypervisor pauses for a while, so that all its clocks stop."""
-
-    async def test_it_has_the_time_again_when_the_node_has_said_it(self) -> None:
-        provider = await self.started()
-        instance = await self.running(provider, self.spec())
-        client = self.client(instance)
-        before = await self.read(client)
-        self.assertLess(abs(before.ahead), RIGHT_SECONDS * SECOND)
-        await self.pause(provider, instance)
-        # The reading from before the pause is useless, because for all of the VM's clocks no time has passed.
-        await client.correct_clock(before.steady, before.earliest, before.latest)
-        paused = await self.read(client)
-        self.assertLess(paused.ahead, -(PAUSE_SECONDS - RIGHT_SECONDS) * SECOND)
-        for _ in range(2):
-            await correct_clock(instance.sandbox_id, client, paused)
-            after = await self.read(client)
-            self.assertLess(abs(after.ahead), RIGHT_SECONDS * SECOND)
-
-    def client(self, instance: Instance) -> AgentClient:
-        options = self.authority.client_options(instance.sandbox_id)
-        endpoint = HostnameEndpoint(reactor, instance.agent_host, instance.agent_port)
-        channel = Channel(reactor, wrapClientTLS(options, endpoint))
-        self.channels.append(channel)
-        return AgentClient(instance.sandbox_id, channel)
-
-    async def read(self, client: AgentClient) -> ClockReading:
-        await client.info()  # connects first, so that connecting does not come between the two times
-        _, reading = await read_clock(client.info, time.time_ns)
-        self.assertTrue(reading.usable, reading)
-        return reading
-
-    async def pause(self, provider: object, instance: Instance) -> None:
-        assert isinstance(provider, QemuProvider)
-        [vm] = (vm for vm in provider._vms.values() if vm.record.id == instance.id)
-        assert vm.connections is not None
-        await vm.connections.qmp.execute("stop")
-        await self.sleep(PAUSE_SECONDS)
-        await vm.connections.qmp.execute("cont")

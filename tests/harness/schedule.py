@@ -20,6 +20,7 @@ from tests.harness.needs import needs_of
 # Tests that share a word never run at the same time. A name stands for all tests in that package or module.
 SHARED: Mapping[str, tuple[str, ...]] = {
     # Each emulated VM keeps a processor busy, and all VMs share one template and one guest image.
+    "tests.e2e.test_clocks": ("real VMs", "host ports"),
     "tests.e2e.test_cloud_disks": ("real VMs",),
     "tests.e2e.test_demo": ("real VMs",),
     "tests.e2e.test_disk_troubles": ("real VMs",),
@@ -30,6 +31,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_qemu_provider": ("real VMs",),
     "tests.e2e.test_sizes": ("real VMs",),
     "tests.e2e.test_units": ("real VMs",),
+    "tests.e2e.test_user_namespaces": ("real VMs", "host ports"),
     "tests.e2e.test_upgrades": ("real VMs",),
     "tests.e2e.test_volumes": ("real VMs",),
     "tests.cluster": ("real VMs", "host ports", "Kubernetes"),

@@ -23,20 +23,29 @@ PACKAGE = "tests.e2e"
 MOST_TOUCHED = 1  # modules that run for a change and not for the day
 #: Each slice takes about as long as the others.
 VMS: Sequence[Sequence[str]] = (
-    ("test_pods", "test_sizes", "test_networks", "test_packages", "test_units", "test_demo"),
+    (
+        "test_pods",
+        "test_user_namespaces",
+        "test_clocks",
+        "test_sizes",
+        "test_networks",
+        "test_packages",
+        "test_units",
+        "test_demo",
+    ),
     ("test_qemu_provider", "test_docker", "test_namespaces"),
     ("test_volumes", "test_disk_troubles", "test_cloud_disks", "test_upgrades"),
 )
 #: Tests with real VMs by the paths whose change has them run at once.
 TOUCHED: Mapping[str, Sequence[str]] = {
     "infranetes/providers/qemu/": ("test_qemu_provider",),
-    "infranetes/machines/": ("test_pods",),
+    "infranetes/machines/": ("test_pods", "test_clocks"),
     "infranetes/pods/": ("test_pods",),
     "infranetes/volumes/": ("test_volumes",),
     "infranetes/services/": ("test_networks",),
     "infranetes/policies/": ("test_networks",),
     "infranetes/guest/": ("test_pods",),
-    "vmserver/containers/oci/": ("test_pods",),
+    "vmserver/containers/oci/": ("test_pods", "test_user_namespaces"),
     "vmserver/containers/docker/": ("test_docker",),
     "vmserver/proxy/": ("test_networks",),
     "vmserver/firewall/": ("test_networks",),

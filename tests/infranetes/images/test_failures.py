@@ -378,7 +378,9 @@ class KilledTests(HostileCase):
                     lambda: any(image.layers[1].digest in r for r in self.hostile.requests), "it is asked for"
                 )
                 await until(lambda: list(directory.glob("blobs/sha256/*")), "a blob is stored")
-                self.assertTrue(list(directory.glob("pulls/*/layout/oci-put-blob*")))
+                await until(
+                    lambda: list(directory.glob("pulls/*/layout/oci-put-blob*")), "the other is half written"
+                )
                 self.assertNotEqual(skopeos(directory), [])
             finally:
                 daemon.send_signal(signal.SIGKILL)

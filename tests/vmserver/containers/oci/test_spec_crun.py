@@ -411,12 +411,14 @@ class ProcessTests(SpecCase):
             self.assertIn(line, ended.output)
 
     def test_a_terminal(self) -> None:
-        id, bundle = self.bundle(self.config("tty; echo $TERM", tty=True))
+        # It waits for a line: what a container wrote before crun looks is printed as an error of crun's.
+        id, bundle = self.bundle(self.config("read line; tty; echo $TERM", tty=True))
         master, slave = pty.openpty()
         self.addCleanup(os.close, master)
         command = [*self.crun, "run", "--bundle", str(bundle), id]
         process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
         os.close(slave)
+        os.write(master, b"\n")
         output, deadline = b"", time.monotonic() + SECONDS
         while b"xterm" not in output and time.monotonic() < deadline:
             if select.select([master], [], [], 1)[0]:
