@@ -143,14 +143,11 @@ class Cluster(Service):
 
     async def _keep(self, kept: KeptObjects) -> None:
         """Use what is kept if the API server does not show it soon, and keep what it shows."""
-        try:
-            cluster = await self._server.cluster()
-        except InfranetesError:
-            return  # the followers say why
-        known = await kept.load(cluster)
+        cluster = await self._identity()
+        recalled = await kept.load(cluster)
         await sleep(self._reactor, RECALL_SECONDS)
-        if known is not None:
-            self._recall(known)
+        if recalled is not None:
+            self._recall(recalled)
         while True:
             await sleep(self._reactor, SAVE_SECONDS)
             if not self._is_present():
@@ -161,17 +158,25 @@ class Cluster(Service):
             else:
                 await kept.confirm()
 
-    def _recall(self, known: Kept) -> None:
+    async def _identity(self) -> str:
+        """Return what distinguishes the cluster from others, as soon as the kubeconfig can be used."""
+        while True:
+            try:
+                return await self._server.cluster()
+            except InfranetesError:  # the followers say why
+                await sleep(self._reactor, SAVE_SECONDS)
+
+    def _recall(self, recalled: Kept) -> None:
         """Use the kept objects of the kinds that the API server has not shown."""
         for kind, follower in zip(self._kinds, self.followers, strict=True):
-            if follower.is_current or kind.path not in known.objects:
+            if follower.is_current or kind.path not in recalled.objects:
                 continue
-            follower.heard_at = self._reactor.seconds() - known.age
-            self.do(kind.take(Replaced(known.objects[kind.path])))
+            follower.heard_at = self._reactor.seconds() - recalled.age
+            self.do(kind.take(Replaced(recalled.objects[kind.path])))
             _log.warn(
                 "the API server does not answer, so {path} are taken as they were {seconds:.0f} seconds ago",
                 path=kind.path,
-                seconds=known.age,
+                seconds=recalled.age,
             )
 
     def _is_present(self) -> bool:

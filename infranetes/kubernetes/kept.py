@@ -65,16 +65,16 @@ class KeptObjects:
             about = json.loads(first)
             if (about["format"], about["cluster"]) != (_FORMAT, cluster):
                 return None
-            found: dict[str, list[str]] = {path: [] for path in about["paths"]}
+            objects: dict[str, list[str]] = {path: [] for path in about["paths"]}
             for line in lines:
                 entry = json.loads(line)
-                found[entry["path"]].append(json.dumps(entry["object"]))
+                objects[entry["path"]].append(json.dumps(entry["object"]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             _log.warn("{file} can't be used: {error}", file=str(self._path), error=error)
             return None
-        return Kept({path: Packed(texts) for path, texts in found.items()}, age)
+        return Kept({path: Packed(texts) for path, texts in objects.items()}, age)
 
     def _thd_save(self, cluster: str, objects: Mapping[str, Sequence[str]]) -> None:
         lines = [json.dumps({"format": _FORMAT, "cluster": cluster, "paths": [*objects]})]

@@ -61,11 +61,7 @@ class Resizer:
                 memory_bytes=asked.memory_bytes or before.memory_bytes,
                 huge_bytes=before.huge_bytes,
             )
-            provider = self._node.side_of(sandbox.record).provider
-            if IResizesVms.providedBy(provider):
-                await self._resize(provider, sandbox, before, wanted)
-            else:
-                await self._check_room(sandbox, before, wanted, provider.name)
+            await self._provide(sandbox, before, wanted)
             _check_ready(sandbox)
             await self._record(sandbox, wanted)
         if wanted != before:
@@ -119,11 +115,7 @@ class Resizer:
             )
             if not await self._lacks(sandbox, before, wanted):
                 return
-            provider = self._node.side_of(sandbox.record).provider
-            if not IResizesVms.providedBy(provider):
-                await self._check_room(sandbox, before, wanted, provider.name)
-                return
-            await self._resize(provider, sandbox, before, wanted)
+            await self._provide(sandbox, before, wanted)
             await self._record(sandbox, wanted)
         _log.info(
             "sandbox {sandbox} has grown to {cpu} mCPU and {memory} MiB for its containers' limits",
@@ -132,6 +124,21 @@ class Resizer:
             cpu=wanted.cpu_millis,
             memory=wanted.memory_bytes // _MIB,
         )
+
+    async def _provide(self, sandbox: Sandbox, before: Size, wanted: Size) -> None:
+        """Resize the VM. One whose provider can't resize it must have enough anyway.
+
+        :raise FailedPrecondition: it has not."""
+        provider = self._node.side_of(sandbox.record).provider
+        if IResizesVms.providedBy(provider):
+            await self._resize(provider, sandbox, before, wanted)
+            return
+        lacks = await self._lacks(sandbox, before, wanted)
+        if lacks:
+            raise FailedPrecondition(
+                f"sandbox {sandbox.id}: its VM {lacks}, and VMs of {provider.name} can't grow while they "
+                "run: recreate the pod"
+            )
 
     async def _resize(self, provider: IResizesVms, sandbox: Sandbox, before: Size, wanted: Size) -> None:
         shrinks = wanted.memory_bytes < before.memory_bytes
@@ -189,17 +196,6 @@ class Resizer:
                     f"{SETTLE_SECONDS:g} s later; it is asked again with the next try"
                 )
             await sleep(clock, next(pauses))
-
-    async def _check_room(self, sandbox: Sandbox, before: Size, wanted: Size, provider: str) -> None:
-        """Check that the VM, which can't be resized, has enough anyway.
-
-        :raise FailedPrecondition: it has not."""
-        lacks = await self._lacks(sandbox, before, wanted)
-        if lacks:
-            raise FailedPrecondition(
-                f"sandbox {sandbox.id}: its VM {lacks}, and VMs of {provider} can't grow while they run: "
-                "recreate the pod"
-            )
 
     async def _lacks(self, sandbox: Sandbox, before: Size, wanted: Size) -> str:
         """Return what the guest lacks, as a message, of the resources that grow; "" if it lacks nothing."""

@@ -197,6 +197,18 @@ class ClusterTests(TestCase):
         await until(lambda: self.kept.read_bytes() != content, "the present is kept")
 
     @deferred
+    async def test_a_kubeconfig_that_is_written_after_the_start_is_kept_from_all_the_same(self) -> None:
+        self.patch(kubernetes_cluster, "SAVE_SECONDS", 0.05)
+        self.patch(kubernetes_cluster, "RECALL_SECONDS", 0.0)
+        self.kubeconfig.unlink()
+        self.start()
+        self.policies.add(WEB)
+        await until(lambda: self.policies.trouble, "it is missed")
+        self.kubeconfig.write_text(KUBECONFIG % self.server.url)
+        await self.see(2)
+        await until(self.kept.exists, "it is kept")
+
+    @deferred
     async def test_a_server_that_answers_is_believed_and_not_what_was(self) -> None:
         self.patch(kubernetes_cluster, "RECALL_SECONDS", 0.05)
         port = await self.keep()
