@@ -84,12 +84,12 @@ class AgentPorts:
 
     async def _apply(self) -> None:
         async with self._lock:
-            wanted = script(self._table, self._ports)
-            if wanted == self._in_force:
+            rules = script(self._table, self._ports)
+            if rules == self._in_force:
                 return
             try:
-                await check(self._reactor, ["nft", "-f", "-"], _SECONDS, wanted.encode())
-                self._in_force, self._trouble = wanted, ""
+                await check(self._reactor, ["nft", "-f", "-"], _SECONDS, rules.encode())
+                self._in_force, self._trouble = rules, ""
             except InfranetesError as error:
                 if str(error) != self._trouble:  # otherwise it is known
                     _log.warn(

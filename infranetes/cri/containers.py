@@ -13,7 +13,7 @@ from infranetes.pods import listing
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container
-from infranetes.providers import cpusets
+from infranetes_common import cpusets
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from infranetes.hostports import mappings
-from infranetes.providers import cpusets
 from infranetes.providers.annotations import read as read_annotations
 from infranetes.providers.cgroup_parents import group_path
 from infranetes.volumes import mounts
+from infranetes_common import cpusets
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.wire import cri

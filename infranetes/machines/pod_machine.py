@@ -426,7 +426,9 @@ class PodMachine:
 
 
 def is_due(facts: VmFacts, now: float, lifetime: float) -> bool:
-    """Return whether about half of the certificate's life is over, or its expiry is not known.
+    """Return whether a VM's certificate is to be renewed: half of its life is over, or its expiry unknown.
+
+    VMs that were made at the same time are due at different times, by up to SPREAD of the lifetime.
 
     :param now: seconds since 1970 UTC. :param lifetime: seconds."""
     spread = SPREAD * lifetime * int(facts.id[:4], 16) / 0xFFFF

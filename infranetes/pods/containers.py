@@ -19,7 +19,7 @@ from infranetes.pods.reports import apply_report
 from infranetes.pods.resize import Resizer
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ALIVE, ContainerState
-from infranetes.providers import cpusets
+from infranetes_common import cpusets
 from infranetes_common.concurrency import Flight, shielded, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotFound
 from infranetes_common.huge_pages import pages_of

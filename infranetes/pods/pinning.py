@@ -12,7 +12,7 @@ from twisted.logger import Logger
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.states import ALIVE, ContainerState, SandboxState
-from infranetes.providers import cpusets
+from infranetes_common import cpusets
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 
@@ -39,10 +39,10 @@ async def pin(node: NodeContext, sandbox: Sandbox) -> None:
     async with node.resizing.held(sandbox.id):
         if sandbox.state is not SandboxState.READY:
             return
-        wanted = _union(sandbox)
-        if wanted != (sandbox.pinned or ("", "")):
-            await sandbox.machine.pin(*wanted)
-            sandbox.pinned = wanted
+        union = _union(sandbox)
+        if union != (sandbox.pinned or ("", "")):
+            await sandbox.machine.pin(*union)
+            sandbox.pinned = union
 
 
 def pin_later(node: NodeContext, sandbox: Sandbox) -> None:

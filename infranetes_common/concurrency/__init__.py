@@ -22,12 +22,13 @@ Use Twisted's own where they fit: `DeferredLock` for one lock, `DeferredSemaphor
 `replace_file`     replace a file's content as a whole or not at all
 `sync_directory`   make renames and removals survive a loss of power
 `lock_file`        lock a file that only one descriptor can hold
+`lock_file_within` the same, once whoever holds it has let go
 =================  ==================================================================
 """
 
 from infranetes_common.concurrency.backoff import backoff
 from infranetes_common.concurrency.event import Event
-from infranetes_common.concurrency.files import lock_file, replace_file, sync_directory
+from infranetes_common.concurrency.files import lock_file, lock_file_within, replace_file, sync_directory
 from infranetes_common.concurrency.flight import (
     Flight,
     Work,
@@ -56,6 +57,7 @@ __all__ = [
     "backoff",
     "deferred",
     "lock_file",
+    "lock_file_within",
     "replace_file",
     "run_in_thread",
     "settled",

@@ -3,7 +3,7 @@
 
 A replacement is complete or absent also after a process was killed or a machine lost power.
 
-Everything here blocks: call it in a thread (`run_in_thread`) where a disk's delay matters.
+What is no coroutine here blocks: call it in a thread (`run_in_thread`) where a disk's delay matters.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ import fcntl
 import os
 from pathlib import Path
 
+from twisted.internet.interfaces import IReactorTime
+
+from infranetes_common.concurrency.backoff import backoff
+from infranetes_common.concurrency.flight import sleep
+
 SUFFIX = ".new"
 """The suffix of a file that is about to replace another. A leftover is overwritten the next time."""
+
+_LOCK_PAUSES = (0.02, 0.25)  # seconds, the first and the longest
 
 
 def replace_file(path: Path, content: bytes | str, mode: int = 0o600, *, durable: bool = True) -> None:
@@ -58,6 +65,26 @@ def lock_file(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+async def lock_file_within(clock: IReactorTime, path: Path, seconds: float) -> int:
+    """Lock a file as `lock_file` does, once nobody else holds it, which may take some seconds.
+
+    A process that is killed while it starts another leaves its locks to that one, until that executes its
+    program. So whoever may follow a killed process waits.
+
+    :raise BlockingIOError: another descriptor still holds the lock. :raise OSError: the file can't be opened.
+    """
+    waited, pauses = 0.0, backoff(*_LOCK_PAUSES)
+    while True:
+        try:
+            return lock_file(path)
+        except BlockingIOError:
+            if waited >= seconds:
+                raise
+        pause = next(pauses)
+        await sleep(clock, pause)
+        waited += pause
 
 
 def sync_directory(path: Path) -> None:

@@ -11,6 +11,10 @@ from vmserver.processes import DEFAULT_PATH
 # catatonit's pauses by itself. tini comes with Docker; it needs a child, and ends with it.
 _COMMANDS = (("catatonit", "-P"), ("tini", "--", "/usr/bin/sleep", "infinity"))
 
+MEMORY_BYTES = 32 << 20
+PROCESSES = 8
+"""The most that the init may have."""
+
 VISIBLE = "/usr"
 """What the init sees of the VM's files: its program and the C library."""
 

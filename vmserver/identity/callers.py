@@ -83,7 +83,7 @@ class Callers(Generic[C]):
         self._waiting: dict[str, dict[C, None]] = {}  # by source, oldest first
 
     def admits(self, source: str) -> bool:
-        """Return whether a source may connect once more now."""
+        """Take one connection of a source's budget. Returns whether it had one left."""
         now = self._clock.seconds()
         budget = self._budgets.pop(source, None) or self._full()
         self._budgets[source] = budget

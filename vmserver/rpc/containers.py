@@ -9,6 +9,7 @@ from functools import partial
 
 from twisted.logger import Logger
 
+from infranetes_common import cpusets
 from infranetes_common.concurrency import run_in_thread, shielded
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
@@ -67,7 +68,7 @@ class ContainerCalls:
                 raise InvalidArgument(f"config.envs: {env.key[:80]!r} is no name of a variable, or has a NUL")
         id, image_id = validate.container_id(request.id), validate.image_id(request.image_id)
         if config.linux.HasField("resources"):
-            nodes_own(config.linux.resources)
+            cpusets.clear(config.linux.resources)  # an earlier daemon sends the node's numbers
         try:
             async with self._reserved(id, config.linux.resources):
                 await self._place(id, config)
@@ -125,7 +126,7 @@ class ContainerCalls:
         self, request: messages.UpdateContainerRequest, call: Call
     ) -> messages.UpdateContainerResponse:
         id = validate.container_id(request.id)
-        nodes_own(request.resources)
+        cpusets.clear(request.resources)  # an earlier daemon sends the node's numbers
         async with self._reserved(id, request.resources):
             state = await self._choice.provider.update(id, request.resources)
         return messages.UpdateContainerResponse(state=bounds.state(state))
@@ -160,11 +161,3 @@ class ContainerCalls:
                 yield [bounds.record(record) for record in batch]
         finally:
             await gathered.aclose()
-
-
-def nodes_own(limits: cri.LinuxContainerResources) -> None:
-    """Drop the processors and memory nodes, which an earlier daemon sends: they are numbers of the node's."""
-    limits.ClearField("cpuset_cpus")
-    limits.ClearField("cpuset_mems")
-    for name in [name for name in limits.unified if name.startswith("cpuset.")]:
-        del limits.unified[name]

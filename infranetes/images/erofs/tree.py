@@ -64,7 +64,7 @@ def _directory() -> Node:
 
 
 class Tree:
-    """The tree that `add` has made so far.
+    """The files of a layer, built up entry by entry with `add`.
 
     :param below: the layers below, for hard links to their files; None: not known.
     :ivar copied: files of these whose data is to be stored.

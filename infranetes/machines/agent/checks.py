@@ -172,7 +172,10 @@ def checked_output(response: vmserver.ExecSyncResponse, most: int) -> vmserver.E
 
 
 class CheckedRecords:
-    """Checks the log records of one call. Of the lines that are too long or damaged the first is logged."""
+    """The log records of one call, each brought within its limits.
+
+    That lines are too long, or damaged, is logged once for the call.
+    """
 
     def __init__(self, container_id: str) -> None:
         self._container = container_id

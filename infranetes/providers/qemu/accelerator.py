@@ -135,12 +135,12 @@ def closed_to(user: QemuUser) -> str:
     status = os.stat(KVM)
     mode = stat.S_IMODE(status.st_mode)
     if user.uid == status.st_uid:
-        given = mode >> 6
+        permissions = mode >> 6
     elif status.st_gid in (user.gid, *user.groups):
-        given = mode >> 3
+        permissions = mode >> 3
     else:
-        given = mode
-    if user.uid == 0 or given & 0o6 == 0o6:
+        permissions = mode
+    if user.uid == 0 or permissions & 0o6 == 0o6:
         return ""
     names = f"{_name(pwd.getpwuid, status.st_uid)}:{_name(grp.getgrgid, status.st_gid)}"
     return (

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 import attrs
 
 from infranetes.providers.cgroup_parents import group_path
-from infranetes.providers.cpusets import CPUS, MEMS, parse
 from infranetes_common.concurrency import run_in_thread
+from infranetes_common.cpusets import CPUS, MEMS, parse
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
 
@@ -165,10 +165,10 @@ class CgroupFiles:
                 if time.monotonic() >= until or not any(each.name == UNIFIED for each in with_sets):
                     break
                 time.sleep(_PAUSE_SECONDS)
-            wanted = parse(cpus, "cpuset_cpus") or range(os.cpu_count() or 1)
+            processors = parse(cpus, "cpuset_cpus") or range(os.cpu_count() or 1)
             for thread in (self._proc / str(pid) / "task").iterdir():
                 with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(thread.name), wanted)
+                    os.sched_setaffinity(int(thread.name), processors)
         except (ProcessLookupError, FileNotFoundError):
             raise Unavailable(f"process {pid} has ended before it was pinned to processors") from None
         except OSError as error:

@@ -9,6 +9,8 @@ import pwd
 import shutil
 from pathlib import Path
 
+from twisted.internet.interfaces import IReactorTime
+
 from infranetes.guest import reporting
 from infranetes.guest.image import NoGuestImage
 from infranetes.providers.interface import Awaited
@@ -18,9 +20,11 @@ from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes_common.commands import check, find_program
-from infranetes_common.concurrency import lock_file
+from infranetes_common.concurrency import lock_file_within
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
+
+LOCK_SECONDS = 5.0  # for a daemon that was killed, or is about to stop, to release the state directory
 
 # Programs, and the Debian packages that contain them.
 _PROGRAMS = {
@@ -103,13 +107,13 @@ def remove_other_sockets(directory: Path, tokens: set[str]) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def take_lock(paths: ProviderPaths) -> int:
+async def take_lock(clock: IReactorTime, paths: ProviderPaths) -> int:
     """Lock this state directory. Returns the descriptor that holds the lock while it is open.
 
     :raise FailedPrecondition: another daemon holds it.
     """
     try:
-        return lock_file(paths.lock)
+        return await lock_file_within(clock, paths.lock, LOCK_SECONDS)
     except BlockingIOError:
         raise FailedPrecondition(
             f"another daemon uses {paths.state}; stop it, or give this one a state_dir of its own"

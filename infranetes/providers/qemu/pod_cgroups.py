@@ -12,7 +12,6 @@ from pathlib import Path
 from twisted.logger import Logger
 
 from infranetes.providers.cgroup_parents import group_path
-from infranetes.providers.cpusets import parse
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu.cgroupfs import (
     CgroupFiles,
@@ -26,6 +25,7 @@ from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.scopes import SCOPE, SystemdScopes, is_slice, slice_path
 from infranetes.providers.qemu.settings import MIB
 from infranetes_common.concurrency import run_in_thread
+from infranetes_common.cpusets import parse
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
 
@@ -144,7 +144,7 @@ def _below(parent: str) -> str:
 
 
 def _mask(text: str) -> list[int]:
-    """Return a list of numbers as systemd has it: a bit for each, in bytes (systemd.resource-control(5))."""
+    """Return a list of numbers as the bit mask that systemd takes, lowest byte first (AllowedCPUs=)."""
     numbers = parse(text, "cpuset")
     mask = sum(1 << number for number in numbers)
     return list(mask.to_bytes((mask.bit_length() + 7) // 8, "little"))

@@ -121,7 +121,7 @@ class QemuProvider:
             raise host_checks.without_image(self._settings.image_dir, error) from None
         templates = self._paths.templates(self._settings.template_dir)
         host_checks.make_directories(self._paths, templates)
-        self._directory_lock = host_checks.take_lock(self._paths)
+        self._directory_lock = await host_checks.take_lock(self._reactor, self._paths)
         try:
             records, parts = self._records, self._parts
             ended = self._process_ended

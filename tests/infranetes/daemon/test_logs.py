@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 from infranetes_common.wire import cri
@@ -17,6 +18,10 @@ COUNTING = """
 i=0; until [ -e {enough} ]; do echo line $i; i=$((i+1)); sleep 0.02; done
 echo $i > {written}; mv {written} {count}
 """
+
+
+def _is_larger(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size > size
 
 
 @needs_registry
@@ -109,7 +114,7 @@ class LogTests(DaemonCase):
         container = await self.run_container(sandbox, self.box(script=f"seq 1 {count}"))
         path = self.log_directory / "web" / "main.log"
         for size in (1_000_000, 4_000_000):
-            await self.until(lambda size=size: path.exists() and path.stat().st_size > size, "some is there")  # type: ignore[misc]
+            await self.until(partial(_is_larger, path, size), "some is there")
             await self.restart()
             old = path.with_name("main.log.1")
             if not old.exists():  # kubelet rotates it meanwhile

@@ -8,6 +8,8 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import attrs
+from twisted.internet.defer import CancelledError
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.guest.image import GuestImage
@@ -19,6 +21,7 @@ from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.pod_network import load_subnet, save_subnet
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.template import PARTS, Template
+from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from tests.harness.needs import needs_root
 
@@ -204,12 +207,21 @@ class HostTests(SynchronousTestCase):
         self.assertIn("apt-get install its-package", str(caught.exception))
 
     def test_one_daemon_at_a_time(self) -> None:
-        paths = ProviderPaths(Path(self.mktemp()), Path(self.mktemp()))
+        clock, paths = Clock(), ProviderPaths(Path(self.mktemp()), Path(self.mktemp()))
         paths.state.mkdir()
-        held = host_checks.take_lock(paths)
-        self.assertRaises(FailedPrecondition, host_checks.take_lock, paths)
+        held = self.successResultOf(start(host_checks.take_lock(clock, paths)))
+        refused, soon = (start(host_checks.take_lock(clock, paths)) for _ in range(2))
+        clock.pump([0.25] * 12)
+        self.assertNoResult(soon)
+        refused.cancel()
+        self.failureResultOf(refused, CancelledError)
         os.close(held)
-        os.close(host_checks.take_lock(paths))
+        clock.advance(0.25)
+        held = self.successResultOf(soon)
+        refused = start(host_checks.take_lock(clock, paths))
+        clock.pump([0.25] * 24)
+        self.failureResultOf(refused, FailedPrecondition)
+        os.close(held)
 
     def test_the_subnet_of_update_runtime_config_outlives_the_daemon_but_not_the_configuration(self) -> None:
         path = Path(self.mktemp()) / "network.json"

@@ -242,8 +242,7 @@ class GuardTests(TestCase):
         self.guard.watch.begin()
         await blocking(ip, "netns", "exec", self.vm.name, "nft", "flush", "ruleset")
         inside = ["ip", "netns", "exec", self.vm.name, "nft", "list", "tables"]
-        listed = lambda: b"infranetes-agent" in subprocess.check_output(inside)  # noqa: E731
-        await until(listed, "it is there again")
+        await until(lambda: b"infranetes-agent" in subprocess.check_output(inside), "it is there again")
         await self.guard.mend()
         await self.reaches(self.other, False)
 

@@ -18,11 +18,9 @@ from vmserver.containers.docker.api import Request
 from vmserver.containers.docker.bodies import StreamBody
 from vmserver.containers.docker.engine import CALL_SECONDS, Engine, EngineError
 from vmserver.containers.docker.names import INIT_IMAGE, INIT_NAME, LABEL_INIT
-from vmserver.containers.pod_init import LINKS, VISIBLE, init_command
+from vmserver.containers.pod_init import LINKS, MEMORY_BYTES, PROCESSES, VISIBLE, init_command
 from vmserver.processes import runs, start_ticks
 
-_MEMORY_BYTES = 32 << 20
-_PROCESSES = 8
 _DIRECTORIES = ("dev", "proc", "sys", VISIBLE.lstrip("/"))
 
 _log = Logger()
@@ -75,7 +73,9 @@ class PodProcesses:
         await self._engine.call("POST", "/containers/create", {"name": INIT_NAME}, body)
 
     async def release(self, unused: Callable[[], bool]) -> None:
-        """Remove the init if it is not used. A failure is logged; the next call tries again."""
+        """Remove the init, unless it is in use. A failure is logged, and the next call tries again.
+
+        :param unused: says whether no container needs it, asked while no other call can start one."""
         async with self._lock:
             if unused():
                 try:
@@ -97,8 +97,8 @@ def init_body() -> Request:
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
             "ReadonlyRootfs": True,
-            "Memory": _MEMORY_BYTES,
-            "PidsLimit": _PROCESSES,
+            "Memory": MEMORY_BYTES,
+            "PidsLimit": PROCESSES,
             "Mounts": [{"Type": "bind", "Source": VISIBLE, "Target": VISIBLE, "ReadOnly": True}],
         },
     }

@@ -58,16 +58,16 @@ class Backlog:
         elif not self._held and size == self._seen[1]:
             return False
         self._seen = (position, size)
-        wanted = (
+        holds = (
             position is not None
             and self._patient()
             and unread(log, position, size) > (self._most // 2 if self._held else self._most)
             and self._runs()
         )
-        if wanted != self._held:
-            self._held = wanted
-            self._signal(signal.SIGSTOP if wanted else signal.SIGCONT)
-        return wanted
+        if holds != self._held:
+            self._held = holds
+            self._signal(signal.SIGSTOP if holds else signal.SIGCONT)
+        return holds
 
     def needed(self) -> int | None:
         """Return the number of the oldest file that is still to be read; None: none has to be kept."""
@@ -98,10 +98,10 @@ class Backlog:
 
 def unread(log: Path, position: Cursor, size: int) -> int:
     """Return how many bytes of a log come after `position`. :param size: of the newest file."""
-    known = numbers(log)
-    newest = (known[-1] if known else 0) + 1
+    older = numbers(log)
+    newest = (older[-1] if older else 0) + 1
     sizes = {newest: size}
-    for number in known:
+    for number in older:
         if number >= position.number:
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 sizes[number] = renamed(log, number).stat().st_size

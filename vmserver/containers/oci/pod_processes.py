@@ -24,11 +24,9 @@ from vmserver.containers.oci.limits import Spec
 from vmserver.containers.oci.runtime import Crun
 from vmserver.containers.oci.seccomp import container_seccomp
 from vmserver.containers.oci.strays import kill_strays
-from vmserver.containers.pod_init import LINKS, VISIBLE, init_command
+from vmserver.containers.pod_init import LINKS, MEMORY_BYTES, PROCESSES, VISIBLE, init_command
 from vmserver.processes import runs
 
-_MEMORY_BYTES = 32 << 20
-_PROCESSES = 8
 _PREFIX = "pod-init-"  # of its names for crun, beside the containers' ids
 
 _log = Logger()
@@ -68,7 +66,9 @@ class PodProcesses:
             return await self._start(users, kernel)
 
     async def release(self, unused: Callable[[], bool]) -> None:
-        """End the init if it is not used. A failure is logged; the next call tries again."""
+        """End the init, unless it is in use. A failure is logged, and the next call tries again.
+
+        :param unused: says whether no container needs it, asked while no other call can start one."""
         async with self._lock:
             for id in self._ids() if unused() else []:
                 try:
@@ -118,8 +118,8 @@ def init_spec(cgroup: str, users: Path | None, kernel: Kernel) -> Spec:
         "cgroupsPath": cgroup,
         "resources": {
             "devices": [{"allow": False, "access": "rwm"}],
-            "memory": {"limit": _MEMORY_BYTES},
-            "pids": {"limit": _PROCESSES},
+            "memory": {"limit": MEMORY_BYTES},
+            "pids": {"limit": PROCESSES},
         },
         "personality": PERSONALITY,
         "seccomp": container_seccomp(confined, (), kernel),

@@ -411,7 +411,7 @@ class ProcessTests(SpecCase):
             self.assertIn(line, ended.output)
 
     def test_a_terminal(self) -> None:
-        # It waits for a line: what crun finds on the terminal of an ended container it prints as its own error.
+        # It waits for a line: what crun finds on the terminal of an ended container is printed as an error.
         id, bundle = self.bundle(self.config("tty; echo $TERM; read line", tty=True))
         master, slave = pty.openpty()
         self.addCleanup(os.close, master)

@@ -18,14 +18,14 @@ def parse(text: str, field: str) -> frozenset[int]:
     """Return the numbers in a list; "": none.
 
     :raise InvalidArgument: it is no list; names the field."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(",") if text else ():
         match = _PART.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not 0 <= first <= last < MOST:
             raise InvalidArgument(f"{field}: {text[:80]!r} is not a list of numbers such as 0-2,4")
-        found.update(range(first, last + 1))
-    return frozenset(found)
+        numbers.update(range(first, last + 1))
+    return frozenset(numbers)
 
 
 def union(texts: Iterable[str], field: str) -> str:
@@ -59,8 +59,13 @@ def without(resources: cri.LinuxContainerResources) -> cri.LinuxContainerResourc
     """Return the resources for a guest, to which the node's numbers mean nothing."""
     rest = cri.LinuxContainerResources()
     rest.CopyFrom(resources)
-    rest.ClearField("cpuset_cpus")
-    rest.ClearField("cpuset_mems")
-    for name in [name for name in rest.unified if name.startswith("cpuset.")]:
-        del rest.unified[name]
+    clear(rest)
     return rest
+
+
+def clear(resources: cri.LinuxContainerResources) -> None:
+    """Remove both lists."""
+    resources.ClearField("cpuset_cpus")
+    resources.ClearField("cpuset_mems")
+    for name in [name for name in resources.unified if name.startswith("cpuset.")]:
+        del resources.unified[name]
