@@ -45,6 +45,9 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--proxy", action="store_true", help="with kube-proxy")
     parser.add_argument("--policies", action="store_true", help="with NetworkPolicies")
     parser.add_argument("--storage", action="store_true", help="with volumes of pods' own")
+    parser.add_argument(
+        "--pinning", action="store_true", help="with kubelet's static CPU and memory managers"
+    )
     parser.add_argument("--ssh", action="store_true", help="with an sshd, by which kubelet may be stopped")
     parser.add_argument("--image-dir", default=IMAGE_DIR, help="of guest images (%(default)s)")
     parser.add_argument("--until", type=int, default=0, metavar="PID", help="end with that process")
@@ -55,6 +58,8 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("volumes are a node's own, and its VMs'")
     if given.policies and given.runtime == MIXED:
         parser.error("on a mixed node policies are the CNI's")
+    if given.pinning and os.cpu_count() == 1:
+        parser.error("of one processor none is left for pods")
     return given
 
 
@@ -91,7 +96,9 @@ class Keeper:
     def _kept(self) -> int:
         given = self.given
         words = [self.paths.name, given.image_dir, given.provider, "--nodes", str(given.nodes)]
-        words += [f"--{name}" for name in ("proxy", "policies", "storage", "ssh") if getattr(given, name)]
+        words += [
+            f"--{name}" for name in ("proxy", "policies", "storage", "pinning", "ssh") if getattr(given, name)
+        ]
         words += ["--runtime", given.runtime, "--accelerator", given.accelerator]
         command = [
             *("setpriv", "--pdeathsig", "KILL", "--", *NAMESPACES),  # when killed, ends the whole cluster

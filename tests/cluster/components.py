@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -44,6 +45,17 @@ SSH_USER = "root"
 CLOUD = "cloud"
 #: Containers' logs are rotated at this size, which is small so that tests see it happen.
 LOG_BYTES = 128 << 10
+_EVICTION_MIB = 64  # pods are evicted when the node has less memory left
+_RESERVED_MIB = 512
+#: kubelet's configuration by which Guaranteed pods have processors and memory nodes of their own.
+PINNING: Mapping[str, object] = {
+    "cpuManagerPolicy": "static",
+    "reservedSystemCPUs": "0",
+    "memoryManagerPolicy": "Static",
+    "kubeReserved": {"memory": f"{_RESERVED_MIB}Mi"},
+    # kubelet insists on the sum of what it reserves and where it evicts.
+    "reservedMemory": [{"numaNode": 0, "limits": {"memory": f"{_RESERVED_MIB + _EVICTION_MIB}Mi"}}],
+}
 
 
 @attrs.frozen
@@ -175,11 +187,18 @@ def sshd(paths: Paths) -> Program:
     return Program("sshd", [sys.executable, "-m", "tests.cluster.sshd", paths.name])
 
 
-def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET) -> Program:
+def kubelet(
+    ca: Authority,
+    node: Node,
+    cgroup: str,
+    socket: str | Path = SOCKET,
+    changes: Mapping[str, object] = MappingProxyType({}),
+) -> Program:
     """Return a node's kubelet.
 
     :param cgroup: the control group in which pods get theirs; empty: they get none.
-    :param socket: the runtime's socket."""
+    :param socket: the runtime's socket.
+    :param changes: to its configuration."""
     certificate, key = ca.issue(f"kubelet-server-{node.name}", names=[node.name, node.address])
     (node.place / "resolv.conf").touch()
     _install_flex_volumes(node.place / "volume-plugins")
@@ -214,7 +233,11 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
         # Tests should not depend on how full the machine's disk is.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        "evictionHard": {"memory.available": "64Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "evictionHard": {
+            "memory.available": f"{_EVICTION_MIB}Mi",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+        },
     }
     if cgroup:
         config["cgroupRoot"] = f"/{cgroup}"
@@ -222,7 +245,7 @@ def kubelet(ca: Authority, node: Node, cgroup: str, socket: str | Path = SOCKET)
         config |= {"cgroupsPerQOS": False, "enforceNodeAllocatable": []}
     if not os.access("/dev/kmsg", os.R_OK):
         config["featureGates"] = {"KubeletInUserNamespace": True}
-    path = _written(node.place / "kubelet.json", config)
+    path = _written(node.place / "kubelet.json", {**config, **changes})
     user = ca.kubeconfig(f"system:node:{node.name}", API_SERVER, ["system:nodes"])
     command = _flags(
         "kubelet", config=path, kubeconfig=user, hostname_override=node.name, node_ip=node.address

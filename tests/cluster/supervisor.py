@@ -56,6 +56,7 @@ class Supervisor:
         self.with_proxy: bool = given.proxy
         self.with_policies: bool = given.policies
         self.with_storage: bool = given.storage
+        self.with_pinning: bool = given.pinning
         self.with_ssh: bool = given.ssh
         self.runtime: str = given.runtime
         with_containerd = self.runtime in (components.CONTAINERD, components.MIXED)
@@ -136,7 +137,8 @@ class Supervisor:
             ready = partial(self._runtime_ready, node)
             self._until(ready, f"kubelet's runtime is ready on {node.name}", TEMPLATE_SECONDS)
             cgroup = node.cgroup if cgroups.make(node.cgroup) else ""
-            self._start(components.kubelet(ca, node, cgroup, self._socket), node)
+            pinning = components.PINNING if self.with_pinning else {}
+            self._start(components.kubelet(ca, node, cgroup, self._socket, pinning), node)
             if self.with_proxy:
                 self._start(components.proxy(proxy_user, node), node)
         for node in self.nodes:
@@ -339,6 +341,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--proxy", action="store_true")
     parser.add_argument("--policies", action="store_true")
     parser.add_argument("--storage", action="store_true")
+    parser.add_argument("--pinning", action="store_true")
     parser.add_argument("--ssh", action="store_true")
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--accelerator", required=True)
