@@ -11,7 +11,7 @@ from pathlib import Path
 
 from twisted.logger import Logger
 
-from infranetes.providers.cgroup_parents import group_path
+from infranetes.providers.cgroup_parents import group_path, is_slice, slice_path
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu.cgroupfs import (
     CgroupFiles,
@@ -22,7 +22,7 @@ from infranetes.providers.qemu.cgroupfs import (
 )
 from infranetes.providers.qemu.own_slice import BOOTED, OwnSlice, scope_name
 from infranetes.providers.qemu.record import VmRecord
-from infranetes.providers.qemu.scopes import SCOPE, SystemdScopes, is_slice, slice_path
+from infranetes.providers.qemu.scopes import SCOPE, SystemdScopes
 from infranetes.providers.qemu.settings import MIB
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.cpusets import parse

@@ -8,7 +8,6 @@ org.freedesktop.systemd1(5), systemd.scope(5), systemd.slice(5).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
 
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -21,28 +20,13 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.systemd_bus import Body, Bus, BusError
 
 SOCKET = "/run/systemd/private"
-SLICE, SCOPE = ".slice", ".scope"
+SCOPE = ".scope"
 _SYSTEMDS = "name=systemd"  # the hierarchy where systemd keeps units, unless it uses only the unified one
 _ATTEMPTS = 2  # if systemd is reloaded between the call and the scope's start, it forgets the process
 _JOB_SECONDS = 10.0
 
 Properties = Mapping[str, tuple[str, object]]
 """A unit's properties by name: each one's D-Bus type, and its value."""
-
-
-def is_slice(parent: str) -> bool:
-    """Return whether a pod's parent group is systemd's, as with kubelet's cgroup driver `systemd`."""
-    return parent.endswith(SLICE)
-
-
-def slice_path(parent: str) -> PurePosixPath:
-    """Return the path, below each mount, of the slice that is named last in `parent`.
-
-    >>> slice_path("kubepods-burstable.slice")
-    PurePosixPath('kubepods.slice/kubepods-burstable.slice')
-    """
-    words = group_path(parent).name.removesuffix(SLICE).split("-")
-    return PurePosixPath(*("-".join(words[: end + 1]) + SLICE for end in range(len(words))))
 
 
 class SystemdScopes:

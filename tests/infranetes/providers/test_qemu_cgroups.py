@@ -14,12 +14,11 @@ from twisted.internet.defer import gatherResults
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.providers.cgroup_parents import group_path
+from infranetes.providers.cgroup_parents import group_path, is_slice, slice_path
 from infranetes.providers.qemu import cgroupfs
 from infranetes.providers.qemu.cgroupfs import CgroupFiles, Kills, hierarchies, kills, memberships
 from infranetes.providers.qemu.pod_cgroups import PodCgroups
 from infranetes.providers.qemu.record import VmRecord
-from infranetes.providers.qemu.scopes import is_slice, slice_path
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
@@ -38,6 +37,13 @@ class ParentTests(SynchronousTestCase):
 
     def test_none_leads_elsewhere(self) -> None:
         for parent in ("", "/", "..", "/kubepods/../..", "/a\nb", "/a\0", "/" + "a/" * 3000):
+            self.assertRaises(InvalidArgument, group_path, parent)
+
+    def test_none_is_longer_than_the_kernel_takes(self) -> None:
+        """A slice is in a directory for each of its words, so that its name is short and its path is long."""
+        for fits in ("a" * 255, "/kubepods/" + "é" * 127, "-".join("a" * 50) + ".slice"):
+            group_path(fits)
+        for parent in ("a" * 256, "/kubepods/" + "é" * 128 + "/pod1", "-".join("a" * 124) + ".slice"):
             self.assertRaises(InvalidArgument, group_path, parent)
 
     def test_a_slice_is_where_its_name_says(self) -> None:
