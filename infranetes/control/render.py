@@ -18,6 +18,7 @@ from infranetes_common.wire import control
 _NANOS = 1e9
 _MAY_LACK = ("USD/H", "HANDLER", "WHY")  # columns that are left out where they would be empty
 _SHORT = 13  # characters of an id, as crictl shows it
+_MOST_WORDS = 120  # characters of a reason in a list; `describe` shows all of it
 
 
 def as_json(command: str, answer: Message, options: argparse.Namespace) -> Json:
@@ -164,9 +165,17 @@ def _price(vm: control.Vm) -> str:
     return f"{vm.cost_per_hour:.4f}" if vm.HasField("cost_per_hour") else ""
 
 
+def _short(words: str) -> str:
+    line = " ".join(words.split())
+    return line if len(line) <= _MOST_WORDS else f"{line[: _MOST_WORDS - 1]}…"
+
+
 def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) -> str:
     now = time.time()
-    head = ("POD", "NAME", "STATE", "HANDLER", "PROVIDER", "AGENT", "VM", "ADDRESS", "SIZE", "AGE", "USD/H")
+    head = (
+        *("POD", "NAME", "STATE", "HANDLER", "PROVIDER", "AGENT", "VM", "ADDRESS", "SIZE", "AGE", "USD/H"),
+        "WHY",
+    )
     rows = [
         (
             pod.id[:_SHORT],
@@ -180,6 +189,7 @@ def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) ->
             pod.size or "default",
             age(pod.created_at, now),
             _price(pod.vm),
+            _short(pod.message),
         )
         for pod in sorted(answer.pods, key=lambda pod: (pod.namespace, pod.name, pod.attempt))
     ]
@@ -187,7 +197,10 @@ def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) ->
         f"provider {each.name} is not ready: {each.trouble}" for each in answer.providers if each.trouble
     ]
     total = cost(pod.vm for pod in answer.pods)
-    counted = _count(len(rows), "pod")
+    failed = sum(pod.state == "failed" for pod in answer.pods)
+    counted = _count(len(rows) - failed, "pod")
+    if failed:
+        counted += f", and {failed} that failed to launch: `infranetes-ctl describe POD` tells more"
     return lines(
         *answer.cluster_troubles,
         table(head, rows, may_lack=_MAY_LACK),

@@ -6,7 +6,7 @@ Its answers quote errors and what clouds say, but without secrets. Consoles are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from twisted.logger import Logger
@@ -23,7 +23,7 @@ from infranetes.pods.inventory import PastSandbox, Sandbox
 from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.sides import ProviderSide
-from infranetes.pods.states import WITH_VM
+from infranetes.pods.states import WITH_VM, SandboxState
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
 from infranetes_common.concurrency import settled, shielded, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
@@ -31,7 +31,7 @@ from infranetes_common.redaction import redacted
 from infranetes_common.wire import control, cri
 from txgrpc import Call
 
-REMOVED = "removed"  # the state of a pod that no longer has a record
+REMOVED, FAILED = "removed", "failed"  # the states of pods that have no record any more
 _NANOS = 10**9
 _MAX_ID = 253
 _MAX_CONSOLE = 256 * 1024  # the most characters of an answer
@@ -88,7 +88,6 @@ def recorded_pod(record: SandboxRecord, metadata: cri.PodSandboxMetadata) -> con
         uid=metadata.uid,
         attempt=metadata.attempt,
         state=record.state.value,
-        message=redacted(record.message),
         created_at=record.created_at,
         provider=record.provider,
         handler=record.runtime_handler,
@@ -99,7 +98,8 @@ def recorded_pod(record: SandboxRecord, metadata: cri.PodSandboxMetadata) -> con
 def past_pod(past: PastSandbox) -> control.Pod:
     """Return what is remembered of a pod that has no record any more."""
     pod = recorded_pod(past.record, past.metadata)
-    pod.state = REMOVED
+    pod.state = FAILED if past.failed else REMOVED
+    pod.message = redacted(past.trouble)
     return pod
 
 
@@ -107,6 +107,7 @@ def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
     """Return what is known of a pod and its VM."""
     record = sandbox.record
     pod = recorded_pod(record, sandbox.config.metadata)
+    pod.message = redacted(sandbox.trouble)
     pod.containers = len(sandbox.containers)
     pod.agent = sandbox.watch.reach.value if sandbox.watch is not None else ""
     pod.provider = node.side_of(record).name
@@ -136,9 +137,25 @@ class ControlService:
                 for side in self._node.sides.values()
             ],
             cluster_troubles=[] if tell is None else map(redacted, tell()),
-            pods=[shown_pod(self._node, sandbox) for sandbox in self._node.inventory]
-            + ([past_pod(each) for each in self._node.inventory.past] if request.past else []),
+            pods=[*self._present(), *self._past(request.past)],
         )
+
+    def _present(self) -> Iterator[control.Pod]:
+        """Yield the pods that have a record. One that is launched again says why that failed before."""
+        failed = self._node.inventory.failed()
+        for sandbox in self._node.inventory:
+            pod = shown_pod(self._node, sandbox)
+            before = failed.get(sandbox.pod)
+            if sandbox.state is SandboxState.LAUNCHING and before is not None and not pod.message:
+                pod.message = redacted(f"an earlier launch has failed: {before.trouble}")
+            yield pod
+
+    def _past(self, every: bool) -> Iterator[control.Pod]:
+        """Yield pods that have no record any more. :param every: not only those whose launch failed."""
+        inventory = self._node.inventory
+        there = {sandbox.pod for sandbox in inventory}
+        failed = [past for pod, past in inventory.failed().items() if pod not in there]
+        yield from map(past_pod, inventory.past if every else failed)
 
     async def ListOrphans(
         self, request: control.ListOrphansRequest, call: Call

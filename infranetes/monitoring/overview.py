@@ -110,7 +110,7 @@ def _pod(node: NodeContext, sandbox: Sandbox) -> Pod:
         size=instance.size if instance is not None else "",
         address=record.address,
         reach=watch.reach.value if watch is not None else "",
-        message=sandbox.interrupted or record.message or (watch.trouble if watch is not None else ""),
+        message=sandbox.trouble,
     )
 
 

@@ -135,6 +135,7 @@ class Sandbox:
     :ivar zone: the zone that its VM has to be in; "": any. None: this process has not looked it up.
     :ivar pinned: the node's processors and memory nodes that its VM was pinned to; None: not by this process.
     :ivar awaited_until: the time of the clock until which calls wait for its stop.
+    :ivar failure: why its last launch, boot or stop failed; "": it did not, or a later one succeeded.
     :ivar interrupted: the reason why the cloud will take its VM away; "": none is known. An interrupted
         sandbox is shown as not ready and gets no more containers. Its agent reports this to each daemon.
     """
@@ -152,6 +153,7 @@ class Sandbox:
         self.ending: Flight[None] | None = None
         self.deserted: IDelayedCall | None = None  # the timer that ends a launch that no call waits for
         self.aborted = ""  # why the launch was ended, for messages
+        self.failure = ""
         self.zone: str | None = None
         self.events = Events()  # the inventory's, once it is in one
         self.interrupted = ""
@@ -207,6 +209,12 @@ class Sandbox:
     def state(self) -> SandboxState:
         return self._record.state
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it, as a message; "": nothing, as far as is known."""
+        of_agent = self.watch.trouble if self.watch is not None else ""
+        return self.record.message or self.interrupted or self.failure or of_agent
+
     def agent(self) -> AgentClient:
         """Return the client of its VM's agent. :raise FailedPrecondition: the sandbox is not ready."""
         if self.state is not SandboxState.READY or self.client is None:
@@ -249,11 +257,20 @@ class Sandbox:
 
 @attrs.frozen
 class PastSandbox:
-    """The memory of a sandbox that was removed."""
+    """The memory of a sandbox that was removed, or whose launch failed.
+
+    :ivar trouble: what was wrong with it, as a message; "": nothing, as far as is known.
+    """
 
     record: SandboxRecord
     metadata: cri.PodSandboxMetadata
     timeline: Timeline
+    trouble: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is gone because its launch failed: others are stopped before they are removed."""
+        return self.record.state is not SandboxState.STOPPED
 
     @property
     def pod(self) -> str:
@@ -307,7 +324,8 @@ class Inventory:
         removed = self.sandboxes.pop(sandbox.id, None)
         self._tokens.pop(sandbox.record.token, None)
         if removed is not None:
-            self.past.append(PastSandbox(sandbox.record, sandbox.config.metadata, sandbox.timeline))
+            past = PastSandbox(sandbox.record, sandbox.config.metadata, sandbox.timeline, sandbox.trouble)
+            self.past.append(past)
             self.events.sandbox_removed(sandbox)
 
     def add_container(self, container: Container) -> None:
@@ -322,6 +340,11 @@ class Inventory:
         container.sandbox.containers.pop(container.id, None)
         if removed is not None:
             self.events.container_removed(container)
+
+    def failed(self) -> dict[str, PastSandbox]:
+        """Return by namespace and name the pods whose newest sandbox that is gone has failed to launch."""
+        newest = {past.pod: past for past in self.past}
+        return {pod: past for pod, past in newest.items() if past.failed}
 
     def named(self, name: str) -> Sandbox | None:
         """Return the sandbox with this name, or None."""

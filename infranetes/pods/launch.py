@@ -12,6 +12,7 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.machines.context import VmRequest
+from infranetes.machines.timeline import bounded
 from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
 from infranetes.pods import node_names
 from infranetes.pods.agent_events import connect
@@ -58,12 +59,14 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
             reason = str(error) or type(error).__name__
         _log.warn("sandbox {sandbox} failed to {what}: {reason}",
                   sandbox=sandbox.id, pod=sandbox.pod, what=what, reason=reason)  # fmt: skip
+        sandbox.failure = bounded(reason)
         sandbox.timeline.note(f"the {what} has failed", error=reason)
         _tell(node, sandbox, began, error, reason)
         await shielded(undo(sandbox))
         if isinstance(error, CancelledError):
             raise Unavailable(f"sandbox {sandbox.id}: {reason}") from None
         raise
+    sandbox.failure = ""
     _tell(node, sandbox, began)
 
 

@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 from infranetes.handler_config import CNI, MACHINE
 from infranetes.hostports.mappings import host_ports_of
 from infranetes.ids import new_id
+from infranetes.machines.timeline import bounded
 from infranetes.pods.agent_events import disconnect, vm_ended
 from infranetes.pods.asking import asked_for
 from infranetes.pods.container_providers import check_container_provider, check_user_namespace
@@ -223,6 +224,10 @@ class Sandboxes:
         except BaseException as error:
             if self._node.stopping:
                 raise
+            sandbox.failure = sandbox.aborted or "the launch was ended"
+            if not isinstance(error, CancelledError):
+                sandbox.failure = bounded(str(error) or type(error).__name__)
+            sandbox.timeline.note("the launch has failed", error=sandbox.failure)
             if not isinstance(error, CancelledError) or await _failed(recording):
                 self._node.inventory.discard(sandbox)
                 raise
@@ -231,7 +236,7 @@ class Sandboxes:
                 self._node.inventory.discard(sandbox)
             else:
                 await self._abandon(sandbox)  # there is a record by now, and perhaps a VM from the pool
-            raise Unavailable(f"sandbox {sandbox.id}: {sandbox.aborted or 'the launch was ended'}") from None
+            raise Unavailable(f"sandbox {sandbox.id}: {sandbox.failure}") from None
         if sandbox.state is SandboxState.LAUNCHING:
             await self._launch(sandbox)
 
@@ -259,7 +264,7 @@ class Sandboxes:
     async def _abandon(self, sandbox: Sandbox) -> None:
         if sandbox.state is not SandboxState.LAUNCHING:
             return
-        abandoned = sandbox.record.to(SandboxState.ABANDONED)
+        abandoned = sandbox.record.to(SandboxState.ABANDONED, message=sandbox.failure)
         try:
             await self._node.save(sandbox, abandoned)
         except InfranetesError as error:
@@ -286,8 +291,8 @@ class Sandboxes:
         self._node.inventory.discard(sandbox)
 
     def _abort(self, sandbox: Sandbox, reason: str) -> None:
-        sandbox.aborted = reason
-        sandbox.timeline.note("the launch is ended", reason)
+        sandbox.aborted = sandbox.aborted or reason
+        sandbox.timeline.note("the launch is ended", sandbox.aborted)
         if sandbox.launching is not None and not sandbox.launching.done:
             sandbox.launching.cancel()
 
@@ -310,7 +315,8 @@ class Sandboxes:
             return
         _log.warn("sandbox {sandbox} is ended: nobody asked for it any more",
                   sandbox=sandbox.id, pod=sandbox.pod)  # fmt: skip
-        sandbox.timeline.note("the pod is ended", "nobody asked for it any more")
+        sandbox.aborted = "nobody asked for it any more"
+        sandbox.timeline.note("the pod is ended", sandbox.aborted)
         forgotten = start(self._forget(sandbox))
         forgotten.addErrback(
             lambda failure: _log.error(
@@ -342,8 +348,13 @@ class Sandboxes:
         await sandbox.stopping.join()
 
     async def _stop(self, sandbox: Sandbox) -> None:
-        with sandbox.timeline.step("the pod is stopped"):
-            await self._stop_and_record(sandbox)
+        try:
+            with sandbox.timeline.step("the pod is stopped"):
+                await self._stop_and_record(sandbox)
+        except InfranetesError as error:
+            sandbox.failure = bounded(f"it is not stopped yet: {error}")
+            raise
+        sandbox.failure = ""
 
     async def _stop_and_record(self, sandbox: Sandbox) -> None:
         began = self._node.clock.seconds()

@@ -74,7 +74,7 @@ class DescribeTests(PodsTestCase):
         self.world.provider.launch_error = Unavailable("no capacity in any zone")
         self.failureResultOf(self.start(pod("first")), Unavailable)
         answer = self.described("first")
-        self.assertEqual(answer.pod.state, "removed")
+        self.assertEqual((answer.pod.state, answer.pod.message), ("failed", "no capacity in any zone"))
         self.assertIn("no capacity in any zone", self.text(answer))
         for number in range(PAST_SANDBOXES):
             self.failureResultOf(self.start(pod(f"pod-{number}")), Unavailable)

@@ -54,6 +54,21 @@ class RenderTests(SynchronousTestCase):
         self.assertEqual(document["pods"][0]["vm"]["cost_per_hour"], 0.1)
         self.assertIsNone(document["pods"][1]["vm"])
 
+    def test_why_a_pod_is_not_well_is_told_briefly(self) -> None:
+        long = "no capacity\n" + "in zone a " * 40
+        failed = control.Pod(id="ab" * 16, namespace="default", name="web", state="failed", message=long)
+        well = control.Pod(id="cd" * 16, namespace="default", name="api", state="ready", vm=vm())
+        text = as_text("pods", control.ListPodsResponse(provider="aws", pods=[failed, well]), OPTIONS)
+        head, _, row, counted = text.splitlines()
+        self.assertTrue(head.endswith("WHY"))
+        self.assertIn("default/web  failed", row)
+        self.assertRegex(row, "no capacity in zone a in zone a.*…$")
+        self.assertLess(len(row), 260)
+        self.assertTrue(counted.startswith("1 pod, and 1 that failed to launch"), counted)
+        self.assertNotIn("WHY", as_text("pods", control.ListPodsResponse(pods=[well]), OPTIONS))
+        document = as_json("pods", control.ListPodsResponse(pods=[failed]), OPTIONS)
+        self.assertEqual([each["message"] for each in document["pods"]], [long])  # type: ignore[attr-defined]
+
     def test_prices_have_a_column_only_where_one_is_known(self) -> None:
         free = control.Pod(id="ab" * 16, namespace="default", name="web", state="ready", vm=vm())
         priced = control.Pod(

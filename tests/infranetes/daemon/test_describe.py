@@ -74,7 +74,9 @@ class DescribeTests(CtlCase):
         config = self.pod("web", annotations={"simulated.infranetes.io/behaviour": "fails"})
         await self.refused(Code.UNAVAILABLE, self.run_pod("web", config))
         told = await self.described("default/web")
-        self.assertEqual(told["pod"]["state"], "removed")
+        self.assertEqual(told["pod"]["state"], "failed")
+        self.assertEqual((await self.json("pods"))["pods"], [told["pod"]])
+        self.assertIn(told["pod"]["message"][:60], await self.ctl("pods"))
         failed = [step for step in told["steps"] if step["error"]]
         self.assertEqual(failed[0]["what"], "the provider is asked for a VM")
         self.assertIn("the launch has failed", self.whats(told))
