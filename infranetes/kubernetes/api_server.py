@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import treq
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IOpenSSLClientConnectionCreator
 from twisted.internet.protocol import Protocol
 from twisted.internet.protocol import connectionDone as connection_done
@@ -32,7 +32,7 @@ from zope.interface import implementer
 
 from infranetes.kubernetes.credentials import Credentials
 from infranetes.kubernetes.kubeconfig import Access
-from infranetes_common.concurrency import within
+from infranetes_common.concurrency import cancellable, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 
@@ -145,9 +145,10 @@ class ApiServer:
                 agent=self._agent,
                 unbuffered=True,
             )
-            response = cast(
-                IResponse, await within(self._reactor, ANSWER_SECONDS, asking, f"{method} {path}")
-            )  # treq's type has no name
+            answer = cancellable(cast(Deferred[IResponse], asking))  # treq's type has no name
+            response = await within(self._reactor, ANSWER_SECONDS, answer, f"{method} {path}")
+        except CancelledError:
+            raise
         except Exception as error:  # errors of twisted.web and OpenSSL have no common base
             self._credentials.unreachable()
             raise Unavailable(f"{access.server} can't be asked: {_words(error)}") from error

@@ -10,6 +10,7 @@ Use Twisted's own where they fit: `DeferredLock` for one lock, `DeferredSemaphor
 `sleep`            wait some seconds
 `within`           a deadline whose error says what took too long
 `shielded`         wait for work that goes on when the waiter is cancelled
+`cancellable`      tell the end of a cancelled client as CancelledError
 `settled`          wait until all of several have ended, even if some fail
 `until_ended`      wait for an end, even if the wait is cancelled
 `Flight`           work that several callers share and that outlives them
@@ -32,6 +33,7 @@ from infranetes_common.concurrency.files import lock_file, lock_file_within, rep
 from infranetes_common.concurrency.flight import (
     Flight,
     Work,
+    cancellable,
     deferred,
     settled,
     shielded,
@@ -55,6 +57,7 @@ __all__ = [
     "Notifier",
     "Work",
     "backoff",
+    "cancellable",
     "deferred",
     "lock_file",
     "lock_file_within",

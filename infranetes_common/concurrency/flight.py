@@ -9,6 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.error import ConnectingCancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
@@ -150,6 +151,28 @@ async def settled(works: Iterable[Work[T]]) -> list[T | Failure]:
                 flight.cancel()
         raise
     return results
+
+
+async def cancellable(work: Work[T]) -> T:
+    """Return the result of `work`, and raise `CancelledError` where a client of Twisted's was cancelled.
+
+    Those of HTTP wrap it in errors of their own, and endpoints have another for it while they connect. So
+    neither a deadline (`within`) nor a caller that is cancelled would know its own end.
+    """
+    try:
+        return await work
+    except CancelledError:
+        raise
+    except Exception as error:
+        if _was_cancelled(error):
+            raise CancelledError from error
+        raise
+
+
+def _was_cancelled(error: BaseException) -> bool:
+    return isinstance(error, CancelledError | ConnectingCancelledError) or any(
+        _was_cancelled(reason.value) for reason in getattr(error, "reasons", ())
+    )
 
 
 async def until_ended(work: Deferred[T]) -> None:

@@ -26,16 +26,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
-from twisted.internet.error import ConnectingCancelledError, ProcessDone, ProcessTerminated
+from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IProcessTransport, ITCPTransport
 from twisted.internet.protocol import ProcessProtocol, Protocol, connectionDone
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, ResponseDone, ResponseFailed
+from twisted.web.client import Agent, ResponseDone
 from twisted.web.http_headers import Headers
 
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import cancellable, start
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -209,29 +209,21 @@ class MetadataService:
             Headers({name.encode(): [value] for name, value in headers.items()}),
         )
         try:
-            response = await requested.addTimeout(_SECONDS, self._reactor)
+            response = await start(cancellable(requested)).addTimeout(_SECONDS, self._reactor)
             body = _Body(limit)
             response.deliverBody(body)
             data: bytes = await body.whole.addTimeout(_SECONDS, self._reactor)
-        except InfranetesError:
+        except (InfranetesError, CancelledError):
             raise
+        except TimeoutError:
+            raise Unavailable(f"the metadata service does not answer within {_SECONDS:g} s") from None
         except Exception as error:
-            if _is_late(error):
-                raise Unavailable(f"the metadata service does not answer within {_SECONDS:g} s") from None
             raise Unavailable(f"the metadata service does not answer: {type(error).__name__}") from None
         if response.code == 404:
             raise NotFound(f"the metadata service has no {path}")
         if response.code != 200:
             raise Unavailable(f"the metadata service answers {response.code} to {path}")
         return data
-
-
-def _is_late(error: Exception) -> bool:
-    """Return whether a request failed because it timed out."""
-    reasons = error.reasons if isinstance(error, ResponseFailed) else []
-    return isinstance(error, TimeoutError | ConnectingCancelledError) or any(
-        each.check(CancelledError) for each in reasons
-    )
 
 
 async def guestinfo(run: Run, tools: str) -> bytes:

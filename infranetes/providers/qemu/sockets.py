@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from twisted.internet.defer import CancelledError
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 
 from infranetes.providers.qemu.identity_port import IdentityPort
 from infranetes.providers.qemu.qmp import QmpConnection, QmpEvent
+from infranetes_common.concurrency import cancellable
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 
@@ -66,6 +68,8 @@ async def connect_monitor(
 
 async def _connect(reactor: IReactor, path: Path, protocol: Protocol) -> None:
     try:
-        await UNIXClientEndpoint(reactor, str(path)).connect(_OneConnection(protocol))
+        await cancellable(UNIXClientEndpoint(reactor, str(path)).connect(_OneConnection(protocol)))
+    except CancelledError:
+        raise
     except Exception as error:
         raise Unavailable(f"QEMU's socket {path} can't be reached: {error}") from error

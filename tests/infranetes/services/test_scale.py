@@ -49,13 +49,14 @@ class ScaleTests(TestCase):
         self.table = large_table(SERVICES)
         self.table.complete = True
         changed, batches, pace = Notifier(), Batches(self.table), Pace(reactor)
-        self.changed = changed
+        self.changed, self.pace = changed, pace
         self.vms = [VM() for _ in range(VMS)]
         self.senders = [RuleSender(reactor, vm, self.table, changed, batches, pace) for vm in self.vms]
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         for sender in self.senders:
             sender.stop()
+        await until(lambda: self.pace._next is None, "the last rest is over")
 
     def told(self) -> bool:
         return all(each.number == self.table.number for each in self.senders)

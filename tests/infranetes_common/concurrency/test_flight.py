@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.address import UNIXAddress
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from twisted.internet.error import ConnectingCancelledError, ConnectionLost
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import ResponseFailed, ResponseNeverReceived
 from zope.interface import Interface, implementer
 from zope.interface.verify import verifyObject
 
 from infranetes_common.concurrency import (
     Flight,
+    cancellable,
     deferred,
     settled,
     shielded,
@@ -256,6 +260,31 @@ class SettledTests(SynchronousTestCase):
         self.failureResultOf(waiting, CancelledError)
         self.assertTrue(all(each.called for each in works))
         self.assertEqual(self.flushLoggedErrors(), [])
+
+
+class CancellableTests(SynchronousTestCase):
+    def test_a_client_that_was_cancelled_ends_so_whatever_it_raises(self) -> None:
+        cancelled = Failure(CancelledError())
+        for error in (
+            CancelledError(),
+            ConnectingCancelledError(UNIXAddress("/run/socket")),
+            ResponseFailed([cancelled]),
+            ResponseNeverReceived([Failure(ResponseFailed([Failure(ValueError()), cancelled]))]),
+        ):
+            self.failureResultOf(start(cancellable(fail(error))), CancelledError)
+
+    def test_other_ends_are_as_they_are(self) -> None:
+        self.assertEqual(self.successResultOf(start(cancellable(succeed("done")))), "done")
+        for error in (ValueError("its own"), ResponseFailed([Failure(ConnectionLost())])):
+            raised = self.failureResultOf(start(cancellable(fail(error))))
+            self.assertIs(raised.value, error)
+
+    def test_a_deadline_knows_its_own_end(self) -> None:
+        clock = Clock()
+        asking: Deferred[str] = Deferred(lambda its: its.errback(ResponseFailed([Failure(CancelledError())])))
+        waiting = start(within(clock, 5.0, cancellable(asking), "asking"))
+        clock.advance(5.0)
+        self.failureResultOf(waiting, DeadlineExceeded)
 
 
 class UntilEndedTests(SynchronousTestCase):

@@ -32,7 +32,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
-from infranetes_common.concurrency import deferred, sleep, start
+from infranetes_common.concurrency import cancellable, deferred, sleep, start
 from infranetes_common.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -242,7 +242,7 @@ class Engine:
         if self._closed:
             work.close()
             raise Unavailable(f"the agent is stopping: no {what} is sent to Docker's engine")
-        pending = start(_cancellable(work))
+        pending = start(cancellable(work))
         if seconds:
             pending.addTimeout(seconds, self._reactor)
         self._pending.add(pending)
@@ -262,23 +262,6 @@ class Engine:
     @property
     def _advice(self) -> str:
         return f"check the service docker in the VM and its socket {self._socket}"
-
-
-async def _cancellable(work: _Work[T]) -> T:
-    """Await `work`, and raise CancelledError where the HTTP client wraps it in its own errors."""
-    try:
-        return await work
-    except _BROKEN as error:
-        if _was_cancelled(error):
-            raise CancelledError() from error
-        raise
-
-
-def _was_cancelled(error: BaseException) -> bool:
-    return any(
-        reason.check(CancelledError) or _was_cancelled(reason.value)
-        for reason in getattr(error, "reasons", ())
-    )
 
 
 def _reason(error: Exception) -> str:
