@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import attrs
+from twisted.logger import Logger
 
 from infranetes.kubernetes.listing import ListReader
 from infranetes_common.concurrency import backoff
@@ -38,6 +39,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two failed attempts
 PAGE = 500  # objects asked for at a time
 EXPIRED, INVALID = 410, (400, 404, 422)
 TOO_LARGE = "Too large resource version"  # from a server with another history, or one that has just started
+
+_log = Logger()
 
 Json = Mapping[str, Any]  # Any: an object of the API, which `objects` checks
 
@@ -190,19 +193,32 @@ class Watch:
         return [Replaced(objects)]
 
     def _add(self, thing: object) -> None:
-        item = _object(thing)
-        self._initial[_key(item)] = json.dumps(self._trimmed(item))
+        try:
+            item = _object(thing)
+            key = _key(item)
+        except ValueError as error:
+            _left_out(error)
+        else:
+            self._initial[key] = json.dumps(self._trimmed(item))
 
     def line(self, line: bytes) -> Sequence[Event]:
-        """Handle one line of the answer to a watch. :raise ValueError: the line is not an event."""
+        """Handle one line of the answer to a watch. :raise ValueError: the line is not an event.
+
+        An event of something that is no object is left out: asked again, the server would send it again."""
         event = _object(json.loads(line))
-        kind, thing = event.get("type"), _object(event.get("object"))
+        kind, given = event.get("type"), event.get("object")
         if kind == "ERROR":
-            self.refused(int(thing.get("code") or 0), str(thing.get("message")))
+            status = _object(given)
+            self.refused(int(status.get("code") or 0), str(status.get("message")))
             return []
         if kind not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
             raise ValueError(f"there is no event of type {str(kind)[:40]!r}")
-        version = _version(thing)
+        try:
+            thing = _object(given)
+            version = _version(thing)
+        except ValueError as error:
+            _left_out(error)
+            return []
         if self._state is State.STREAMING:
             return self._initially(kind, thing, version)
         self._follow(version)
@@ -252,6 +268,10 @@ class Watch:
 
     def _renew_pauses(self) -> None:
         self._pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5, chance=self._random)
+
+
+def _left_out(error: ValueError) -> None:
+    _log.warn("an object of Kubernetes can't be read and is left out: {error}", error=str(error))
 
 
 def _object(value: object) -> Json:

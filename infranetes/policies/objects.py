@@ -256,6 +256,8 @@ class _Reader:
 def _directions(spec: Fields) -> tuple[str, ...]:
     """Return a policy's directions. By default: ingress, and egress if it has rules for that."""
     given = spec.texts("policyTypes")
+    if unknown := set(given).difference(DIRECTIONS):
+        raise InvalidArgument(f"{spec.what}: policyTypes can't have {min(unknown)[:100]!r}")
     return tuple(given) or (DIRECTIONS if spec.items("egress") else DIRECTIONS[:1])
 
 

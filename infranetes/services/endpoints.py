@@ -19,6 +19,8 @@ import attrs
 from infranetes.services.objects import Endpoint, EndpointSlice, OwnNode, ServicePort
 from infranetes_common.addresses import Address
 
+MOST_ENDPOINTS = 10_000  # of one rule, as many as a VM takes
+
 Target = tuple[Address, int]
 
 
@@ -58,8 +60,9 @@ def _merged(port: ServicePort, version: int, slices: Iterable[EndpointSlice]) ->
 
 
 def _usable(found: Mapping[Target, Endpoint], near: Callable[[Endpoint], bool]) -> tuple[Target, ...]:
-    ready = tuple(target for target, each in found.items() if each.ready and near(each))
-    return ready or tuple(target for target, each in found.items() if each.serving and each.terminating)
+    ready = (target for target, each in found.items() if each.ready and near(each))
+    leaving = (target for target, each in found.items() if each.serving and each.terminating)
+    return tuple(itertools.islice(ready, MOST_ENDPOINTS)) or tuple(itertools.islice(leaving, MOST_ENDPOINTS))
 
 
 def _near(ready: Sequence[Endpoint], node: OwnNode) -> Callable[[Endpoint], bool]:

@@ -10,7 +10,7 @@ from infranetes.services.table import Change, Table
 from infranetes_common.wire import vmserver
 
 PART = 500  # rules in one message
-ENDPOINTS_IN_PART = 5000
+ADDRESSES_IN_PART = 5000  # endpoints and source ranges
 
 _PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 
@@ -97,14 +97,15 @@ class Batches:
 def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:
     """Yield the changes in groups, so that no message is too large."""
     part: list[Change] = []
-    endpoints = 0
+    addresses = 0
     for change in changes:
-        size = len(change.rule.endpoints) if change.rule is not None else 0
-        if part and (len(part) >= PART or endpoints + size > ENDPOINTS_IN_PART):
+        rule = change.rule
+        size = len(rule.endpoints) + len(rule.source_ranges) if rule is not None else 0
+        if part and (len(part) >= PART or addresses + size > ADDRESSES_IN_PART):
             yield part
-            part, endpoints = [], 0
+            part, addresses = [], 0
         part.append(change)
-        endpoints += size
+        addresses += size
     if part:
         yield part
 

@@ -14,6 +14,7 @@ import attrs
 from infranetes.kubernetes.fields import Fields, Name
 from infranetes.kubernetes.watch import Json
 from infranetes_common.addresses import Address, Network
+from infranetes_common.errors import InvalidArgument
 
 SERVICE_NAME = "kubernetes.io/service-name"
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"
@@ -21,6 +22,8 @@ HEADLESS = "service.kubernetes.io/headless"
 ZONE = "topology.kubernetes.io/zone"
 DEFAULT_AFFINITY_SECONDS = 10800
 MAX_AFFINITY_SECONDS = 86400
+MOST_RULES_OF_ONE = 10_000  # rules of one Service: each of its addresses has one for each port
+MOST_SOURCE_RANGES = 1000  # as many as a VM takes
 
 
 @attrs.frozen
@@ -111,7 +114,7 @@ def service(item: object) -> Service | None:
     if PROXY_NAME in labels or spec.text("type") == "ExternalName" or not addresses or "None" in addresses:
         return None
     ingress = top.fields("status").fields("loadBalancer").items("ingress")
-    return Service(
+    found = Service(
         its_name,
         tuple(map(spec.address, addresses)),
         tuple(_service_ports(spec)),
@@ -121,6 +124,22 @@ def service(item: object) -> Service | None:
         spec.text("internalTrafficPolicy") == "Local",
         tuple(spec.network(text.strip()) for text in spec.texts("loadBalancerSourceRanges")),
     )
+    _check_size(found, top.what)
+    return found
+
+
+def _check_size(found: Service, what: str) -> None:
+    """Check that VMs take its rules. They refuse too large ones, with others' in the same message."""
+    count = len(found.cluster_ips) + len(found.external_ips) + len(found.virtual_ips)
+    if count * len(found.ports) > MOST_RULES_OF_ONE:
+        raise InvalidArgument(
+            f"{what}: {count} addresses with {len(found.ports)} ports each: "
+            f"a Service has at most {MOST_RULES_OF_ONE} of both together"
+        )
+    if len(found.source_ranges) > MOST_SOURCE_RANGES:
+        raise InvalidArgument(
+            f"{what}: {len(found.source_ranges)} source ranges: a Service has at most {MOST_SOURCE_RANGES}"
+        )
 
 
 def _service_ports(spec: Fields) -> Iterator[ServicePort]:
@@ -135,8 +154,11 @@ def _is_virtual(ingress: Fields) -> bool:
 def _affinity_seconds(spec: Fields) -> int:
     if spec.text("sessionAffinity") != "ClientIP":
         return 0
-    given = spec.fields("sessionAffinityConfig").fields("clientIP").number("timeoutSeconds")
-    return min(given or DEFAULT_AFFINITY_SECONDS, MAX_AFFINITY_SECONDS)
+    config = spec.fields("sessionAffinityConfig").fields("clientIP")
+    seconds = config.number("timeoutSeconds") or DEFAULT_AFFINITY_SECONDS
+    if not 0 < seconds <= MAX_AFFINITY_SECONDS:
+        raise InvalidArgument(f"{config.what}: timeoutSeconds can't be {seconds}")
+    return seconds
 
 
 def endpoint_slice(item: object) -> EndpointSlice | None:

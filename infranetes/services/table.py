@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 
 import attrs
+from twisted.logger import Logger
 
 from infranetes.kubernetes.fields import Name
 from infranetes.services.objects import EndpointSlice, OwnNode, Service
@@ -24,7 +25,10 @@ from infranetes_common.addresses import Network
 
 REMEMBERED = 20_000  # the most removed rules that are remembered
 STEP = 50  # Services handled in one step
+MOST_RULES = 100_000  # a VM takes twice as many, since it may get new ones before others are removed
 MOST_RANGES = 1000  # the most of ServiceCIDRs that a VM takes; with more, no connections are dropped
+
+_log = Logger()
 
 
 @attrs.frozen
@@ -55,7 +59,9 @@ class Table:
         self._slices: dict[Name, dict[Name, EndpointSlice]] = {}  # by service, by name
         self._service_of: dict[Name, Name] = {}  # by the slice's name
         self._keys: dict[Name, frozenset[Key]] = {}  # of each service
-        self._wanted: dict[Key, dict[Name, Rule]] = {}  # by service; the first one by name has the key
+        self._keys_count = 0  # of all services
+        self._left_out: dict[Name, None] = {}  # Services for which there was no room
+        self._wanted: dict[Key, dict[Name, Rule]] = {}  # by service; the first one of `_order` has the key
         self._changes: OrderedDict[Key, Change] = OrderedDict()  # the last change of each key, oldest first
         self._removed: OrderedDict[Key, None] = OrderedDict()  # the keys whose last change is a removal
         self._forgotten = 0  # the number of the last change that was forgotten
@@ -87,7 +93,8 @@ class Table:
 
     def services(self, key: Key) -> list[Name]:
         """Return the Services that have this address, protocol and port. The first one is served."""
-        return sorted(self._wanted.get(key, ()), key=str)
+        its = self._wanted.get(key, {})
+        return sorted(its, key=lambda name: _order(its, name))
 
     def since(self, number: int) -> Iterator[Change] | None:
         """Return the changes after `number`, oldest first, or None if they are not known any more."""
@@ -167,7 +174,9 @@ class Table:
         service = self._services.get(name)
         slices = self._slices.get(name, {}).values()
         wanted = {} if service is None else rules(service, slices, self._node)
-        for key in self._keys.pop(name, frozenset()) - wanted.keys():
+        before = self._keys.pop(name, frozenset())
+        wanted = self._admitted(name, len(before), wanted)
+        for key in before - wanted.keys():
             services = self._wanted[key]
             del services[name]
             self._settle(key, services)
@@ -179,10 +188,30 @@ class Table:
             self._settle(key, services)
         if wanted:
             self._keys[name] = frozenset(wanted)
+        if len(wanted) < len(before) and self._left_out:
+            self._renew(next(iter(self._left_out)))
+
+    def _admitted(self, name: Name, before: int, wanted: dict[Key, Rule]) -> dict[Key, Rule]:
+        """Return a Service's rules; none if there is no room for all of them.
+
+        :param before: how many it has had."""
+        others = self._keys_count - before
+        self._left_out.pop(name, None)
+        if wanted and others + len(wanted) > MOST_RULES:
+            self._left_out[name] = None
+            _log.warn(
+                "Service {name} is left out: the Services before it have {others} of at most {most} rules",
+                name=str(name),
+                others=others,
+                most=MOST_RULES,
+            )
+            wanted = {}
+        self._keys_count = others + len(wanted)
+        return wanted
 
     def _settle(self, key: Key, services: Mapping[Name, Rule]) -> None:
         """Number a change, if the key's rule has changed."""
-        rule = services[min(services, key=str)] if services else None
+        rule = services[min(services, key=lambda name: _order(services, name))] if services else None
         last = self._changes.get(key)
         if rule == (last.rule if last is not None else None):
             return
@@ -198,3 +227,8 @@ class Table:
         while len(self._removed) > REMEMBERED:
             key, _ = self._removed.popitem(last=False)
             self._forgotten = self._changes.pop(key).number
+
+
+def _order(services: Mapping[Name, Rule], name: Name) -> tuple[bool, str]:
+    """Order those that want a key: whose cluster IP it is, whatever others say of external ones; by name."""
+    return not services[name].cluster_ip, str(name)

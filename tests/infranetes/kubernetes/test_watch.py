@@ -25,7 +25,7 @@ class WatchTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.watch = Watch({"labelSelector": "!skipped"}, lambda: 0.0)
 
-    def tell(self, kind: str, given: Json) -> list[Event]:
+    def tell(self, kind: str, given: object) -> list[Event]:
         return list(self.watch.line(json.dumps({"type": kind, "object": given}).encode()))
 
     def asked(self) -> tuple[bool, str, bool]:
@@ -209,10 +209,34 @@ class WatchTests(SynchronousTestCase):
         self.asked()
         self.assertEqual(self.watch.ended(), pauses[0])
 
+    def test_an_object_that_is_none_does_not_hide_the_others(self) -> None:
+        broken: tuple[object, ...] = (
+            None,
+            7,
+            "x",
+            [],
+            {},
+            {"metadata": None},
+            {"metadata": {"resourceVersion": 6}},
+        )
+        for item in broken:
+            self.assertEqual(self.tell("ADDED", item), [], item)
+        self.tell("ADDED", thing("a", 1))
+        self.assertEqual(self.tell("BOOKMARK", thing("", 5, **END)), [Replaced([thing("a", 1)])])
+        for kind in ("ADDED", "DELETED", "BOOKMARK"):
+            for item in broken:
+                self.assertEqual(self.tell(kind, item), [], item)
+        self.assertEqual(self.tell("ADDED", thing("b", 6)), [Put(thing("b", 6))])
+        self.watch = Watch({"labelSelector": "!skipped"}, lambda: 0.0)
+        self.list_only()
+        self.listed_as()
+        self.watch.piece(json.dumps({**thing("", 7), "items": [*broken[:-1], thing("c", 1)]}).encode())
+        self.assertEqual(list(self.watch.page()), [Replaced([thing("c", 1)])])
+
     def test_what_is_no_event_is_refused(self) -> None:
         self.follow()
         for line in (
-            b"", b"[]", b"{}", b'{"type": "ADDED"}', b'{"type": "ADDED", "object": {"metadata": {}}}',
+            b"", b"[]", b"{}",
             b'{"type": "NEW", "object": {"metadata": {"resourceVersion": "1"}}}', b"\xff", b"[" * 100_000,
         ):  # fmt: skip
             self.assertRaises((ValueError, RecursionError), self.watch.line, line)

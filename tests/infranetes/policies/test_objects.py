@@ -78,8 +78,9 @@ class PolicyTests(SynchronousTestCase):
         self.assertEqual((found.pods, found.ingress), (EVERYTHING, ()))
 
     def test_types_that_can_not_be_read_mean_both_directions(self) -> None:
-        found = self.read({}, policyTypes=[7])
-        self.assertEqual((found.ingress, found.egress), ((Rule(None, None),), ()))
+        for types in ([7], ["Ingress", "egress"], ["All"]):
+            found = self.read({}, policyTypes=types)
+            self.assertEqual((found.ingress, found.egress), ((Rule(None, None),), ()), types)
 
     def test_a_policy_without_a_specification_closes_its_namespace(self) -> None:
         item = written.policy()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.kubernetes.fields import Name
+from infranetes.services import objects
 from infranetes.services.objects import (
     Endpoint,
     OwnNode,
@@ -97,6 +98,26 @@ class ServiceTests(SynchronousTestCase):
             found = service(written.service(sessionAffinity="ClientIP", sessionAffinityConfig=config))
             assert found is not None
             self.assertEqual(found.affinity_seconds, seconds)
+
+    def test_a_service_of_more_than_vms_take_is_refused(self) -> None:
+        """Or the VMs would refuse the message that has it, with the rules of all other Services in it."""
+        self.patch(objects, "MOST_RULES_OF_ONE", 6)
+        self.patch(objects, "MOST_SOURCE_RANGES", 2)
+        ports = [written.port(number, f"p{number}") for number in (1, 2)]
+        external = ["192.0.2.1", "192.0.2.2"]
+        ranges = ["10.0.0.0/8", "fd00::/8"]
+        self.assertTrue(
+            service(written.service(ports=ports, externalIPs=external, loadBalancerSourceRanges=ranges))
+        )
+        config = {"clientIP": {"timeoutSeconds": -1}}
+        cases: list[tuple[dict[str, Any], str]] = [  # Any: JSON
+            ({"ports": ports, "externalIPs": [*external, "192.0.2.3"]}, "4 addresses with 2 ports each"),
+            ({"loadBalancerSourceRanges": [*ranges, "11.0.0.0/8"]}, "3 source ranges"),
+            ({"sessionAffinity": "ClientIP", "sessionAffinityConfig": config}, "timeoutSeconds can't be -1"),
+        ]
+        for spec, words in cases:
+            error = self.assertRaises(InvalidArgument, service, written.service(**spec))
+            self.assertIn(words, str(error))
 
     def test_no_proxy_serves_those_without_addresses(self) -> None:
         for spec in ({"clusterIPs": ["None"]}, {"clusterIP": "", "clusterIPs": []}, {"type": "ExternalName"}):

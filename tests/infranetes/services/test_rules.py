@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.services import endpoints
 from infranetes.services.objects import OwnNode, endpoint_slice, service
 from infranetes.services.rules import Key, Rule, Without, rules
 from tests.infranetes.services import objects as written
@@ -29,6 +30,11 @@ class RuleCase(SynchronousTestCase):
 
 
 class EndpointTests(RuleCase):
+    def test_of_more_than_a_vm_takes_some_are_used(self) -> None:
+        self.patch(endpoints, "MOST_ENDPOINTS", 2)
+        slices = written.endpoint_slice(*(written.endpoint(f"10.1.0.{each}") for each in (3, 1, 2)))
+        self.assertEqual(self.reached(written.service(), slices), ["10.1.0.1:8080", "10.1.0.2:8080"])
+
     def test_ready_ones_alone(self) -> None:
         slices = written.endpoint_slice(
             written.endpoint("10.1.0.2"),

@@ -124,8 +124,21 @@ class UpdateTests(SynchronousTestCase):
         )
         self.assertEqual({(each.table, each.number) for each in found}, {(table.id, 25)})
 
+    def test_a_part_has_only_so_many_source_ranges(self) -> None:
+        self.patch(messages, "ADDRESSES_IN_PART", 4)
+        table = Table(OwnNode("here"))
+        ports = [written.port(number, f"p{number}") for number in range(1, 6)]
+        ranges = [f"10.{number}.0.0/16" for number in range(2)]
+        item = written.service(ports=ports, loadBalancerSourceRanges=ranges)
+        item["status"] = {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}
+        found = service(item)
+        assert found is not None
+        table.put_service(found)
+        for update in updates(table, None):
+            self.assertLessEqual(sum(len(rule.source_ranges) for rule in update.changed), 4)
+
     def test_a_part_has_only_so_many_endpoints_unless_one_rule_has_more(self) -> None:
-        self.patch(messages, "ENDPOINTS_IN_PART", 4)
+        self.patch(messages, "ADDRESSES_IN_PART", 4)
         table = Table(OwnNode("here"))
         for number, endpoints in enumerate((2, 2, 1, 5, 3, 1)):
             table.put_service(a_service(number))

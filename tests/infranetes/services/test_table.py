@@ -127,6 +127,28 @@ class TableTests(SynchronousTestCase):
         self.table.remove_service(Name("ns", "a"))
         self.assertEqual(self.endpoints(), {"10.96.0.10": ["10.1.0.98"]})
 
+    def test_nobody_s_external_address_takes_another_s_cluster_ip(self) -> None:
+        self.table.put_slice(a_slice("a", "10.1.0.1"))
+        self.table.put_slice(a_slice("b", "10.1.0.2"))
+        thief = service(written.service("a", ("10.96.0.9",), externalIPs=["10.96.0.10"]))
+        assert thief is not None
+        self.table.put_service(thief)
+        self.assertEqual(self.endpoints(), {"10.96.0.9": ["10.1.0.1"], "10.96.0.10": ["10.1.0.1"]})
+        self.table.put_service(a_service("b"))
+        self.assertEqual(self.endpoints(), {"10.96.0.9": ["10.1.0.1"], "10.96.0.10": ["10.1.0.2"]})
+        (key,) = [key for key in self.table.rules if str(key.address) == "10.96.0.10"]
+        self.assertEqual(self.table.services(key), [Name("ns", "b"), Name("ns", "a")])
+
+    def test_services_beyond_what_vms_take_are_left_out_until_there_is_room(self) -> None:
+        self.patch(table, "MOST_RULES", 3)
+        for number in range(1, 6):
+            self.table.put_service(a_service(f"s{number}", f"10.96.0.{number}"))
+        self.assertEqual(list(self.endpoints()), [f"10.96.0.{number}" for number in (1, 2, 3)])
+        self.table.put_service(a_service("s3", "10.96.0.33"))
+        self.table.remove_service(Name("ns", "s5"))
+        self.table.remove_service(Name("ns", "s1"))
+        self.assertEqual(list(self.endpoints()), [f"10.96.0.{number}" for number in (2, 33, 4)])
+
     def test_a_list_ends_what_is_not_in_it(self) -> None:
         self.table.put_service(a_service("a"))
         self.table.put_slice(a_slice("a", "10.1.0.1"))
