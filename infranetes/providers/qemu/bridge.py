@@ -17,7 +17,11 @@ Redirects, and the source quench that nobody uses any more, are dropped, as is a
 another fragment. SCTP's errors are ICMP's too.
 
 Packets to an address of the subnet that no VM has are dropped, since each would take an entry of the node's
-neighbour table. Of the connection table each VM has a share (`shares`).
+neighbour table. Of the tables that the node has for all, each VM has a share (`shares`).
+
+Packets to the node's loopback addresses are dropped: other programs, such as kube-proxy, have the kernel take
+them from every interface (route_localnet). The bridge neither heeds nor sends redirects, nor lets a packet
+choose its way.
 
 The port of the VMs' agents is the node's alone, whatever NetworkPolicies say. All others' packets to it are
 dropped where all ways to it meet, after every translation of addresses:
@@ -185,6 +189,8 @@ class Bridge:
         ports = list(ports)
         await self._set_up_bridge(network, interfaces)
         await set_sysctl(self._reactor, self._proc_sys / "net/ipv4/ip_forward", "1")
+        for name in ("accept_redirects", "send_redirects", "accept_source_route"):
+            await set_sysctl(self._reactor, self._proc_sys / f"net/ipv4/conf/{self.name}" / name, "0")
         if self._has_ipv6():
             disable_ipv6 = self._proc_sys / f"net/ipv6/conf/{self.name}/disable_ipv6"
             await set_sysctl(self._reactor, disable_ipv6, "1")
@@ -318,6 +324,7 @@ class Bridge:
                 ether type != {{ ip, arp }} drop
                 ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 drop
                 udp sport 67 udp dport 68 drop
+                ip daddr 127.0.0.0/8 drop
                 icmp type {{ {ERRORS}, source-quench, redirect }} jump error
                 iifname . ether saddr . ip saddr @pods accept
                 arp htype 1 arp ptype ip arp hlen 6 arp plen 4 \\

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each pod's share of the node's connection table.
+"""Each pod's share of the tables that the node's kernel has once for all.
 
-The kernel follows every connection that the node routes, in one table for all: when it is full, nobody
-connects any more. A connection of a pod beyond its share is dropped before it has an entry. What was begun
-and never answered is forgotten sooner than elsewhere, where the kernel can do that.
+An nftables table for the pods behind one device, the bridge or the overlay's:
 
-The nftables table is changed in place: with it, the count of each pod's connections would be lost.
+    connections   The kernel follows all that the node routes. A connection beyond the share is dropped before
+                  it has an entry. What was begun and never answered is forgotten sooner than elsewhere, where
+                  the kernel can do that.
+    next hops     Each machine that the node sends packets to directly, such as those of its own networks,
+                  takes an entry of the neighbour table, also where there is none. A pod that looks for many
+                  is slowed down, except to those that have answered a pod.
+
+It is changed in place: with it, the count of each pod's connections would be lost.
 """
 
 from __future__ import annotations
@@ -13,21 +18,30 @@ from __future__ import annotations
 SHARE = 16384  # connections
 _MOST_PODS = 65535
 _HALF_OPEN_SECONDS = 20  # by default, the kernel waits for 120 and 60
+_CHAINS = ("share", "hop", "forward", "input")
+# New next hops a second, at once, and how long each may be used without an answer: 124 at a time.
+_HOPS, _HOPS_AT_ONCE, _HOP_SECONDS = 2, 64, 30
 
 
-def table_of(bridge: str) -> str:
-    """Return the name of a bridge's table, of family `ip`."""
-    return f"infranetes_{bridge}_shares"
+def table_of(device: str) -> str:
+    """Return the name of a device's table, of family `ip`."""
+    return f"infranetes_{device}_shares"
 
 
-def script(bridge: str, share: int) -> str:
+def script(device: str, share: int) -> str:
     """Return the script that makes the table, or changes the one that is there."""
-    table = table_of(bridge)
-    device = f'"{bridge}"'
-    chains = "".join(f"flush chain ip {table} {name}\n" for name in ("share", "forward", "input"))
+    table = table_of(device)
+    pods = f'iifname "{device}"'
+    chains = "".join(f"flush chain ip {table} {name}\n" for name in _CHAINS)
     return f"""table ip {table} {{
         set connections {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
+        set seekers {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic, timeout; timeout 1m; }}
+        set hops {{
+            type ipv4_addr . ipv4_addr; size {_MOST_PODS}; flags dynamic, timeout; timeout {_HOP_SECONDS}s;
+        }}
+        set answered {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic, timeout; timeout 5m; }}
         chain share {{ }}
+        chain hop {{ }}
         chain forward {{ type filter hook forward priority mangle; policy accept; }}
         chain input {{ type filter hook input priority mangle; policy accept; }}
     }}
@@ -36,38 +50,54 @@ def script(bridge: str, share: int) -> str:
         chain share {{
             add @connections {{ ip saddr ct count over {share} }} counter drop
         }}
+        chain hop {{
+            ip daddr @answered return
+            ip saddr . rt ip nexthop @hops return
+            update @seekers {{ ip saddr limit rate over {_HOPS}/second burst {_HOPS_AT_ONCE} packets }} \
+                counter drop
+            add @hops {{ ip saddr . rt ip nexthop }}
+        }}
         chain forward {{
-            iifname {device} ct state new jump share
+            {pods} ct state new jump share
+            {pods} oifname != "{device}" ct state != established jump hop
+            oifname "{device}" ct direction reply ip saddr != @answered add @answered {{ ip saddr }}
         }}
         chain input {{
-            iifname {device} ct state new jump share
+            {pods} ct state new jump share
         }}
     }}
     """
 
 
-def forgetting(bridge: str, address: str) -> list[tuple[list[str], str]]:
+def forgetting(device: str, address: str) -> list[tuple[list[str], str]]:
     """Return the commands, each with its input, that forget the connections that an address has begun.
 
     They fail where there are none."""
-    element = f"delete element ip {table_of(bridge)} connections {{ {address} }}"
+    element = f"delete element ip {table_of(device)} connections {{ {address} }}"
     return [(["conntrack", "-D", "-s", address], ""), (["nft", "-f", "-"], element)]
 
 
-def half_open(bridge: str) -> str:
+def half_open(device: str) -> str:
     """Return the script by which half-open connections are forgotten sooner.
 
     Kernels without CONFIG_NF_CONNTRACK_TIMEOUT refuse it."""
-    table = table_of(bridge)
+    table, new = table_of(device), 'ct state new ip protocol tcp ct timeout set "half-open"'
+    hooks = {
+        "forward": ("half-open", f'meta iifname "{device}"', f'meta oifname "{device}"'),
+        "input": ("half-open-input", f'meta iifname "{device}"'),
+        "output": ("half-open-output", f'meta oifname "{device}"'),
+    }
+    chains = rules = ""
+    for hook, (chain, *matches) in hooks.items():
+        chains += f"chain {chain} {{ type filter hook {hook} priority -151; policy accept; }}\n"
+        rules += f"flush chain ip {table} {chain}\n"
+        rules += "".join(f"add rule ip {table} {chain} {match} {new}\n" for match in matches)
     return f"""table ip {table} {{
         ct timeout half-open {{
             protocol tcp;
             l3proto ip;
             policy = {{ syn_sent : {_HALF_OPEN_SECONDS}, syn_recv : {_HALF_OPEN_SECONDS} }};
         }}
-        chain half-open {{ type filter hook forward priority -151; policy accept; }}
+        {chains}
     }}
-    flush chain ip {table} half-open
-    add rule ip {table} half-open iifname "{bridge}" ct state new ip protocol tcp ct timeout set "half-open"
-    add rule ip {table} half-open oifname "{bridge}" ct state new ip protocol tcp ct timeout set "half-open"
-    """
+    {rules}"""

@@ -9,7 +9,6 @@ import socket
 import struct
 import subprocess
 import time
-from ipaddress import IPv4Address
 from pathlib import Path
 
 import attrs
@@ -27,31 +26,14 @@ from tests.infranetes.providers.firewall_case import (
     FirewallCase,
     blocking,
 )
-from tests.support.frames import IPV4, IPV6, ethernet, internet_sum
+from tests.support.frames import IPV4, IPV6, ethernet
 from tests.support.pod_namespaces import DOES_NOT, Machine, connects, ip
+from tests.support.segments import MORE_FRAGMENTS, packet, syn
 
 _BRIDGED_CALL = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 SERVICE = "198.51.100.10"
-_SYN, _MORE_FRAGMENTS = b"\2", 0x2000
+_SYN = b"\2"
 _FLOOD = 1000  # SYNs
-
-
-def syn(source: str, to: str, port: int = AGENT_PORT) -> bytes:
-    """Return the first segment of a connection, 28 bytes, so that it may be two fragments."""
-    segment = (
-        struct.pack("!HHIIBBHHH", 40000, port, 7, 0, 7 << 4, _SYN[0], 1024, 0, 0) + b"\2\4\5\xb4\1\1\1\0"
-    )
-    pseudo = IPv4Address(source).packed + IPv4Address(to).packed + struct.pack("!HH", 6, len(segment))
-    return segment[:16] + struct.pack("!H", internet_sum(pseudo + segment)) + segment[18:]
-
-
-def packet(source: str, to: str, payload: bytes, fragment: int = 0, options: bytes = b"") -> bytes:
-    """Return an IPv4 packet of TCP. :param fragment: the header's field for flags and offset."""
-    length = 20 + len(options)
-    head = struct.pack("!BBHHHBBH", 0x40 | length // 4, 0, length + len(payload), 77, fragment, 64, 6, 0) + (
-        IPv4Address(source).packed + IPv4Address(to).packed + options
-    )
-    return head[:10] + internet_sum(head).to_bytes(2, "big") + head[12:] + payload
 
 
 def in_fragments(source: str, to: str, cut: int, port: int = AGENT_PORT) -> list[bytes]:
@@ -59,7 +41,7 @@ def in_fragments(source: str, to: str, cut: int, port: int = AGENT_PORT) -> list
     whole = syn(source, to, port)
     return [
         packet(source, to, whole[cut:], cut // 8),
-        packet(source, to, whole[:cut], _MORE_FRAGMENTS),
+        packet(source, to, whole[:cut], MORE_FRAGMENTS),
     ]
 
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -200,6 +201,23 @@ class NeighbourTests(TestCase):
             packet = frames.udp(self.hostile.address, NODE, b"honest", (1000, port))
             self.hostile.send(ethernet(NODE_MAC, self.hostile.mac, IPV4, packet))
             self.assertEqual(node.recv(100), b"honest")
+
+    async def test_the_node_is_not_reached_at_its_loopback_address(self) -> None:
+        """Although another program, such as kube-proxy, has the kernel take such packets."""
+        Path(f"/proc/sys/net/ipv4/conf/{self.bridge}/route_localnet").write_text("1")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as node:
+            node.bind(("0.0.0.0", 0))
+            node.setblocking(False)
+            port = node.getsockname()[1]
+            for to, content in (("127.0.0.1", b"lie"), ("127.1.2.3", b"lie"), (NODE, b"honest")):
+                packet = frames.udp(self.hostile.address, to, content, (1000, port))
+                self.hostile.send(ethernet(NODE_MAC, self.hostile.mac, IPV4, packet))
+            self.assertEqual(node.recv(100), b"honest")
+
+    async def test_no_packet_changes_the_nodes_ways(self) -> None:
+        for name in ("accept_redirects", "send_redirects", "accept_source_route"):
+            setting = Path(f"/proc/sys/net/ipv4/conf/{self.bridge}/{name}")
+            self.assertEqual(setting.read_text(), "0\n", name)
 
     async def test_a_machine_that_nobody_knows_is_not_heard(self) -> None:
         unknown = self.machine(self.tap("c"), "10.219.0.7")

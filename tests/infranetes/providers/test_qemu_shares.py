@@ -7,7 +7,8 @@ import socket
 import subprocess
 
 from tests.infranetes.providers.firewall_case import NODE, OUTSIDE, SUBNET, FirewallCase, blocking
-from tests.support.pod_namespaces import Machine, ip, ping, udp
+from tests.support.pod_namespaces import Host, Machine, ip, ping, udp
+from tests.support.segments import syn
 
 SHARE = 24
 
@@ -83,8 +84,65 @@ class ShareTests(FirewallCase):
         await self.network.forbid(self.b.port)
         await self.cannot_reach(self.a, self.b)
 
+    async def test_what_is_half_open_is_soon_forgotten(self) -> None:
+        """Also where one end is the node, which takes connections of pods, and makes some to them."""
+        for machine in (self.a, self.outside):  # their kernels know nothing of these connections
+            silent = (
+                "table ip silent { chain out { type filter hook output priority 0; tcp flags rst drop; }; }"
+            )
+            await blocking(subprocess.run, ["ip", "netns", "exec", machine.name, "nft", silent], check=True)
+        with self.node.socket(socket.SOCK_STREAM) as listening:
+            listening.bind((NODE, 5001))
+            listening.listen()
+            pairs: list[tuple[Host, Host]] = [
+                (self.a, self.node),
+                (self.a, self.outside),
+                (self.node, self.a),
+                (self.outside, self.a),
+            ]
+            for port, (client, to) in enumerate(pairs, 5001):
+                await blocking(self.begin_tcp, client, to, port)
+                shown = await blocking(
+                    subprocess.check_output, ["conntrack", "-L", "-p", "tcp", "--orig-port-dst", str(port)]
+                )
+                self.assertIn(b"SYN_", shown)
+                self.assertLessEqual(int(shown.split()[2]), 20, shown)
+
+    def begin_tcp(self, client: Host, to: Host, port: int) -> None:
+        """Send the first segment of a connection alone."""
+        with client.socket(socket.SOCK_RAW, socket.IPPROTO_TCP) as sending:
+            sending.sendto(syn(client.address, to.address, port), (to.address, 0))
+
+
+class NextHopTests(FirewallCase):
+    """An ordinary share of the connection table."""
+
+    async def test_a_pod_that_looks_for_machines_beyond_fills_no_neighbour_table(self) -> None:
+        """Each address of the node's own networks takes an entry, whether a machine has it or not."""
+
+        def look(client: Machine, begin: int) -> int:
+            with client.socket(socket.SOCK_DGRAM) as sending:
+                for number in range(begin, begin + 120):
+                    sending.sendto(b"x", (f"198.18.221.{number}", 5000))
+            shown = subprocess.run(["ip", "neighbour", "show", "dev", self.uplink], capture_output=True)
+            return len(shown.stdout.splitlines())
+
+        await self.open_all()
+        for begin in (3, 123, 3):
+            self.assertLess(await blocking(look, self.a, begin), 80)
+        await self.reaches(self.a, self.outside)  # it has answered
+        await self.reaches(self.c, self.outside)
+        before = await blocking(look, self.a, 123)
+        self.assertGreater(await blocking(look, self.b, 123), before)
+
 
 class WithoutPoliciesTests(ShareTests):
+    """Where no pod has a firewall."""
+
+    policies = False
+
+
+class NextHopWithoutPoliciesTests(NextHopTests):
     """Where no pod has a firewall."""
 
     policies = False
