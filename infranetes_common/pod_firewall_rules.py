@@ -22,6 +22,8 @@ from infranetes_common.pod_firewall import Allowed, PodFirewall, Ports
 FAMILIES = {4: "ip", 6: "ip6"}
 ERRORS = "destination-unreachable, time-exceeded, parameter-problem"
 """The types of ICMP that tell of an error, in nft's words; of those that are still in use."""
+QUOTED_TO = "@th,192,32"
+"""The destination of the packet that an ICMP error quotes, in nft's words."""
 Chains = Mapping[str, Sequence[str]]
 """Rules by the name of their chain; chains that others jump to come first."""
 

@@ -9,6 +9,7 @@ from ipaddress import IPv4Network
 import attrs
 from attrs.validators import ge, le
 
+from infranetes.providers.qemu.shares import SHARE
 from infranetes.providers.qemu.subnet import subnet
 from infranetes_common.errors import InvalidArgument
 
@@ -42,6 +43,8 @@ class OverlayConfig:
     device: str = attrs.field(default="infvx0", validator=_is_device)  # the node's end of the tunnels
     port: int = attrs.field(default=2476, validator=[ge(1), le(65535)])  # UDP, on both sides
     mtu: int = attrs.field(default=0, validator=_is_mtu)  # of the path to the VMs; 0: of both ends' cards
+    # How many connections one pod may have begun at a time, of all that the node's kernel can follow.
+    connections: int = attrs.field(default=SHARE, validator=ge(64))
 
     @property
     def network(self) -> IPv4Network | None:

@@ -10,6 +10,10 @@ without the one that has them.
 
 The kernel's entries are compared with the wanted ones as a whole, and the differences corrected. So the
 daemon after one that was killed at any instant corrects them, and so does each sweep.
+
+What is unpacked is held as what VMs send on the node's own bridge (`infranetes.providers.qemu.bridge`): an
+ICMP error has to quote a packet to the pod itself, nothing is for the node's loopback addresses, and each pod
+has a share of the kernel's tables.
 """
 
 from __future__ import annotations
@@ -17,25 +21,30 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import TypedDict
 
 import attrs
+from twisted.logger import Logger
 
 from infranetes.overlay.config import OverlayConfig
+from infranetes.providers.qemu import shares
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket
 from infranetes_common.overlay import NODE_MAC, VNI
+from infranetes_common.pod_firewall_rules import ERRORS, QUOTED_TO
 from infranetes_common.reactors import IReactor
 from infranetes_common.sysctls import set_sysctl
 
 _SECONDS = 15.0  # for each command
 _DEVICE_MTU = 65000  # no limit: each route has an MTU of its own, which applies
 _DEFAULT_MTU = 1500
+
+_log = Logger()
 
 
 @attrs.frozen
@@ -136,8 +145,22 @@ class Tunnels:
             return
         await self._set_up(network)
         # The table comes first: it then drops packets of former peers, and accepts the first of new peers.
-        await self._nft(self._script(network, peers))
-        await self._change(wanted(peers, network), await self._entries())
+        await self._nft(self._script(network, peers) + shares.script(self._device, self._config.connections))
+        try:
+            await self._nft(shares.half_open(self._device))
+        except InfranetesError as error:
+            _log.info("half-open connections of pods stay as long as others: {error}", error=error)
+        entries, there = wanted(peers, network), await self._entries()
+        await self._change(entries, there)
+        kept = {address for address, *_ in entries.routes}
+        await self._forget(address for address, *_ in there.routes if address not in kept)
+
+    async def _forget(self, addresses: Iterable[str]) -> None:
+        """Let the next pods with these addresses begin with shares of their own."""
+        for address in addresses:
+            for command, script in shares.forgetting(self._device, address):
+                with suppress(InfranetesError):
+                    await run(self._reactor, [*self._inside, *command], _SECONDS, script.encode())
 
     async def mtus(self) -> Mapping[str, int]:
         """Return the MTU within each present tunnel, by the pod's address."""
@@ -161,8 +184,13 @@ class Tunnels:
             for one in json.loads(shown.stdout)["nftables"]
             for host, verdict in one.get("map", {}).get("elem", ())
         }
+        shown = await run(
+            self._reactor,
+            [*self._inside, "nft", "-t", "list", "table", "ip", shares.table_of(self._device)],
+            _SECONDS,
+        )
         expected = {str(each.host): each.chain for each in peers}
-        return chains == expected and await self._entries() == wanted(peers, network)
+        return shown.code == 0 and chains == expected and await self._entries() == wanted(peers, network)
 
     async def _link(self) -> _Link | None:
         found = await run(
@@ -191,6 +219,9 @@ class Tunnels:
         if (self._proc_sys / "net/ipv6/conf" / name).exists():
             await self._sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
         await self._sysctl("net/ipv4/ip_forward", "1")
+        for setting in ("accept_redirects", "send_redirects", "accept_source_route"):
+            if (self._proc_sys / "net/ipv4/conf" / name).exists():
+                await self._sysctl(f"net/ipv4/conf/{name}/{setting}", "0")
         shown = json.loads(await self._ip("-4", "address", "show", "dev", name))
         own = f"{gateway(network)}/32"
         had = [f"{one['local']}/{one['prefixlen']}" for each in shown for one in each.get("addr_info", ())]
@@ -257,6 +288,7 @@ class Tunnels:
             for each in peers
         )
         direct = "".join(f"ip saddr {network} ip daddr {each} return\n" for each in self._cluster)
+        quoted = ", ".join(f"{each.address} . {int(each.address):#x}" for each in peers)
         return f"""table ip {self._table} {{}}
         delete table ip {self._table}
         table ip {self._table} {{
@@ -265,9 +297,19 @@ class Tunnels:
                 type ipv4_addr : verdict
                 elements = {{ {pairs} }}
             }}
+            set errors {{
+                typeof ip saddr . {QUOTED_TO}
+                elements = {{ {quoted} }}
+            }}
             chain prerouting {{
                 type filter hook prerouting priority raw; policy accept;
+                iifname "{self._device}" jump unpacked
                 fib daddr type local udp dport {self._config.port} goto arriving
+            }}
+            chain unpacked {{
+                ip daddr 127.0.0.0/8 drop
+                icmp type {{ {ERRORS} }} ip saddr . {QUOTED_TO} @errors return
+                icmp type {{ {ERRORS}, source-quench, redirect }} counter drop
             }}
             chain arriving {{
                 @th,224,16 != 0x0800 drop
@@ -288,11 +330,13 @@ class Tunnels:
     async def _remove(self) -> None:
         link = await self._link()
         if link is not None and link["address"] == NODE_MAC:
+            await self._forget(address for address, *_ in (await self._entries()).routes)
             await self._batch("ip", [f"link delete dev {self._device}"])
         if (
             await run(self._reactor, [*self._inside, "nft", "list", "table", "ip", self._table], _SECONDS)
         ).code == 0:
-            await self._nft(f"table ip {self._table} {{}}\ndelete table ip {self._table}\n")
+            own = (self._table, shares.table_of(self._device))
+            await self._nft("".join(f"table ip {each} {{}}\ndelete table ip {each}\n" for each in own))
 
     async def _sysctl(self, name: str, value: str) -> None:
         await set_sysctl(self._reactor, self._proc_sys / name, value)

@@ -56,7 +56,7 @@ from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.identity import AGENT_PORT
-from infranetes_common.pod_firewall_rules import ERRORS
+from infranetes_common.pod_firewall_rules import ERRORS, QUOTED_TO
 from infranetes_common.reactors import IReactor
 from infranetes_common.sysctls import set_sysctl
 
@@ -71,7 +71,6 @@ _DEFAULT_MTU = 1500
 # Pause frames (bit 1) can't be chosen; the kernel drops them.
 _GROUP_FORWARD_MASK = 0xFFFD
 _AGENTS = "set agents { type ipv4_addr . inet_service; }"  # those that have another port than all others
-_QUOTED_TO = "@th,192,32"  # the destination of the packet that an ICMP error quotes
 _OUR_TAP = re.compile("inf[0-9a-f]{12}")
 
 _log = Logger()
@@ -315,7 +314,7 @@ class Bridge:
         delete table bridge {table}
         table bridge {table} {{
             set pods {{ typeof iifname . ether saddr . ip saddr; }}
-            set errors {{ typeof ip saddr . {_QUOTED_TO}; }}
+            set errors {{ typeof ip saddr . {QUOTED_TO}; }}
             chain prerouting {{
                 type filter hook prerouting priority -200; policy accept;
                 iifgroup {self._group} goto pod
@@ -333,7 +332,7 @@ class Bridge:
                 drop
             }}
             chain error {{
-                icmp type {{ {ERRORS} }} ip saddr . {_QUOTED_TO} @errors return
+                icmp type {{ {ERRORS} }} ip saddr . {QUOTED_TO} @errors return
                 counter drop
             }}
             {_AGENTS}
