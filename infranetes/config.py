@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from infranetes.providers.annotations import CONTAINER_PROVIDERS, NETWORKS
 from infranetes.tracing.config import TracingConfig
 from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config, config_files
+from infranetes_common import config_outside as outside
 from infranetes_common.addresses import parse_address, parse_network
 from infranetes_common.config_files import Document, Sources
 from infranetes_common.errors import ConfigError
@@ -69,6 +70,13 @@ class StreamingConfig:
     port: int = 0  # 0: any that is free
     advertise: str = ""  # the host in the URLs that kubelet is given; empty: host
 
+    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+        """Look whether it can be listened on."""
+        for key in ("port", "host"):
+            if given(key):
+                yield from (attrs.evolve(said, key=key) for said in outside.listening(self.host, self.port))
+                return
+
 
 def _is_ip(instance: object, attribute: Attribute[str], value: str) -> None:
     if value:
@@ -90,7 +98,8 @@ class KubernetesConfig:
     master_ip: str = attrs.field(default="", validator=_is_ip)  # the API server's address
     # The subnets of all nodes' pods and of Services. Whatever is in them sees pods' own addresses.
     cluster_cidrs: tuple[str, ...] = attrs.field(default=(), validator=_are_subnets)
-    kubeconfig: str = ""  # a file; with one, pods' VMs know the addresses of Services
+    # A file; with one, pods' VMs know the addresses of Services.
+    kubeconfig: str = attrs.field(default="", metadata=outside.names(lambda path: _kubeconfig(path)))
     # The network of pods that don't choose one, if their VMs are in a cloud.
     network: str = attrs.field(default="vpc", validator=in_(NETWORKS))
     service_proxy: bool = True  # false: VMs don't, since kube-proxy on the node serves all pods
@@ -102,6 +111,19 @@ class KubernetesConfig:
         return tuple(parse_network(each) for each in self.cluster_cidrs)
 
 
+def _kubeconfig(path: str) -> Iterator[outside.Said]:
+    # Imported late: other commands than `config check` start faster without them.
+    from infranetes.kubernetes.look import look
+
+    return look(Path(path))
+
+
+def _authority(path: str) -> Iterator[outside.Said]:
+    from infranetes.authority import Authority
+
+    return outside.tried(lambda: Authority("/nonexistent", path=path), "ca")
+
+
 def _default_node() -> str:
     return socket.gethostname() or "localhost"
 
@@ -110,7 +132,8 @@ def _default_node() -> str:
 class DelegateConfig:
     """The node's own runtime, which gets the pods of all handlers not named here. Empty: there is none."""
 
-    socket: str = ""  # of its CRI: a path, or unix://PATH
+    # Of its CRI: a path, or unix://PATH.
+    socket: str = attrs.field(default="", metadata=outside.names(outside.server))
 
     @property
     def socket_path(self) -> str:
@@ -135,9 +158,15 @@ def _provider_names() -> list[str]:
 class Config:
     """The whole file. Every key has a default."""
 
-    socket: str = "/run/infranetes/infranetes.sock"  # a path, or unix://PATH
-    state_dir: Path = Path("/var/lib/infranetes")  # kept over reboots
-    run_dir: Path = Path("/run/infranetes")  # gone after a reboot
+    # A path, or unix://PATH.
+    socket: str = attrs.field(
+        default="/run/infranetes/infranetes.sock", metadata=outside.names(outside.directory_of)
+    )
+    # The one is kept over reboots, the other is gone after one.
+    state_dir: Path = attrs.field(
+        default=Path("/var/lib/infranetes"), metadata=outside.names(outside.directory)
+    )
+    run_dir: Path = attrs.field(default=Path("/run/infranetes"), metadata=outside.names(outside.directory))
     # These mark the VMs of this node in the IaaS. If one is changed, running VMs are no longer this node's.
     cluster: str = "default"
     node: str = attrs.field(factory=_default_node)
@@ -150,7 +179,7 @@ class Config:
     # Addresses or subnets, besides the node's own, that its connections have when they get to VMs.
     node_addresses: tuple[str, ...] = attrs.field(default=(), validator=_are_subnets)
     # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: the node's own.
-    ca: str = ""
+    ca: str = attrs.field(default="", metadata=outside.names(lambda path: _authority(path)))
     # Each provider's own table, by its name.
     providers: Mapping[str, Mapping[str, Any]] = attrs.field(  # Any: keys only a provider knows
         factory=dict, metadata={config.HOLDS: _provider_names}
@@ -160,7 +189,9 @@ class Config:
     # Further runtime handlers, with the settings of their pods.
     handlers: Mapping[str, HandlerConfig] = attrs.field(factory=dict)
     # The directory of the AppArmor profiles that containers may use.
-    apparmor_dir: Path = Path("/etc/apparmor.d")
+    apparmor_dir: Path = attrs.field(
+        default=Path("/etc/apparmor.d"), metadata=outside.names(outside.present_directory)
+    )
     # The cgroup driver that kubelet is told to use.
     cgroup_driver: str = attrs.field(default="systemd", validator=in_(("systemd", "cgroupfs")))
     parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at one time

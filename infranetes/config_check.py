@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check that reports every fault in a configuration file that would keep the daemon from starting."""
+"""A check that reports every fault in a configuration file, and in what it names on this machine.
+
+What the check did not look at is told too: a file is right only if all was looked at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+import attrs
 
 from infranetes.config import Config
 from infranetes.config_checks import faults
 from infranetes.providers import registry
 from infranetes_common import config, config_files
 from infranetes_common.config_faults import Fault, located
-from infranetes_common.config_files import Document, Sources
+from infranetes_common.config_files import Document, Place, Sources
+from infranetes_common.config_outside import Said, Verdict, looked_at, unseen
 from infranetes_common.config_values import MISSING
 from infranetes_common.errors import ConfigError
 
@@ -23,11 +29,26 @@ def made_of_keys(found: Config, source: str) -> None:
     """Make no parts: check only the configuration's keys."""
 
 
-def check_file(path: str, make: Make = made_of_keys) -> tuple[Sequence[str], Sequence[Fault]]:
-    """Return the files that were read, and their faults. Blocks; nothing outside the process is changed."""
+@attrs.frozen
+class Checked:
+    """What came of a check, each in the order of files and lines.
+
+    :ivar files: those that were read. :ivar faults: what is wrong.
+    :ivar warnings: what works, but worse than it may be meant to, or not yet.
+    :ivar unseen: what was not looked at, and why."""
+
+    files: Sequence[str]
+    faults: Sequence[Fault]
+    warnings: Sequence[Fault]
+    unseen: Sequence[Fault]
+
+
+def check_file(path: str, make: Make = made_of_keys) -> Checked:
+    """Check the file at `path` and its drop-ins. Blocks; nothing outside the process is changed."""
     read = config_files.readable(path)
     document, sources = read.document, read.document.sources
     found = _Faults(sources)
+    said: list[Said] = []
     whole: Config | None = None
     with found.collected():
         whole = config.of_document(document, Config)
@@ -43,8 +64,67 @@ def check_file(path: str, make: Make = made_of_keys) -> tuple[Sequence[str], Seq
         if not found.faults:
             with found.collected():
                 make(whole, sources.main)
+        told = {fault.key for fault in found.faults}
+        said = [each for each in _said(whole, document) if each.key not in told]
+        found.faults += _of(said, Verdict.WRONG, sources)
     order = {file: number for number, file in enumerate(sources.files)}
-    return sources.files, sorted(found.faults, key=lambda each: (order[each.file], each.line))
+
+    def in_order(faults: Iterable[Fault]) -> list[Fault]:
+        placed = (_placed(each, document) for each in faults)
+        return sorted(placed, key=lambda each: (order[each.file], each.line))
+
+    return Checked(
+        sources.files,
+        in_order(found.faults),
+        in_order(_of(said, Verdict.WARNING, sources)),
+        in_order(_of(said, Verdict.UNSEEN, sources)),
+    )
+
+
+def _said(whole: Config, document: Document) -> Iterator[Said]:
+    """Yield what is said of all that the files name outside of them."""
+    given = document.sources.places.keys()
+    yield from looked_at(whole, given)
+    for name in _names(document.table):
+        key = f"providers.{name}"
+        cls = registry.settings_class(name)
+        if name not in whole.offered_providers:
+            yield unseen("no pod has its VM from this provider, so that only its keys were looked at", key)
+        elif cls is None:
+            yield unseen(
+                "its plug-in does not tell which keys it has, so that it alone can look at them", key
+            )
+        else:
+            with suppress(ConfigError):  # which is told already
+                table = config.structure(whole.providers.get(name, {}), cls, source="", prefix=key)
+                try:
+                    yield from looked_at(table, given, key)
+                except ImportError as error:
+                    yield unseen(f"it can't be loaded here: {error}", key)
+
+
+def _placed(fault: Fault, document: Document) -> Fault:
+    """Return a fault of a provider whose table is nowhere with the place at which the provider is named."""
+    names = fault.key.split(".")
+    if fault.line or names[0] != "providers" or len(names) < 2:
+        return fault
+    handlers = document.table.get("handlers")
+    its = handlers if isinstance(handlers, dict) else {}
+    for key in ("provider", *(f"handlers.{name}.provider" for name in its)):
+        place = document.sources.places.get(key)
+        if place is not None and config_files.value_of(document.table, key) == names[1]:
+            return attrs.evolve(fault, file=place.file, line=place.line)
+    return fault
+
+
+def _of(said: Iterable[Said], verdict: Verdict, sources: Sources) -> list[Fault]:
+    """Return what has a verdict, with its place."""
+    found = []
+    for each in said:
+        if each.verdict is verdict:
+            place = sources.place_of(each.key) or Place(sources.main, 0)
+            found.append(Fault(place.file, place.line, each.key, each.words))
+    return found
 
 
 class _Faults:

@@ -122,7 +122,7 @@ def readable(path: str | os.PathLike[str]) -> Readable:
             continue
         _merge(table, found)
         for key, line in lines_of(text).items():
-            if key not in places or not isinstance(_value(table, key), dict):
+            if key not in places or not isinstance(value_of(table, key), dict):
                 places[key] = Place(file, line)
     return Readable(Document(table, Sources(os.fspath(path), drop_ins, places)), wrong)
 
@@ -191,7 +191,7 @@ def _merge(into: dict[str, object], table: Mapping[str, object]) -> None:
             into[key] = value
 
 
-def _value(table: object, key: str) -> object:
+def value_of(table: object, key: str) -> object:
     """Return the value of a dotted key; None: there is none, or a name in it has a dot or is of a list."""
     for name in key.split("."):
         if not isinstance(table, dict):

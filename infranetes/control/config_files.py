@@ -8,13 +8,16 @@ import json
 from collections.abc import Iterator
 from importlib import resources
 
+import attrs
+
 from infranetes.config import Config
-from infranetes.config_check import check_file
+from infranetes.config_check import Checked, check_file
 from infranetes.control.arguments import DEFAULT_CONFIG
 from infranetes.control.session import DONE, USAGE
 from infranetes.handler_config import HandlerConfig
 from infranetes.providers import registry
 from infranetes_common import config_reference
+from infranetes_common.config_faults import Fault
 from infranetes_common.config_reference import Table
 
 PAGE = "configuration.md"  # a copy of docs/configuration.md
@@ -68,15 +71,35 @@ def reference(of_machine: bool = True) -> Iterator[Table]:
 def check(options: argparse.Namespace) -> int:
     """Print what is wrong with a file and its drop-ins; return the exit status."""
     path = str(options.file or options.config or DEFAULT_CONFIG)
-    files, faults = check_file(path, options.make)
+    found = check_file(path, options.make)
     if options.json:
-        found = [
-            {"file": each.file, "line": each.line or None, "key": each.key or None, "words": each.words}
-            for each in faults
-        ]
-        print(json.dumps({"files": list(files), "faults": found}, indent=2))
-    elif faults:
-        print("\n".join(map(str, faults)))
+        shown = {
+            "files": list(found.files),
+            "faults": [_shown(each) for each in found.faults],
+            "warnings": [_shown(each) for each in found.warnings],
+            "not_looked_at": [_shown(each) for each in found.unseen],
+        }
+        print(json.dumps(shown, indent=2))
     else:
-        print(f"nothing is wrong with {', '.join(files)}")
-    return USAGE if faults else DONE
+        print("\n".join(_lines(found)))
+    return USAGE if found.faults else DONE
+
+
+def _shown(fault: Fault) -> dict[str, object]:
+    return {"file": fault.file, "line": fault.line or None, "key": fault.key or None, "words": fault.words}
+
+
+def _lines(found: Checked) -> Iterator[str]:
+    """Yield what a person reads: faults first, and the rest once there are none."""
+    files = ", ".join(found.files)
+    if found.faults:
+        yield from map(str, found.faults)
+        return
+    yield from (str(attrs.evolve(each, words=f"warning: {each.words}")) for each in found.warnings)
+    yield from (str(attrs.evolve(each, words=f"not looked at: {each.words}")) for each in found.unseen)
+    if found.unseen:
+        yield f"the rest of {files} was looked at, and no fault was found"
+    elif found.warnings:
+        yield f"the daemon starts with {files}; see the warnings"
+    else:
+        yield f"nothing is wrong with {files}"

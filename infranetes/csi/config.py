@@ -7,6 +7,8 @@ from pathlib import Path
 
 import attrs
 
+from infranetes_common import config_outside as outside
+
 NAME = "infranetes.io"  # the driver's name
 _MAX_PATH = 60  # bytes of sun_path (see unix(7)) that the sockets' own names leave
 
@@ -23,7 +25,9 @@ class CsiConfig:
     """Whether the node's pods can have volumes of their VMs' own."""
 
     # kubelet's directory, such as /var/lib/kubelet, which holds its drivers' sockets. Empty: no driver.
-    kubelet_dir: str = attrs.field(default="", validator=_is_directory)
+    kubelet_dir: str = attrs.field(
+        default="", validator=_is_directory, metadata=outside.names(outside.present_directory)
+    )
 
     @property
     def socket(self) -> str:

@@ -11,6 +11,7 @@ from attrs.validators import gt
 
 from infranetes.images import reference
 from infranetes.images.manifest import host_platform
+from infranetes_common import config_outside as outside
 from infranetes_common.errors import InvalidArgument
 
 
@@ -43,19 +44,25 @@ class ImagesConfig:
     """How images are fetched and kept."""
 
     # Registries (HOST or HOST:PORT) that may be asked over plain http or with an untrusted certificate.
-    insecure_registries: tuple[str, ...] = attrs.field(default=(), validator=_are_registries)
+    insecure_registries: tuple[str, ...] = attrs.field(
+        default=(), validator=_are_registries, metadata=outside.names(outside.never("no registry was asked"))
+    )
     # A containers-policy.json(5); empty: the default, which accepts every image.
-    policy: str = ""
+    policy: str = attrs.field(default="", metadata=outside.names(outside.json_file))
     # A containers-registries.conf(5) with mirrors and aliases; empty: skopeo's default.
-    registries_conf: str = ""
+    registries_conf: str = attrs.field(default="", metadata=outside.names(outside.toml_file))
     # A containers-auth.json(5) for pulls without credentials; empty: skopeo's default.
-    auth_file: str = ""
+    auth_file: str = attrs.field(default="", metadata=outside.names(outside.json_file))
     # The platform chosen from images for several; empty: the node's own.
     platform: str = attrs.field(default="", validator=_is_platform)
     # Images that kubelet must never remove to make room.
     pinned: tuple[str, ...] = attrs.field(default=(), validator=_are_images)
     # Images that every VM has from the start, if the provider supports that; they are pinned, too.
-    preload: tuple[str, ...] = attrs.field(default=(), validator=_are_images)
+    preload: tuple[str, ...] = attrs.field(
+        default=(),
+        validator=_are_images,
+        metadata=outside.names(outside.never("no registry was asked")),
+    )
     max_parallel_pulls: int = attrs.field(default=4, validator=gt(0))
     # A pull that moves no byte for so many seconds is given up.
     stall_seconds: float = attrs.field(default=60.0, validator=gt(0))
@@ -63,7 +70,7 @@ class ImagesConfig:
     attempts: int = attrs.field(default=3, validator=gt(0))
     # The most bytes that one layer may unpack to.
     max_layer_bytes: int = attrs.field(default=64 << 30, validator=gt(0))
-    skopeo: str = "skopeo"
+    skopeo: str = attrs.field(default="skopeo", metadata=outside.names(outside.program))
 
     @property
     def effective_platform(self) -> str:

@@ -76,6 +76,13 @@ class _Policy:
         return found
 
 
+def check_certificates(access: Access) -> None:
+    """Check that connections can be made with these certificates and keys.
+
+    :raise FailedPrecondition: one can't be read."""
+    _Policy(access)
+
+
 class ApiServer:
     """The API server that a kubeconfig names.
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 
 import attrs
 from attrs import Attribute
+
+from infranetes_common import config_outside as outside
 
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9._-]{1,253}")
 
@@ -53,6 +56,21 @@ class MetricsConfig:
     token_file: str = attrs.field(default="", validator=_is_path)  # clients have to send the token in it
     # The names by which clients may ask, besides addresses, localhost, the node's and the certificate's.
     hosts: tuple[str, ...] = attrs.field(default=(), validator=_are_hosts)
+
+    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+        """Look at the address and the files."""
+        from infranetes.monitoring.access import _thd_read_tls, _thd_read_token  # late: with it comes OpenSSL
+
+        if self.listen:
+            yield from (attrs.evolve(said, key="listen") for said in outside.listening(*self.address))
+        if self.token_file:
+            for said in outside.tried(lambda: _thd_read_token(self.token_file), "metrics.token_file"):
+                yield attrs.evolve(said, key="token_file")
+        if self.certificate_file and self.key_file:
+            for said in outside.tried(lambda: _thd_read_tls(self.certificate_file, self.key_file)):
+                keys, _, words = said.words.partition(": ")  # of one of the files, or of both
+                key = keys.rpartition("metrics.")[2] if "," not in keys else "certificate_file"
+                yield attrs.evolve(said, key=key, words=words)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from attrs.validators import ge, le
 
 from infranetes.providers.qemu.shares import SHARE
 from infranetes.providers.qemu.subnet import subnet
+from infranetes_common import config_outside as outside
 from infranetes_common.errors import InvalidArgument
 
 _DEVICE = re.compile(r"[a-z][a-z0-9]{0,14}")
@@ -40,7 +41,9 @@ class OverlayConfig:
 
     # The pods' subnet. Empty: that of UpdateRuntimeConfig.
     pod_cidr: str = attrs.field(default="", validator=_is_subnet)
-    device: str = attrs.field(default="infvx0", validator=_is_device)  # the node's end of the tunnels
+    device: str = attrs.field(  # the node's end of the tunnels
+        default="infvx0", validator=_is_device, metadata=outside.names(outside.network_device("vxlan"))
+    )
     port: int = attrs.field(default=2476, validator=[ge(1), le(65535)])  # UDP, on both sides
     mtu: int = attrs.field(default=0, validator=_is_mtu)  # of the path to the VMs; 0: of both ends' cards
     # How many connections one pod may have begun at a time, of all that the node's kernel can follow.

@@ -84,13 +84,14 @@ def create(
     except Exception as error:
         _log.failure("provider {provider} failed when it was made", provider=name)
         raise ConfigError(
-            f"provider {name!r} can't be made: {type(error).__name__}: {error}; the log has the traceback"
+            f"{context.source}: provider: {name!r} can't be made: {type(error).__name__}: {error}; the log "
+            "has the traceback"
         ) from error
     try:
         verifyObject(IPodProvider, provider)
     except Invalid as error:
         raise ConfigError(
-            f"provider {name!r} is not an IPodProvider ({str(error).strip()}); "
+            f"{context.source}: provider: {name!r} is not an IPodProvider ({str(error).strip()}); "
             "install a release of it that is made for this Infranetes"
         ) from error
     return provider
@@ -126,7 +127,7 @@ def _plug_ins() -> list[EntryPoint]:
 def _factory(name: str, source: str) -> ProviderFactory:
     built_in = _BUILT_IN.get(name)
     if built_in is not None:
-        return _load(name, built_in, lambda: _attribute(built_in))
+        return _load(name, built_in, lambda: _attribute(built_in), source)
     found = [point for point in _plug_ins() if point.name == name]
     if not found:
         if name in _PACKAGES:
@@ -140,7 +141,7 @@ def _factory(name: str, source: str) -> ProviderFactory:
             f"{source}: provider: several plug-ins are called {name!r} "
             f"({', '.join(point.value for point in found)}); uninstall all but one"
         )
-    return _load(name, found[0].value, found[0].load)
+    return _load(name, found[0].value, found[0].load, source)
 
 
 def _attribute(target: str) -> object:
@@ -149,11 +150,11 @@ def _attribute(target: str) -> object:
     return found
 
 
-def _load(name: str, target: str, load: Callable[[], object]) -> ProviderFactory:
+def _load(name: str, target: str, load: Callable[[], object], source: str) -> ProviderFactory:
     try:
         return cast(ProviderFactory, load())
     except Exception as error:
         _log.failure("provider {provider} can't be imported from {target}", provider=name, target=target)
         raise ConfigError(
-            f"provider {name!r} can't be loaded from {target}: {type(error).__name__}: {error}"
+            f"{source}: provider: {name!r} can't be loaded from {target}: {type(error).__name__}: {error}"
         ) from error

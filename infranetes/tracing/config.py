@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ import attrs
 from attrs import Attribute
 from attrs.validators import ge, le
 
+from infranetes_common import config_outside as outside
 from infranetes_common.errors import ConfigError
 
 MAX_HEADERS_BYTES = 64 * 1024
@@ -45,10 +46,18 @@ class TracingConfig:
     """Where traces are sent, and which calls are recorded."""
 
     # The URL at which a collector takes OTLP over HTTP. Empty: nothing is recorded.
-    endpoint: str = attrs.field(default="", validator=_is_endpoint)
+    endpoint: str = attrs.field(
+        default="", validator=_is_endpoint, metadata=outside.names(outside.never("no collector was asked"))
+    )
     # The share of calls that is recorded, among those whose caller does not decide it.
     sampling_ratio: float = attrs.field(default=0.0, validator=[ge(0.0), le(1.0)])
-    headers_file: str = attrs.field(default="", validator=_is_absolute)  # sent with each request; mode 0600
+    headers_file: str = attrs.field(  # sent with each request; mode 0600
+        default="", validator=_is_absolute, metadata=outside.names(lambda path: _headers(path))
+    )
+
+
+def _headers(path: str) -> Iterator[outside.Said]:
+    return outside.tried(lambda: read_headers(path), "tracing.headers_file")
 
 
 def read_headers(path: str) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from ipaddress import IPv4Network
 
 import attrs
 
+from infranetes_common import config_outside as outside
 from infranetes_common.config import Bytes
 from infranetes_common.errors import InvalidArgument
 from infranetes_simulation.protocol import ARCHIVES, BEHAVIOURS, LAYERS
@@ -59,4 +60,7 @@ class Settings:
     max_cpu_millis: int = attrs.field(default=64_000, validator=attrs.validators.ge(1))
     max_memory: Bytes = Bytes(1 << 40)
     faults: tuple[Fault, ...] = ()
-    farm_command: tuple[str, ...] = (sys.executable, "-m", "infranetes_simulation.farm")
+    farm_command: tuple[str, ...] = attrs.field(
+        default=(sys.executable, "-m", "infranetes_simulation.farm"),
+        metadata=outside.names(lambda command: outside.program(command[0])),
+    )

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import attrs
 
+from infranetes_common import config_outside as outside
 from infranetes_common.config import Bytes
 
 _positive = attrs.validators.gt(0.0)
@@ -53,3 +55,9 @@ class CloudSettings:
     volume_seconds: float = attrs.field(default=120.0, validator=_positive)  # for one step in a volume's life
     # Between sweeps for unused addresses and disks.
     sweep_seconds: float = attrs.field(default=600.0, validator=_positive)
+
+    def look_outside(self, given: Callable[[str], bool]) -> Iterable[outside.Said]:
+        """Say that the cloud was not asked: a check of a file makes no calls."""
+        yield outside.unseen(
+            "the cloud was not asked whether it takes the credentials and has what the keys here name"
+        )

@@ -48,14 +48,18 @@ def qemu_user(name: str) -> QemuUser:
             f"there is no user {name} for QEMU to run as; make it with "
             f"`useradd --system --shell /usr/sbin/nologin {name}`, or set providers.qemu.user"
         ) from None
-    groups = []
+    return QemuUser(entry.pw_uid, entry.pw_gid, kvm_groups())
+
+
+def kvm_groups() -> list[int]:
+    """Return the group of /dev/kvm, as a list, if that group may use it."""
     try:
         status = os.stat(accelerator.KVM)
         if status.st_mode & 0o060 == 0o060 and status.st_gid != 0:
-            groups.append(grp.getgrgid(status.st_gid).gr_gid)
+            return [grp.getgrgid(status.st_gid).gr_gid]
     except (OSError, KeyError):
         pass
-    return QemuUser(entry.pw_uid, entry.pw_gid, groups)
+    return []
 
 
 def check_rights() -> None:

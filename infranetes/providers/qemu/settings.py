@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 
-from infranetes.guest.image import DEFAULT_DIR
+from infranetes.guest.image import DEFAULT_DIR, NoGuestImage, current
 from infranetes.providers.qemu import uids
 from infranetes.providers.qemu.shares import SHARE
 from infranetes.providers.qemu.subnet import subnet
+from infranetes_common import config_outside as outside
 from infranetes_common.config import Bytes
-from infranetes_common.errors import InvalidArgument
+from infranetes_common.errors import InfranetesError, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _T = TypeVar("_T")
 MIB = 1 << 20
@@ -70,38 +71,61 @@ def _host_memory() -> Bytes:
     return Bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
+def _images(path: Path) -> Iterator[outside.Said]:
+    try:
+        current(path)
+    except NoGuestImage as error:
+        yield outside.warning(f"{error}; the daemon waits for it")
+    except (InfranetesError, OSError):
+        yield from outside.tried(lambda: current(path))
+
+
+def _user(name: str) -> Iterator[outside.Said]:
+    from infranetes.providers.qemu.host_checks import qemu_user  # imported late: it runs programs
+
+    return outside.tried(lambda: qemu_user(name))
+
+
 @attrs.frozen
 class QemuSettings:
     """The table `providers.qemu`. Times in seconds."""
 
     pod_cidr: str = attrs.field(default="10.88.0.0/16", validator=_is_subnet)
     """The pods' subnet, until UpdateRuntimeConfig sets another. Its first address is the node's."""
-    bridge: str = attrs.field(default="infranetes0", validator=_is_bridge)
+    bridge: str = attrs.field(
+        default="infranetes0", validator=_is_bridge, metadata=outside.names(outside.network_device("bridge"))
+    )
     mtu: int = attrs.field(default=0, validator=_is_mtu)
     """MTU of the pods' network; 0: that of the interface with the node's default route."""
     connections: int = attrs.field(default=SHARE, validator=attrs.validators.ge(64))
     """How many connections one pod may have begun at a time, of all that the node's kernel can follow."""
 
-    image_dir: Path = DEFAULT_DIR
+    image_dir: Path = attrs.field(default=DEFAULT_DIR, metadata=outside.names(lambda path: _images(path)))
     """The directory of the guest images, which `infranetes-guest build` makes."""
-    template_dir: Path | None = None
+    template_dir: Path | None = attrs.field(default=None, metadata=outside.names(outside.directory))
     """Where templates are kept; by default in the daemon's state directory."""
-    volumes_dir: Path | None = None
+    volumes_dir: Path | None = attrs.field(default=None, metadata=outside.names(outside.directory))
     """Where volumes are kept, which outlive their pods; by default in the daemon's state directory."""
 
-    devices: tuple[str, ...] = attrs.field(default=(), validator=_are_devices)
+    devices: tuple[str, ...] = attrs.field(
+        default=(), validator=_are_devices, metadata=outside.names(outside.each(outside.block_device))
+    )
     """Block devices of the node that pods may have, each one pod's at a time; by default none."""
 
-    qemu: str = "qemu-system-x86_64"
-    qemu_img: str = "qemu-img"
-    user: str = "infranetes-qemu"
+    qemu: str = attrs.field(default="qemu-system-x86_64", metadata=outside.names(outside.program))
+    qemu_img: str = attrs.field(default="qemu-img", metadata=outside.names(outside.program))
+    user: str = attrs.field(default="infranetes-qemu", metadata=outside.names(lambda name: _user(name)))
     """The user that QEMU runs as while a template is made; it needs no rights."""
     uids: str = attrs.field(default="1900000000-1900009999", validator=_is_users)
     """Uids for VMs, and gids of the same numbers: each VM runs as one that nothing else on the node has."""
     accelerator: str = attrs.field(default="auto", validator=attrs.validators.in_(ACCELERATORS))
     """auto: KVM if a small guest proves that it works, else emulation (tcg)."""
 
-    cpu: str = attrs.field(default="", validator=attrs.validators.matches_re(r"[A-Za-z0-9_.,=+-]*"))
+    cpu: str = attrs.field(
+        default="",
+        validator=attrs.validators.matches_re(r"[A-Za-z0-9_.,=+-]*"),
+        metadata=outside.names(outside.never("QEMU was not asked whether it has this model")),
+    )
     """QEMU's processor model, with features; empty: under KVM the node's own; under emulation all features
     but AVX, ERMS, FSRM and LA57, which make it slow or keep it from booting: see `command_line`."""
 
@@ -137,3 +161,9 @@ class QemuSettings:
     """How much of a VM's console is kept: at least the last half of this."""
     kept_consoles: int = attrs.field(default=32, validator=_at_least(0))
     """For how many of the last destroyed VMs the end of the console is kept."""
+
+    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+        """Look whether QEMU's user may use KVM, also where no key names it: KVM is the default."""
+        from infranetes.providers.qemu.look import look_at_kvm  # imported late: it runs programs
+
+        return look_at_kvm(self.accelerator, self.user, given("accelerator"))

@@ -16,12 +16,9 @@ from infranetes.config import Config, load
 from infranetes.control.config_files import reference
 from infranetes.control.session import DONE, USAGE
 from infranetes.ctl import main
-from infranetes.daemon.config_check import check_daemon
 from infranetes.handler_config import HandlerConfig
 from infranetes.providers import registry
 from infranetes_common.config_text import defaults
-from infranetes_common.errors import ConfigError
-from infranetes_common.reactors import installed
 
 
 def said(*arguments: str) -> tuple[int, str]:
@@ -117,14 +114,14 @@ class KubeconfigTests(SynchronousTestCase):
     def test_a_kubeconfig_that_can_not_be_used_is_wrong(self) -> None:
         """The daemon would start with it, and VMs would lack Services and policies."""
         file, kubeconfig = Path(self.mktemp()), Path(self.mktemp()).absolute()
-        file.write_text(f'kubernetes.kubeconfig = "{kubeconfig}"\n[providers.simulated]\n')
+        file.write_text(f'provider = "simulated"\nkubernetes.kubeconfig = "{kubeconfig}"\n')
         for content, words in ((None, "can't be read: No such file"), ("[]", "has to be a mapping")):
             if content is not None:
                 kubeconfig.write_text(content)
-            with self.assertRaises(ConfigError) as raised:
-                check_daemon(installed(), load(str(file), {"provider": "simulated"}), str(file))
-            self.assertIn("kubernetes.kubeconfig: ", str(raised.exception))
-            self.assertIn(words, str(raised.exception))
+            status, out = said("check", str(file))
+            self.assertEqual(status, USAGE)
+            self.assertIn("kubernetes.kubeconfig: ", out)
+            self.assertIn(words, out)
 
 
 class DefaultTests(SynchronousTestCase):
@@ -193,9 +190,11 @@ class CheckTests(SynchronousTestCase):
         self.assertEqual(
             said("check", str(self.file)), (DONE, f"nothing is wrong with {self.file}, {drop_in}\n")
         )
+        files = [str(self.file), str(drop_in)]
         status, text = said("check", "--json", "--config", str(self.file))
         self.assertEqual(
-            (status, json.loads(text)), (DONE, {"files": [str(self.file), str(drop_in)], "faults": []})
+            (status, json.loads(text)),
+            (DONE, {"files": files, "faults": [], "warnings": [], "not_looked_at": []}),
         )
 
     def test_every_fault_of_every_file_has_its_line(self) -> None:

@@ -11,6 +11,7 @@ import attrs
 from infranetes.providers.cloud.aws.images import are_owners
 from infranetes.providers.cloud.aws.regions import is_region
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes_common import config_outside as outside
 from infranetes_common.config import secret
 
 _PROVISIONED = ("io1", "io2")  # disk types that are sold with a number of operations per second
@@ -87,4 +88,5 @@ class Settings(CloudSettings):
     endpoint: str = attrs.field(default="", validator=_is_endpoint)  # in place of the region's own
     # In place of the endpoint of AWS' price list.
     price_endpoint: str = attrs.field(default="", validator=_is_endpoint)
-    prices_file: str = ""  # a file with one's own prices, see `own_prices`
+    # A file with one's own prices, see `own_prices`.
+    prices_file: str = attrs.field(default="", metadata=outside.names(outside.file))

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
 import attrs
@@ -22,6 +23,7 @@ from infranetes.providers.cloud.azure.names import (
     ZONE,
 )
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes_common import config_outside as outside
 
 T = TypeVar("T")
 _Validator: TypeAlias = Callable[[object, "attrs.Attribute[T]", T], None]
@@ -51,6 +53,12 @@ def _all(pattern: str, expected: str) -> _Validator[tuple[str, ...]]:
 
 
 _application_groups = _all(APPLICATION_GROUP, "application security groups' names or ids")
+
+
+def _secret(key: str, path: str) -> Iterator[outside.Said]:
+    from infranetes.providers.cloud.azure.credentials import _thd_read  # late: it needs these settings
+
+    return outside.tried(lambda: _thd_read(path, key), key)
 
 
 @attrs.frozen(kw_only=True)
@@ -84,13 +92,17 @@ class Settings(CloudSettings):
     tenant: str = attrs.field(default="", validator=_matching(UUID, "a tenant's id"))
     # The client id of an application, or of one of several user-assigned identities of the node's VM.
     client_id: str = attrs.field(default="", validator=_matching(UUID, "a client's id"))
-    secret_file: str = ""  # holds the application's secret
+    # Holds the application's secret.
+    secret_file: str = attrs.field(default="", metadata=outside.names(partial(_secret, "secret_file")))
     # In place of a secret; if neither is set, the node's own managed identity is used.
-    federated_token_file: str = ""
+    federated_token_file: str = attrs.field(
+        default="", metadata=outside.names(partial(_secret, "federated_token_file"))
+    )
     endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
     login_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
     price_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
-    prices_file: str = ""  # a file with one's own prices, see `own_prices`
+    # A file with one's own prices, see `own_prices`.
+    prices_file: str = attrs.field(default="", metadata=outside.names(outside.file))
     metadata_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "http://HOST"))
 
     def __attrs_post_init__(self) -> None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import attrs
@@ -20,6 +21,7 @@ from infranetes.providers.cloud.gcp.names import (
     region_of,
 )
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes_common import config_outside as outside
 
 T = TypeVar("T")
 _Validator: TypeAlias = Callable[[object, "attrs.Attribute[T]", T], None]
@@ -61,6 +63,12 @@ def _needs_vtpm(instance: Settings, attribute: attrs.Attribute[bool], value: boo
         raise ValueError("it measures what boots with the virtual TPM: it needs vtpm, or has to be false")
 
 
+def _key(path: str) -> Iterator[outside.Said]:
+    from infranetes.providers.cloud.gcp.credential_files import _thd_read  # late: with it come its libraries
+
+    return outside.tried(lambda: _thd_read(Path(path), "key_file"), "key_file")
+
+
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.gcp`."""
@@ -93,12 +101,13 @@ class Settings(CloudSettings):
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(PROJECT, "projects' ids"))
     sizes: tuple[str, ...] = ("e2-*", "n2-*", "n2d-*", "c2-*", "g2-*", "a2-*")
     # Of any type that gcloud writes; empty: credentials are found as by Google's own tools.
-    key_file: str = ""
+    key_file: str = attrs.field(default="", metadata=outside.names(lambda path: _key(path)))
     # A service account that these credentials impersonate; empty: calls are made with the credentials' own
     # account.
     impersonated_account: str = attrs.field(default="", validator=_matching(_ACCOUNT, "an account's address"))
     endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
     # In place of the endpoint of Google's price list.
     price_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
-    prices_file: str = ""  # a file with one's own prices, see `own_prices`
+    # A file with one's own prices, see `own_prices`.
+    prices_file: str = attrs.field(default="", metadata=outside.names(outside.file))
     token_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeVar
 
 import attrs
 
 from infranetes.providers.cloud.openstack.names import ID, NAME
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes_common import config_outside as outside
 
 T = TypeVar("T")
 _Validator: TypeAlias = Callable[[object, "attrs.Attribute[T]", T], None]
@@ -61,5 +62,17 @@ class Settings(CloudSettings):
     disk_type: str = attrs.field(default="", validator=_is_name)
     # Names of Nova's PCI aliases that stand for GPUs, with * and ?.
     gpu_aliases: tuple[str, ...] = attrs.field(default=("*",), validator=_all(r"[A-Za-z0-9_*?-]+", "names"))
-    prices_file: str = ""  # a file with one's own prices, see `own_prices`
+    # A file with one's own prices, see `own_prices`.
+    prices_file: str = attrs.field(default="", metadata=outside.names(outside.file))
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(ID, "projects' ids"))
+
+    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+        """Look at the cloud's entry, and say that the cloud was not asked."""
+        from infranetes.providers.cloud.openstack import clouds_file  # late: with it come its libraries
+
+        key = "clouds_file" if self.clouds_file else "cloud"
+        for said in outside.tried(
+            lambda: clouds_file._thd_read(clouds_file.find(self.clouds_file), self.cloud)
+        ):
+            yield attrs.evolve(said, key=key)
+        yield from super().look_outside(given)

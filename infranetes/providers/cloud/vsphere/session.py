@@ -126,7 +126,8 @@ def _thd_password(file: Path) -> str:
             mode = stat.S_IMODE(file.stat().st_mode)
             password = opened.readline(1024).rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise CloudError(ErrorKind.CREDENTIALS, f"password_file {file} can't be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CloudError(ErrorKind.CREDENTIALS, f"password_file {file} can't be read: {why}") from None
     if mode & 0o077:
         raise CloudError(
             ErrorKind.CREDENTIALS, f"password_file {file} may be read by others (mode {mode:o}): chmod 600 it"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import attrs
 
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.vsphere.addresses import Pool, parse_range
+from infranetes_common import config_outside as outside
 
 MOST_SNAPSHOTS = 32  # the most that vSphere keeps of one disk
 
@@ -77,14 +78,22 @@ def _has_image_folder(instance: Settings, attribute: attrs.Attribute[str], value
         raise ValueError("it needs image_folder, where its items are deployed")
 
 
+def _password(path: Path) -> Iterator[outside.Said]:
+    from infranetes.providers.cloud.vsphere.session import _thd_password  # late: with it come its libraries
+
+    return outside.tried(lambda: _thd_password(path), "password_file")
+
+
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.vsphere`. Paths are below the datacenter's folders, as govc shows them."""
 
     host: str = attrs.field(validator=_is_host)  # the vCenter
     username: str = attrs.field(validator=_is_given)
-    password_file: Path  # its first line is the password; only its owner may read it
-    ca_file: Path | None = None  # the trusted CAs; none: the system's
+    # Its first line is the password; only its owner may read it.
+    password_file: Path = attrs.field(metadata=outside.names(lambda path: _password(path)))
+    # The trusted CAs; none: the system's.
+    ca_file: Path | None = attrs.field(default=None, metadata=outside.names(outside.file))
     datacenter: str = attrs.field(validator=_is_path)
     folder: str = attrs.field(validator=_is_path)  # the folder of pods' VMs, below vm/
     image: str = attrs.field(validator=_is_path)  # the template of a guest with our agent, below vm/
