@@ -153,6 +153,7 @@ class ChannelTests(MemoryCase):
         world.settle()
         closed = world.channel.close()
         self.assertEqual([self.code_of(call) for call in (running, waiting)], [Code.CANCELLED] * 2)
+        self.assertNoResult(closed)  # the connection is still there
         world.settle()
         self.successResultOf(closed)
         self.assertEqual(world.demo.ended, ["Wait cancelled"])

@@ -8,7 +8,7 @@ from collections import deque
 
 from hpack import Decoder
 from hyperframe.frame import DataFrame
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.trial import unittest
 
@@ -116,10 +116,14 @@ SAME_FIELDS = st.sampled_from(
 )
 
 
+STATUS = [(b"grpc-status", b"0")]
+
+
 class RepeatingEncoderTests(unittest.SynchronousTestCase):
     """HPACK with a memory."""
 
     @settings(deadline=None)
+    @example([STATUS, STATUS, STATUS, 0, STATUS])
     @given(st.lists(st.one_of(ANY_FIELDS, SAME_FIELDS, st.sampled_from([0, 50, 100, 4096])), max_size=40))
     def test_decodes_to_what_was_said(self, moves: list[list[tuple[bytes, bytes]] | int]) -> None:
         """Whatever lists are sent, with the table resized in between, the other side reads just them."""
@@ -180,6 +184,8 @@ class MetadataTests(unittest.SynchronousTestCase):
 
     def test_refuses(self) -> None:
         """Names and values that would break the protocol are refused before they are sent."""
+        error = self.assertRaises(ValueError, decode_metadata, [(b"a-bin", b"?")])
+        self.assertEqual(str(error), "a binary metadata value is not base64")
         for name, value in (
             ("Upper", "x"),
             ("grpc-status", "0"),
@@ -194,6 +200,7 @@ class MetadataTests(unittest.SynchronousTestCase):
         self.assertRaises(TypeError, encode_metadata, [("a", b"x")])
         self.assertRaises(TypeError, encode_metadata, [("a-bin", "x")])
 
+    @example("\udc80")
     @given(st.text())
     def test_message_round_trip(self, text: str) -> None:
         """Any text survives as a grpc-message, in printable ASCII."""
@@ -204,7 +211,8 @@ class MetadataTests(unittest.SynchronousTestCase):
 
     @given(st.integers(0, 12))
     def test_long_message_is_cut(self, shift: int) -> None:
-        """A long text is cut at a character."""
+        """A long text is cut at a character, and what needs no escape has none."""
+        self.assertNotIn(b"%", encode_message("a b, c: d/e; " * 4000))
         encoded = encode_message("x" * shift + "ü" * 4000)
         self.assertLessEqual(len(encoded), MAX_MESSAGE_BYTES)
         self.assertEqual(decode_message(encoded).strip("x").strip("ü"), "...")
@@ -241,6 +249,9 @@ class TimeoutTests(unittest.SynchronousTestCase):
         """Nothing left is still a positive time; for ever is 11 thousand years."""
         self.assertEqual(encode_timeout(-1), b"1n")
         self.assertEqual(encode_timeout(1e30), b"99999999H")
+        self.assertEqual(
+            [encode_timeout(each) for each in (99_999_999, 100_000_000)], [b"99999999S", b"1666667M"]
+        )
 
     def test_refuses(self) -> None:
         """Other forms are refused."""
@@ -412,6 +423,14 @@ class InboxTests(unittest.SynchronousTestCase):
         for taken, credit in ((WINDOW // 2 - 1, 0), (WINDOW // 2, WINDOW // 2)):
             inbox = Inbox(1000, WINDOW, Budget(1000))
             inbox.receive(frame(b"x" * (taken - PREFIX_SIZE)), taken)
+            inbox.take()
+            self.assertEqual(inbox.credit(self.fail), credit)
+
+    def test_a_wider_window_is_given_once_and_credited_by_its_halves(self) -> None:
+        inbox = Inbox(1000, WINDOW, Budget(1000))
+        self.assertEqual([inbox.widen(each * WINDOW) for each in (3, 3, 2, 4)], [2 * WINDOW, 0, 0, WINDOW])
+        for taken, credit in ((2 * WINDOW - 1, 0), (1, 2 * WINDOW)):
+            inbox.receive(frame(b"x" * (taken - PREFIX_SIZE)) if taken > 1 else b"", taken)
             inbox.take()
             self.assertEqual(inbox.credit(self.fail), credit)
 

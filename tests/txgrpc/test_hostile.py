@@ -317,21 +317,26 @@ class HostileClientTests(unittest.TestCase):
         call(Code.UNIMPLEMENTED, ECHO, _path="/txgrpc.demo.Demo/Missing")
         call(Code.UNIMPLEMENTED, ECHO, _path="/txgrpc.demo.Demo/")
         call(Code.OK, ECHO, content_type="application/grpc+proto")
-        await self.check_statuses(peer, {stream_id: code for stream_id, (code, _) in calls.items()})
+        codes = {stream_id: code for stream_id, (code, _) in calls.items()}
+        self.assertEqual(set((await self.check_statuses(peer, codes)).values()), {"identity"})
 
-    async def check_statuses(self, peer: Raw, expected: dict[int, Code]) -> None:
+    async def check_statuses(self, peer: Raw, expected: dict[int, Code]) -> dict[int, str]:
+        """Check the statuses that come. Returns what those that accept no encoding but some say of it."""
         while True:
             decoder: Any = Decoder()
-            found = {}
+            found, accepted = {}, {}
             for f in peer.frames():
                 if isinstance(f, HeadersFrame):
                     fields = dict(decoder.decode(f.data))
                     if "grpc-status" in fields:
                         found[f.stream_id] = Code(int(fields["grpc-status"]))
+                        if "grpc-accept-encoding" in fields:
+                            accepted[f.stream_id] = fields["grpc-accept-encoding"]
             if len(found) == len(expected) or peer.lost.called:
                 break
             await deferLater(reactor, 0.01, lambda: None)
         self.assertEqual(found, expected)
+        return accepted
 
     async def test_garbage(self) -> None:
         """Noise after a proper beginning."""
