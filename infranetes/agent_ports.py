@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agents' ports of VMs in networks of others, on the node: it forwards nothing to them.
+"""The agents' ports of VMs in networks of others, on the node: only the daemon itself reaches them.
 
 There a VM's own kernel drops what is not from the node (`vmserver.identity.guard`). But who makes a Service
 whose endpoint is the port of an agent has the node translate others' packets, and masquerade them: they would
 be from the node. So an nftables table drops what the node forwards to these ports, of all but its own bridge,
-which has such rules of its own. What the node sends itself is not forwarded.
+which has such rules of its own, and the connections of the node's other programs (`machines.agent.marked`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from infranetes.hostports.hostports import suffix_of
 from infranetes_common.commands import check, run
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import InfranetesError
+from infranetes_common.identity import AGENT_CALL
 from infranetes_common.reactors import IReactor
 
 FAMILY = "inet"
@@ -109,6 +110,10 @@ def script(table: str, ports: Mapping[str, tuple[IPv4Address, int]]) -> str:
     chain forward {{
         type filter hook forward priority mangle; policy accept;
         ip daddr . tcp dport @agents counter drop
+    }}
+    chain others {{
+        type filter hook postrouting priority mangle; policy accept;
+        ip daddr . tcp dport @agents {AGENT_CALL} counter drop
     }}
 }}
 """

@@ -21,6 +21,11 @@ from infranetes_common.errors import InvalidArgument
 
 AGENT_PORT = 2475
 """The TCP port of the agents' TLS listeners, unless the node's configuration has another one."""
+AGENT_MARK = 0x2000
+"""The bit of the kernel's mark that packets of a node's daemon to agents have on the node. Neither kube-proxy
+nor Calico, Cilium, Tailscale and the clouds' CNIs use it."""
+AGENT_CALL = f"tcp flags & (syn | ack) == syn meta mark & {AGENT_MARK:#x} == 0"
+"""Matches the first packet of a connection that is not the daemon's, in nft's words."""
 
 MAX_DOCUMENT_BYTES = 64 * 1024
 MAX_LIST = 64  # per list: routes, more, neighbours

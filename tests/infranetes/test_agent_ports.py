@@ -9,16 +9,19 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import attrs
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import ILogObserver, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes import agent_ports
 from infranetes.agent_ports import FAMILY, AgentPorts, script, table_name
 from infranetes.handler_config import CNI
+from infranetes.machines.agent.marked import marked_endpoint
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.identity import AGENT_PORT
@@ -26,7 +29,7 @@ from infranetes_common.reactors import installed
 from tests.harness.needs import needs_netns
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.enforcing import Enforcing
-from tests.support.pod_namespaces import DOES_NOT, Host, Machine, Node, connects, ip
+from tests.support.pod_namespaces import DOES_NOT, Daemon, Host, Machine, Node, connects, ip
 
 reactor = installed()
 P = ParamSpec("P")
@@ -63,7 +66,9 @@ class ForwardTests(TestCase):
         ip("address", "add", f"{OTHER_GATEWAY}/24", "dev", f"vo{word}")
         subprocess.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
         self.node = Node(NODE)
+        self.daemon = Daemon(NODE)
         self.addCleanup(self.node.end)
+        self.addCleanup(self.daemon.end)
         for port in (AGENT_PORT, 8000):
             listening = self.vm.socket(socket.SOCK_STREAM)
             listening.bind(("0.0.0.0", port))
@@ -104,8 +109,18 @@ class ForwardTests(TestCase):
         await self.ports.stop()
         for to, port in ((SERVICE, 80), (VM, AGENT_PORT)):
             await self.reaches(self.other, to, port, False)
-            await self.reaches(self.node, to, port, True)
-        await self.reaches(self.other, VM, 8000, True)
+            await self.reaches(self.node, to, port, False)  # such as kubelet, for a probe
+            await self.reaches(self.daemon, to, port, True)
+        for client in (self.other, self.node):
+            await self.reaches(client, VM, 8000, True)
+
+    async def test_the_daemons_connections_have_the_mark(self) -> None:
+        self.ports.keep("vm", VM, AGENT_PORT)
+        await self.ports.stop()
+        made = await marked_endpoint(reactor, VM, AGENT_PORT, 5.0).connect(Factory.forProtocol(Protocol))
+        transport = cast(Any, made).transport
+        self.addCleanup(transport.loseConnection)
+        self.assertEqual(transport.getPeer(), IPv4Address("TCP", VM, AGENT_PORT))
 
     async def test_it_is_made_again_and_goes_with_the_last_vm(self) -> None:
         self.ports.keep("vm", VM, AGENT_PORT)

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.subnet import mac_of
+from infranetes_common.identity import AGENT_MARK
 from infranetes_common.network_namespaces import thd_in_namespace
 from tests.support.sctp import PROTOCOL
 from tests.support.sctp import init as begin
@@ -101,6 +102,15 @@ class Node:
         """Close the sockets."""
         for each in self._sockets:
             each.close()
+
+
+class Daemon(Node):
+    """The daemon, whose packets the node lets out to agents."""
+
+    def socket(self, kind: int, protocol: int = 0) -> socket.socket:
+        made = super().socket(kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, AGENT_MARK)
+        return made
 
 
 class Host(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import wrapClientTLS
 
 from infranetes.authority import Authority
 from infranetes.machines.agent import checks, limits
@@ -16,6 +16,7 @@ from infranetes.machines.agent.clock import ClockClient
 from infranetes.machines.agent.disks import DiskClient
 from infranetes.machines.agent.firewall import FirewallClient
 from infranetes.machines.agent.layers import LayerClient
+from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.machines.agent.nfs import NfsClient
 from infranetes.machines.agent.screen import AgentScreen
 from infranetes.machines.agent.services import ServiceClient
@@ -259,7 +260,7 @@ def connector(
             raise InvalidArgument(f"sandbox {sandbox_id}: its provider gave no address for the agent")
         endpoint = wrapClientTLS(
             authority.client_options(sandbox_id, lambda: known_key(sandbox_id)),
-            HostnameEndpoint(reactor, host.encode(), port, timeout=CONNECT_SECONDS),
+            marked_endpoint(reactor, host, port, CONNECT_SECONDS),
         )
         channel = Channel(
             reactor,

@@ -23,15 +23,17 @@ Packets to the node's loopback addresses are dropped: other programs, such as ku
 them from every interface (route_localnet). The bridge neither heeds nor sends redirects, nor lets a packet
 choose its way.
 
-The port of the VMs' agents is the node's alone, whatever NetworkPolicies say. All others' packets to it are
+The port of the VMs' agents is the daemon's alone, whatever NetworkPolicies say. All others' packets to it are
 dropped where all ways to it meet, after every translation of addresses:
 
-    ip      forward  what the node routes: from outside, and from pods by way of the node. What the node sends
-                     itself is never there. Fragments are whole again before
-    bridge  forward  what goes from one port of the bridge to another. A first fragment has the port's number,
-                     since it has at least 8 bytes, and the others are useless without it
-    bridge  output   what other programs send out past the table `ip`, such as a CNI's in BPF: all but what is
-                     from the bridge's own address, as the node's own packets are
+    ip      forward      what the node routes: from outside, and from pods by way of the node. Fragments are
+                         whole again before
+    ip      postrouting  connections of the node's other programs, such as kubelet's, whose probes may name
+                         any address and port. The daemon's have a mark
+    bridge  forward      what goes from one port of the bridge to another. A first fragment has the port's
+                         number, since it has at least 8 bytes, and the others are useless without it
+    bridge  output       what other programs send out past the table `ip`, such as a CNI's in BPF: all but
+                         what is from the bridge's own address, as the node's own packets are
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from infranetes.providers.qemu import shares
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
-from infranetes_common.identity import AGENT_PORT
+from infranetes_common.identity import AGENT_CALL, AGENT_PORT
 from infranetes_common.pod_firewall_rules import ERRORS, QUOTED_TO
 from infranetes_common.reactors import IReactor
 from infranetes_common.sysctls import set_sysctl
@@ -289,6 +291,11 @@ class Bridge:
                     type filter hook forward priority mangle; policy accept;
                     oifname "{self.name}" tcp dport {AGENT_PORT} counter drop
                     ip daddr . tcp dport @agents counter drop
+                }}
+                chain agents-others {{
+                    type filter hook postrouting priority mangle; policy accept;
+                    oifname "{self.name}" tcp dport {AGENT_PORT} {AGENT_CALL} counter drop
+                    ip daddr . tcp dport @agents {AGENT_CALL} counter drop
                 }}
             }}
             {addresses}

@@ -27,7 +27,7 @@ from tests.infranetes.providers.firewall_case import (
     blocking,
 )
 from tests.support.frames import IPV4, IPV6, ethernet
-from tests.support.pod_namespaces import DOES_NOT, Machine, connects, ip
+from tests.support.pod_namespaces import DOES_NOT, Daemon, Host, Machine, connects, ip
 from tests.support.segments import MORE_FRAGMENTS, packet, syn
 
 _BRIDGED_CALL = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
@@ -83,6 +83,8 @@ class AgentPortTests(FirewallCase):
         self.server = await blocking(self.b.socket, socket.SOCK_STREAM)
         self.server.bind(("0.0.0.0", AGENT_PORT))
         self.server.listen()
+        self.daemon = Daemon(NODE)
+        self.addCleanup(self.daemon.end)
         await self.open_all()
 
     async def translate(self, address: str, port: int, to: str) -> None:
@@ -106,11 +108,11 @@ class AgentPortTests(FirewallCase):
         await blocking(subprocess.run, ["nft", "-f", "-"], input=script.encode(), check=True)
         self.addCleanup(subprocess.run, ["nft", "delete", "table", "ip", table], check=True)
 
-    async def node_connects(self) -> None:
-        self.assertTrue(await blocking(connects, self.node, self.b.address, AGENT_PORT, 5.0))
+    async def daemon_connects(self) -> None:
+        self.assertTrue(await blocking(connects, self.daemon, self.b.address, AGENT_PORT, 5.0))
         self.assertGreater(await blocking(self.sniffer.calls), 0, "the sniffer hears")
 
-    async def none_comes(self, client: Machine, to: str, port: int = AGENT_PORT) -> None:
+    async def none_comes(self, client: Host, to: str, port: int = AGENT_PORT) -> None:
         self.assertFalse(await blocking(connects, client, to, port, DOES_NOT), (client.address, to, port))
         for each in (AGENT_PORT, port):
             self.assertEqual(await blocking(self.sniffer.calls, each), 0, (client.address, to, port))
@@ -119,20 +121,21 @@ class AgentPortTests(FirewallCase):
         await self.translate(SERVICE, 80, self.b.address)
         await self.translate(OUTSIDE_OF_NODE, 32475, self.b.address)
         await self.translate(NODE, 32475, self.b.address)
-        for client in (self.a, self.outside):
+        await blocking(ip, "route", "add", f"{SERVICE}/32", "via", OUTSIDE)
+        for client in (self.a, self.outside, self.node):  # the node's other programs: kubelet, for a probe
             await self.none_comes(client, self.b.address)
             await self.none_comes(client, SERVICE, 80)
         await self.none_comes(self.outside, OUTSIDE_OF_NODE, 32475)
         await self.none_comes(self.a, NODE, 32475)
         await self.none_comes(self.b, SERVICE, 80)  # by the node, back to where it is from
-        await self.node_connects()
+        await self.daemon_connects()
         await self.reaches(self.a, self.b)
         await self.reaches(self.outside, self.b)
 
-    async def test_the_node_itself_may_come_by_a_translated_address(self) -> None:
+    async def test_the_daemon_may_come_by_a_translated_address(self) -> None:
         await blocking(ip, "route", "add", f"{SERVICE}/32", "via", OUTSIDE)
         await self.translate(SERVICE, 80, self.b.address)
-        self.assertTrue(await blocking(connects, self.node, SERVICE, 80, 5.0))
+        self.assertTrue(await blocking(connects, self.daemon, SERVICE, 80, 5.0))
 
     async def test_an_agent_that_has_another_port(self) -> None:
         port = attrs.evolve(self.b.port, agent_port=4242)
@@ -141,9 +144,9 @@ class AgentPortTests(FirewallCase):
         listening.listen()
         await self.network.allow(port)
         for _ in range(2):
-            for client in (self.a, self.outside):
+            for client in (self.a, self.outside, self.node):
                 await self.none_comes(client, self.b.address, 4242)
-            self.assertTrue(await blocking(connects, self.node, self.b.address, 4242, 5.0))
+            self.assertTrue(await blocking(connects, self.daemon, self.b.address, 4242, 5.0))
             await self.reaches(self.a, self.c, 4242)
             await self.network.set_up(SUBNET, [each.port for each in (self.a, self.c)] + [port])
         await self.network.forbid(port)
@@ -208,7 +211,7 @@ class AgentPortTests(FirewallCase):
         """Also with policies that name everybody and this port; and the node's connection goes on."""
         if self.policies:
             await self.firewalls.set(self.b.port, PodFirewall(ingress=(Allowed((EVERYWHERE,), None),)))
-        connection = await blocking(self.b_and_node)
+        connection = await blocking(self.b_and_daemon)
         for client in (self.a, self.outside):
             raw = await blocking(client.socket, socket.SOCK_RAW, socket.IPPROTO_TCP)
             segment = syn(client.address, self.b.address)
@@ -221,8 +224,8 @@ class AgentPortTests(FirewallCase):
             connection[back].sendall(b"x")
             self.assertEqual(await blocking(connection[not back].recv, 9), b"x")
 
-    def b_and_node(self) -> tuple[socket.socket, socket.socket]:
-        client = self.node.socket(socket.SOCK_STREAM)
+    def b_and_daemon(self) -> tuple[socket.socket, socket.socket]:
+        client = self.daemon.socket(socket.SOCK_STREAM)
         client.settimeout(5.0)
         client.connect((self.b.address, AGENT_PORT))
         accepted, _ = self.server.accept()
