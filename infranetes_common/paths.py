@@ -18,6 +18,7 @@ from infranetes_common.errors import InvalidArgument
 
 MAX_LINKS = 40  # in one path; Linux has the same limit
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+_TREE = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -73,6 +74,57 @@ def _step(directory: int, name: bytes) -> int:
         if stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
             raise OSError(errno.ELOOP, f"{os.fsdecode(name)!r} on the way is a link") from None
         raise
+
+
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Delete a directory with all that is in it, however deep: `shutil.rmtree` calls itself for each level.
+
+    No link is followed. What disappears meanwhile is no error.
+
+    :raise OSError: something can't be deleted, or a directory was moved elsewhere meanwhile."""
+    at = os.open(path, _TREE)
+    way: list[tuple[str, tuple[int, int]]] = []  # from the top: each directory's name, and what its parent is
+    try:
+        while True:
+            if (deeper := _emptied(at)) is not None:
+                below = os.open(deeper, _TREE, dir_fd=at)
+                way.append((deeper, _identity(at)))
+            elif way:
+                below = os.open("..", _TREE, dir_fd=at)
+            else:
+                break
+            os.close(at)
+            at = below
+            if deeper is None:
+                name, parent = way.pop()
+                if _identity(at) != parent:
+                    raise OSError(errno.EAGAIN, "a directory was moved while it was being deleted")
+                os.rmdir(name, dir_fd=at)
+    finally:
+        os.close(at)
+    os.rmdir(path)
+
+
+def _emptied(directory: int) -> str | None:
+    """Delete what is in a directory, up to the first directory that is not empty. Return its name."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=directory)
+                    continue
+                try:
+                    os.rmdir(entry.name, dir_fd=directory)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                    return entry.name
+    return None
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def resolve(path: str, confined: Collection[str] = ()) -> str:

@@ -17,7 +17,7 @@ from infranetes_common.filesync.apply import Applier
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, Bounds, Change, Entry, Removed
 from infranetes_common.filesync.scan import read, scan
 from infranetes_common.filesync.tree import Tree
-from infranetes_common.paths import make_directories, open_path, resolve
+from infranetes_common.paths import make_directories, open_path, remove_tree, resolve
 
 BOUNDS = Bounds(1_000_000, 1 << 40)
 ROUNDS = 400
@@ -150,3 +150,52 @@ class ResolveTests(PathCase):
             error = self.assertRaises(InvalidArgument, resolve, path, [volume])
             self.assertIn(f"in {volume}, where a container may write", str(error))
         self.assertEqual(resolve(f"{volume}/out", [f"{volume}2"]), str(self.outside))
+
+
+class RemovalTests(PathCase):
+    """Whole directories that a container has made are deleted."""
+
+    def test_it_may_be_deeper_than_a_path_and_the_stack(self) -> None:
+        at = os.open(self.volume, os.O_RDONLY)
+        for _ in range(5000):
+            os.mkdir("d", dir_fd=at)
+            os.symlink(self.outside, "link", dir_fd=at)
+            below = os.open("d", os.O_RDONLY, dir_fd=at)
+            os.close(at)
+            at = below
+        os.close(at)
+        remove_tree(self.volume)
+        self.assertFalse(self.volume.exists())
+        self.unharmed()
+
+    def test_it_may_be_wide_and_have_files_of_any_kind(self) -> None:
+        for number in range(30):
+            (self.volume / f"{number}" / "inner").mkdir(parents=True)
+            (self.volume / f"{number}" / "file").write_text("")
+        os.mkfifo(self.volume / "fifo")
+        (self.volume / "link").symlink_to(self.outside)
+        remove_tree(self.volume)
+        self.assertFalse(self.volume.exists())
+        self.unharmed()
+
+    def test_neither_a_link_nor_a_file_is_a_directory(self) -> None:
+        (self.top / "link").symlink_to(self.outside)
+        for path in (self.top / "link", self.outside / "inner" / "precious"):
+            self.assertRaises(OSError, remove_tree, path)
+        self.assertRaises(FileNotFoundError, remove_tree, self.top / "absent")
+        self.unharmed()
+
+    def test_a_directory_that_is_moved_meanwhile_leads_nowhere_else(self) -> None:
+        """Somebody moves what is being deleted into another directory, whose content stays."""
+        (self.volume / "a" / "b" / "c").mkdir(parents=True)
+        rmdir = os.rmdir
+
+        def moving(name: str, *, dir_fd: int | None = None) -> None:
+            rmdir(name, dir_fd=dir_fd)
+            if name == "c":
+                (self.volume / "a" / "b").rename(self.outside / "b")
+
+        self.patch(os, "rmdir", moving)
+        self.assertRaises(OSError, remove_tree, self.volume)
+        rmdir(self.outside / "b")
+        self.unharmed()

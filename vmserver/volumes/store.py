@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.filesync.tree import Tree
+from infranetes_common.paths import remove_tree
 from vmserver.huge_pages import check_size, huge_page_sizes
 from vmserver.mounts import NO_FLAGS, Flag, mount, mounts_below, unmount
 from vmserver.validate import CONTAINER_ID
@@ -101,7 +101,8 @@ class VolumeStore:
             left = mounts_below(top)
             if left:
                 raise FailedPrecondition(f"volume {id} still has a file system mounted at {left[0].point}")
-            shutil.rmtree(top, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(top)
 
     def _prepare(self, base: Path, in_memory: bool) -> None:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)

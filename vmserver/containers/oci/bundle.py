@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,21 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.user_namespaces import UserNamespace, user_namespace
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from vmserver.containers import mount_checks
 from vmserver.containers.apparmor import ProfileLoader
 from vmserver.containers.exec_limits import check_executable
 from vmserver.containers.oci.confinement import profile_reference
 from vmserver.containers.oci.conmon import CannotRun
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.filesystems import FileSystems
-from vmserver.containers.oci.image import image_defaults, image_volumes, stop_signal
+from vmserver.containers.oci.image import image_defaults, stop_signal
 from vmserver.containers.oci.index import ContainerIndex, unwritable
 from vmserver.containers.oci.kernel import Kernel, find_kernel
 from vmserver.containers.oci.limits import linux_resources
 from vmserver.containers.oci.lookup import look_up
 from vmserver.containers.oci.pod_processes import PodProcesses
 from vmserver.containers.oci.record import Record
-from vmserver.containers.oci.rootfs_paths import make_directory
+from vmserver.containers.oci.rootfs_paths import make_directory, make_file
 from vmserver.containers.oci.spec import Wanted, container_spec, pid_namespace
 from vmserver.containers.oci.user_namespaces import FIELD, UserNamespaces, wanted_by
 from vmserver.layers.images import LayerImages
@@ -86,11 +88,12 @@ class Bundles:
         kernel = await self.kernel()
         await self._files.make(container)
         paths = await self._files.volumes(config.mounts)
+        await run_in_thread(self._reactor, _thd_make_names, container.root, self._sandbox_files, config)
         found = await run_in_thread(
             self._reactor, look_up, config, image, container.root, self._sandbox_files, paths
         )
         directories = await run_in_thread(
-            self._reactor, _thd_make_volumes, container.root, image_volumes(config, image), wanted_by(config)
+            self._reactor, _thd_make_volumes, container.root, found.volumes, wanted_by(config)
         )
         wanted = Wanted(
             container.id,
@@ -186,13 +189,32 @@ def _check_same_users(config: cri.ContainerConfig, sandbox_config: cri.PodSandbo
         raise InvalidArgument(f"{FIELD}.userns_options: not those of the pod, whose containers share them")
 
 
+def _thd_make_names(root: Path, files: Mapping[str, Path], config: cri.ContainerConfig) -> None:
+    """Make files at which the pod's names (/etc/hosts, ...) are mounted, whatever the image has there.
+
+    :param files: the pod's own, by their path in a container. kubelet may mount others there."""
+    mounted = {mount_checks.target(mount) for mount in config.mounts if os.path.isfile(mount.host_path)}
+    owner = _root_of(wanted_by(config))
+    try:
+        for path, file in files.items():
+            if path in mounted or file.exists():
+                make_file(root, path, *owner)
+    except OSError as error:
+        raise unwritable(root, error) from error
+
+
+def _root_of(users: UserNamespace | None) -> tuple[int, int]:
+    """Return the ids in the VM of a container's root."""
+    return (0, 0) if users is None else (users.uids.first, users.gids.first)
+
+
 def _thd_make_volumes(root: Path, paths: Iterable[str], users: UserNamespace | None) -> dict[str, Path]:
     """Make the directories that the image wants as volumes, unless it has them; return where they are.
 
     They are a part of the container's root, so what is written there counts as the container's, and what the
     image has there is seen. Only a root that is read-only has to have them mounted, to be written to.
     """
-    owner = (0, 0) if users is None else (users.uids.first, users.gids.first)
+    owner = _root_of(users)
     try:
         made = {path: make_directory(root, path, *owner) for path in paths}
     except OSError as error:

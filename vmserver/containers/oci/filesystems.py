@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from twisted.internet.defer import DeferredLock
 
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from infranetes_common.paths import remove_tree
 from infranetes_common.reactors import IReactor
 from infranetes_common.user_namespaces import UserNamespace, mapped_ids
 from infranetes_common.wire import cri
@@ -174,7 +174,7 @@ def _thd_delete(directory: Path) -> None:
         while directory.exists():
             # Something in it may disappear meanwhile: an old log, which another thread deletes.
             with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(directory)
+                remove_tree(directory)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise ResourceExhausted(f"{directory} can't be deleted: {error.strerror}") from error

@@ -22,6 +22,7 @@ from vmserver.containers.security import refuse
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _CLOSED = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC}
+_KERNELS = ("/proc/", "/sys/", "/dev/")
 _SHARED, _SLAVE = "shared:", "master:"
 
 # Files in /proc that may be mounted over, as with runc: they only describe the machine.
@@ -52,6 +53,7 @@ class Lookup:
     files: Mapping[str, str] = MappingProxyType({})  # the sandbox's own files, by their path in the container
     devices: tuple[Node, ...] = ()
     targets: Mapping[str, str] = MappingProxyType({})  # of mounts whose path in the root leads nowhere
+    volumes: tuple[str, ...] = ()  # the paths in the root that the image wants as volumes
 
 
 def look_up(
@@ -72,7 +74,8 @@ def look_up(
     refuse(bool(config.CDI_devices), "config.CDI_devices", "a CDI device")
     context = config.linux.security_context
     present = {target: str(file) for target, file in sorted(files.items()) if file.exists()}
-    paths = [*map(mount_checks.target, config.mounts), *present, *image_volumes(config, image)]
+    volumes = tuple(_in_root(rootfs, image_volumes(config, image)))
+    paths = [*map(mount_checks.target, config.mounts), *present, *volumes]
     return Lookup(
         user=_user(context, image, rootfs),
         hostname=os.uname().nodename,
@@ -80,6 +83,7 @@ def look_up(
         files=present,
         devices=find_devices(config.devices, context.privileged),
         targets=_targets(rootfs, paths),
+        volumes=volumes,
     )
 
 
@@ -87,6 +91,14 @@ def _user(context: cri.LinuxContainerSecurityContext, image: ImageDefaults, root
     accounts.check(context)
     passwd, group = (read_within(rootfs, f"/etc/{name}", MAX_FILE_BYTES) for name in ("passwd", "group"))
     return accounts.resolve(context, Accounts(passwd, group, image.user))
+
+
+def _in_root(rootfs: Path, volumes: Iterable[str]) -> Iterable[str]:
+    """Yield the image's volumes, but none in the file systems that the kernel makes, which hide them."""
+    for path in volumes:
+        place = f"{resolved(rootfs, path)[0]}/"
+        if not place.startswith(_KERNELS):
+            yield path
 
 
 def _targets(rootfs: Path, paths: Iterable[str]) -> dict[str, str]:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from pathlib import Path
 
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.paths import remove_tree
 
 _MAX_LINKS = 40
 _MAX_PARTS = 4096
@@ -86,6 +88,33 @@ def make_directory(root: Path, path: str, uid: int, gid: int) -> Path | None:
         at.chmod(0o755)
         os.chown(at, uid, gid)
     return at if at.is_dir() else None
+
+
+def make_file(root: Path, path: str, uid: int, gid: int) -> None:
+    """Make an empty file at a path within `root`, in place of anything but a regular file. Blocks.
+
+    Links on the way are followed within `root`; one at the path itself is replaced. Nobody changes `root`
+    meanwhile. If something else than a directory is on the way, nothing is made.
+
+    :param uid: the owner of what is made.
+    :raise InvalidArgument: the path has too many links.
+    """
+    above, _, name = path.rpartition("/")
+    directory = make_directory(root, above, uid, gid)
+    if directory is None:
+        return
+    at = directory / name
+    with contextlib.suppress(FileNotFoundError):
+        mode = at.lstat().st_mode
+        if stat.S_ISREG(mode):
+            return
+        if stat.S_ISDIR(mode):
+            remove_tree(at)
+        else:
+            at.unlink()
+    at.touch()
+    at.chmod(0o644)
+    os.chown(at, uid, gid)
 
 
 def _opened(root: Path, path: str) -> int | None:

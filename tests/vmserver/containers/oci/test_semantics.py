@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from twisted.trial.unittest import TestCase
 
@@ -99,8 +101,28 @@ class RootTests(OciCase, SemanticsCase, TestCase):
     async def test_names_are_the_pods_whatever_the_image_has(self) -> None:
         for name in ("hosts", "hostname", "resolv.conf"):
             (self.etc / name).write_text(f"the pod's {name}\n")
-        said = await self.said("cd /etc; cat hostname hosts resolv.conf")
-        self.assertEqual(said, "the pod's hostname\nthe pod's hosts\nthe pod's resolv.conf\n")
+        odd: tuple[dict[str, bytes | tuple[str, str]], ...] = (
+            {},
+            {"etc/hostname": ("dir", "755"), "etc/hostname/file": b"", "etc/hosts": ("link", "hostname"),
+             "etc/resolv.conf": ("link", "/dev/null")},
+            {"etc/hostname": ("link", "/proc/sys/kernel/hostname"), "etc/hosts": ("link", "hosts"),
+             "etc/resolv.conf": ("link", "/sys/absent")},
+        )  # fmt: skip
+        for files in odd:
+            built = image([busybox_layer(), layer(files)] if files else [busybox_layer()])
+            await self.load(built)
+            self.image_id = built.id
+            for read_only in (False, True):
+                context = self.secured(readonly_rootfs=read_only)
+                said = await self.said("cd /etc; cat hostname hosts resolv.conf", context)
+                names = "the pod's hostname\nthe pod's hosts\nthe pod's resolv.conf\n"
+                self.assertEqual(said, names, (files, read_only))
+
+    async def test_a_tree_of_any_depth_is_deleted_with_it(self) -> None:
+        self.assertEqual(await self.said("mkdir -p $(yes d/ | head -1500 | tr -d '\\n') && echo ok"), "ok\n")
+        for state in await self.provider.containers():
+            await self.provider.remove(state.id)
+        self.assertEqual(os.listdir(self.config.directory / "containers"), [])
 
     async def test_memory_that_it_shares_runs_no_program(self) -> None:
         said = await self.said("grep ' /dev/shm ' /proc/self/mountinfo")
@@ -111,8 +133,10 @@ class RootTests(OciCase, SemanticsCase, TestCase):
 class WantedVolumeTests(OciCase, SemanticsCase, TestCase):
     """Directories that an image wants as volumes."""
 
-    async def image_with(self, *paths: str) -> None:
-        files: dict[str, bytes | tuple[str, str]] = {
+    async def image_with(
+        self, *paths: str, files: Mapping[str, bytes | tuple[str, str]] = MappingProxyType({})
+    ) -> None:
+        files = files or {
             "has": ("dir", "711"), "has/file": b"of the image\n", "to": ("link", "linked"), "file": b"",
         }  # fmt: skip
         built = image([busybox_layer(), layer(files)], {"Volumes": {path: {} for path in paths}})
@@ -134,6 +158,19 @@ class WantedVolumeTests(OciCase, SemanticsCase, TestCase):
         script = "cat /has/file; echo a >/data/x && echo b >/has/x && cat /data/x /has/x; touch /x"
         said = await self.said(script, self.secured(readonly_rootfs=True))
         self.assertEqual(said, "of the image\na\nb\ntouch: /x: Read-only file system\n")
+
+    async def test_those_in_the_kernels_file_systems_are_left_out(self) -> None:
+        (self.etc / "hosts").write_text("the pod's hosts\n")
+        kernels = ("/proc", "/proc/x", "/to_proc", "/sys/fs/cgroup", "/sys/x", "/dev", "/dev/x", "/dev/shm/x")
+        files: dict[str, bytes | tuple[str, str]] = {"to_proc": ("link", "/proc/x")}
+        for path in (*kernels, "/etc/hosts"):
+            await self.image_with(path, files=files)
+            for read_only in (False, True):
+                script = (
+                    "cat /etc/hosts; test -e /proc/self/stat -a -d /sys/kernel -a -c /dev/null && echo ok"
+                )
+                said = await self.said(script, self.secured(readonly_rootfs=read_only))
+                self.assertEqual(said, "the pod's hosts\nok\n", (path, read_only))
 
     async def test_none_leads_out_of_the_root(self) -> None:
         files: dict[str, bytes | tuple[str, str]] = {"out": ("link", str(self.base))}
