@@ -30,6 +30,15 @@ async def set_sysctl(reactor: IReactor, path: Path, value: str) -> None:
         _log.info("set {path} to {value}", path=str(path), value=value)
 
 
+async def raise_sysctl(reactor: IReactor, path: Path, least: int) -> None:
+    """Set a number, unless it is that large already. If it can't be set, only the log says so. Idempotent."""
+    try:
+        if int(await run_in_thread(reactor, path.read_text)) < least:
+            await set_sysctl(reactor, path, str(least))
+    except (OSError, ValueError, FailedPrecondition) as error:
+        _log.warn("{path} should be {least} at least: {error}", path=str(path), least=least, error=str(error))
+
+
 def _set(path: Path, value: str) -> bool:
     """Return whether the value was another one. Blocks."""
     if path.read_text().strip() == value:

@@ -30,7 +30,7 @@ import attrs
 from twisted.logger import Logger
 
 from infranetes.overlay.config import OverlayConfig
-from infranetes.providers.qemu import shares
+from infranetes.providers.qemu import fragments, shares
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
@@ -38,7 +38,7 @@ from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket
 from infranetes_common.overlay import NODE_MAC, VNI
 from infranetes_common.pod_firewall_rules import ERRORS, QUOTED_TO
 from infranetes_common.reactors import IReactor
-from infranetes_common.sysctls import set_sysctl
+from infranetes_common.sysctls import raise_sysctl, set_sysctl
 
 _SECONDS = 15.0  # for each command
 _DEVICE_MTU = 65000  # no limit: each route has an MTU of its own, which applies
@@ -145,7 +145,9 @@ class Tunnels:
             return
         await self._set_up(network)
         # The table comes first: it then drops packets of former peers, and accepts the first of new peers.
-        await self._nft(self._script(network, peers) + shares.script(self._device, self._config.connections))
+        divided = shares.script(self._device, self._config.connections) + fragments.script(self._device)
+        divided += "".join(fragments.add(self._device, str(each.address)) for each in peers)
+        await self._nft(self._script(network, peers) + divided)
         try:
             await self._nft(shares.half_open(self._device))
         except InfranetesError as error:
@@ -158,7 +160,9 @@ class Tunnels:
     async def _forget(self, addresses: Iterable[str]) -> None:
         """Let the next pods with these addresses begin with shares of their own."""
         for address in addresses:
-            for command, script in shares.forgetting(self._device, address):
+            fragmented = fragments.add(self._device, address) + fragments.delete(self._device, address)
+            commands = [*shares.forgetting(self._device, address), (["nft", "-f", "-"], fragmented)]
+            for command, script in commands:
                 with suppress(InfranetesError):
                     await run(self._reactor, [*self._inside, *command], _SECONDS, script.encode())
 
@@ -219,6 +223,8 @@ class Tunnels:
         if (self._proc_sys / "net/ipv6/conf" / name).exists():
             await self._sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
         await self._sysctl("net/ipv4/ip_forward", "1")
+        memory = self._proc_sys / "net/ipv4/ipfrag_high_thresh"
+        await raise_sysctl(self._reactor, memory, fragments.MEMORY)
         for setting in ("accept_redirects", "send_redirects", "accept_source_route"):
             if (self._proc_sys / "net/ipv4/conf" / name).exists():
                 await self._sysctl(f"net/ipv4/conf/{name}/{setting}", "0")
@@ -335,7 +341,7 @@ class Tunnels:
         if (
             await run(self._reactor, [*self._inside, "nft", "list", "table", "ip", self._table], _SECONDS)
         ).code == 0:
-            own = (self._table, shares.table_of(self._device))
+            own = (self._table, *(each.table_of(self._device) for each in (shares, fragments)))
             await self._nft("".join(f"table ip {each} {{}}\ndelete table ip {each}\n" for each in own))
 
     async def _sysctl(self, name: str, value: str) -> None:

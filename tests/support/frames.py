@@ -38,12 +38,25 @@ def internet_sum(data: bytes) -> int:
     return total ^ 0xFFFF
 
 
-def udp(source: str, to: str, payload: bytes, ports: tuple[int, int] = (1000, 2000)) -> bytes:
-    """Return an IPv4 packet with a UDP datagram."""
+def udp(
+    source: str, to: str, payload: bytes, ports: tuple[int, int] = (1000, 2000), number: int = 0
+) -> bytes:
+    """Return an IPv4 packet with a UDP datagram. :param number: its identification."""
     datagram = struct.pack("!HHHH", *ports, 8 + len(payload), 0) + payload
-    head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(datagram), 0, 0, 64, 17, 0)
+    head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(datagram), number, 0, 64, 17, 0)
     head += IPv4Address(source).packed + IPv4Address(to).packed
     return head[:10] + internet_sum(head).to_bytes(2, "big") + head[12:] + datagram
+
+
+def fragment(source: str, to: str, number: int, place: int, size: int, last: bool = False) -> bytes:
+    """Return a fragment of a UDP datagram.
+
+    :param number: the datagram's identification. :param place: that of the fragment's first byte.
+    """
+    offset = place // 8 | (0 if last else 0x2000)
+    head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + size, number, offset, 64, 17, 0)
+    head += IPv4Address(source).packed + IPv4Address(to).packed
+    return head[:10] + internet_sum(head).to_bytes(2, "big") + head[12:] + bytes(size)
 
 
 def arp(operation: int, sender: tuple[str, str], target: tuple[str, str], lengths: bytes = b"\6\4") -> bytes:

@@ -17,6 +17,7 @@ from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.subnet import mac_of
 from infranetes_common.identity import AGENT_MARK
 from infranetes_common.network_namespaces import thd_in_namespace
+from tests.support.frames import fragment
 from tests.support.sctp import PROTOCOL
 from tests.support.sctp import init as begin
 
@@ -236,6 +237,28 @@ def ping(client: Host, server: Host, expected: bool) -> bool:
     with client.socket(socket.SOCK_RAW, socket.IPPROTO_ICMP) as sending:
         _send(sending, body, (server.address, 0))
         return comes(sending, lambda packet: packet[20] == 0 and word in packet, expected)
+
+
+def fragments(client: Host, to: str, datagrams: int, pieces: int = 1, size: int = 1480) -> None:
+    """Send the first fragments of datagrams that will never be whole, each with `size` bytes."""
+    with client.socket(socket.SOCK_RAW, socket.IPPROTO_RAW) as sending:
+        sending.bind((client.address, 0))
+        for number in range(1, 1 + datagrams):
+            for piece in range(pieces):
+                _send(sending, fragment(client.address, to, number, piece * size, size), (to, 0))
+
+
+def large(client: Host, server: Host, number: int, size: int = 4000) -> int:
+    """Return how many datagrams of that many bytes arrive, of `number` that are sent after one another."""
+    with client.socket(socket.SOCK_DGRAM) as sending, server.socket(socket.SOCK_DGRAM) as receiving:
+        sending.bind((client.address, 0))
+        receiving.bind(("", 0))
+        for found in range(number):
+            _send(sending, bytes(size), (server.address, receiving.getsockname()[1]))
+            if not _ready(receiving, 1.0):
+                return found
+            receiving.recv(size)
+    return number
 
 
 def sctp(client: Host, server: Host, port: int, expected: bool) -> bool:

@@ -17,7 +17,8 @@ Redirects, and the source quench that nobody uses any more, are dropped, as is a
 another fragment. SCTP's errors are ICMP's too.
 
 Packets to an address of the subnet that no VM has are dropped, since each would take an entry of the node's
-neighbour table. Of the tables that the node has for all, each VM has a share (`shares`).
+neighbour table. Of the tables that the node has for all, each VM has a share (`shares`), as of the memory for
+fragments (`fragments`).
 
 Packets to the node's loopback addresses are dropped: other programs, such as kube-proxy, have the kernel take
 them from every interface (route_localnet). The bridge neither heeds nor sends redirects, nor lets a packet
@@ -53,14 +54,14 @@ from typing import TypedDict
 import attrs
 from twisted.logger import Logger
 
-from infranetes.providers.qemu import shares
+from infranetes.providers.qemu import fragments, shares
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.identity import AGENT_CALL, AGENT_PORT
 from infranetes_common.pod_firewall_rules import ERRORS, QUOTED_TO
 from infranetes_common.reactors import IReactor
-from infranetes_common.sysctls import set_sysctl
+from infranetes_common.sysctls import raise_sysctl, set_sysctl
 
 _SECONDS = 15.0  # for each command
 # The bridge's own address, which marks it as Infranetes'. 02: locally administered; then "infra".
@@ -190,6 +191,7 @@ class Bridge:
         ports = list(ports)
         await self._set_up_bridge(network, interfaces)
         await set_sysctl(self._reactor, self._proc_sys / "net/ipv4/ip_forward", "1")
+        await raise_sysctl(self._reactor, self._proc_sys / "net/ipv4/ipfrag_high_thresh", fragments.MEMORY)
         for name in ("accept_redirects", "send_redirects", "accept_source_route"):
             await set_sysctl(self._reactor, self._proc_sys / f"net/ipv4/conf/{self.name}" / name, "0")
         if self._has_ipv6():
@@ -216,8 +218,7 @@ class Bridge:
 
     async def restore_tables(self, network: IPv4Network, ports: Iterable[BridgePort]) -> None:
         """Make the tables again if they were removed, as the reload of a firewall does."""
-        own = (("ip", self._table), ("bridge", self._table), ("ip", shares.table_of(self.name)))
-        for family, table in own:
+        for family, table in self._tables():
             command = ["nft", "--terse", "list", "table", family, table]
             if (await run(self._reactor, command, _SECONDS)).code != 0:
                 _log.warn("the nftables table {family} {table} was gone and is made again",
@@ -299,7 +300,9 @@ class Bridge:
                 }}
             }}
             {addresses}
-            {shares.script(self.name, self._share)}"""
+            {shares.script(self.name, self._share)}
+            {fragments.script(self.name)}
+            {"".join(fragments.add(self.name, each.address) for each in ports)}"""
         )
         try:
             await self._nft(shares.half_open(self.name))
@@ -382,11 +385,16 @@ class Bridge:
 
     async def allow(self, port: BridgePort) -> None:
         """Let a VM send from its address. Idempotent."""
-        await self._nft(self._element("add", port))
+        await self._nft(self._element("add", port) + fragments.add(self.name, port.address))
 
     async def forbid(self, port: BridgePort) -> None:
         """Drop what comes from that port and address from now on. Idempotent."""
-        await self._nft(self._element("add", port) + self._element("delete", port))
+        await self._nft(
+            self._element("add", port)
+            + self._element("delete", port)
+            + fragments.add(self.name, port.address)
+            + fragments.delete(self.name, port.address)
+        )
         # Else the next VM with the address would begin with what this one has left of its share. Without the
         # program conntrack, the connections themselves stay until the kernel gives them up.
         for command, script in shares.forgetting(self.name, port.address):
@@ -406,11 +414,15 @@ class Bridge:
 
     async def remove(self) -> None:
         """Remove bridge and tables. Idempotent."""
-        own = (("ip", self._table), ("bridge", self._table), ("ip", shares.table_of(self.name)))
-        for family, table in own:
+        for family, table in self._tables():
             with contextlib.suppress(InfranetesError):
                 await self._nft(f"table {family} {table} {{}}\ndelete table {family} {table}")
         await run(self._reactor, ["ip", "link", "delete", "dev", self.name, "type", "bridge"], _SECONDS)
+
+    def _tables(self) -> list[tuple[str, str]]:
+        """Return the family and name of each table."""
+        divided = [("ip", each.table_of(self.name)) for each in (shares, fragments)]
+        return [("ip", self._table), ("bridge", self._table), *divided]
 
     async def _batch(self, program: str, commands: list[str]) -> None:
         script = "".join(command + "\n" for command in commands)

@@ -31,7 +31,7 @@ from tests.support.icmp import (
     error,
     quoted,
 )
-from tests.support.pod_namespaces import Host, comes, udp
+from tests.support.pod_namespaces import Host, comes, large, udp
 from tests.support.spaces import Space
 
 SHARE = 64
@@ -60,6 +60,13 @@ class SharedKernelTests(TunnelCase):
     def place(self, space: Space, address: str) -> Place:
         made = Place(space, address)
         self.addCleanup(made.end)
+        return made
+
+    async def wire(self) -> socket.socket:
+        """Return a socket that sends frames into the hostile VM's tunnel, past what its own kernel does."""
+        made = await blocking(self.vms[0].inside, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
+        self.addCleanup(made.close)
+        made.bind(("pod0", 0))
         return made
 
     def begin(self, to: Sequence[str], number: int) -> None:
@@ -92,6 +99,20 @@ class SharedKernelTests(TunnelCase):
         shown = await blocking(self.node.said, "ip", "neighbour", "show", "dev", "eth0")
         self.assertLess(len(shown.splitlines()), 90)
 
+    async def test_fragments_that_never_become_whole_do_not_fill_the_nodes_memory(self) -> None:
+        self.config["connections"] = 16384
+        await self.daemon()
+        wire = await self.wire()
+        for to in (INTERNET, GATEWAY):
+            for number in range(1, 3000):
+                packet = frames.fragment(PODS[0], to, number, 0, 1000)
+                wire.send(ethernet(NODE_MAC, mac_of(IPv4Address(PODS[0])), IPV4, packet))
+        for client, server in ((self.victim, self.beyond), (self.by_node, self.victim)):
+            self.assertEqual(await blocking(large, client, server, 3), 3)
+            self.assertEqual(await blocking(large, server, client, 3), 3)
+        shown = await blocking(self.node.said, "cat", "/proc/net/sockstat")
+        self.assertLess(int(shown.split("FRAG: inuse")[1].split()[2]), 1 << 20)
+
     async def test_no_error_is_about_others_connections(self) -> None:
         kinds = ((UNREACHABLE, PORT), (UNREACHABLE, TOO_LARGE), (EXCEEDED, 0), (PARAMETER, 0))
         for client, server in ((self.beyond, self.victim), (self.by_node, self.victim)):
@@ -116,11 +137,7 @@ class SharedKernelTests(TunnelCase):
         with self.by_node.socket(socket.SOCK_DGRAM) as listening:
             listening.bind(("0.0.0.0", 5002))
             listening.settimeout(5.0)
-            wire = await blocking(
-                self.vms[0].inside, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-            )
-            self.addCleanup(wire.close)
-            wire.bind(("pod0", 0))
+            wire = await self.wire()
             for to, content in (("127.0.0.1", b"lie"), (GATEWAY, b"honest")):
                 packet = frames.udp(PODS[0], to, content, (1000, 5002))
                 wire.send(ethernet(NODE_MAC, mac_of(IPv4Address(PODS[0])), IPV4, packet))

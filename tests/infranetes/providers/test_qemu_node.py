@@ -144,6 +144,7 @@ class BridgeTests(TestCase):
         proc = Path(self.mktemp())
         (proc / "net/ipv4").mkdir(parents=True)
         (proc / "net/ipv4/ip_forward").write_text("0\n")
+        (proc / "net/ipv4/conf").symlink_to("/proc/sys/net/ipv4/conf")
         network = Bridge(reactor, BRIDGE, 1400, proc)
         await network.set_up(SUBNET, [])
         self.assertEqual((proc / "net/ipv4/ip_forward").read_text(), "1")
