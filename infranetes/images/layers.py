@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import threading
 import zlib
 from pathlib import Path
@@ -22,7 +23,9 @@ MAX_ZSTD_WINDOW = 128 << 20  # zstd's own default limit
 
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte from 0x50 to 0x5f: zstd passes over such a frame
+_TAR_HEADER = 512  # bytes
+_TAR_SUM_AT, _TAR_SUM = slice(148, 156), re.compile(rb"[ \0]*([0-7]+)[ \0]*")
 
 
 def compression_of(path: Path, said: str) -> str:
@@ -31,12 +34,25 @@ def compression_of(path: Path, said: str) -> str:
     :param said: what its manifest says, which counts where these bytes don't tell.
     """
     with open(path, "rb") as file:
-        head = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
+        head = file.read(_TAR_HEADER)
     if head.startswith(_GZIP):
         return "gzip"
-    if head.startswith(_ZSTD):
+    if head.startswith(_ZSTD) or (head[1:4] == _SKIPPABLE and 0x50 <= head[0] <= 0x5F):
         return "zstd"
-    return "" if head[_TAR_MAGIC_AT:] == _TAR_MAGIC else said
+    return "" if _begins_tar(head) else said
+
+
+def _begins_tar(head: bytes) -> bool:
+    """Whether this is the first header of a tar, or of one without files: zeros.
+
+    Only the sum in it is common to all kinds of tars."""
+    if len(head) < _TAR_HEADER:
+        return False
+    if not any(head):
+        return True
+    said = _TAR_SUM.fullmatch(head[_TAR_SUM_AT])
+    summed = head[: _TAR_SUM_AT.start] + b" " * 8 + head[_TAR_SUM_AT.stop :]
+    return said is not None and int(said[1], 8) == sum(summed)
 
 
 def uncompressed(path: Path, compression: str) -> BinaryIO:

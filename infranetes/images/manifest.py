@@ -179,6 +179,7 @@ def _manifest(document: Mapping[str, object], digest: str, where: str) -> Manife
     if config.size > MAX_CONFIG_BYTES:
         raise _garbage(where, f"its configuration is over {MAX_CONFIG_BYTES} bytes")
     entries = document.get("layers")
+    entries = [] if entries is None else entries
     if not isinstance(entries, list):
         raise _garbage(where, "its manifest has no list of layers")
     if len(entries) > MAX_LAYERS:
@@ -198,15 +199,17 @@ def _manifest(document: Mapping[str, object], digest: str, where: str) -> Manife
 
 def _choose(document: Mapping[str, object], platform: str, where: str) -> str:
     entries = document.get("manifests")
+    entries = [] if entries is None else entries
     if not isinstance(entries, list):
         raise _garbage(where, "its index has no list of manifests")
     offered, found = [], []
     for entry in entries:
         described = _descriptor(entry, where)
         has = entry.get("platform")
-        if described.media_type in _INDEXES and has is None:
-            found.append((2, described.digest))  # a nested index may have it
-        if described.media_type not in _MANIFESTS or not isinstance(has, dict):
+        if described.media_type not in _MANIFESTS + _INDEXES or not isinstance(has, dict | None):
+            continue
+        if has is None:  # a nested index may have it, and an image's configuration may say it
+            found.append((2 if described.media_type in _INDEXES else 3, described.digest))
             continue
         offered.append(_platform_of(has.get("os"), has.get("architecture")))
         if offered[-1] == platform:

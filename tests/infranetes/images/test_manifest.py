@@ -67,6 +67,26 @@ class ReadTests(SynchronousTestCase):
         )
         self.assertEqual(self.reading(index), built().manifest.digest)
 
+    def test_an_index_that_says_no_platform_leads_to_its_only_image(self) -> None:
+        """The image's configuration says it. One for the platform comes first, wherever it is."""
+        index = json.loads(oci.index([built(), built(architecture="arm64")]).top.data)
+        ours, other = index["manifests"]
+        cases: tuple[dict[str, None], ...] = ({}, {"platform": None})
+        for platform in cases:
+            plain = {**{key: value for key, value in other.items() if key != "platform"}, **platform}
+            self.assertEqual(self.reading({**index, "manifests": [plain]}), other["digest"])
+            self.assertEqual(self.reading({**index, "manifests": [plain, ours]}), ours["digest"])
+        self.assertRaises(NotFound, self.reading, {**index, "manifests": None})
+
+    def test_an_index_in_an_index_may_say_its_platform(self) -> None:
+        nested = json.loads(oci.index([built()]).top.data)["manifests"][0]
+        nested["mediaType"] = "application/vnd.oci.image.index.v1+json"
+        index = {"schemaVersion": 2, "mediaType": nested["mediaType"]}
+        self.assertEqual(self.reading({**index, "manifests": [nested]}), nested["digest"])
+        for other in ({"os": "linux", "architecture": "arm64"}, {"os": "unknown", "architecture": "unknown"}):
+            wrong = {**nested, "platform": other}
+            self.assertRaises(NotFound, self.reading, {**index, "manifests": [wrong]})
+
     def test_schema_1_is_refused_with_advice(self) -> None:
         error = self.assertRaises(FailedPrecondition, self.reading, {"schemaVersion": 1, "fsLayers": []})
         self.assertIn("push it again", str(error))
@@ -101,7 +121,7 @@ class ReadTests(SynchronousTestCase):
                      ("layers", 0, "mediaType")):  # fmt: skip
             wrong: Any
             for wrong in (None, True, -1, 1.5, "../../etc/passwd", "sha256:../../x", 1 << 60, {}, []):
-                if (path, wrong) == (("layers",), []):
+                if (path, wrong) in ((("layers",), []), (("layers",), None)):
                     continue  # an image need not have layers
                 document: Any = json.loads(built().manifest.data)
                 at = document
@@ -144,8 +164,10 @@ class ConfigTests(SynchronousTestCase):
         self.assertEqual(read_config(json.dumps(document).encode(), self.manifest, "x").user, "")
 
     def test_an_image_of_nothing_may_say_so_by_null(self) -> None:
-        found = read(oci.image([]).manifest.data, AMD64, "x")
+        document = json.loads(oci.image([]).manifest.data)
+        found = read(json.dumps({**document, "layers": None}).encode(), AMD64, "x")
         assert isinstance(found, Manifest)
+        self.assertEqual(found.layers, ())
         rootfs: Any
         for rootfs in ({"type": "layers", "diff_ids": None}, {"type": "layers"}, {"diff_ids": []}):
             data = json.dumps({"rootfs": rootfs}).encode()
