@@ -13,7 +13,7 @@ import attrs
 from attrs import Attribute
 from attrs.validators import ge, gt, in_, instance_of
 
-from infranetes.config_checks import IMAGE_PROVIDERS, faults
+from infranetes.config_checks import IMAGE_PROVIDERS, faults, streaming_faults
 from infranetes.csi.config import CsiConfig
 from infranetes.handler_config import MACHINE, HandlerConfig
 from infranetes.images.config import ImagesConfig
@@ -72,6 +72,8 @@ class StreamingConfig:
 
     def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
         """Look whether it can be listened on."""
+        if any(streaming_faults(self)):
+            return
         for key in ("port", "host"):
             if given(key):
                 yield from (attrs.evolve(said, key=key) for said in outside.listening(self.host, self.port))
@@ -148,10 +150,10 @@ class ControlConfig:
     enter: bool = False  # open shells in pods' VMs
 
 
-def _provider_names() -> list[str]:
+def _provider_tables() -> dict[str, type[attrs.AttrsInstance] | None]:
     from infranetes.providers import registry  # imported late: it is needed only for a wrong key
 
-    return registry.names()
+    return {name: registry.settings_class(name) for name in registry.names()}
 
 
 @attrs.frozen
@@ -182,7 +184,7 @@ class Config:
     ca: str = attrs.field(default="", metadata=outside.names(lambda path: _authority(path)))
     # Each provider's own table, by its name.
     providers: Mapping[str, Mapping[str, Any]] = attrs.field(  # Any: keys only a provider knows
-        factory=dict, metadata={config.HOLDS: _provider_names}
+        factory=dict, metadata={config.HOLDS: _provider_tables}
     )
     # The runtime handlers, besides the empty one, whose pods have no settings of their own.
     runtime_handlers: tuple[str, ...] = ("infranetes",)

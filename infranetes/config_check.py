@@ -161,7 +161,8 @@ def _check_table(document: Document, name: str) -> None:
     if isinstance(tables, dict) and name in tables and name not in registry.names():
         raise ConfigError(f"{document.sources.main}: providers.{name}: {registry.unknown(name)}")
     if isinstance(table, dict) and (cls := registry.settings_class(name)) is not None:
-        config.structure(table, cls, source=document.sources.main, prefix=f"providers.{name}")
+        prefix = f"providers.{name}"
+        config.structure(table, cls, source=document.sources.main, prefix=prefix, whole=Config)
 
 
 def _check_whole(found: Config, sources: Sources) -> None:

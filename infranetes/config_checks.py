@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
-from infranetes.handler_config import CNI, DOCKER, SYSTEMD, handler_faults
+from infranetes.handler_config import CNI, DOCKER, SYSTEMD, handler_faults, name_faults
 from infranetes.monitoring.config import metrics_faults
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def faults(found: Config) -> Iterator[str]:
         if not value or len(value) > 63 or not value.isprintable():
             yield f"{key}: 1 to 63 characters are needed"
     yield from _of_images(found)
+    yield from name_faults(found.runtime_handlers)
     yield from handler_faults(found.handlers, found.kind)
     for name, handler in found.handlers.items():
         if handler.network == CNI:
@@ -40,7 +41,7 @@ def faults(found: Config) -> Iterator[str]:
         yield ("kubernetes.network_policies: they are read from the API server: set kubernetes.kubeconfig")
     if found.parallel_agents < 1:
         yield "parallel_agents: at least 1 is needed"
-    yield from _of_streaming(found.streaming)
+    yield from streaming_faults(found.streaming)
     yield from _of_delegate(found)
     yield from metrics_faults(found.metrics)
 
@@ -103,7 +104,8 @@ def _of_delegate(found: Config) -> Iterator[str]:
         yield f"delegate.socket: {path!r} is this daemon's own (socket): name that of containerd or CRI-O"
 
 
-def _of_streaming(found: StreamingConfig) -> Iterator[str]:
+def streaming_faults(found: StreamingConfig) -> Iterator[str]:
+    """Yield what is wrong with the table `streaming`."""
     try:
         address = IPv4Address(found.host)
     except ValueError:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 from attrs.validators import ge, in_
@@ -30,6 +30,7 @@ KINDS = (DOCKER, SYSTEMD, MACHINE)
 CNI = "cni"  # the network of the node's own runtime
 ALL = "*"
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+NAME_WORDS = "a RuntimeClass's handler has up to 63 of a-z, 0-9 and -, and no - at either end"
 _MAX_VALUE = 4096
 # The annotations that a handler sets by keys of its own.
 _BY_KEYS = {PREFIX + CONTAINERS: "contprovider", PREFIX + NETWORK.name: "network"}
@@ -70,16 +71,20 @@ class HandlerConfig:
         return Size(cpu_millis=self.cpu_millis, memory_bytes=int(self.memory))
 
 
+def name_faults(names: Iterable[str]) -> Iterator[str]:
+    """Yield what is wrong with the names of handlers without settings, as `handler_faults` does."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            yield f"runtime_handlers: {name[:64]!r}: {NAME_WORDS}"
+
+
 def handler_faults(handlers: Mapping[str, HandlerConfig], kind: str) -> Iterator[str]:
     """Yield what is wrong with each handler on its own: the dotted key, a colon, and the reason.
 
     :param kind: of the pods whose handler names none."""
     for name, handler in handlers.items():
         if not _NAME.fullmatch(name):
-            yield (
-                f"handlers.{name[:64]}: a RuntimeClass's handler has up to 63 of a-z, 0-9 and -, "
-                "and no - at either end"
-            )
+            yield f"handlers.{name[:64]}: {NAME_WORDS}" if name else f"handlers: '': {NAME_WORDS}"
         for fault in _faults(handler, handler.images or kind, kind):
             yield f"handlers.{name}.{fault}"
 
@@ -110,7 +115,7 @@ def _faults(handler: HandlerConfig, kind: str, nodes: str) -> Iterator[str]:
             yield f"annotations.allow: {pattern[:80]!r}: expected a name, or the beginning of one and *"
     for name, value in handler.annotations.set.items():
         if fault := _set_fault(name, value):
-            yield f"annotations.set: {fault}"
+            yield f"annotations.set.{name}: {fault}"
 
 
 def _set_fault(name: str, value: str) -> str:

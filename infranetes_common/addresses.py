@@ -33,7 +33,10 @@ def parse_network(text: str, strict: bool = True) -> Network:
     :param strict: whether a network whose address has bits behind the prefix is refused.
     :raise ValueError: it is none, or has a zone.
     """
-    return ipaddress.ip_network(_without_zone(text), strict)
+    network = ipaddress.ip_network(_without_zone(text), strict=False)
+    if strict and network.network_address != ipaddress.ip_address(text.partition("/")[0]):
+        raise ValueError(f"{text[:_LONGEST]} has host bits set; did you mean {network}?")
+    return network
 
 
 def nft_address(value: Address | Network | str) -> str:

@@ -21,7 +21,7 @@ import attrs
 
 from infranetes_common import config_files
 from infranetes_common.config_files import Document, Sources
-from infranetes_common.config_values import HOLDS, Bytes, Invalid, Seconds, converter
+from infranetes_common.config_values import HOLDS, UNKNOWN, Bytes, Invalid, Seconds, converter, places_of
 from infranetes_common.errors import ConfigError
 
 __all__ = ["HOLDS", "Bytes", "Seconds", "load", "secret", "structure"]
@@ -63,18 +63,21 @@ def structure(
     source: str,
     prefix: str = "",
     flags: frozenset[str] = frozenset(),
+    whole: type[attrs.AttrsInstance] | None = None,
 ) -> T:
     """Make a `cls` of a table.
 
     :param source: the file that the table is from, for errors.
     :param prefix: the dotted key of the table itself, for errors.
+    :param whole: the class of the whole file, for errors that say in which table a key belongs; None: `cls`.
     :param flags: the dotted keys that are from flags, for errors.
     :raise ConfigError: the table is wrong.
     """
     try:
         return converter.structure(table, cls)
     except Invalid as invalid:
-        raise ConfigError("\n".join(_lines(invalid, source, prefix, flags))) from None
+        root = whole or (cls if attrs.has(cls) else None)
+        raise ConfigError("\n".join(_lines(invalid, source, prefix, flags, root))) from None
 
 
 def secret(**options: Any) -> Any:  # Any: like attrs.field, which returns the type of the attribute
@@ -92,9 +95,23 @@ def _put(table: dict[str, object], key: str, value: object) -> None:
     table[last] = value
 
 
-def _lines(invalid: Invalid, source: str, prefix: str, flags: frozenset[str]) -> Iterator[str]:
+def _lines(
+    invalid: Invalid,
+    source: str,
+    prefix: str,
+    flags: frozenset[str],
+    whole: type[attrs.AttrsInstance] | None,
+) -> Iterator[str]:
     for keys, words in invalid.faults:
+        if words.startswith(UNKNOWN) and whole is not None and (meant := _meant(keys[-1], whole)):
+            words = f"not known; did you mean {meant}?"
         key = ".".join(keys)
         full = ".".join(part for part in (prefix, key) if part)
         where = "command line" if key in flags else source
         yield f"{where}: {full}: {words}" if full else f"{where}: {words}"
+
+
+def _meant(key: str, whole: type[attrs.AttrsInstance]) -> str:
+    """Return where a key belongs that stands in the wrong table; "": nowhere."""
+    places = list(places_of(key, whole))[:3]
+    return " or ".join(each if "." in each else f"{each}, above the first table" for each in places)

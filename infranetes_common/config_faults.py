@@ -40,6 +40,10 @@ def _located(line: str, sources: Sources) -> Fault:
     if file is None:
         return Fault(sources.main, 0, "", line)
     words = line.removeprefix(f"{file}: ")
+    given = [key for key in sources.places if words.startswith(f"{key}: ")]  # of which names may be any text
+    if given and not _KEY.fullmatch(words):
+        key = max(given, key=len)
+        return Fault(sources.places[key].file, sources.places[key].line, key, words.removeprefix(f"{key}: "))
     match = _KEY.fullmatch(words)
     if match is not None and (place := sources.place_of(match[1])) is not None:
         return Fault(place.file, place.line, match[1], match[2])

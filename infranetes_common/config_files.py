@@ -8,7 +8,6 @@ merged, and anything else, including lists, is replaced.
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +16,10 @@ import attrs
 
 from infranetes_common.config_lines import lines_of
 from infranetes_common.errors import ConfigError
+from infranetes_common.toml_errors import explained
 
 MAX_FILE_BYTES = 1024 * 1024
 SUFFIX = ".d"  # of the name of the drop-ins' directory
-
-_AT = re.compile(r"\(at line (\d+), (?:column \d+|its end)\)")  # in the messages of tomllib
-_GIVEN = re.compile(r"\[{0,2}\s*[A-Za-z0-9_.\"'-]+\s*(\]{1,2}|=)")
 
 
 @attrs.frozen
@@ -115,7 +112,7 @@ def readable(path: str | os.PathLike[str]) -> Readable:
             text = _text(Path(file))
             found = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            wrong.append(f"{file}: not TOML: {_explained(error, text)}")
+            wrong.append(f"{file}: not TOML: {explained(error, text)}")
             continue
         except ConfigError as error:
             wrong.append(str(error))
@@ -144,27 +141,6 @@ def drop_ins_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
 def is_drop_in(name: str) -> bool:
     """Return whether a file of this name in the directory is read: editors' hidden files are not."""
     return name.endswith(".toml") and not name.startswith(".")
-
-
-def _explained(error: Exception, text: str) -> str:
-    """Return the words of a TOML error, in those of who wrote the file: Python's name no key."""
-    lines = text.splitlines() or [""]
-    words = str(error).replace("(at end of document)", f"(at line {len(lines)}, its end)")
-    match = _AT.search(words)
-    if match is None:
-        return words
-    line = lines[int(match[1]) - 1].strip()
-    if "Cannot overwrite" in words or "Cannot declare" in words:
-        key = _GIVEN.match(line)
-        what = key[0].strip(" =") if key else line
-        return f"{what[:80]} is given a second time, or is both a value and a table {match[0]}"
-    if "Invalid value" in words:
-        key = _GIVEN.match(line)
-        what = f"{key[0].strip(' =')}: " if key else ""
-        return f"{what}not a value: a string stands in quotes, true and false are in small letters {match[0]}"
-    if "Illegal character '\\n'" in words or "Unterminated string" in words:
-        return f"the line ends within a text, whose closing quote is missing {match[0]}"
-    return words
 
 
 def _text(path: Path) -> str:

@@ -19,6 +19,7 @@ Path = tuple[str, ...]
 def lines_of(text: str) -> dict[str, int]:
     """Return the line of each dotted key in `text`, a TOML document. A table has the line of its header."""
     found: dict[str, int] = {}
+    implied: dict[str, int] = {}
     counts: dict[Path, int] = {}  # the elements so far of each list of tables
     above: Path = ()
     for line, statement in _statements(text):
@@ -35,11 +36,13 @@ def lines_of(text: str) -> dict[str, int]:
                 above = (*above, str(counts[above]))
         above = (*above, last)
         found.setdefault(".".join(above), line)
+        for number in range(1, len(above)):  # tables that the names of others imply
+            implied.setdefault(".".join(above[:number]), line)
         if statement.lstrip().startswith("[["):
             counts[above] = counts.get(above, 0) + 1
             above = (*above, str(counts[above]))
             found.setdefault(".".join(above), line)
-    return found
+    return {**implied, **found}
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:

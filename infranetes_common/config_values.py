@@ -11,7 +11,7 @@ import enum
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NewType, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -25,6 +25,7 @@ Bytes = NewType("Bytes", int)
 Seconds = NewType("Seconds", float)
 """A time: a number of seconds, or a string with a unit (ms, s, m, h)."""
 
+UNKNOWN = "not known; known are"  # how the fault of a key that is in no table begins
 MISSING = "missing"  # how the fault of a required key that is not there begins
 
 K = TypeVar("K")
@@ -110,11 +111,34 @@ def _expected(annotation: Annotation) -> str:
 
 
 def _refused(annotation: Annotation, value: object) -> Invalid:
-    return Invalid(((), f"{_expected(annotation)} is expected, not {_kind(value)}"))
+    return Invalid(
+        ((), f"{_expected(annotation)} is expected, not {_kind(value)}{_remedy(annotation, value)}")
+    )
+
+
+def _remedy(annotation: Annotation, value: object) -> str:
+    """Return what to do about a value of a wrong type, if that is not plain; it follows the fault's words."""
+    if annotation is float and isinstance(value, str):
+        return ": without quotes, and without a unit"
+    if _is_table(annotation) and isinstance(value, list) and value and isinstance(value[0], dict):
+        return ": its name stands in [ ], not in [[ ]]"
+    items = get_args(annotation)[:1] if get_origin(annotation) in (tuple, list) else ()
+    if isinstance(value, dict) and any(map(_is_table, items)):
+        return ": its name stands in [[ ]], not in [ ]"
+    return ""
+
+
+def _is_table(annotation: Annotation) -> bool:
+    return (isinstance(annotation, type) and attrs.has(annotation)) or get_origin(annotation) in (
+        dict,
+        Mapping,
+    )
 
 
 HOLDS = "holds"
-"""Metadata of a field that is a table of tables: a function that returns the names that these may have."""
+"""Metadata of a field that is a table of tables: a function that returns the names that these may have, each
+with the class of its table, or None where that is not known."""
+_MOST_PLACES = 3  # at which a key may have been meant, that are told
 # The messages of attrs' validators `in_`, and `lt`, `le`, `ge` and `gt`.
 _CHOICE = re.compile(r"'\w+' must be in [(\[](.*?),?[)\]] \(got (.*)\)", re.DOTALL)
 _BOUND = re.compile(r"'\w+' must be ([<>]=? [^:]+): (.*)", re.DOTALL)
@@ -125,16 +149,35 @@ def _misplaced(key: str, cls: type[attrs.AttrsInstance], known: list[str]) -> st
     for attribute in attrs.fields(cls):
         if HOLDS in attribute.metadata and key in attribute.metadata[HOLDS]():
             return f"not known; did you mean {attribute.alias}.{key}?"
-    tables = {each.alias: each.type for each in attrs.fields(cls) if each.type and attrs.has(each.type)}
-    within = [name for name, its in tables.items() if key in {each.alias for each in attrs.fields(its)}]
+    within = [name for name in places_of(key, cls) if "." in name]
     if within:
-        return f"not known; did you mean {' or '.join(f'{name}.{key}' for name in within)}?"
-    return _unknown(key, known)
+        return f"not known; did you mean {' or '.join(within[:_MOST_PLACES])}?"
+    close = _likeliest(key, known)
+    return f"not known; did you mean {close}?" if close else f"{UNKNOWN} {', '.join(known)}"
 
 
-def _unknown(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"not known; did you mean {close[0]}?" if close else f"not known; known are {', '.join(known)}"
+def places_of(key: str, cls: type[attrs.AttrsInstance], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a table, and of those in it, whose last name is this one."""
+    tables: dict[str, type[attrs.AttrsInstance] | None] = {}
+    held: dict[str, type[attrs.AttrsInstance] | None] = {}
+    for each in attrs.fields(attrs.resolve_types(cls)):
+        if each.alias == key:
+            yield f"{prefix}{key}"
+        if HOLDS in each.metadata:
+            held |= {f"{each.alias}.{name}": its for name, its in each.metadata[HOLDS]().items()}
+        elif isinstance(each.type, type) and attrs.has(each.type):
+            tables[each.alias] = each.type
+        elif get_origin(each.type) in (dict, Mapping) and attrs.has(its := get_args(each.type)[1]):
+            tables[f"{each.alias}.NAME"] = its
+    for name, its in (*tables.items(), *held.items()):
+        if its is not None:
+            yield from places_of(key, its, f"{prefix}{name}.")
+
+
+def _likeliest(key: str, known: Iterable[str]) -> str:
+    """Return the known key that is most like this one; "": none is."""
+    close = difflib.get_close_matches(key.lower(), known, n=1)
+    return close[0] if close else ""
 
 
 # -- hooks, each of which reads one kind of value
@@ -272,11 +315,15 @@ def _table(value: object, cls: type[attrs.AttrsInstance]) -> attrs.AttrsInstance
         raise _refused(cls, value)
     attrs.resolve_types(cls)
     known = {attribute.alias: attribute for attribute in attrs.fields(cls) if attribute.init}
-    faults: list[Fault] = [((key,), _misplaced(key, cls, list(known))) for key in value if key not in known]
+    unknown = [key for key in value if key not in known]
+    meant = {
+        _likeliest(key, known) for key in unknown
+    }  # a key that is there under a wrong name is not missing
+    faults: list[Fault] = [((key,), _misplaced(key, cls, list(known))) for key in unknown]
     faults += [
         ((key,), f"{MISSING}; {_expected(attribute.type)} is expected")
         for key, attribute in known.items()
-        if attribute.default is attrs.NOTHING and key not in value
+        if attribute.default is attrs.NOTHING and key not in value and key not in meant
     ]
     arguments: dict[str, object] = {}
     try:
@@ -284,10 +331,21 @@ def _table(value: object, cls: type[attrs.AttrsInstance]) -> attrs.AttrsInstance
             ((key, each) for key, each in value.items() if key in known), lambda key: known[key].type
         )
     except Invalid as wrong:
-        faults += wrong.faults
+        faults += [(keys, words + _table_meant(keys, value, known)) for keys, words in wrong.faults]
     if faults:
         raise Invalid(*faults)
     return _validated(cls, arguments)
+
+
+def _table_meant(
+    keys: Sequence[str], value: Mapping[str, object], known: Mapping[str, attrs.Attribute[Any]]
+) -> str:
+    """Return which table was meant by a name that is none's; "": no name was used so."""
+    key, *inner = keys
+    if inner or not isinstance(value[key], dict) or _is_table(known[key].type):
+        return ""
+    close = _likeliest(key, [name for name, its in known.items() if _is_table(its.type)])
+    return f"; did you mean the table {close}?" if close else ""
 
 
 def _validated(cls: type[attrs.AttrsInstance], arguments: dict[str, object]) -> attrs.AttrsInstance:

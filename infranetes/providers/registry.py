@@ -100,7 +100,7 @@ def create(
 def unknown(name: str) -> str:
     """Return the words for a name that no provider has."""
     known = names()
-    close = "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(name, known, n=1))
+    close = "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(name.lower(), known, n=1))
     return f"no provider is called {name!r}{close or '; known are ' + ', '.join(known)}"
 
 
