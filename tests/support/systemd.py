@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
+from twisted.internet.threads import deferToThread
 from zope.interface import implementer
 
 from tests.harness.tools import need
@@ -131,6 +133,7 @@ class Systemd:
         self.root.chmod(0o755)
         self._journal = (journal, lines)
         self._asking: socket.socket | None = None
+        self._one_at_a_time = threading.Lock()
         self._started = False
 
     @property
@@ -179,7 +182,11 @@ class Systemd:
         return self
 
     def connected(self) -> Any:
-        """Return a connection to the manager, made in its PID namespace, because it accepts no other."""
+        """Return a connection to the manager, made in its PID namespace: it accepts no other. Blocks."""
+        with self._one_at_a_time:
+            return self._connected()
+
+    def _connected(self) -> Any:
         if self._asking is None:
             ours, its = socket.socketpair()
             inside = ["nsenter", f"--target={self.pid}", "--pid", sys.executable, "-ISc", _CONNECTOR]
@@ -234,7 +241,9 @@ class Inside:
         self._manager = manager
 
     def connect(self, factory: Any) -> Deferred[Any]:
-        made: Deferred[Any] = Deferred()
+        return Deferred.fromCoroutine(self._connect(factory))
+
+    async def _connect(self, factory: Any) -> Any:
         kept: list[Any] = []
 
         class Keeping(Factory):
@@ -243,13 +252,11 @@ class Inside:
                 return kept[0]
 
         try:
-            with self._manager.connected() as connection:
+            with await deferToThread(self._manager.connected) as connection:
                 reactor.adoptStreamConnection(connection.fileno(), socket.AF_UNIX, Keeping())
         except (OSError, AssertionError, ValueError) as error:
-            made.errback(ConnectError(string=str(error)))
-        else:
-            made.callback(kept[0])
-        return made
+            raise ConnectError(string=str(error)) from error
+        return kept[0]
 
 
 _shared: list[Systemd] = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.errors import InfranetesError, Unavailable
@@ -21,7 +22,7 @@ from tests.contract.container_sessions import Heard
 from tests.harness.needs import needs_docker
 from tests.vmserver.containers.test_docker import DockerCase
 from vmserver.containers.docker.engine import EngineError
-from vmserver.containers.docker.hijack import Demultiplexer, HijackedConnection, hijack
+from vmserver.containers.docker.hijack import MAX_HEAD_BYTES, Demultiplexer, HijackedConnection, hijack
 from vmserver.containers.interface import Streams
 
 reactor = installed()
@@ -90,6 +91,16 @@ class HijackTests(TestCase):
         connection = await self.hijacked(b"HTTP/1.1 101 UPGRADED\r\nUpgrade: tcp\r\n\r\nhello", close=True)
         said = b"".join([data async for _, data in connection.output])
         self.assertEqual(said, b"hello")
+
+    async def test_much_output_right_behind_the_answer(self) -> None:
+        """As of a command that writes at once, while the agent is slow: the answer's end comes with it."""
+        connection = HijackedConnection(None)
+        connection.makeConnection(StringTransport())  # type: ignore[no-untyped-call]
+        for piece in (b"HTTP/1.1 101 UPG", b"RADED\r\n\r\n" + b"x" * MAX_HEAD_BYTES):
+            connection.dataReceived(piece)
+        self.successResultOf(connection.answered)
+        connection.connectionLost()
+        self.assertEqual(b"".join([data async for _, data in connection.output]), b"x" * MAX_HEAD_BYTES)
 
     async def test_a_refusal_has_the_engines_message(self) -> None:
         body = b'{"message":"no such thing"}'

@@ -96,7 +96,7 @@ class HijackedConnection(SessionConnection):
         head, separator, rest = self._head.partition(b"\r\n\r\n")
         status_line, _, fields = head.partition(b"\r\n")
         words = status_line.split(None, 2)
-        if len(self._head) > MAX_HEAD_BYTES or (separator and (len(words) < 2 or not words[1].isdigit())):
+        if len(head) > MAX_HEAD_BYTES or (separator and (len(words) < 2 or not words[1].isdigit())):
             self._refused(500, "the answer is not HTTP")
         elif separator and int(words[1]) == _SWITCHING:
             self._head = None
@@ -104,7 +104,7 @@ class HijackedConnection(SessionConnection):
             return rest
         elif separator:
             length = BytesParser().parsebytes(fields + b"\r\n\r\n")["Content-Length"] or "0"
-            if not length.isdigit() or len(rest) >= int(length):
+            if not length.isdigit() or len(rest) >= min(int(length), MAX_HEAD_BYTES):
                 self._refused(int(words[1]), error_message(rest))
         return b""
 
