@@ -101,11 +101,20 @@ class KubernetesConfig:
     # The subnets of all nodes' pods and of Services. Whatever is in them sees pods' own addresses.
     cluster_cidrs: tuple[str, ...] = attrs.field(default=(), validator=_are_subnets)
     # A file; with one, pods' VMs know the addresses of Services.
-    kubeconfig: str = attrs.field(default="", metadata=outside.names(lambda path: _kubeconfig(path)))
+    kubeconfig: str = ""
     # The network of pods that don't choose one, if their VMs are in a cloud.
     network: str = attrs.field(default="vpc", validator=in_(NETWORKS))
     service_proxy: bool = True  # false: VMs don't, since kube-proxy on the node serves all pods
     network_policies: bool = False  # true: they are enforced, and pods are closed until they are known
+
+    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+        """Read the kubeconfig, without a question to the API server."""
+        if self.kubeconfig:
+            # Imported late: other commands than `config check` start faster without it.
+            from infranetes.kubernetes.look import look
+
+            for said in look(Path(self.kubeconfig), self.master_ip):
+                yield attrs.evolve(said, key="kubeconfig")
 
     @property
     def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
@@ -113,15 +122,8 @@ class KubernetesConfig:
         return tuple(parse_network(each) for each in self.cluster_cidrs)
 
 
-def _kubeconfig(path: str) -> Iterator[outside.Said]:
-    # Imported late: other commands than `config check` start faster without them.
-    from infranetes.kubernetes.look import look
-
-    return look(Path(path))
-
-
 def _authority(path: str) -> Iterator[outside.Said]:
-    from infranetes.authority import Authority
+    from infranetes.authority import Authority  # imported late, as above
 
     return outside.tried(lambda: Authority("/nonexistent", path=path), "ca")
 
@@ -162,7 +164,7 @@ class Config:
 
     # A path, or unix://PATH.
     socket: str = attrs.field(
-        default="/run/infranetes/infranetes.sock", metadata=outside.names(outside.directory_of)
+        default="/run/infranetes/infranetes.sock", metadata=outside.names(outside.own_socket)
     )
     # The one is kept over reboots, the other is gone after one.
     state_dir: Path = attrs.field(

@@ -151,7 +151,8 @@ def _names(table: Mapping[str, object]) -> Iterator[str]:
     default = () if "provider" in table else (Config().provider,)
     own = table.get("providers")
     named = [*default, *(name for name in given if isinstance(name, str) and name)]
-    yield from dict.fromkeys([*named, *(own if isinstance(own, dict) else ())])
+    theirs = own if isinstance(own, dict) else {}
+    yield from dict.fromkeys([*named, *(name for name, its in theirs.items() if isinstance(its, dict))])
 
 
 def _check_table(document: Document, name: str) -> None:

@@ -30,7 +30,7 @@ def faults(found: Config) -> Iterator[str]:
     for key in ("cluster", "node", "provider"):
         value = getattr(found, key)
         if not value or len(value) > 63 or not value.isprintable():
-            yield f"{key}: 1 to 63 characters are needed"
+            yield f"{key}: 1 to 63 printable characters are needed"
     yield from _of_images(found)
     yield from name_faults(found.runtime_handlers)
     yield from handler_faults(found.handlers, found.kind)

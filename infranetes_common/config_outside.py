@@ -73,11 +73,18 @@ def looked_at(table: attrs.AttrsInstance, given: Collection[str], prefix: str = 
         value, key = getattr(table, field.name), full(field.alias)
         if attrs.has(type(value)):
             yield from looked_at(value, given, key)
-        elif _NAMES in field.metadata and key in given and value not in ("", None, ()):
-            yield from (attrs.evolve(said, key=key) for said in field.metadata[_NAMES](value))
+        elif _NAMES in field.metadata and key in given:
+            yield from (attrs.evolve(said, key=key) for said in _look(field, value))
     if isinstance(table, NamesOutside):
         for said in table.look_outside(lambda key: full(key) in given):
             yield attrs.evolve(said, key=full(said.key))
+
+
+def _look(field: attrs.Attribute[Any], value: object) -> Iterable[Said]:
+    if value or value is None:
+        look: Look = field.metadata[_NAMES]
+        return look(value) if value else ()
+    return [wrong("it can't be empty: give it a value, or leave it out")] if field.default else ()
 
 
 # -- looks
@@ -168,13 +175,20 @@ def directory(path: str | Path) -> Iterator[Said]:
         yield unseen(_closed(f"{here} can't be entered"))
 
 
-def directory_of(path: str | Path) -> Iterator[Said]:
-    """Look at the directory of a socket that the daemon makes."""
-    words = str(path).removeprefix("unix://")
-    if os.path.isdir(words):
-        yield wrong(f"{words} is a directory: the path of a socket is expected")
+def own_socket(path: str) -> Iterator[Said]:
+    """Look at a socket, a path or unix://PATH, that the daemon makes with its directory."""
+    path = path.removeprefix("unix://")
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        yield from directory(Path(path).parent)
+    except OSError as error:
+        yield _failed(path, error)
     else:
-        yield from directory(Path(words).parent)
+        if not stat.S_ISSOCK(mode):
+            yield wrong(f"{path} is there and is no socket: move it away, or give another path")
+        elif not list(server(path)):
+            yield unseen(f"another program, or the daemon itself, listens on {path!r} now")
 
 
 def present_directory(path: str | Path) -> Iterator[Said]:
@@ -237,7 +251,7 @@ def server(path: str) -> Iterator[Said]:
             client.settimeout(CONNECT_SECONDS)
             client.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
-        yield warning(f"nobody listens on {path} now; the daemon waits until somebody does")
+        yield warning(f"nobody listens on {path!r} now; the daemon waits until somebody does")
     except NotADirectoryError as error:
         yield _failed(path, error)
     except OSError as error:

@@ -139,8 +139,9 @@ HOLDS = "holds"
 """Metadata of a field that is a table of tables: a function that returns the names that these may have, each
 with the class of its table, or None where that is not known."""
 _MOST_PLACES = 3  # at which a key may have been meant, that are told
-# The messages of attrs' validators `in_`, and `lt`, `le`, `ge` and `gt`.
+# The messages of attrs' validators `in_`, `matches_re`, and `lt`, `le`, `ge` and `gt`.
 _CHOICE = re.compile(r"'\w+' must be in [(\[](.*?),?[)\]] \(got (.*)\)", re.DOTALL)
+_FORM = re.compile(r"'\w+' must match regex '(.*)' \((.*) doesn't\)", re.DOTALL)
 _BOUND = re.compile(r"'\w+' must be ([<>]=? [^:]+): (.*)", re.DOTALL)
 
 
@@ -385,6 +386,8 @@ def _said(error: Exception, name: str = "") -> str:
     if match := _CHOICE.fullmatch(words):
         choices = ", ".join(each.strip("'") for each in match[1].split(", "))
         return f"{match[2]} is none of {choices}"
+    if match := _FORM.fullmatch(words):
+        return f"{match[2]} is not of the form {match[1]}"
     if match := _BOUND.fullmatch(words):
         return f"{match[2]} is not {match[1]}"
     return words.removeprefix(f"{name}: ")

@@ -13,10 +13,10 @@ from infranetes_common.config_outside import Said, program, tried, unseen
 from infranetes_common.redaction import redacted
 
 
-def look(path: Path) -> Iterator[Said]:
-    """Read a kubeconfig and what it names on this machine. Blocks."""
+def look(path: Path, host: str) -> Iterator[Said]:
+    """Read a kubeconfig and what it names on this machine. Blocks. :param host: see `thd_read`."""
     found: list[Access] = []
-    yield from tried(lambda: found.append(thd_read(path)))
+    yield from tried(lambda: found.append(thd_read(path, host)))
     for access in found:
         yield from tried(partial(check_certificates, access))
         if access.plugin is not None:

@@ -12,6 +12,7 @@ import attrs
 from attrs import Attribute
 
 from infranetes_common import config_outside as outside
+from infranetes_common.addresses import parse_address
 
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9._-]{1,253}")
 
@@ -19,7 +20,7 @@ _HOST = re.compile(r"(\*\.)?[A-Za-z0-9._-]{1,253}")
 def split_address(text: str) -> tuple[str, int]:
     """Return host and port of ``127.0.0.1:9475`` or ``[::1]:9475``. :raise ValueError: it is neither."""
     host, _, port = text.rpartition(":")
-    address = ip_address(host.removeprefix("[").removesuffix("]"))
+    address = parse_address(host.removeprefix("[").removesuffix("]"))
     if not port.isdecimal() or not int(port) < 65536 or host.startswith("[") != (address.version == 6):
         raise ValueError(text)
     return str(address), int(port)

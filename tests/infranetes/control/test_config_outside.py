@@ -80,7 +80,8 @@ class FaultTests(OutsideTestCase):
             (f'delegate.socket = "{other}"', f"delegate.socket: {other} is no socket"),
             (f'state_dir = "{other}/state"', f"state_dir: {other} is no directory"),
             (f'apparmor_dir = "{other}"', f"apparmor_dir: {other} is no directory"),
-            ('socket = "/etc"', "socket: /etc is a directory: the path of a socket is expected"),
+            ('socket = "/etc"', "socket: /etc is there and is no socket: move it away"),
+            ('images.skopeo = ""', "images.skopeo: it can't be empty: give it a value, or leave it out"),
             ('overlay.device = "lo"', "overlay.device: this machine has a network device lo already"),
             ('streaming.host = "203.0.113.1"', "streaming.host: 203.0.113.1 is no address of this machine"),
             ('metrics.listen = "203.0.113.1:1"', "metrics.listen: 203.0.113.1 is no address of this machine"),
@@ -124,10 +125,12 @@ class WarningTests(OutsideTestCase):
         path = self.directory / "cri.sock"
         status, (words, summary) = self.checked(f'delegate.socket = "unix://{path}"')
         self.assertEqual((status, summary), (DONE, "the daemon starts with F; see the warnings"))
-        self.assertTrue(words.startswith(f"F:2: delegate.socket: warning: nobody listens on {path} now"))
+        self.assertTrue(words.startswith(f"F:2: delegate.socket: warning: nobody listens on '{path}' now"))
         with socket.socket(socket.AF_UNIX) as runtime:
             runtime.bind(str(path))
             runtime.listen()
+            _, (words, _) = self.checked(f'socket = "{path}"')
+            self.assertIn("socket: not looked at: another program, or the daemon itself, listens on", words)
             self.assertEqual(self.checked(f'delegate.socket = "{path}"'), (DONE, ["nothing is wrong with F"]))
         self.patch(accelerator, "KVM", "/no/such/kvm")
         _, (words, _) = self.checked("[providers.qemu]", f'image_dir = "{self.directory}"', provider="qemu")
@@ -195,6 +198,8 @@ class NotLookedAtTests(OutsideTestCase):
             for one, each in zip(found, words, strict=True):
                 self.assertTrue(one.startswith(f"F:2: {key}: not looked at: {each}"), found)
             self.assertEqual(summary, "the rest of F was looked at, and no fault was found")
+        lines = f'kubernetes.kubeconfig = "{of_token}"', 'kubernetes.master_ip = "10.9.8.7"'
+        self.assertIn("the API server https://10.9.8.7:6443 was", self.checked(*lines)[1][0])
 
     def test_clouds_are_not_asked(self) -> None:
         for provider, table in CLOUDS.items():
@@ -299,7 +304,7 @@ class CompleteTests(SynchronousTestCase):
     #: Keys that are looked at together, by `look_outside`.
     TOGETHER = frozenset(
         {f"metrics.{key}" for key in ("listen", "certificate_file", "key_file", "token_file")}
-        | {"providers.openstack.clouds_file"}
+        | {"providers.openstack.clouds_file", "kubernetes.kubeconfig"}
     )
 
     def test_every_key_that_names_something_of_this_machine_is_looked_at(self) -> None:

@@ -205,6 +205,10 @@ class TypingTests(SynchronousTestCase):
                     "providers.qemu.pod_cidr: pod CIDR '10.88.0.1/16': 10.88.0.1/16 has host bits set; did "
                     "you mean 10.88.0.0/16?",
                 ),
+                (f"{P}[providers]\nmtu = 5\n", 3, "providers.mtu: a table is expected, not an integer"),
+                ('[providers.qemu]\ncpu = "a; b"\n', 2, "providers.qemu.cpu: 'a; b' is not of the form ["),
+                (f'{P}[metrics]\nlisten = "[::1%lo]:80"\n', 3, "metrics.listen: '[::1%lo]:80' is no address"),
+                (f'{P}node = "a\\nb"\n', 2, "node: 1 to 63 printable characters are needed"),
                 ('provider = "QEMU"\n', 1, "provider: no provider is called 'QEMU'; did you mean qemu?"),
                 (f'{P}runtime_handlers = ["A B"]\n', 2, f"runtime_handlers: 'A B': {name}"),
                 (f'{P}[handlers.""]\n', 2, f"handlers: '': {name}"),
