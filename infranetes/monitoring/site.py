@@ -6,10 +6,14 @@ A connection alternates between two states:
 ==========  ================================  ==================================================
 state       becomes                           where there are too many connections
 ==========  ================================  ==================================================
-waiting     answering: the request is whole   gives way to a new one, the longest waiting first,
-            ended: REQUEST_SECONDS are over   unless its last request showed the token
+waiting     answering: the request is whole   gives way to a new one, unless its last request showed
+            ended: REQUEST_SECONDS are over   the token
 answering   waiting: the answer is written    stays
 ==========  ================================  ==================================================
+
+Of the connections that wait, the longest waiting gives way of the address that has most, so that nobody
+displaces others' by making many. A client that sends another request before it has the answer to one gets
+that answer alone: otherwise the answers to all its requests would be kept until it reads them.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from twisted.web.http import HTTPChannel, _GenericHTTPChannelProtocol
 from twisted.web.http import Request as HttpRequest
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
+
+from infranetes.crowding import one_too_many, source_of
 
 MAX_CONNECTIONS = 64
 REQUEST_SECONDS = 30.0  # from a connection, or the answer before, until the whole request has arrived
@@ -52,9 +58,11 @@ class _Connection(HTTPChannel):
 
     site: QuietSite
     is_trusted = False
+    source = ""  # whom it counts as
 
     def connectionMade(self) -> None:
         HTTPChannel.connectionMade(self)
+        self.source = source_of(cast(ITCPTransport, self.transport).getPeer())
         self.site.waiting[self] = None
 
     def dataReceived(self, data: bytes) -> None:
@@ -69,7 +77,11 @@ class _Connection(HTTPChannel):
     def requestDone(self, request: HttpRequest) -> None:
         self.site.answering.discard(self)
         self.site.waiting[self] = None
+        if any(self._dataBuffer):
+            self.persistent = False
         HTTPChannel.requestDone(self, request)
+        if not self.persistent:
+            self.setTimeout(REQUEST_SECONDS)  # type: ignore[no-untyped-call]  # to read the answer
 
     def abort(self) -> None:
         """Close it at once."""
@@ -104,11 +116,12 @@ class QuietSite(Site):
     def buildProtocol(self, addr: IAddress | None) -> _GenericHTTPChannelProtocol | None:
         """Serve a new connection, if need be in the place of one that waits; None: close it."""
         if len(self.waiting) + len(self.answering) >= MAX_CONNECTIONS:
-            oldest = next((each for each in self.waiting if not each.is_trusted), None)
-            if oldest is None:
+            untrusted = [each for each in self.waiting if not each.is_trusted]
+            if not untrusted:
                 return None
-            del self.waiting[oldest]
-            oldest.abort()
+            most = one_too_many(untrusted, lambda each: each.source)
+            del self.waiting[most]
+            most.abort()
         return cast(_GenericHTTPChannelProtocol, Site.buildProtocol(self, addr))
 
     def getResourceFor(self, request: Request) -> Resource:

@@ -17,6 +17,7 @@ from twisted.internet.interfaces import IAddress, IListeningPort, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
+from infranetes.crowding import one_too_many, source_of
 from infranetes.streaming import protocols
 from infranetes.streaming.channels import Channel, ChannelClosed
 from infranetes.streaming.connection import (
@@ -49,7 +50,8 @@ from infranetes_common.wire import cri, vmserver
 #: Seconds within which a client must open a session's streams, and for which a session may be idle.
 STREAMS_TIMEOUT = 30.0
 IDLE_TIMEOUT = 4 * 3600.0
-#: The most connections at once. To one more, the oldest that has begun no session gives way.
+#: The most connections at once. To one more, the oldest that has begun no session gives way, of the address
+#: that has most of these.
 MAX_CONNECTIONS = 1000
 
 _KINDS = ("exec", "attach", "portforward")
@@ -94,7 +96,7 @@ class StreamingServer(Factory):
         self._advertise = advertise or host
         self._tokens = Tokens(reactor)
         self._listening: IListeningPort | None = None
-        self._connections: dict[StreamingConnection, None] = {}  # the oldest first
+        self._connections: dict[StreamingConnection, str] = {}  # whom each counts as, the oldest first
 
     async def start(self) -> None:
         """Listen.
@@ -132,13 +134,14 @@ class StreamingServer(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> StreamingConnection | None:
         if len(self._connections) >= MAX_CONNECTIONS:
-            oldest = next((each for each in self._connections if each.session is None), None)
-            if oldest is None:
+            idle = [each for each in self._connections if each.session is None]
+            if not idle:
                 return None
+            oldest = one_too_many(idle, self._connections.__getitem__)
             del self._connections[oldest]
             oldest.abort()
         connection = StreamingConnection(self._reactor, self, IDLE_TIMEOUT)
-        self._connections[connection] = None
+        self._connections[connection] = source_of(addr)
         return connection
 
     # For a connection

@@ -251,6 +251,38 @@ class AccessTests(MonitoringCase):
         self.assertIn(b" 200 ", await deferToThread(shown.recv, 4096))
 
     @deferred
+    async def test_who_has_most_gives_way_not_who_is_slow(self) -> None:
+        self.patch(site, "MAX_CONNECTIONS", 8)
+        self.patch(site, "source_of", lambda peer: str(peer.port in mine))
+        url = await self.serve()
+        mine: set[int] = set()
+        slow = self.connect(url, "GET /healthz HTTP/1.1")
+        mine.add(slow.getsockname()[1])
+        for _ in range(20):
+            self.connect(url, "GET /metrics HTTP/1.1")
+        await get(url + "healthz")
+        slow.sendall(b"Host: localhost\r\n\r\n")
+        self.assertIn(b" 200 ", await deferToThread(slow.recv, 4096))
+
+    @deferred
+    async def test_requests_before_the_answer_are_not_answered(self) -> None:
+        """Else a client that reads nothing makes the daemon keep the answers to all of them."""
+        url = await self.serve()
+        for more in (b"", b"Content-Length: 1\r\n"):
+            request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n" + b"x" * bool(more)
+            client = self.connect(url)
+            client.sendall(request * 500)
+            self.assertEqual((await deferToThread(self.everything, client)).count(b"HTTP/1.1 200"), 1)
+
+    def everything(self, client: socket.socket) -> bytes:
+        """Return what comes until the server hangs up."""
+        found = b""
+        with contextlib.suppress(ConnectionResetError):
+            while more := client.recv(1 << 16):
+                found += more
+        return found
+
+    @deferred
     async def test_a_whole_request_has_one_deadline(self) -> None:
         self.patch(site, "REQUEST_SECONDS", 0.5)
         url = await self.serve()

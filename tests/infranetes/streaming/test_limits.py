@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.testing import MemoryReactorClock, StringTransport
@@ -65,8 +66,8 @@ class LimitTests(SynchronousTestCase):
         """Return whether the call is the expiry of a token, which is valid for a minute."""
         return "Tokens" in repr(call.func)
 
-    def connected(self) -> Any:
-        connection = self.server.buildProtocol(None)
+    def connected(self, host: str = "") -> Any:
+        connection = self.server.buildProtocol(IPv4Address("TCP", host, 1) if host else None)
         assert connection is not None
         transport = Transport()
         transport.protocol = connection
@@ -111,6 +112,15 @@ class LimitTests(SynchronousTestCase):
         self.assertIsNone(self.server.buildProtocol(None), "sessions give way to nobody")
         for each in (session, *sessions):
             self.assertEqual(each.transport.over, "")
+            each.abort()
+
+    def test_nobody_displaces_others_by_many_connections(self) -> None:
+        self.patch(server, "MAX_CONNECTIONS", 4)
+        slow = self.connected("192.0.2.1")
+        crowd = [self.connected("192.0.2.2") for _ in range(6)]
+        crowd += [self.connected(f"127.0.0.{last}") for last in range(1, 9)]  # who has one has all of these
+        self.assertEqual(slow.transport.over, "")
+        for each in (slow, *crowd):
             each.abort()
 
     def test_for_the_streams_of_a_session(self) -> None:
