@@ -65,6 +65,7 @@ def _pod(pod: control.Pod) -> Json:
         "handler": pod.handler,
         "addresses": list(pod.addresses),
         "size": pod.size,
+        "refused": {each.share: {"total": each.total, "lately": each.lately} for each in pod.refused},
     }
 
 

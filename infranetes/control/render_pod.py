@@ -73,7 +73,13 @@ def _facts(pod: control.Pod) -> str:
         f"agent      {pod.agent}" if pod.agent else "",
         f"addresses  {' '.join(pod.addresses)}" if pod.addresses else "",
         f"size       {pod.size}" if pod.size else "",
+        *(f"refused    {_refused(each)}" for each in pod.refused),
     )
+
+
+def _refused(one: control.Refused) -> str:
+    lately = f", {one.lately:,} of them in the last half minute" if one.lately else ""
+    return f"{one.total:,} packets beyond its share of {one.share}{lately}"
 
 
 def _containers(answer: control.DescribePodResponse) -> str:

@@ -22,6 +22,7 @@ from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import PastSandbox, Sandbox
 from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.records import SandboxRecord
+from infranetes.pods.refusals import refusals
 from infranetes.pods.sides import ProviderSide
 from infranetes.pods.states import WITH_VM, SandboxState
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
@@ -117,6 +118,8 @@ def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
     pod.size = vm.size
     if record.state in WITH_VM:
         pod.vm.CopyFrom(vm)
+    for share, refused in refusals(node, sandbox).items():
+        pod.refused.add(share=share.value, total=refused.total, lately=refused.lately)
     return pod
 
 

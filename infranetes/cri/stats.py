@@ -21,6 +21,7 @@ from infranetes.pods import listing
 from infranetes.pods.containers import Containers
 from infranetes.pods.context import NodeContext
 from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.refusals import refusals
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.stats import metrics
@@ -196,7 +197,7 @@ class StatsCalls:
             if (
                 figures is not None
                 and sandbox.state is SandboxState.READY
-                and (item := self._item(sandbox, partial(_metrics, sandbox, figures.stats)))
+                and (item := self._item(sandbox, partial(_metrics, self._node, sandbox, figures.stats)))
             ):
                 yield item
             await turns.rest()
@@ -232,6 +233,7 @@ def _with_labels(found: list[Selectable], selector: dict[str, str]) -> list[Sele
     return [one for one in found if validate.labels_match(one.config.labels, selector)]
 
 
-def _metrics(sandbox: Sandbox, answer: vmserver.StatsResponse) -> cri.PodSandboxMetrics:
+def _metrics(node: NodeContext, sandbox: Sandbox, answer: vmserver.StatsResponse) -> cri.PodSandboxMetrics:
     rules = sandbox.machine.rules
-    return metrics.sandbox_metrics(sandbox, answer, None if rules is None else rules.progress())
+    progress = None if rules is None else rules.progress()
+    return metrics.sandbox_metrics(sandbox, answer, progress, refusals(node, sandbox))

@@ -13,7 +13,9 @@ from infranetes.cri.status import versions
 from infranetes.machines.agent.container_watch import Reach
 from infranetes.machines.pool_record import PoolState
 from infranetes.pods.context import NodeContext
+from infranetes.pods.refusals import refusals
 from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.providers.interface import ICountsRefusals, Share
 
 _CONNECTIONS = Path("/proc/sys/net/netfilter")
 
@@ -64,6 +66,12 @@ def node_gauges(node: NodeContext) -> list[Gauge]:
               {(name,): pool.wanted for name, pool in pools}),
         Gauge("infranetes_pool_failing", "1: the pool's last launch failed.", ("handler",),
               {(name,): bool(pool.trouble) for name, pool in pools}),
+        Gauge("infranetes_refused_pods", "Pods that lately sent packets beyond a share of theirs.",
+              ("provider", "share"),
+              _counted(((node.side_of(one.record).name, share.value) for one in sandboxes
+                        for share, refused in refusals(node, one).items() if refused.lately),
+                       [(side.name, share.value) for side in sides for share in Share
+                        if ICountsRefusals.providedBy(side.provider)])),
         *_connections(),
     ]  # fmt: skip
 

@@ -342,6 +342,29 @@ class IShowsDisks(Interface):
         """
 
 
+class Share(enum.Enum):
+    """What the node's kernel has once for all, and each pod has a share of."""
+
+    CONNECTIONS = "connections"  # begun by the pod, in the table of all
+    NEIGHBOURS = "neighbours"  # machines that the pod looks for in the node's networks
+    FRAGMENTS = "fragments"  # of datagrams that are not whole yet
+
+
+@attrs.frozen
+class Refused:
+    """Packets of a pod that were dropped because a share is used up."""
+
+    total: int
+    lately: int  # of these, since the provider looked last time
+
+
+class ICountsRefusals(Interface):
+    """Also provided by an IPodProvider that gives pods shares of what the node's kernel has once for all."""
+
+    def refusals(instance_id: str) -> Mapping[Share, Refused]:
+        """Return what was refused to a VM, as of a short while ago. Shares that sufficed are left out."""
+
+
 class IFirewallsPods(Interface):
     """Also provided by an IPodProvider that enforces pods' firewalls itself, where no pod gets around them.
 

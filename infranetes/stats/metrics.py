@@ -8,12 +8,13 @@ in the CRI: seconds are cut. A pod's own metrics have an empty `container` label
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import attrs
 
 from infranetes.pods.inventory import Container, Sandbox
+from infranetes.providers.interface import Refused, Share
 from infranetes.services.timing import Progress
 from infranetes_common.wire import cri, vmserver
 
@@ -216,6 +217,12 @@ _SERVICES: tuple[_Metric[Progress], ...] = (
     ),
 )  # fmt: skip
 
+_REFUSED: tuple[_Metric[Mapping[Share, Refused]], ...] = (
+    _Metric("infranetes_refused_packets_total", "Packets beyond the pod's share, which were dropped.",
+            cri.COUNTER, lambda one: [((share.value,), refused.total) for share, refused in one.items()],
+            ("share",)),
+)  # fmt: skip
+
 _OF_VMS = (*_CPU, *_MEMORY, *_PROCESSES, *_PRESSURE)
 _OF_CONTAINERS = (
     *_CPU, *_THROTTLING, *_MEMORY, *_LIMITED_MEMORY, *_PROCESSES, *_REST, *_DISKS, *_PRESSURE,
@@ -227,6 +234,7 @@ def descriptors() -> list[cri.MetricDescriptor]:
     metrics = [(one.name, one.help, one.labels) for one in _OF_CONTAINERS]
     metrics += [(one.name, one.help, one.labels) for one in _NETWORK]
     metrics += [(one.name, one.help, one.labels) for one in _SERVICES]
+    metrics += [(one.name, one.help, one.labels) for one in _REFUSED]
     return [
         cri.MetricDescriptor(name=name, help=help, label_keys=(*LABELS, *labels))
         for name, help, labels in metrics
@@ -234,12 +242,15 @@ def descriptors() -> list[cri.MetricDescriptor]:
 
 
 def sandbox_metrics(
-    sandbox: Sandbox, answer: vmserver.StatsResponse, progress: Progress | None = None
+    sandbox: Sandbox,
+    answer: vmserver.StatsResponse,
+    progress: Progress | None = None,
+    refused: Mapping[Share, Refused] | None = None,
 ) -> cri.PodSandboxMetrics:
     """Return a sandbox's metrics: its VM's, and those of the containers that run.
 
     :param answer: the agent's. :param progress: how far its VM is with the rules of Services; None: it is not
-        told of them."""
+        told of them. :param refused: what its VM was refused."""
     pod = sandbox.config.metadata
     labels = (f"/{sandbox.id}", sandbox.id, "", "", pod.name, pod.namespace)
     result = cri.PodSandboxMetrics(pod_sandbox_id=sandbox.id)
@@ -248,6 +259,7 @@ def sandbox_metrics(
     result.metrics.extend(_metrics(_NETWORK, answer.cards, labels, at))
     if progress is not None:
         result.metrics.extend(_metrics(_SERVICES, progress, labels, at))
+    result.metrics.extend(_metrics(_REFUSED, refused or {}, labels, at))
     for used in answer.containers:
         container = sandbox.containers.get(used.id)
         if container is not None and used.HasField("usage"):

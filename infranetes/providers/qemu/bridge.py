@@ -54,7 +54,7 @@ from typing import TypedDict
 import attrs
 from twisted.logger import Logger
 
-from infranetes.providers.qemu import fragments, shares
+from infranetes.providers.qemu import fragments, refusals, shares
 from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
@@ -411,6 +411,10 @@ class Bridge:
             for family in ("ip", "bridge"):
                 lines += f"{verb} element {family} {self._table} agents {agent}\n"
         return lines
+
+    async def refusals(self) -> refusals.Counts:
+        """Return what was refused to VMs, by their addresses. :raise InfranetesError: it can't be read."""
+        return await refusals.read(self._reactor, self.name)
 
     async def remove(self) -> None:
         """Remove bridge and tables. Idempotent."""

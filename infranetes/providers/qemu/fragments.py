@@ -39,7 +39,7 @@ def script(device: str) -> str:
     table = table_of(device)
     chains = "".join(f"flush chain ip {table} {name}\n" for name in ("fragments", "whole", "refused"))
     return f"""table ip {table} {{
-        set refused-pods {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
+        set refused-fragments {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
         map pods {{ type ipv4_addr : verdict; }}
         chain fragments {{ type filter hook prerouting priority -450; policy accept; }}
         chain whole {{ type filter hook prerouting priority -399; policy accept; }}
@@ -56,7 +56,7 @@ def script(device: str) -> str:
                 meta mark set meta mark ^ {_MARK} ip saddr vmap @pods
         }}
         chain refused {{
-            update @refused-pods {{ ip saddr counter }} drop
+            update @refused-fragments {{ ip saddr counter }} drop
         }}
     }}
     """
@@ -102,8 +102,8 @@ def delete(device: str, address: str) -> str:
     delete chain ip {table} {whole}
     delete set ip {table} {datagrams}
     delete set ip {table} {places}
-    add element ip {table} refused-pods {{ {address} }}
-    delete element ip {table} refused-pods {{ {address} }}
+    add element ip {table} refused-fragments {{ {address} }}
+    delete element ip {table} refused-fragments {{ {address} }}
     """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The upkeep while VMs run: the sizes of their consoles, and the tables of the bridge."""
+"""The upkeep while VMs run: the sizes of their consoles, the tables of the bridge, and what these refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from infranetes.providers.qemu import consoles
+from infranetes.providers.interface import Refused, Share
+from infranetes.providers.qemu import consoles, refusals
 from infranetes.providers.qemu.pod_network import PodNetwork
 from infranetes.providers.qemu.vm import Vm, on_bridge
 from infranetes_common.concurrency import run_in_thread
@@ -20,7 +21,11 @@ _log = Logger()
 
 
 class Maintenance:
-    """Makes a round from time to time. :param vms: the provider's, by token, as they are at each round."""
+    """Makes a round from time to time.
+
+    :param vms: the provider's, by token, as they are at each round.
+    :ivar refused: what was refused to the VM with an address, as of the last round.
+    """
 
     def __init__(
         self, reactor: IReactor, pod_network: PodNetwork, vms: Mapping[str, Vm], console_size: int
@@ -29,6 +34,8 @@ class Maintenance:
         self._pod_network = pod_network
         self._vms = vms
         self._console_size = console_size
+        self.refused: Mapping[str, Mapping[Share, Refused]] = {}
+        self._counts: refusals.Counts | None = None
         self._rounds = LoopingCall(self.round)
         self._rounds.clock = reactor
 
@@ -42,7 +49,7 @@ class Maintenance:
             self._rounds.stop()
 
     async def round(self) -> None:
-        """Trim the consoles, and repair the tables."""
+        """Trim the consoles, repair the tables, and look at what they refused."""
         try:
             alive = [vm.paths for vm in self._vms.values() if vm.alive]
             paths = [path for each in alive for path in (each.console, each.output)]
@@ -50,7 +57,20 @@ class Maintenance:
             async with self._pod_network.lock:
                 ports = [vm.record.bridge_port for vm in on_bridge(self._vms.values())]
                 await self._pod_network.restore_tables(ports)
+            await self._look()
         except InfranetesError as error:
             _log.error("the pods' network could not be checked: {error}", error=error)
         except Exception:  # the next round is made all the same
             _log.failure("the check of consoles and network failed")
+
+    async def _look(self) -> None:
+        counts = await self._pod_network.bridge.refusals()
+        before = counts if self._counts is None else self._counts
+        self.refused = refusals.since(before, counts)
+        for vm in on_bridge(self._vms.values()):
+            address = vm.record.bridge_port.address
+            shares = refusals.told(self.refused.get(address, {}))
+            if shares and address not in before:  # later ones are in the metrics
+                _log.warn("sandbox {id}, the pod at {address}, has used up a share: {shares}",
+                          id=vm.record.sandbox_id, address=address, shares=", ".join(shares))  # fmt: skip
+        self._counts = counts

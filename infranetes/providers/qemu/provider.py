@@ -20,6 +20,7 @@ from zope.interface import implementer
 from infranetes.guest import image as images
 from infranetes.providers.interface import (
     Console,
+    ICountsRefusals,
     IFirewallsPods,
     IGivesIdentityPrivately,
     IGuest,
@@ -37,6 +38,8 @@ from infranetes.providers.interface import (
     Progress,
     ProviderContext,
     ReadOnlyDisk,
+    Refused,
+    Share,
     ShownDisk,
     Size,
 )
@@ -73,7 +76,7 @@ _log = Logger()
 
 
 @implementer(IPodProvider, IFirewallsPods, IGivesIdentityPrivately, IHasConsoles, IHasGuestImage, IHasVolumes)
-@implementer(IJoinsNamespaces, IPinsVms, IPlacesVms, IResizesVms, IShowsDisks)
+@implementer(ICountsRefusals, IJoinsNamespaces, IPinsVms, IPlacesVms, IResizesVms, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -238,6 +241,12 @@ class QemuProvider:
     async def set_firewall(self, instance_id: str, firewall: PodFirewall) -> None:
         uplink = self._parts.uplink
         await self._to_the_end(self._change(instance_id, lambda vm: uplink.set_firewall(vm, firewall)))
+
+    # ---- ICountsRefusals
+
+    def refusals(self, instance_id: str) -> Mapping[Share, Refused]:
+        vm = self._find(instance_id)
+        return self._maintenance.refused.get(vm.record.bridge_port.address, {}) if on_bridge([vm]) else {}
 
     # ---- IResizesVms, IPlacesVms, IPinsVms
 

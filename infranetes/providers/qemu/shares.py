@@ -10,6 +10,8 @@ An nftables table for the pods behind one device, the bridge or the overlay's:
                   takes an entry of the neighbour table, also where there is none. A pod that looks for many
                   is slowed down, except to those that have answered a pod.
 
+Who was refused, and how often, is counted for each pod (`refusals`).
+
 It is changed in place: with it, the count of each pod's connections would be lost.
 """
 
@@ -35,6 +37,8 @@ def script(device: str, share: int) -> str:
     chains = "".join(f"flush chain ip {table} {name}\n" for name in _CHAINS)
     return f"""table ip {table} {{
         set connections {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
+        set refused-connections {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
+        set refused-neighbours {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
         set seekers {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic, timeout; timeout 1m; }}
         set hops {{
             type ipv4_addr . ipv4_addr; size {_MOST_PODS}; flags dynamic, timeout; timeout {_HOP_SECONDS}s;
@@ -48,13 +52,14 @@ def script(device: str, share: int) -> str:
     {chains}
     table ip {table} {{
         chain share {{
-            add @connections {{ ip saddr ct count over {share} }} counter drop
+            add @connections {{ ip saddr ct count over {share} }} \
+                update @refused-connections {{ ip saddr counter }} drop
         }}
         chain hop {{
             ip daddr @answered return
             ip saddr . rt ip nexthop @hops return
             update @seekers {{ ip saddr limit rate over {_HOPS}/second burst {_HOPS_AT_ONCE} packets }} \
-                counter drop
+                update @refused-neighbours {{ ip saddr counter }} drop
             add @hops {{ ip saddr . rt ip nexthop }}
         }}
         chain forward {{
@@ -70,11 +75,12 @@ def script(device: str, share: int) -> str:
 
 
 def forgetting(device: str, address: str) -> list[tuple[list[str], str]]:
-    """Return the commands, each with its input, that forget the connections that an address has begun.
+    """Return the commands, each with its input, that forget what an address has begun and was refused.
 
-    They fail where there are none."""
-    element = f"delete element ip {table_of(device)} connections {{ {address} }}"
-    return [(["conntrack", "-D", "-s", address], ""), (["nft", "-f", "-"], element)]
+    They fail where there is nothing."""
+    sets = ("connections", "refused-connections", "refused-neighbours")
+    elements = [f"delete element ip {table_of(device)} {each} {{ {address} }}" for each in sets]
+    return [(["conntrack", "-D", "-s", address], ""), *((["nft", "-f", "-"], each) for each in elements)]
 
 
 def half_open(device: str) -> str:

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
+from zope.interface import alsoProvides
 
 from infranetes.control import render
 from infranetes.control.describe import DescribeCalls
+from infranetes.monitoring.gauges import node_gauges
 from infranetes.pods.inventory import PAST_SANDBOXES
+from infranetes.providers.interface import ICountsRefusals, Refused, Share
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, InvalidArgument, NotFound, Unavailable
 from infranetes_common.wire import control
@@ -69,6 +74,23 @@ class DescribeTests(PodsTestCase):
         self.assertEqual((answer.steps[-1].what, answer.steps[-1].ended_at), ("the VM starts", 0))
         self.assertIn("under way: the VM starts", self.text(answer))
         self.assertTrue(render.as_json("describe", answer, Namespace())["steps"])
+
+    def test_what_was_refused_to_it_is_said(self) -> None:
+        sandbox = self.run_pod(pod("web"))
+        self.run_pod(pod("other"))
+        refused = {Share.FRAGMENTS: Refused(12345, 7)}
+        by_vm = {self.record(sandbox).instance_id: refused}
+        provider = cast(Any, self.world.provider)
+        provider.refusals = lambda id: by_vm.get(id, {})
+        alsoProvides(provider, ICountsRefusals)
+        answer = self.described("web")
+        self.assertIn("12,345 packets beyond its share of fragments, 7 of them in the", self.text(answer))
+        shown = render.as_json("describe", answer, Namespace())
+        self.assertIn('"refused": {"fragments": {"total": 12345, "lately": 7}}', json.dumps(shown))
+        self.assertNotIn("refused", self.text(self.described("other")))
+        [gauge] = [one for one in node_gauges(self.world.node) if one.name == "infranetes_refused_pods"]
+        self.assertEqual({share: pods for (_, share), pods in gauge.values.items()},
+                         {"connections": 0, "neighbours": 0, "fragments": 1})  # fmt: skip
 
     def test_those_that_are_gone_are_remembered_for_a_while(self) -> None:
         self.world.provider.launch_error = Unavailable("no capacity in any zone")

@@ -38,8 +38,10 @@ class FragmentTests(FirewallCase):
         self.assertEqual(await blocking(large, self.a, self.outside, 1), 0)
         await self.network.set_up(SUBNET, [self.a.port, self.b.port, self.c.port])
         self.assertEqual(await blocking(large, self.a, self.outside, 1), 0, "a daemon that starts")
+        self.assertEqual(list(await self.network.refusals()), [self.a.address])
         await self.network.forbid(self.a.port)
         await self.network.allow(self.a.port)
+        self.assertEqual(await self.network.refusals(), {})
         await self.open_all()
         self.assertEqual(await blocking(large, self.a, self.outside, 1), 1, "the next pod with the address")
 

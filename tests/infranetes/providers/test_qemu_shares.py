@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 import subprocess
 
+from infranetes.providers.interface import Share
 from tests.infranetes.providers.firewall_case import NODE, OUTSIDE, SUBNET, FirewallCase, blocking
 from tests.support.pod_namespaces import Host, Machine, ip, ping, udp
 from tests.support.segments import syn
@@ -46,6 +47,9 @@ class ShareTests(FirewallCase):
             self.assertFalse(await blocking(udp, self.a, self.b, 5000, False))
         for back in (False, True):
             self.assertTrue(await blocking(made.carries, True, back), "what there was goes on")
+        refused = await self.network.refusals()
+        self.assertEqual(list(refused), [self.a.address], "who was refused is known")
+        self.assertGreater(refused[self.a.address][Share.CONNECTIONS], SHARE)
         await self.reaches(self.b, self.outside)
         await self.reaches(self.b, self.a)
         await self.reaches(self.node, self.a)

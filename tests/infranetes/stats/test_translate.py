@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.pods.inventory import Container, Sandbox
 from infranetes.pods.records import ContainerRecord, SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.providers.interface import Refused, Share
 from infranetes.services.timing import Progress
 from infranetes.stats import metrics
 from infranetes.stats.translate import container_stats, sandbox_stats
@@ -133,7 +134,8 @@ class MetricsTests(SynchronousTestCase):
         of = sandbox()
         container(of)
         progress = Progress(7, 3, "", 1.0, 0.25, 1.5, 9)
-        self.found = metrics.sandbox_metrics(of, answer(), progress)
+        refused = {Share.CONNECTIONS: Refused(300, 2)}
+        self.found = metrics.sandbox_metrics(of, answer(), progress, refused)
 
     def labels(self, metric: Any) -> dict[str, str]:
         return dict(zip(self.keys[metric.name], metric.label_values, strict=True))
@@ -209,6 +211,7 @@ class MetricsTests(SynchronousTestCase):
             "container_memory_rss": {(): 30 << 20},
             "infranetes_service_rules_current": {(): 0},
             "infranetes_service_rules_behind": {(): 3},
+            "infranetes_refused_packets_total": {("connections",): 300},
             "infranetes_service_rules_milliseconds": {("last",): 250, ("0.99",): 1500},
         }.items():
             self.assertEqual(self.values(machine, name), values, name)
