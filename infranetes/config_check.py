@@ -7,7 +7,7 @@ What the check did not look at is told too: a file is right only if all was look
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import attrs
 
@@ -17,7 +17,7 @@ from infranetes.providers import registry
 from infranetes_common import config, config_files
 from infranetes_common.config_faults import Fault, located
 from infranetes_common.config_files import Document, Place, Sources
-from infranetes_common.config_outside import Said, Verdict, looked_at, unseen
+from infranetes_common.config_outside import Said, Verdict, looked_at, named, unseen
 from infranetes_common.config_values import MISSING
 from infranetes_common.errors import ConfigError
 
@@ -43,8 +43,10 @@ class Checked:
     unseen: Sequence[Fault]
 
 
-def check_file(path: str, make: Make = made_of_keys) -> Checked:
-    """Check the file at `path` and its drop-ins. Blocks; nothing outside the process is changed."""
+def check_file(path: str, make: Make = made_of_keys, elsewhere: bool = False) -> Checked:
+    """Check the file at `path` and its drop-ins. Blocks; nothing outside the process is changed.
+
+    :param elsewhere: the file is for another machine: what it names is not looked for on this one."""
     read = config_files.readable(path)
     document, sources = read.document, read.document.sources
     found = _Faults(sources)
@@ -61,11 +63,13 @@ def check_file(path: str, make: Make = made_of_keys) -> Checked:
     elif whole is not None:
         with found.collected():
             _check_whole(whole, sources)
+        away = {said.key for said in _away(whole, document)} if elsewhere else frozenset()
         if not found.faults:
             with found.collected():
                 make(whole, sources.main)
+            found.faults = [fault for fault in found.faults if fault.key not in away]
         told = {fault.key for fault in found.faults}
-        said = [each for each in _said(whole, document) if each.key not in told]
+        said = [each for each in (_away if elsewhere else _said)(whole, document) if each.key not in told]
         found.faults += _of(said, Verdict.WRONG, sources)
     order = {file: number for number, file in enumerate(sources.files)}
 
@@ -81,26 +85,42 @@ def check_file(path: str, make: Make = made_of_keys) -> Checked:
     )
 
 
+def _away(whole: Config, document: Document) -> Iterator[Said]:
+    """Yield that what the files name is not looked at, since it is elsewhere."""
+    given = document.sources.places.keys()
+    keys = list(named(whole, given))
+    for name in whole.offered_providers:
+        if (table := _settings(whole, name)) is not None:
+            keys += named(table, given, f"providers.{name}")
+    yield from (unseen("it is on the machine that the file is for", key) for key in keys)
+
+
 def _said(whole: Config, document: Document) -> Iterator[Said]:
     """Yield what is said of all that the files name outside of them."""
     given = document.sources.places.keys()
     yield from looked_at(whole, given)
     for name in _names(document.table):
         key = f"providers.{name}"
-        cls = registry.settings_class(name)
         if name not in whole.offered_providers:
             yield unseen("no pod has its VM from this provider, so that only its keys were looked at", key)
-        elif cls is None:
+        elif registry.settings_class(name) is None:
             yield unseen(
                 "its plug-in does not tell which keys it has, so that it alone can look at them", key
             )
-        else:
-            with suppress(ConfigError):  # which is told already
-                table = config.structure(whole.providers.get(name, {}), cls, source="", prefix=key)
-                try:
-                    yield from looked_at(table, given, key)
-                except ImportError as error:
-                    yield unseen(f"it can't be loaded here: {error}", key)
+        elif (table := _settings(whole, name)) is not None:
+            try:
+                yield from looked_at(table, given, key)
+            except ImportError as error:
+                yield unseen(f"it can't be loaded here: {error}", key)
+
+
+def _settings(whole: Config, name: str) -> attrs.AttrsInstance | None:
+    """Return a provider's table; None: it is wrong, which is told already, or its keys are not known."""
+    cls = registry.settings_class(name)
+    try:
+        return None if cls is None else config.structure(whole.providers.get(name, {}), cls, source="")
+    except ConfigError:
+        return None
 
 
 def _placed(fault: Fault, document: Document) -> Fault:
@@ -150,9 +170,9 @@ def _names(table: Mapping[str, object]) -> Iterator[str]:
     given = [each.get("provider") for each in tables if isinstance(each, dict)]
     default = () if "provider" in table else (Config().provider,)
     own = table.get("providers")
-    named = [*default, *(name for name in given if isinstance(name, str) and name)]
+    used = [*default, *(name for name in given if isinstance(name, str) and name)]
     theirs = own if isinstance(own, dict) else {}
-    yield from dict.fromkeys([*named, *(name for name, its in theirs.items() if isinstance(its, dict))])
+    yield from dict.fromkeys([*used, *(name for name, its in theirs.items() if isinstance(its, dict))])
 
 
 def _check_table(document: Document, name: str) -> None:

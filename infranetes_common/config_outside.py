@@ -80,6 +80,19 @@ def looked_at(table: attrs.AttrsInstance, given: Collection[str], prefix: str = 
             yield attrs.evolve(said, key=full(said.key))
 
 
+def named(table: attrs.AttrsInstance, given: Collection[str], prefix: str = "") -> Iterator[str]:
+    """Yield the keys at which `looked_at` would look at something; for what several name, their table's."""
+    beginning = f"{prefix}." if prefix else ""
+    for field in attrs.fields(type(table)):
+        value, key = getattr(table, field.name), f"{beginning}{field.alias}"
+        if attrs.has(type(value)):
+            yield from named(value, given, key)
+        elif _NAMES in field.metadata and key in given and value:
+            yield key
+    if isinstance(table, NamesOutside) and any(key.startswith(beginning) for key in given):
+        yield prefix
+
+
 def _look(field: attrs.Attribute[Any], value: object) -> Iterable[Said]:
     if value or value is None:
         look: Look = field.metadata[_NAMES]

@@ -212,6 +212,8 @@ def end_orphans(command: argparse.ArgumentParser) -> None:
 
 
 def config_file(command: argparse.ArgumentParser) -> None:
-    """Add [FILE]."""
+    """Add [FILE] and --elsewhere."""
+    words = "the file is for another machine: don't look for what it names on this one"
+    command.add_argument("--elsewhere", action="store_true", help=words)
     words = f"the file, which is read with its drop-ins (default: that of --config, or {DEFAULT_CONFIG})"
     command.add_argument("file", nargs="?", default=None, type=Path, metavar="FILE", help=words)

@@ -71,7 +71,7 @@ def reference(of_machine: bool = True) -> Iterator[Table]:
 def check(options: argparse.Namespace) -> int:
     """Print what is wrong with a file and its drop-ins; return the exit status."""
     path = str(options.file or options.config or DEFAULT_CONFIG)
-    found = check_file(path, options.make)
+    found = check_file(path, options.make, options.elsewhere)
     if options.json:
         shown = {
             "files": list(found.files),

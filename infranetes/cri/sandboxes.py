@@ -79,7 +79,7 @@ class SandboxCalls:
         record, watch, instance = sandbox.record, sandbox.watch, sandbox.instance
         return {
             "state": record.state.value,
-            "message": record.message or sandbox.interrupted,
+            "message": sandbox.trouble,
             "provider": self._node.side_of(record).name,
             "vm": {
                 "id": record.instance_id,

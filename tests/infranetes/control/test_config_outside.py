@@ -208,6 +208,22 @@ class NotLookedAtTests(OutsideTestCase):
                 found[0].startswith(f"F:2: providers.{provider}: not looked at: the cloud"), found
             )
 
+    def test_what_is_on_another_machine_is_not_looked_for_on_this_one(self) -> None:
+        lines = ['ca = "/no/ca"', 'images.skopeo = "no-such"', "[metrics]", 'listen = "203.0.113.1:1"']
+        lines += ["[providers.aws]", 'prices_file = "/no/prices"', *CLOUDS["aws"].splitlines()]
+        self.file.write_text("\n".join(['provider = "aws"', *lines]))
+        status, out = said("check", "--elsewhere", str(self.file))
+        self.assertEqual(status, DONE, out)
+        keys = ["ca", "images.skopeo", "metrics", "providers.aws", "providers.aws.prices_file"]
+        words = "not looked at: it is on the machine that the file is for"
+        self.assertEqual(
+            [line.removeprefix(f"{self.file}:") for line in out.splitlines()[:-1]],
+            [f"{line}: {key}: {words}" for line, key in zip((2, 3, 4, 6, 7), keys, strict=True)],
+        )
+        self.file.write_text('provider = "aws"\nca = "ca"\n[providers.aws]\nregion = "x"\n')
+        status, out = said("check", "--elsewhere", str(self.file))
+        self.assertEqual(status, USAGE)
+
     def test_a_program_reads_the_same(self) -> None:
         self.file.write_text('provider = "simulated"\ntracing.endpoint = "http://127.0.0.1:1/v1"\n')
         status, text = said("check", "--json", str(self.file))
