@@ -180,7 +180,12 @@ def directory(path: str | Path) -> Iterator[Said]:
     here = Path(path)
     while not os.path.lexists(here) and here != here.parent:
         here = here.parent
-    if not here.is_dir():
+    try:
+        mode = os.stat(here).st_mode
+    except OSError as error:  # a link to what is not there, or is closed
+        yield _failed(here, error)
+        return
+    if not stat.S_ISDIR(mode):
         yield wrong(f"{here} is no directory")
     elif os.geteuid() == 0 and not os.access(here, os.W_OK, effective_ids=True):
         yield wrong(f"nothing can be written in {here}")
@@ -200,8 +205,12 @@ def own_socket(path: str) -> Iterator[Said]:
     else:
         if not stat.S_ISSOCK(mode):
             yield wrong(f"{path} is there and is no socket: move it away, or give another path")
-        elif not list(server(path)):
+            return
+        found = list(server(path))
+        if not found:
             yield unseen(f"another program, or the daemon itself, listens on {path!r} now")
+        # One on which nobody listens is replaced.
+        yield from (said for said in found if said.verdict is Verdict.UNSEEN)
 
 
 def present_directory(path: str | Path) -> Iterator[Said]:

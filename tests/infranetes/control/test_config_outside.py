@@ -72,13 +72,15 @@ class FaultTests(OutsideTestCase):
             self.assertRegex(words, f"^F:2: {key}: .*/no/such (can't be read: No such file|is missing)")
 
     def test_what_is_something_else_than_it_has_to_be_is_a_fault(self) -> None:
-        other = self.put("x", "{", 0o644)
+        other, dangling = self.put("x", "{", 0o644), self.directory / "link"
+        dangling.symlink_to("/no/such")
         for line, words in (
             (f'images.policy = "{other}"', f"images.policy: {other} is no JSON: "),
             (f'images.registries_conf = "{other}"', f"images.registries_conf: {other} is no TOML: "),
             ('images.auth_file = "/etc"', "images.auth_file: /etc is a directory: a file is expected"),
             (f'delegate.socket = "{other}"', f"delegate.socket: {other} is no socket"),
             (f'state_dir = "{other}/state"', f"state_dir: {other} is no directory"),
+            (f'run_dir = "{dangling}"', f"run_dir: {dangling} can't be read: No such file"),
             (f'apparmor_dir = "{other}"', f"apparmor_dir: {other} is no directory"),
             ('socket = "/etc"', "socket: /etc is there and is no socket: move it away"),
             ('images.skopeo = ""', "images.skopeo: it can't be empty: give it a value, or leave it out"),
@@ -255,6 +257,10 @@ class NotLookedAtTests(OutsideTestCase):
         closed.mkdir(mode=0o700)
         token = self.put("token", "x" * 20)
         named = self.put("k", KUBECONFIG % f"{{tokenFile: {token}}}", 0o644)
+        runtime = self.directory / "cri.sock"
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(runtime))
+        runtime.chmod(0o600)
         lines = [
             f'ca = "{closed}/ca"',
             f'images.policy = "{closed}/policy"',
@@ -264,6 +270,7 @@ class NotLookedAtTests(OutsideTestCase):
             f'metrics.token_file = "{token}"',
             f'state_dir = "{closed}/a/b"',
             f'apparmor_dir = "{closed}"',
+            f'socket = "{runtime}"',
         ]
         self.file.write_text("")
         os.chown(self.file, 65534, 65534)
@@ -272,10 +279,12 @@ class NotLookedAtTests(OutsideTestCase):
         status, (*found, _) = self.checked(*lines)
         self.assertEqual(status, DONE, found)
         told = [
-            re.match(r"F:(\d): .*: not looked at: .*: only root can look at it; check as root$", each)
+            re.match(r"F:(\d+): .*: not looked at: .*: only root can look at it; check as root$", each)
             for each in found
         ]
-        self.assertEqual([each and each[1] for each in told], ["2", "3", "4", "5", "7", "8", "9"], found)
+        self.assertEqual(
+            [each and each[1] for each in told], ["2", "3", "4", "5", "7", "8", "9", "10"], found
+        )
 
     def test_what_a_plug_in_does_not_tell_is_not_looked_at(self) -> None:
         site = Path(self.mktemp()).absolute()
