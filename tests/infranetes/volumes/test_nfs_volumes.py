@@ -52,7 +52,9 @@ class NfsVolumesCase(MountingCase):
 
 class NfsVolumesTests(NfsVolumesCase):
     def test_the_vm_mounts_what_the_node_has_mounted_and_the_container_names_it(self) -> None:
-        container = self.create(mounting(DATA, "/etc/hosts", LOGS, PART))
+        asked = mounting(DATA, "/etc/hosts", LOGS, PART)
+        asked.mounts[3].readonly = True
+        container = self.create(asked)
         [config] = self.created
         self.assertEqual(
             [(mount.host_path, mount.readonly) for mount in config.mounts],
@@ -60,7 +62,7 @@ class NfsVolumesTests(NfsVolumesCase):
                 (PREFIX + OF_DATA.id, False),
                 ("/etc/hosts", False),
                 (PREFIX + OF_LOGS.id, True),
-                (f"{PREFIX}{OF_DATA.id}/a/b", False),
+                (f"{PREFIX}{OF_DATA.id}/a/b", True),
             ],
         )
         self.assertEqual(self.agent.nfs, {OF_DATA.id: {container}, OF_LOGS.id: {container}})

@@ -64,6 +64,10 @@ class VolumesCase(CarryingCase):
         container = cast(Container, self.fake.containers[id])
         self.successResultOf(start(self.volumes.release(container)))
 
+    def caught_up(self, id: str) -> None:
+        container = cast(Container, self.fake.containers[id])
+        self.successResultOf(start(self.volumes.catch_up(container)))
+
     def recorded(self) -> list[tuple[str, ...]]:
         """Return the containers of each recorded volume of the sandbox."""
         return [one.containers for one in self.records.load().get("s1", [])]
@@ -126,6 +130,15 @@ class ContainerTests(VolumesCase):
         self.release("c2")
         self.assertEqual((self.recorded(), self.there.exists()), ([], False))
 
+    def test_of_several_that_which_another_container_mounts_stays(self) -> None:
+        other = self.top / "other"
+        other.mkdir()
+        self.prepared("c2")
+        for mounts in ([self.mount(), self.mount(other)], [self.mount(other)]):
+            self.prepared("c1", *mounts)
+            self.release("c1")
+            self.assertEqual((self.recorded(), os.listdir(self.vm)), ([("c2",)], [self.volume_id]))
+
     def test_a_container_that_comes_while_the_last_one_goes_keeps_it(self) -> None:
         self.prepared("c1")
         self.agent.held["list"] = Deferred()
@@ -174,6 +187,26 @@ class ContainerTests(VolumesCase):
         self.prepared("c2")
         self.prepared("c3", self.mount(readonly=True))
         self.assertIn("evil", os.listdir(self.node))
+
+    def test_a_program_of_the_vms_has_no_rights_of_its_owners_on_the_node(self) -> None:
+        self.prepared("c1")
+        (self.there / "evil").write_text("#!/bin/sh")
+        (self.there / "evil").chmod(0o6755)
+        self.caught_up("c1")
+        self.assertEqual((self.node / "evil").stat().st_mode & 0o7777, 0o755)
+
+    @needs_root
+    def test_files_have_the_ids_that_the_pod_sees(self) -> None:
+        (self.node / "given").write_text("content")
+        ids = [cri.IDMapping(host_id=100_000, container_id=0, length=65536)]
+        self.prepared("c1", self.mount(uidMappings=ids, gidMappings=ids))
+        given, made = self.there / "given", self.there / "made"
+        self.assertEqual((given.stat().st_uid, given.stat().st_gid), (100_000, 100_000))
+        made.write_text("its own")
+        os.chown(made, 100_005, 100_006)
+        self.caught_up("c1")
+        there = (self.node / "made").stat()
+        self.assertEqual((there.st_uid, there.st_gid, (self.node / "made").read_text()), (5, 6, "its own"))
 
     @needs_root
     def test_the_same_ids_for_all(self) -> None:
@@ -267,7 +300,7 @@ class ContainerTests(VolumesCase):
     def test_a_command_waits_for_what_it_wrote(self) -> None:
         self.prepared("c1")
         (self.there / "result").touch()
-        self.successResultOf(start(self.volumes.catch_up(cast(Container, self.fake.containers["c1"]))))
+        self.caught_up("c1")
         self.assertEqual(os.listdir(self.node), ["result"])
 
 
