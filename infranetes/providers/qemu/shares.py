@@ -19,7 +19,11 @@ from __future__ import annotations
 
 SHARE = 16384  # connections
 _MOST_PODS = 65535
+# For each new connection the kernel walks all those that it is counted with: 4 ms for 16,384. So a pod's are
+# counted in parts, by an id that the kernel gives to each and keeps to itself.
+_PARTS, _LEAST = 64, 256
 _HALF_OPEN_SECONDS = 20  # by default, the kernel waits for 120 and 60
+_REFUSED = ("refused-connections", "refused-neighbours")
 _CHAINS = ("share", "hop", "forward", "input")
 # New next hops a second, at once, and how long each may be used without an answer: 124 at a time.
 _HOPS, _HOPS_AT_ONCE, _HOP_SECONDS = 2, 64, 30
@@ -34,11 +38,12 @@ def script(device: str, share: int) -> str:
     """Return the script that makes the table, or changes the one that is there."""
     table = table_of(device)
     pods = f'iifname "{device}"'
+    parts = min(1 << max(share // _LEAST, 1).bit_length() - 1, _PARTS)
     chains = "".join(f"flush chain ip {table} {name}\n" for name in _CHAINS)
     return f"""table ip {table} {{
-        set connections {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
-        set refused-connections {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
-        set refused-neighbours {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
+        set begun {{ typeof ip saddr . ct id; size {_MOST_PODS * _PARTS}; flags dynamic; }}
+        set {_REFUSED[0]} {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
+        set {_REFUSED[1]} {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
         set seekers {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic, timeout; timeout 1m; }}
         set hops {{
             type ipv4_addr . ipv4_addr; size {_MOST_PODS}; flags dynamic, timeout; timeout {_HOP_SECONDS}s;
@@ -52,7 +57,7 @@ def script(device: str, share: int) -> str:
     {chains}
     table ip {table} {{
         chain share {{
-            add @connections {{ ip saddr ct count over {share} }} \
+            add @begun {{ ip saddr . ct id & {parts - 1} ct count over {share // parts} }} \
                 update @refused-connections {{ ip saddr counter }} drop
         }}
         chain hop {{
@@ -78,8 +83,10 @@ def forgetting(device: str, address: str) -> list[tuple[list[str], str]]:
     """Return the commands, each with its input, that forget what an address has begun and was refused.
 
     They fail where there is nothing."""
-    sets = ("connections", "refused-connections", "refused-neighbours")
-    elements = [f"delete element ip {table_of(device)} {each} {{ {address} }}" for each in sets]
+    table = f"ip {table_of(device)}"
+    parts = f"{table} begun {{ {', '.join(f'{address} . {part}' for part in range(_PARTS))} }}"
+    elements = [f"add element {parts}\ndelete element {parts}"]
+    elements += [f"delete element {table} {each} {{ {address} }}" for each in _REFUSED]
     return [(["conntrack", "-D", "-s", address], ""), *((["nft", "-f", "-"], each) for each in elements)]
 
 

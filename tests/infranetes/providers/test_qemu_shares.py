@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import socket
+import struct
 import subprocess
+import time
 
 from infranetes.providers.interface import Share
 from tests.infranetes.providers.firewall_case import NODE, OUTSIDE, SUBNET, FirewallCase, blocking
@@ -118,8 +120,24 @@ class ShareTests(FirewallCase):
             sending.sendto(syn(client.address, to.address, port), (to.address, 0))
 
 
-class NextHopTests(FirewallCase):
+class OrdinaryShareTests(FirewallCase):
     """An ordinary share of the connection table."""
+
+    async def test_a_connection_of_many_costs_the_kernel_little_more_than_the_first(self) -> None:
+        """While it counts a pod's connections, a processor does nothing else."""
+        await self.open_all()
+
+        def begin(first: int, number: int) -> float:
+            began = time.monotonic()
+            with self.a.socket(socket.SOCK_RAW, socket.IPPROTO_UDP) as sending:
+                for port in range(first, first + number):
+                    sending.sendto(struct.pack("!HHHH", 5000, port, 8, 0), (OUTSIDE, 0))
+            return time.monotonic() - began
+
+        few = await blocking(begin, 1000, 1000)
+        await blocking(begin, 2000, 12000)
+        many = await blocking(begin, 14000, 1000)
+        self.assertLess(many, 12 * few + 0.1)
 
     async def test_a_pod_that_looks_for_machines_beyond_fills_no_neighbour_table(self) -> None:
         """Each address of the node's own networks takes an entry, whether a machine has it or not."""
@@ -146,7 +164,7 @@ class WithoutPoliciesTests(ShareTests):
     policies = False
 
 
-class NextHopWithoutPoliciesTests(NextHopTests):
+class OrdinaryShareWithoutPoliciesTests(OrdinaryShareTests):
     """Where no pod has a firewall."""
 
     policies = False
