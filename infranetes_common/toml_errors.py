@@ -11,6 +11,7 @@ from collections.abc import Sequence
 _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)")
 _KEY = r"[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'"
 _GIVEN = re.compile(rf"\s*(\[{{0,2}}\s*(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*\s*\]{{0,2}})")
+_STATEMENT = re.compile(rf"\s*(\[|(?:{_KEY})\s*=)")
 _MOST_TEXT = 65536  # characters of a document whose statements are told apart
 _MOST_LINES = 50  # before the one where an error is found, that are looked at for its beginning
 _QUOTES = "\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2032\u2033`"  # typographic ones
@@ -49,13 +50,17 @@ def explained(error: Exception, text: str) -> str:
         lines.pop()
     number = min(int(match[1]), len(lines)) if match[1] else len(lines)
     begun = _beginning(lines, number) if len(text) < _MOST_TEXT else number
-    blamed = number if "'\\n'" in words else begun  # the line that ends within a text is known
+    line = lines[begun - 1]
+    follows = not match[1] or (begun < number and _STATEMENT.match(lines[number - 1]))
+    if "Invalid value" in words and "[" in line and follows:
+        words = words.replace("Invalid value", "Unclosed array")  # what follows is no value of it
+    # Where a line within a statement is wrong in itself, that is told.
+    blamed = number if "'\\n'" in words or "Invalid value" in words else begun
     where = (
         f"(at line {blamed}, column {match[2]})" if match[2] and blamed == number else f"(at line {blamed})"
     )
     if match[2] and (odd := _odd(lines[number - 1], int(match[2]) - 1)):
         return f"{odd} {where}"
-    line = lines[begun - 1]
     said = _said(words.removesuffix(match[0]), line)
     given = _GIVEN.match(line)
     key = given[1].strip() if given else ""
