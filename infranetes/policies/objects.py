@@ -32,6 +32,7 @@ ENDED = ("Succeeded", "Failed")
 DIRECTIONS = ("Ingress", "Egress")
 LAST_PORT = 65535
 MAX_PARTS = 10_000  # the most peers, excepted blocks and ports of a policy
+MOST_SAID = 5  # lines of the log on one policy
 STEP = 200  # peers read at a time
 
 _log = Logger()
@@ -179,6 +180,7 @@ class _Reader:
     def __init__(self, name: Name) -> None:
         self._name = name
         self._left = MAX_PARTS
+        self._said = 0
 
     def policy(self, top: Fields) -> Steps[Policy]:
         spec = self._or(lambda: top.fields("spec"), None)
@@ -201,11 +203,15 @@ class _Reader:
             return closed
 
     def _say(self, error: InvalidArgument) -> None:
-        _log.warn(
-            "a part of NetworkPolicy {name} can't be used and allows nothing: {error}",
-            name=str(self._name),
-            error=error,
-        )
+        self._said += 1
+        if self._said < MOST_SAID:
+            _log.warn(
+                "a part of NetworkPolicy {name} can't be used and allows nothing: {error}",
+                name=str(self._name),
+                error=error,
+            )
+        elif self._said == MOST_SAID:
+            _log.warn("further parts of NetworkPolicy {name} can't be used", name=str(self._name))
 
     def _rules(self, spec: Fields, direction: str, other_side: str) -> Steps[tuple[Rule, ...]]:
         given: Sequence[Fields] | None = self._or(lambda: spec.items(direction), None)

@@ -15,11 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 from itertools import islice
+from socket import AF_INET, AF_INET6, inet_ntop
 
 import attrs
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
+from infranetes_common.addresses import Network
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
 from vmserver.proxy import script
@@ -30,6 +32,7 @@ from vmserver.proxy.verdict import Verdict, judge
 
 BATCH = 500  # keys changed in one transaction
 MAX_KEYS = 200_000
+SPARE_CHAINS = 200  # the most chains that no rule uses, beside as many as are used
 
 _log = Logger()
 
@@ -80,6 +83,7 @@ class ServiceProxy:
         self._placed: dict[Key, Placement] = {}
         self._cluster_ips: Counter[tuple[int, str]] = Counter()
         self._chains: set[tuple[int, str]] = set()
+        self._used_chains = 0  # how many there were when those that no rule used were last removed
         self._ranges: dict[int, tuple[str, ...]] = {}
         self._coming: tuple[Version, set[Key]] | None = None  # the full update under way: its keys so far
         self.version = Version()
@@ -201,6 +205,19 @@ class ServiceProxy:
             )
             while batch := dict(islice(changed, BATCH)):
                 await self._change_batch(version, batch)
+        if len(self._chains) > 2 * self._used_chains + SPARE_CHAINS:
+            await self._remove_unused_chains()
+
+    async def _remove_unused_chains(self) -> None:
+        """Remove the chains that no rule uses: Services may ask for others and others."""
+        used = {(key.version, its.chain) for key, its in self._placed.items()}
+        unused = [each for each in self._chains - used if script.CHAIN.fullmatch(each[1])]
+        for version in script.FAMILIES:
+            names = (name for its, name in unused if its == version)
+            while batch := list(islice(names, BATCH)):
+                await self._kernel.change(script.without_chains(version, batch))
+        self._chains.difference_update(unused)
+        self._used_chains = len(self._chains)
 
     async def _drop(self, wanted: Mapping[int, tuple[str, ...]]) -> None:
         """Drop packets to these address ranges that go to no Service. :param wanted: by IP version."""
@@ -241,9 +258,19 @@ def by_version(ranges: Iterable[str]) -> dict[int, tuple[str, ...]]:
     """Return the ranges of each family, none within another."""
     networks = [ip_network(each) for each in ranges]
     return {
-        4: tuple(map(str, collapse_addresses(each for each in networks if isinstance(each, IPv4Network)))),
-        6: tuple(map(str, collapse_addresses(each for each in networks if isinstance(each, IPv6Network)))),
+        4: tuple(
+            map(_written, collapse_addresses(each for each in networks if isinstance(each, IPv4Network)))
+        ),
+        6: tuple(
+            map(_written, collapse_addresses(each for each in networks if isinstance(each, IPv6Network)))
+        ),
     }
+
+
+def _written(network: Network) -> str:
+    """Return a network as nft lists it."""
+    family = AF_INET if network.version == 4 else AF_INET6
+    return f"{inet_ntop(family, network.network_address.packed)}/{network.prefixlen}"
 
 
 def _addresses(placed: Iterable[tuple[Key, Placement | None]]) -> Iterator[tuple[int, str]]:

@@ -15,9 +15,9 @@ chain keep-N-S       chooses one of N numbers, or goes on with the last one if t
 counter refused      packets that were refused; counter dropped: that were dropped
 
 Connections without endpoints are refused before translation, those to other ports of a cluster IP after it.
-The chains spread-N and keep-N-S are made when they are first needed and never removed: kernels before 6.2
-refuse to remove a chain in the transaction of its last use. The number is put into the packet's mark, since
-nft 1.0 has no other register by which a map can be looked up.
+The chains spread-N and keep-N-S are made when they are first needed and removed when there are many that no
+rule uses, in a transaction of their own: kernels before 6.2 refuse to remove a chain in that of its last use.
+The number is put into the packet's mark, since nft 1.0 has no other register by which a map can be looked up.
 
 In IPv6's map affinity, a hash stands for the address, protocol and port: nft 1.0 can't update an element
 whose key has over 16 bytes. Two Services with the same hash, one chance in four billion, would share a
@@ -88,6 +88,11 @@ def chains(version: int, names: Iterable[str]) -> str:
     return "".join(
         f"table {ip} {NAME} {{\n  chain {name} {{\n    {_chain(ip, name)}\n  }}\n}}\n" for name in names
     )
+
+
+def without_chains(version: int, names: Iterable[str]) -> str:
+    """Return the script that removes chains to which no map refers."""
+    return "".join(f"delete chain {FAMILIES[version]} {NAME} {name}\n" for name in names)
 
 
 def _chain(ip: str, name: str) -> str:

@@ -94,6 +94,11 @@ class PolicyTests(SynchronousTestCase):
         self.assertEqual(len(found.ingress or ()), 1)
         self.assertIn("over 10 peers", self.said[0])
 
+    def test_of_one_policy_the_log_has_a_few_lines(self) -> None:
+        self.read(*[{"from": [{}]}] * 1000)
+        self.assertEqual(len(self.said), objects.MOST_SAID)
+        self.assertIn("further parts of NetworkPolicy ns/policy", self.said[-1])
+
     def test_as_much_as_is_allowed_is_read(self) -> None:
         self.patch(objects, "MAX_PARTS", 10)
         rules = [{"from": [written.block("10.0.0.0/8", "10.0.0.1/32")] * 4, "ports": [{"port": 1}] * 2}]

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from socket import AF_INET6, inet_pton
 
 from twisted.trial.unittest import TestCase
 
@@ -15,9 +17,10 @@ from infranetes_common.errors import Unavailable
 from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
+from infranetes_common.wire import vmserver as messages
 from tests.harness.needs import needs_netns
 from tests.vmserver.proxy.namespace import Namespace
-from vmserver.proxy import kernel, proxy, script
+from vmserver.proxy import kernel, proxy, rules, script
 from vmserver.proxy.kernel import Kernel
 from vmserver.proxy.proxy import ServiceProxy, Update, Version
 from vmserver.proxy.rules import Key, Rule, Target
@@ -302,6 +305,45 @@ class TableTests(ProxyCase):
             self.assertEqual(found.placements, self.proxy._placed)
             self.assertEqual(set(found.placements[key(1)].numbered.values()), set(targets(*numbers)))
         self.assertEqual(found.placements[key(1)].slots, targets(5, 6, 1, 4))
+
+    @deferred
+    async def test_addresses_are_read_as_they_were_put_whatever_form_they_have(self) -> None:
+        """IPv6 addresses with an IPv4 address in them have several forms."""
+        texts = (
+            "::ffff:192.0.2.1",
+            "::192.0.2.1",
+            "64:ff9b::192.0.2.1",
+            "::",
+            "::1",
+            "1:0:0:2::",
+            "1::2:0:0:3",
+        )
+        packed = [inet_pton(AF_INET6, text) for text in texts]
+        endpoint = [messages.ServiceEndpoint(address=each, port=8080) for each in packed]
+        changed = {}
+        for each in packed:
+            place = messages.ServiceKey(address=each, protocol=6, port=80)
+            changed[rules.key(place)] = rules.rule(messages.ServiceRule(key=place, endpoints=endpoint))
+        await self.put(changed, ranges=["::ffff:192.0.2.0/120", "64:ff9b::/96", "::192.0.2.4/127"])
+        found = await Kernel(reactor, self.space.name).read(6)
+        assert found is not None
+        self.assertEqual(found.placements, self.proxy._placed)
+        self.assertEqual(found.ranges, self.proxy._ranges[6])
+        self.assertFalse(await self.proxy.mend())
+
+    @deferred
+    async def test_chains_that_no_rule_uses_do_not_accumulate(self) -> None:
+        """Whoever may change a Service's affinity has a new chain made in each VM."""
+        self.patch(proxy, "SPARE_CHAINS", 5)
+        for seconds in range(1, 30):
+            await self.put({key(1): Rule(targets(1), affinity_seconds=seconds), key(2): Rule(targets(1, 2))})
+        chains = re.findall("chain ((?:keep|spread)-[0-9-]+)", self.nft("list", "table", "ip", script.NAME))
+        self.assertLessEqual(len(chains), 14)
+        self.assertLessEqual({"keep-1-29", "spread-2"}, set(chains))
+        await self.assert_in_kernel(
+            {key(1): Rule(targets(1), affinity_seconds=29), key(2): Rule(targets(1, 2))}
+        )
+        self.assertFalse(await self.proxy.mend())
 
     @deferred
     async def test_many_keys_are_changed_in_batches(self) -> None:
