@@ -74,6 +74,8 @@ _DEFAULT_MTU = 1500
 # Pause frames (bit 1) can't be chosen; the kernel drops them.
 _GROUP_FORWARD_MASK = 0xFFFD
 _AGENTS = "set agents { type ipv4_addr . inet_service; }"  # those that have another port than all others
+_MOST_PORTS = 65535
+_TO_ALL = 200  # broadcasts and multicasts of one VM in a second, which all VMs receive, ARP's too
 _OUR_TAP = re.compile("inf[0-9a-f]{12}")
 
 _log = Logger()
@@ -271,7 +273,8 @@ class Bridge:
 
     async def _set_up_tables(self, network: IPv4Network, ports: list[BridgePort]) -> None:
         table = self._table
-        addresses = "".join(f"add element ip {table} addresses {{ {each.address} }}\n" for each in ports)
+        lines = [line for each in ports for line in self._elements("add", each)]
+        elements = "".join(line for line in lines if line.startswith("add element ip "))
         direct = "".join(f"ip saddr {network} ip daddr {each} return\n" for each in self._cluster)
         await self._nft(
             f"""table ip {table} {{}}
@@ -299,7 +302,7 @@ class Bridge:
                     ip daddr . tcp dport @agents {AGENT_CALL} counter drop
                 }}
             }}
-            {addresses}
+            {elements}
             {shares.script(self.name, self._share)}
             {fragments.script(self.name)}
             {"".join(fragments.add(self.name, each.address) for each in ports)}"""
@@ -325,6 +328,7 @@ class Bridge:
         table bridge {table} {{
             set pods {{ typeof iifname . ether saddr . ip saddr; }}
             set errors {{ typeof ip saddr . {QUOTED_TO}; }}
+            set callers {{ typeof iifname; size {_MOST_PORTS}; flags dynamic, timeout; timeout 1m; }}
             chain prerouting {{
                 type filter hook prerouting priority -200; policy accept;
                 iifgroup {self._group} goto pod
@@ -334,6 +338,8 @@ class Bridge:
                 ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 drop
                 udp sport 67 udp dport 68 drop
                 ip daddr 127.0.0.0/8 drop
+                ether daddr & 01:00:00:00:00:00 != 00:00:00:00:00:00 update @callers {{ iifname \
+                    limit rate over {_TO_ALL}/second burst {2 * _TO_ALL} packets }} counter drop
                 icmp type {{ {ERRORS}, source-quench, redirect }} jump error
                 iifname . ether saddr . ip saddr @pods accept
                 arp htype 1 arp ptype ip arp hlen 6 arp plen 4 \\
@@ -402,15 +408,20 @@ class Bridge:
                 await check(self._reactor, command, _SECONDS, script.encode())
 
     def _element(self, verb: str, port: BridgePort) -> str:
-        lines = f"{verb} element bridge {self._table} pods {{ {port.element} }}\n"
-        quoted = f"{{ {port.address} . {int(IPv4Address(port.address)):#x} }}"
-        lines += f"{verb} element bridge {self._table} errors {quoted}\n"
-        lines += f"{verb} element ip {self._table} addresses {{ {port.address} }}\n"
+        return "".join(self._elements(verb, port))
+
+    def _elements(self, verb: str, port: BridgePort) -> list[str]:
+        """Return the lines that add a port to the tables, or delete it from them."""
+        table, quoted = self._table, f"{port.address} . {int(IPv4Address(port.address)):#x}"
+        found = {
+            f"bridge {table} pods": port.element,
+            f"bridge {table} errors": quoted,
+            f"ip {table} addresses": port.address,
+        }
         if port.agent_port != AGENT_PORT:
-            agent = f"{{ {port.address} . {port.agent_port} }}"
             for family in ("ip", "bridge"):
-                lines += f"{verb} element {family} {self._table} agents {agent}\n"
-        return lines
+                found[f"{family} {table} agents"] = f"{port.address} . {port.agent_port}"
+        return [f"{verb} element {where} {{ {what} }}\n" for where, what in found.items()]
 
     async def refusals(self) -> refusals.Counts:
         """Return what was refused to VMs, by their addresses. :raise InfranetesError: it can't be read."""

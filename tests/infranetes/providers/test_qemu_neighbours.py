@@ -148,6 +148,23 @@ class NeighbourTests(TestCase):
             to = "01:00:5e:00:00:fb" if address.startswith("224.") else BROADCAST
             self.assertTrue(self.reached(ethernet(to, me.mac, IPV4, frames.udp(me.address, address, _MARK))))
 
+    async def test_a_machine_can_not_call_all_others_without_end(self) -> None:
+        """Each VM would have to look at each of these, whatever its policies."""
+        arp = frames.arp(1, (self.hostile.mac, self.hostile.address), (BROADCAST, "10.219.0.99"))
+        call = frames.udp(self.hostile.address, "255.255.255.255", b"call")
+        for kind, packet in ((ARP, arp), (IPV4, call)):
+            heard = 0
+            for _ in range(20):
+                for _ in range(100):
+                    self.hostile.send(ethernet(BROADCAST, self.hostile.mac, kind, packet))
+                heard += len(self.victim.received())
+            self.assertLess(heard, 1000)
+        self.victim.send(
+            ethernet(BROADCAST, self.victim.mac, IPV4, frames.udp(self.victim.address, NODE, _MARK))
+        )
+        self.assertTrue(any(_MARK in each for each in self.hostile.received()), "others may")
+        self.assertTrue(self.reached(self.honest(self.hostile, self.victim, _MARK)), "to one, it may")
+
     async def test_none_of_a_neighbours_packets_are_stolen(self) -> None:
         subprocess.run(
             [
