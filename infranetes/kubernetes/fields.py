@@ -17,6 +17,7 @@ from infranetes_common.errors import InvalidArgument
 T = TypeVar("T")
 
 PROTOCOLS = ("TCP", "UDP", "SCTP")
+MAX_NAME = 253  # characters
 
 
 @attrs.frozen
@@ -57,6 +58,11 @@ class Fields:
         found = Name(about.text("namespace"), about.text("name"))
         if not found.name:
             raise InvalidArgument(f"{self.what} has no name")
+        for each in (found.namespace, found.name):
+            if (
+                len(each) > MAX_NAME or not each.isprintable()
+            ):  # nor has a lone surrogate, which no message has
+                raise InvalidArgument(f"{self.what}: {each[:100]!r} can't be a name")
         self.what = f"{self.what} {found}"
         return found
 

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.config import Config
 from infranetes.control.session import USAGE
+from infranetes.handler_config import HandlerConfig
+from infranetes.providers import registry
+from infranetes_common import config
+from infranetes_common.errors import ConfigError
 from tests.infranetes.control.test_config_files import said
 
 P = 'provider = "simulated"\n'
@@ -228,3 +235,47 @@ class TypingTests(SynchronousTestCase):
                 ),
             ]
         )
+
+
+class WordsTests(SynchronousTestCase):
+    """Whatever a key is given, what is said is for who wrote it, and never Python's or a library's."""
+
+    NEEDED: Mapping[str, Mapping[str, object]] = {
+        "aws": {"region": "eu-west-1", "image": "ami-12345678"},
+        "gcp": {
+            "project": "p-123456",
+            "zones": ["europe-west1-b"],
+            "image": "projects/p-123456/global/images/x",
+        },
+        "openstack": {"cloud": "c", "image": "i", "network": "n"},
+        "azure": {
+            **dict.fromkeys(("resource_group", "location", "subnet"), "x"),
+            **{"subscription": "00000000-0000-0000-0000-000000000000", "image": "gallery/image"},
+        },
+        "vsphere": {
+            **dict.fromkeys(("host", "username", "datacenter", "folder", "image"), "x"),
+            **{"password_file": "/x", "resource_pools": ["x"], "networks": ["x"]},
+        },
+    }
+    GIVEN: Sequence[object] = ("", "x y", "%", -1, 0, 10**9, 1.5, -0.5, True, [], [""], {"a": 1}, [{}])
+    STRANGE = re.compile(r"'\w+' must be|<class|range\(|regex|Length of|object at|(\b\w+): \1: ")
+
+    def test_no_message_is_pythons(self) -> None:
+        seen = 0
+        classes = {name: registry.settings_class(name) for name in registry.names()}
+        for name, cls in {"": Config, "handlers.x": HandlerConfig, **classes}.items():
+            assert cls is not None
+            needed = self.NEEDED.get(name, {})
+            for field in attrs.fields(attrs.resolve_types(cls)):
+                inner = field.type if isinstance(field.type, type) and attrs.has(field.type) else None
+                for value in self.GIVEN:
+                    tables: list[object] = [value]
+                    if inner is not None:
+                        tables = [{each.alias: value} for each in attrs.fields(attrs.resolve_types(inner))]
+                    for table in tables:
+                        try:
+                            config.structure({**needed, field.alias: table}, cls, source="F", prefix=name)
+                        except ConfigError as error:
+                            seen += 1
+                            self.assertNotRegex(str(error), self.STRANGE)
+        self.assertGreater(seen, 2000)
