@@ -8,13 +8,13 @@ version 2 schema 2.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform as _platform
 from collections.abc import Mapping
 
 import attrs
 
 from infranetes.images.reference import is_digest
+from infranetes_common import bounded_json
 from infranetes_common.errors import FailedPrecondition, NotFound
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
@@ -237,9 +237,9 @@ def _object(data: bytes, limit: int, what: str, where: str) -> dict[str, object]
     if len(data) > limit:
         raise _garbage(where, f"its {what} is over {limit} bytes")
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        document = None
+        document = bounded_json.loads(data)
+    except ValueError as error:
+        raise _garbage(where, f"its {what}: {error}") from None
     if not isinstance(document, dict):
         raise _garbage(where, f"its {what} is no JSON object")
     return document

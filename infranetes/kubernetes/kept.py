@@ -61,14 +61,13 @@ class KeptObjects:
         try:
             with self._path.open("rb") as file:
                 age = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
-                first, *lines = file.read(MAX_BYTES).splitlines()
-            about = json.loads(first)
-            if (about["format"], about["cluster"]) != (_FORMAT, cluster):
-                return None
-            objects: dict[str, list[str]] = {path: [] for path in about["paths"]}
-            for line in lines:
-                entry = json.loads(line)
-                objects[entry["path"]].append(json.dumps(entry["object"]))
+                about = json.loads(file.readline(MAX_BYTES))
+                if (about["format"], about["cluster"]) != (_FORMAT, cluster):
+                    return None
+                objects: dict[str, list[str]] = {path: [] for path in about["paths"]}
+                while line := file.readline(MAX_BYTES - file.tell()):
+                    entry = json.loads(line)
+                    objects[entry["path"]].append(json.dumps(entry["object"]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

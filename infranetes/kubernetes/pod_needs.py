@@ -16,7 +16,6 @@ No other part of a pod is read, and no pod is kept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import quote
@@ -26,6 +25,7 @@ from twisted.logger import Logger
 
 from infranetes.kubernetes.api_server import ApiServer, Refused
 from infranetes.kubernetes.fields import Fields
+from infranetes_common import bounded_json
 from infranetes_common.concurrency import within
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.quantities import Needs, thousandths, units
@@ -75,7 +75,7 @@ class ApiServerNeeds:
 
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
         await self._server.pieces(path, {}, take)
-        pod = Fields(json.loads(answer), "Pod")
+        pod = Fields(bounded_json.loads(answer), "Pod")
         pod.name()
         if pod.fields("metadata").text("uid") != uid:
             raise InvalidArgument(f"{pod.what} has another uid than {uid}: it was made anew")

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import attrs
 
 from infranetes_common.errors import InvalidArgument
@@ -10,6 +13,8 @@ from infranetes_common.wire import cri
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_ID = 2**31 - 1
+_LINE = re.compile(rb"^[^:\n]+:[^\n]*", re.MULTILINE)  # that has a name
+_MOST_FIELDS = 16
 MAX_GROUPS = 65536  # the kernel's NGROUPS_MAX
 _HOME = "/"  # of a user that the image's passwd does not list
 
@@ -99,13 +104,16 @@ def _group(which: str, group: bytes) -> int:
 
 
 def _memberships(name: str, group: bytes) -> list[int]:
-    found = [(_number(gid), members) for _, _, gid, members, *_ in _lines(group, 4)]
-    return [gid for gid, members in found if gid is not None and name in members.split(",")]
+    found = (_number(gid) for _, _, gid, members, *_ in _lines(group, 4) if name in members.split(","))
+    return [gid for gid in found if gid is not None]
 
 
-def _lines(text: bytes, fields: int) -> list[list[str]]:
-    lines = [line.strip().split(":") for line in text.decode(errors="replace").splitlines()]
-    return [line for line in lines if len(line) >= fields]
+def _lines(text: bytes, fields: int) -> Iterator[list[str]]:
+    """Yield the fields of each line: a list of all would be eighty times as large as the file."""
+    for found in _LINE.finditer(text):
+        line = found[0].decode(errors="replace").strip().split(":", _MOST_FIELDS)
+        if len(line) >= fields:
+            yield line
 
 
 def _number(text: str) -> int | None:

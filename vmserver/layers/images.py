@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TypeVar
 import attrs
 from twisted.logger import Logger
 
+from infranetes_common import bounded_json
 from infranetes_common.concurrency import IMAGES, replace_file, run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from infranetes_common.reactors import IReactor
@@ -162,7 +162,7 @@ def parse(image_id: str, configuration: bytes) -> LayeredImage:
     if digest != image_id:
         raise InvalidArgument(f"configuration of {image_id}: its digest is {digest}")
     try:
-        content = json.loads(configuration)
+        content = bounded_json.loads(configuration)
         diff_ids = content["rootfs"]["diff_ids"]
         if not isinstance(diff_ids, list) or not all(isinstance(one, str) for one in diff_ids):
             raise TypeError("rootfs.diff_ids")

@@ -31,6 +31,7 @@ FILES = (
     "cgroup.procs",
 )
 MAX_FILE = 1024 * 1024  # the most bytes read of one file
+MAX_LINES = 4096  # the most of them that are looked at
 MAX_DISKS = 64
 MAX_NUMBER = 2**53  # microseconds: 285 years of processor; bytes: 8 PiB
 
@@ -79,7 +80,7 @@ def usage(files: Mapping[str, str], time_nanos: int) -> messages.Usage | None:
     result.processes = len(files.get("cgroup.procs", "").split())
     result.threads = number(files.get("pids.current", ""))
     result.threads_limit = number(files.get("pids.max", ""))
-    for line in files.get("io.stat", "").splitlines()[:MAX_DISKS]:
+    for line in first_lines(files.get("io.stat", ""), MAX_DISKS):
         disk = _disk(line)
         if disk is not None:
             result.disks.append(disk)
@@ -138,10 +139,15 @@ def _disk(line: str) -> messages.Disk | None:
     )
 
 
+def first_lines(text: str, most: int = MAX_LINES) -> list[str]:
+    """Return the first lines of a text: a container may have the kernel write many into some files."""
+    return text.split("\n", most)[:most]
+
+
 def flat(text: str) -> dict[str, int]:
     """Parse lines of the form ``NAME NUMBER``; others are ignored."""
     found = {}
-    for line in text.splitlines():
+    for line in first_lines(text):
         name, _, value = line.partition(" ")
         if value.strip().isdecimal():
             found[name] = number(value)
@@ -158,7 +164,7 @@ def pressure(text: str) -> cri.PsiStats | None:
     """Parse a PSI file, whose lines are ``some avg10=0.00 avg60=0.00 avg300=0.00 total=0`` and the same for
     ``full``; None if the kernel does not keep it."""
     result = cri.PsiStats()
-    for line in text.splitlines():
+    for line in first_lines(text, 2):
         kind, *pairs = line.split() or [""]
         found = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         try:

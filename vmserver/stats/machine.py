@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infranetes_common.wire import vmserver as messages
-from vmserver.stats.cgroup import flat, pressure
+from vmserver.stats.cgroup import MAX_FILE, first_lines, flat, pressure
 
 FILES = (
     "stat",
@@ -32,7 +32,8 @@ def read(names: Sequence[str] = FILES, proc: Path = Path("/proc")) -> dict[str, 
     found = {}
     for name in names:
         try:
-            found[name] = (proc / name).read_text(errors="replace")
+            with (proc / name).open(errors="replace") as file:
+                found[name] = file.read(MAX_FILE)
         except OSError:
             continue
     return found
@@ -62,7 +63,7 @@ def _cpu(cpu: messages.Cpu, stat: str) -> None:
 
 def _memory(memory: messages.Memory, files: Mapping[str, str]) -> None:
     text = files.get("meminfo", "").replace(" kB", "").replace(":", "")
-    sizes = flat("\n".join(" ".join(line.split()) for line in text.splitlines()))
+    sizes = flat("\n".join(" ".join(line.split()) for line in first_lines(text)))
     events = flat(files.get("vmstat", ""))
 
     def size(name: str) -> int:
@@ -87,13 +88,15 @@ def _memory(memory: messages.Memory, files: Mapping[str, str]) -> None:
 
 def cards(files: Mapping[str, str]) -> list[messages.NetworkCard]:
     """Parse the counters of the network cards; the one with the default route comes first."""
-    found = []
-    for line in files.get("net/dev", "").splitlines()[2:]:
+    found: list[messages.NetworkCard] = []
+    for line in first_lines(files.get("net/dev", ""))[2:]:
+        if len(found) == MAX_CARDS:
+            break
         name, colon, rest = line.partition(":")
-        name, words = name.strip(), rest.split()
+        name, words = name.strip(), rest.split(None, 16)
         if not colon or name.startswith(_INNER) or len(words) < 12:
             continue
-        counts = [int(word) for word in words]
+        counts = [int(word) for word in words[:12]]
         found.append(
             messages.NetworkCard(
                 name=name,
@@ -108,12 +111,12 @@ def cards(files: Mapping[str, str]) -> list[messages.NetworkCard]:
             )
         )
     default = _default(files.get("net/route", ""))
-    return sorted(found[:MAX_CARDS], key=lambda card: card.name != default)
+    return sorted(found, key=lambda card: card.name != default)
 
 
 def _default(routes: str) -> str:
     """Return the card of the IPv4 default route; "" if there is none."""
-    for line in routes.splitlines()[1:]:
+    for line in first_lines(routes)[1:]:
         words = line.split()
         if len(words) > 7 and words[1] == words[7] == "00000000":
             return words[0]

@@ -18,6 +18,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.images.erofs.limits import MIB, Limits
+from infranetes_common import bounded_json
 from infranetes_common.commands import ENVIRONMENT, exit_code, find_program
 from infranetes_common.concurrency import Event, until_ended
 from infranetes_common.errors import InfranetesError
@@ -35,6 +36,7 @@ _MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(64 * MIB),
 }
 
+MAX_LINE = 64 * 1024  # bytes of what the process says at a time: far more than it does
 _log = Logger()
 
 
@@ -185,12 +187,23 @@ class _Process(ProcessProtocol):
 
     def outReceived(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
-        for line in lines:
-            answer = json.loads(line)
-            self._under_way.pop(answer["order"]).succeed(Ended(answer["code"], answer["said"]))
+        try:
+            for line in lines:
+                answer = bounded_json.loads(line)
+                ended = Ended(int(answer["code"]), str(answer["said"]))
+                self._under_way.pop(answer["order"]).succeed(ended)
+            if len(self._line) > MAX_LINE:
+                raise ValueError(f"an answer of over {MAX_LINE} bytes")
+        except (ValueError, TypeError, LookupError) as error:  # a layer may have taken it over
+            _log.error(
+                "the process that makes layers' disks is killed for what it says: {error!r}", error=error
+            )
+            self._line = b""
+            self.kill()
 
     def errReceived(self, data: bytes) -> None:
-        _log.error("the process that makes layers' disks says: {text}", text=data.decode(errors="replace"))
+        text = data[:MAX_LINE].decode(errors="replace")
+        _log.error("the process that makes layers' disks says: {text}", text=text)
 
     def processEnded(self, reason: Failure) -> None:
         self.close()

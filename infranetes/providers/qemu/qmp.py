@@ -20,10 +20,11 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
+from infranetes_common import bounded_json
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, Unavailable
 
-MAX_LINE = 4 << 20  # bytes
+MAX_LINE = 1 << 20  # bytes
 
 
 class QmpError(InfranetesError):
@@ -81,7 +82,7 @@ class QmpCore:
         ]
 
     def _message(self, line: bytes) -> Greeting | Answer | QmpEvent | None:
-        fields = json.loads(line)
+        fields = bounded_json.loads(line)
         if not isinstance(fields, dict):
             raise ValueError("a message that is no object")
         if "QMP" in fields:

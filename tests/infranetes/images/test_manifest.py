@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images import manifest
-from infranetes.images.manifest import Manifest, read, read_config, require_platform
+from infranetes.images.manifest import MAX_MANIFEST_BYTES, Manifest, read, read_config, require_platform
 from infranetes_common.errors import FailedPrecondition, NotFound
 from tests.harness.needs import needs_programs
 from tests.support import oci
+from tests.support.peak import peak
 
 AMD64 = "linux/amd64"
 
@@ -140,6 +141,14 @@ class ReadTests(SynchronousTestCase):
     def test_nothing_else_than_these_errors_comes_out(self, document: Any) -> None:
         with contextlib.suppress(FailedPrecondition, NotFound):
             self.reading(document)
+
+
+class ManyValuesTests(SynchronousTestCase):
+    def test_what_would_take_much_memory_is_refused(self) -> None:
+        document = b'{"layers": [' + b"{}," * (MAX_MANIFEST_BYTES // 3 - 20) + b"{}]}"
+        self.assertLess(
+            peak(lambda: self.assertRaises(FailedPrecondition, read, document, AMD64, "x")), 1 << 20
+        )
 
 
 class ConfigTests(SynchronousTestCase):

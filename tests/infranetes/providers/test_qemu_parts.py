@@ -28,7 +28,15 @@ from infranetes.providers.qemu.command_line import SCSI, CommandLine
 from infranetes.providers.qemu.identity_port import Failed, IdentityPort, Ready, Waiting
 from infranetes.providers.qemu.privileges import QemuUser, unprivileged
 from infranetes.providers.qemu.provider import QemuProvider
-from infranetes.providers.qemu.qmp import Answer, Greeting, QmpConnection, QmpCore, QmpError, QmpEvent
+from infranetes.providers.qemu.qmp import (
+    MAX_LINE,
+    Answer,
+    Greeting,
+    QmpConnection,
+    QmpCore,
+    QmpError,
+    QmpEvent,
+)
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.sizes import Hotplug, disk_size, hotplug_for, memory_for_pod, needed_overhead
 from infranetes_common.errors import (
@@ -40,6 +48,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.reactors import IReactor
+from tests.support.peak import peak
 
 GREETING = b'{"QMP": {"version": {}, "capabilities": []}}\r\n'
 COMMAND_LINE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 1024, 8192, 4)
@@ -104,7 +113,11 @@ class QmpCoreTests(SynchronousTestCase):
     def test_nonsense_is_refused(self) -> None:
         self.assertRaises(ValueError, QmpCore().receive, b"hello\n")
         self.assertRaises(ValueError, QmpCore().receive, b"[1]\n")
-        self.assertRaises(ValueError, QmpCore().receive, b"x" * (4 << 20) + b"yy")
+        self.assertRaises(ValueError, QmpCore().receive, b"x" * MAX_LINE + b"yy")
+
+    def test_an_answer_of_many_small_values_takes_no_memory(self) -> None:
+        answer = b'{"id": 1, "return": [' + b"{}," * (MAX_LINE // 3 - 20) + b"{}]}\n"
+        self.assertLess(peak(lambda: self.assertRaises(ValueError, QmpCore().receive, answer)), 8 * MIB)
 
 
 class QmpTests(SynchronousTestCase):

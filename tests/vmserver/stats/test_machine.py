@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.support.peak import peak
 from vmserver.stats import machine
 
 SAMPLE = {
@@ -47,6 +50,18 @@ class MachineTests(SynchronousTestCase):
         self.assertEqual((memory.page_faults, memory.major_page_faults, memory.oom_kills), (4321, 21, 1))
         self.assertFalse(memory.HasField("swap_limit"))
         self.assertEqual(usage.cpu_pressure.Some.Total, 99)
+
+    def test_files_of_any_length_take_no_more_memory_than_they_are(self) -> None:
+        """Containers may have the kernel list many cards and routes."""
+        size = 4 << 20
+        cards = "card: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n"
+        for line in ("\n", "a b\n", cards):
+            text = line * (size // len(line))
+            for parse, name in ((machine.cards, "net/dev"), (machine.cards, "net/route"),
+                                (machine.usage, "meminfo"), (machine.usage, "vmstat"),
+                                (machine.usage, "pressure/io")):  # fmt: skip
+                self.assertLess(peak(partial(parse, {name: text})), 3 * size, (name, line))
+        self.assertEqual(len(machine.cards({"net/dev": text})), machine.MAX_CARDS)
 
     def test_the_pods_card_comes_first_and_inner_interfaces_are_left_out(self) -> None:
         first, second = machine.cards(SAMPLE)

@@ -19,6 +19,7 @@ from zope.interface import implementer
 from infranetes_common.concurrency import Notifier, start
 from infranetes_common.errors import Unavailable
 
+MAX_LINE = 1 << 20  # bytes
 _HIGH_WATER = 256 * 1024
 
 
@@ -73,6 +74,8 @@ class ByteStream(Protocol):
         rest = b""
         while data := await self.read():
             *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > MAX_LINE:
+                raise Unavailable(f"Docker answers with a line of over {MAX_LINE} bytes")
             for line in lines:
                 if line.strip():
                     yield line

@@ -6,7 +6,6 @@ Source: OCI image-spec, config.md. Anybody may have made the image, so every val
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 import signal
@@ -15,6 +14,7 @@ from types import MappingProxyType
 
 import attrs
 
+from infranetes_common import bounded_json
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers import mount_checks
@@ -49,8 +49,8 @@ def image_defaults(configuration: bytes) -> ImageDefaults:
     if len(configuration) > MAX_BYTES:
         raise InvalidArgument(f"the image's configuration has over {MAX_BYTES} bytes")
     try:
-        whole = json.loads(configuration)
-    except (ValueError, RecursionError):
+        whole = bounded_json.loads(configuration)
+    except ValueError:
         raise InvalidArgument("the image's configuration is not JSON") from None
     config = _object(whole, "config") if isinstance(whole, dict) else None
     if config is None:
