@@ -138,6 +138,18 @@ class NeighbourTests(TestCase):
                 self.victim.send(self.honest(self.victim, self.hostile, b"I am here"))
         self.assertEqual((came, moved), ([], []))
 
+    async def test_frames_from_many_addresses_leave_the_forwarding_table_as_it_was(self) -> None:
+        def table() -> list[bytes]:
+            return sorted(subprocess.check_output(["bridge", "fdb", "show", "br", self.bridge]).splitlines())
+
+        before = table()
+        packet = frames.udp(self.hostile.address, self.victim.address, _MARK)
+        for number in range(100_000):
+            address = f"02:00:00:{number >> 16:02x}:{number >> 8 & 255:02x}:{number & 255:02x}"
+            self.hostile.send(ethernet((BROADCAST, self.victim.mac)[number % 2], address, IPV4, packet))
+        self.assertEqual(table(), before)
+        self.assertFalse(any(_MARK in each for each in self.victim.received()))
+
     async def test_what_is_its_own_gets_through(self) -> None:
         me, him = self.hostile, self.victim
         for operation in (1, 2):
