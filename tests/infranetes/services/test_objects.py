@@ -99,6 +99,16 @@ class ServiceTests(SynchronousTestCase):
             assert found is not None
             self.assertEqual(found.affinity_seconds, seconds)
 
+    def test_names_that_can_not_be_are_refused(self) -> None:
+        """They get into the log and into the answers to infranetes-ctl."""
+        for odd in ("a\nb", "\x1b[2J", "\ud800", "x" * 254):
+            for part in ("name", "namespace"):
+                item = written.service()
+                item["metadata"][part] = odd
+                error = str(self.assertRaises(InvalidArgument, service, item))
+                self.assertIn("can't be a name", error)
+                self.assertTrue(error.isprintable() and len(error) < 200, error)
+
     def test_a_service_of_more_than_vms_take_is_refused(self) -> None:
         """Or the VMs would refuse the message that has it, with the rules of all other Services in it."""
         self.patch(objects, "MOST_RULES_OF_ONE", 6)
