@@ -24,7 +24,7 @@ _SECONDS = 30  # net.ipv4.ipfrag_time
 _DATAGRAM = "ip daddr . ip id . ip protocol"  # of one pod
 _PLACE = f"ip id & {_PLACES - 1}"
 # More than are in use, since the kernel forgets elements that are deleted only once a second.
-_MOST_DATAGRAMS, _MOST_PLACES = 16384, 32768
+_MOST_DATAGRAMS, _MOST_PLACES = 65536, 131072
 _MOST_PODS = 65535
 _MARK = "0x20000000"  # set only between the two chains
 

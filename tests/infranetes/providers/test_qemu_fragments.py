@@ -51,7 +51,8 @@ class FragmentTests(FirewallCase):
         for size in (4000, 65507):
             self.assertEqual(await blocking(large, self.a, self.outside, 200, size), 200)
         await self.network.set_up(SUBNET, [self.a.port, self.b.port, self.c.port])
-        self.assertEqual(await blocking(large, self.a, self.outside, 200), 200)
+        self.assertEqual(await blocking(large, self.a, self.outside, 20_000), 20_000)
+        self.assertEqual(await self.network.refusals(), {})
 
     async def test_a_packet_of_the_same_identification_gives_no_room(self) -> None:
         def send() -> None:
