@@ -8,12 +8,15 @@ full page cache makes any write wait for the disk) and is called in threads.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
 
 import attrs
 
 MODE = 0o640
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # what is no file must not hold up the others
 
 
 class Gone(Exception):
@@ -50,12 +53,14 @@ class LogFiles:
         """Return the file at `path`; it and its directory are made if they are missing."""
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True, mode=0o755)
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, MODE)
         try:
-            stat = os.fstat(fd)
+            found = os.fstat(fd)
         finally:
             os.close(fd)
-        return Found(stat.st_ino, stat.st_size, True)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return Found(found.st_ino, found.st_size, True)
 
     def at(self, path: Path) -> int:
         """Return the inode of what is at `path`; 0 if nothing is."""
@@ -98,7 +103,7 @@ def _open(path: Path, inode: int, flags: int) -> tuple[int, bool]:
     """Open the file with that inode; also say whether it is at `path`."""
     for _ in range(3):  # kubelet may rename it between the two looks
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, flags | _FLAGS)
             if os.fstat(fd).st_ino == inode:
                 return fd, True
             os.close(fd)
@@ -106,7 +111,7 @@ def _open(path: Path, inode: int, flags: int) -> tuple[int, bool]:
             for entry in os.scandir(path.parent):
                 if entry.inode() != inode or not entry.is_file(follow_symlinks=False):
                     continue
-                fd = os.open(entry.path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+                fd = os.open(entry.path, flags | _FLAGS)
                 if os.fstat(fd).st_ino == inode:
                     return fd, entry.name == path.name
                 os.close(fd)
