@@ -141,6 +141,7 @@ with the class of its table, or None where that is not known."""
 _MOST_PLACES = 3  # at which a key may have been meant, that are told
 # The messages of attrs' validators `in_`, `matches_re`, and `lt`, `le`, `ge` and `gt`.
 _CHOICE = re.compile(r"'\w+' must be in [(\[](.*?),?[)\]] \(got (.*)\)", re.DOTALL)
+_RANGE = re.compile(r"'\w+' must be in range\((-?\d+), (-?\d+)\) \(got (.*)\)", re.DOTALL)
 _FORM = re.compile(r"'\w+' must match regex '(.*)' \((.*) doesn't\)", re.DOTALL)
 _BOUND = re.compile(r"'\w+' must be ([<>]=? [^:]+): (.*)", re.DOTALL)
 
@@ -386,6 +387,8 @@ def _said(error: Exception, name: str = "") -> str:
     if match := _CHOICE.fullmatch(words):
         choices = ", ".join(each.strip("'") for each in match[1].split(", "))
         return f"{match[2]} is none of {choices}"
+    if match := _RANGE.fullmatch(words):
+        return f"{match[3]} is not {match[1]} to {int(match[2]) - 1}"
     if match := _FORM.fullmatch(words):
         return f"{match[2]} is not of the form {match[1]}"
     if match := _BOUND.fullmatch(words):
