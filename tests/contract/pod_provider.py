@@ -27,11 +27,12 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.protocol import Factory, Protocol
 from zope.interface.verify import verifyObject
 
 from infranetes.certificates import key_id
+from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.providers.interface import (
     Instance,
     InstanceState,
@@ -371,7 +372,7 @@ class PodProviderContract(LaunchContract):
 
         endpoint = wrapClientTLS(
             self.authority.client_options(instance.sandbox_id),
-            HostnameEndpoint(reactor, instance.agent_host, instance.agent_port),
+            marked_endpoint(reactor, instance.agent_host, instance.agent_port, 30.0),
         )
         connection: Any = await self.within(endpoint.connect(Factory.forProtocol(Look)))
         try:

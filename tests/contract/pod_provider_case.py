@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import deferLater
@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from infranetes.authority import Authority
+from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.providers import registry
 from infranetes.providers.interface import (
     Instance,
@@ -189,7 +190,7 @@ class ProviderCase(_Base):
         """Return a stub of the VM's agent, whose certificate must be for `sandbox_id`."""
         endpoint = wrapClientTLS(
             self.authority.client_options(sandbox_id or instance.sandbox_id),
-            HostnameEndpoint(reactor, instance.agent_host, instance.agent_port),
+            marked_endpoint(reactor, instance.agent_host, instance.agent_port, 30.0),
         )
         channel = Channel(reactor, endpoint)
         self.channels.append(channel)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import time
 
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.trial.unittest import TestCase
 
 from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.machines.clock_reading import ClockReading, correct_clock, read_clock
 from infranetes.providers.interface import Instance
 from infranetes.providers.qemu.provider import QemuProvider
@@ -117,7 +118,7 @@ class PausedTests(QemuCase, TestCase):
 
     def client(self, instance: Instance) -> AgentClient:
         options = self.authority.client_options(instance.sandbox_id)
-        endpoint = HostnameEndpoint(reactor, instance.agent_host, instance.agent_port)
+        endpoint = marked_endpoint(reactor, instance.agent_host, instance.agent_port, 30.0)
         channel = Channel(reactor, wrapClientTLS(options, endpoint))
         self.channels.append(channel)
         return AgentClient(instance.sandbox_id, channel)
