@@ -318,6 +318,7 @@ run: venv proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH,
 
 PROXY ?= 0
 POLICIES ?= 0
+PINNING ?= 0
 # 1: with volumes of pods' own, made for claims.
 STORAGE ?= 0
 NODES ?= 1
@@ -327,11 +328,11 @@ PROVIDER ?= qemu
 RUNTIME ?= infranetes
 
 .PHONY: cluster
-cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; NODES=2: of two; RUNTIME=mixed: beside containerd; PROVIDER=cloud: without KVM; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies; STORAGE=1: with volumes
+cluster: venv proto apt-run tools cluster-tools image ## Keep a Kubernetes of one node up until Ctrl-C; NODES=2: of two; RUNTIME=mixed: beside containerd; PROVIDER=cloud: without KVM; PROXY=1, POLICIES=1: with kube-proxy, NetworkPolicies; STORAGE=1: with volumes; PINNING=1: with static CPU and memory managers
 	$(call need,$(APT_CLUSTER) $(if $(filter infranetes,$(RUNTIME)),,$(APT_CONTAINERD)))
 	@$(if $(filter-out 0,$(STORAGE)),PYTHON=$(PYTHON) tests/cluster/tools storage)
 	@exec $(AS_ROOT) $(BIN)/python -m tests.cluster --image-dir "$(IMAGE_DIR)" --nodes "$(NODES)" --provider "$(PROVIDER)" --runtime "$(RUNTIME)" \
-		$(if $(filter-out 0,$(PROXY)),--proxy) $(if $(filter-out 0,$(POLICIES)),--policies) \
+		$(if $(filter-out 0,$(PROXY)),--proxy) $(if $(filter-out 0,$(POLICIES)),--policies) $(if $(filter-out 0,$(PINNING)),--pinning) \
 		$(if $(filter-out 0,$(STORAGE)),--storage)
 
 # ---- Packages: deb -------------------------------------------------------------------------------

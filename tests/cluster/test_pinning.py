@@ -7,7 +7,7 @@ import json
 
 from tests.cluster.case import WAIT_SECONDS, Cluster, ClusterCase, Manifest, container, pod, states, until
 
-# One processor of a node of two is reserved, and so is left for all pods but the one that has the other.
+# Of a node of two processors one is reserved, and so is left for the pods that request none.
 OWN = {"cpu": "1", "memory": "256Mi"}
 GUEST = "grep -c ^processor /proc/cpuinfo; grep Cpus_allowed_list /proc/self/status"
 
@@ -45,7 +45,7 @@ class PinningTests(ClusterCase):
         self.assertEqual(self.allowed("own"), {(cpus, mems)})
         self.assertEqual(self.logs("own").split()[::2], ["1", "0"])  # its only one, whatever the node's is
 
-        self.apply(pod("other", container("main", "sleep 3600", resources={"requests": {"cpu": "50m"}})))
+        self.apply(pod("other", container("main", "sleep 3600")))
         self.wait_until_ready("other")
         until(lambda: self.in_use("other")[0] not in ("", cpus), "it has what is left", WAIT_SECONDS)
         ((left, _),) = self.allowed("other")
