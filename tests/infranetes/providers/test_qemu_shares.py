@@ -26,12 +26,14 @@ class ShareTests(FirewallCase):
         await self.open_all()
         self.server = self.outside.socket(socket.SOCK_DGRAM)
         self.server.bind((OUTSIDE, 0))
+        self.heard: set[str] = set()  # whose datagrams have come
 
     def begin(self, client: Machine, number: int) -> int:
         """Begin connections of UDP to the outside, each by one datagram. Return how many arrive."""
         for _ in range(number):
             client.socket(socket.SOCK_DGRAM).sendto(b"x", self.server.getsockname())
-        self.server.settimeout(0.2)
+        # The kernel asks for a neighbour again after a second.
+        self.server.settimeout(0.5 if client.address in self.heard else 3.0)
         found = 0
         while True:
             try:
@@ -39,6 +41,8 @@ class ShareTests(FirewallCase):
             except TimeoutError:
                 return found
             found += 1
+            self.server.settimeout(0.5)
+            self.heard.add(client.address)
 
     async def test_a_pod_has_its_share_and_others_have_theirs(self) -> None:
         made = await self.connection(self.a, self.outside)
@@ -128,11 +132,11 @@ class OrdinaryShareTests(FirewallCase):
         await self.open_all()
 
         def begin(first: int, number: int) -> float:
-            began = time.monotonic()
+            began = time.thread_time()
             with self.a.socket(socket.SOCK_RAW, socket.IPPROTO_UDP) as sending:
                 for port in range(first, first + number):
                     sending.sendto(struct.pack("!HHHH", 5000, port, 8, 0), (OUTSIDE, 0))
-            return time.monotonic() - began
+            return time.thread_time() - began
 
         few = await blocking(begin, 1000, 1000)
         await blocking(begin, 2000, 12000)
