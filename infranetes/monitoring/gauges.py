@@ -15,7 +15,7 @@ from infranetes.machines.pool_record import PoolState
 from infranetes.pods.context import NodeContext
 from infranetes.pods.refusals import refusals
 from infranetes.pods.states import ContainerState, SandboxState
-from infranetes.providers.interface import ICountsRefusals, Share
+from infranetes.providers.interface import Share
 
 _CONNECTIONS = Path("/proc/sys/net/netfilter")
 
@@ -70,8 +70,7 @@ def node_gauges(node: NodeContext) -> list[Gauge]:
               ("provider", "share"),
               _counted(((node.side_of(one.record).name, share.value) for one in sandboxes
                         for share, refused in refusals(node, one).items() if refused.lately),
-                       [(side.name, share.value) for side in sides for share in Share
-                        if ICountsRefusals.providedBy(side.provider)])),
+                       [(name, share.value) for name in names for share in Share])),
         *_connections(),
     ]  # fmt: skip
 

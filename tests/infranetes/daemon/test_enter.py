@@ -87,7 +87,7 @@ class EnterCase(CtlCase):
         seconds = self.marker(base)
         on = await self.on_terminal("web", "--", "sh", "-c", f"sleep {seconds} & echo begun; cat")
         await on.shows(b"begun")
-        self.assertTrue(living("sleep", seconds))
+        await self.until(lambda: living("sleep", seconds), "it sleeps")
         self.assertTrue(on.is_raw)
         return on, seconds
 
