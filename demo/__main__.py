@@ -224,6 +224,7 @@ def remove_network() -> None:
         ("ip", "link", "delete", "dev", BRIDGE),
         ("nft", "delete", "table", "ip", f"infranetes_{BRIDGE}"),
         ("nft", "delete", "table", "ip", f"infranetes_{BRIDGE}_shares"),
+        ("nft", "delete", "table", "ip", f"infranetes_{BRIDGE}_fragments"),
         ("nft", "delete", "table", "bridge", f"infranetes_{BRIDGE}"),
     ):
         subprocess.run(command, check=False, capture_output=True)  # noqa: S603

@@ -116,7 +116,7 @@ def remove_network(state_dir: Path) -> None:
             return None
 
     links = attempt(_unused_links) or []
-    kinds = ("", "_firewalls", "_shares")
+    kinds = ("", "_firewalls", "_shares", "_fragments")
     tables = {f"infranetes_{link}{kind}" for link in links for kind in kinds}
     for link in links:  # before the tables, which protect them
         attempt(partial(_said, "ip", "link", "delete", "dev", link))

@@ -138,8 +138,9 @@ class NetworkTests(RemovalCase):
             "bridge infranetes_infranetes0",
             "inet infranetes_infranetes0_firewalls",
             "ip infranetes_infranetes0_shares",
+            "ip infranetes_infranetes0_fragments",
         )
-        overlay = ("ip infranetes_infvx0", "ip infranetes_infvx0_firewalls")
+        overlay = tuple(f"ip infranetes_infvx0{kind}" for kind in ("", "_firewalls", "_shares", "_fragments"))
         ports = (f"ip {hostports}", f"inet {agents_table(self.state_dir)}")
         others = ("ip infranetes_other0", "ip infranetes_hostports_00000000", "inet filter")
         for table in (*ours, *overlay, *ports, *others):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from pathlib import Path
@@ -269,7 +270,11 @@ class RotationTests(SystemdCase, TestCase):
     async def test_deleted_entries_are_a_gap_and_nothing_is_repeated(self) -> None:
         script = "i=0; while [ $i -lt 5000 ]; do i=$((i+1)); echo $i $0; done"
         id = await self.run_container("sh", "-c", script, "x" * 4000)
-        first = await self.lines(id)
+        first: list[Any] = []
+        while not first:
+            # To journalctl, a file that is being deleted is damaged; the node asks again, too.
+            with contextlib.suppress(Unavailable):
+                first = await self.lines(id)
         await self.ended(id)
         records = await self.lines(id)
         numbers = [int(record.line.split()[0]) for record in records]
@@ -277,11 +282,10 @@ class RotationTests(SystemdCase, TestCase):
         self.assertEqual(numbers, list(range(numbers[0], 5001)))
         self.assertGreater(numbers[0], 1)
         self.assertEqual([record.gap for record in records[:2]], [True, False])
-        if first:
-            rest = await self.lines(id, first[-1].cursor)
-            last = int(first[-1].line.split()[0])
-            self.assertEqual(int(rest[0].line.split()[0]), max(last + 1, numbers[0]))
-            self.assertEqual(rest[0].gap, last + 1 < numbers[0])
+        rest = await self.lines(id, first[-1].cursor)
+        last = int(first[-1].line.split()[0])
+        self.assertEqual(int(rest[0].line.split()[0]), max(last + 1, numbers[0]))
+        self.assertEqual(rest[0].gap, last + 1 < numbers[0])
 
 
 class DownTests(TestCase):
