@@ -252,6 +252,14 @@ class MountTests(Refusing):
             },
         )
 
+    def test_the_sandboxes_files_are_read_only_where_the_root_is(self) -> None:
+        """They are one file for all containers of the pod."""
+        found = {"found": Lookup(files={"/etc/hosts": "/vm/hosts"})}
+        for readonly in (False, True):
+            mounts = secured(found, readonly_rootfs=readonly)["mounts"]
+            (options,) = [mount["options"] for mount in mounts if mount["destination"] == "/etc/hosts"]
+            self.assertEqual("ro" in options, readonly, options)
+
     def options(self, source: Any = None, **fields: Any) -> list[str]:
         config = cri.ContainerConfig(mounts=[cri.Mount(container_path="/m", host_path="/x", **fields)])
         found: Any = spec(config, {"found": Lookup(mounts=(source or Source("/x"),))})
