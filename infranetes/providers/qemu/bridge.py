@@ -398,6 +398,10 @@ class Bridge:
         await self._nft(
             self._element("add", port)
             + self._element("delete", port)
+            + "".join(
+                f'{verb} element bridge {self._table} callers {{ "{port.tap}" }}\n'
+                for verb in ("add", "delete")
+            )
             + fragments.add(self.name, port.address)
             + fragments.delete(self.name, port.address)
         )

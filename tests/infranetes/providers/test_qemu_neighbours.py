@@ -176,6 +176,11 @@ class NeighbourTests(TestCase):
         )
         self.assertTrue(any(_MARK in each for each in self.hostile.received()), "others may")
         self.assertTrue(self.reached(self.honest(self.hostile, self.victim, _MARK)), "to one, it may")
+        tables = ["nft", "list", "table", "bridge", f"infranetes_{self.bridge}"]
+        tap = self.hostile.port.tap.encode()
+        self.assertIn(tap, subprocess.check_output(tables))
+        await Bridge(reactor, self.bridge, 1500).forbid(self.hostile.port)
+        self.assertNotIn(tap, subprocess.check_output(tables), "nothing of it is left")
 
     async def test_none_of_a_neighbours_packets_are_stolen(self) -> None:
         subprocess.run(
