@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 
 from infranetes.authority import Authority
 from infranetes.guest import cloud_time
 from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.machines.clock_reading import ClockReading, correct_clock, read_clock
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import InfranetesError
@@ -146,7 +147,9 @@ class CloudDiskCase(TestCase):
         """Wait until the machine's agent answers with its identity's certificate, and return its client."""
         await self.until(network.leased, "an address")
         options = self.authority.client_options(identity.sandbox_id)
-        channel = Channel(reactor, wrapClientTLS(options, HostnameEndpoint(reactor, network.address, 2475)))
+        channel = Channel(
+            reactor, wrapClientTLS(options, marked_endpoint(reactor, network.address, 2475, 30.0))
+        )
         self.addCleanup(lambda: channel.close())
         client = AgentClient(identity.sandbox_id, channel)
         answers: list[object] = []

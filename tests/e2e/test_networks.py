@@ -17,12 +17,13 @@ from collections import Counter
 from ipaddress import IPv4Network, ip_network
 from typing import Any
 
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.threads import deferToThread
 
 from infranetes.authority import Authority
 from infranetes.control.cli import ask, parser, socket_of
 from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
@@ -271,7 +272,7 @@ class VmNetworkTests(PodCase):
         self.container = await self.run_container(self.sandbox, self.box(script=SERVER))
         await self.until(lambda: "ready" in self.lines("main"), "the server")
         options = Authority(self.root / "state").client_options(self.sandbox)
-        endpoint = wrapClientTLS(options, HostnameEndpoint(reactor, self.address, 2475))
+        endpoint = wrapClientTLS(options, marked_endpoint(reactor, self.address, 2475, 30.0))
         channel = Channel(reactor, endpoint)
         self.agent = AgentClient(self.sandbox, channel)
 
