@@ -70,12 +70,12 @@ class StreamingConfig:
     port: int = 0  # 0: any that is free
     advertise: str = ""  # the host in the URLs that kubelet is given; empty: host
 
-    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+    def look_outside(self, is_set: Callable[[str], bool]) -> Iterator[outside.Finding]:
         """Look whether it can be listened on."""
         if any(streaming_faults(self)):
             return
         for key in ("port", "host"):
-            if given(key):
+            if is_set(key):
                 yield from (attrs.evolve(said, key=key) for said in outside.listening(self.host, self.port))
                 return
 
@@ -107,7 +107,7 @@ class KubernetesConfig:
     service_proxy: bool = True  # false: VMs don't, since kube-proxy on the node serves all pods
     network_policies: bool = False  # true: they are enforced, and pods are closed until they are known
 
-    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+    def look_outside(self, is_set: Callable[[str], bool]) -> Iterator[outside.Finding]:
         """Read the kubeconfig, without a question to the API server."""
         if self.kubeconfig:
             # Imported late: other commands than `config check` start faster without it.
@@ -122,7 +122,7 @@ class KubernetesConfig:
         return tuple(parse_network(each) for each in self.cluster_cidrs)
 
 
-def _authority(path: str) -> Iterator[outside.Said]:
+def _authority(path: str) -> Iterator[outside.Finding]:
     from infranetes.authority import Authority  # imported late, as above
 
     return outside.tried(lambda: Authority("/nonexistent", path=path), "ca")

@@ -17,7 +17,7 @@ from infranetes.providers import registry
 from infranetes_common import config, config_files
 from infranetes_common.config_faults import Fault, located
 from infranetes_common.config_files import Document, Place, Sources
-from infranetes_common.config_outside import Said, Verdict, looked_at, named, unseen
+from infranetes_common.config_outside import Finding, Verdict, looked_at, named, unseen
 from infranetes_common.config_values import MISSING
 from infranetes_common.errors import ConfigError
 
@@ -50,7 +50,7 @@ def check_file(path: str, make: Make = made_of_keys, elsewhere: bool = False) ->
     read = config_files.readable(path)
     document, sources = read.document, read.document.sources
     found = _Faults(sources)
-    said: list[Said] = []
+    said: list[Finding] = []
     whole: Config | None = None
     with found.collected():
         whole = config.of_document(document, Config)
@@ -85,20 +85,20 @@ def check_file(path: str, make: Make = made_of_keys, elsewhere: bool = False) ->
     )
 
 
-def _away(whole: Config, document: Document) -> Iterator[Said]:
+def _away(whole: Config, document: Document) -> Iterator[Finding]:
     """Yield that what the files name is not looked at, since it is elsewhere."""
-    given = document.sources.places.keys()
-    keys = list(named(whole, given))
+    places = document.sources.places.keys()
+    keys = list(named(whole, places))
     for name in whole.offered_providers:
         if (table := _settings(whole, name)) is not None:
-            keys += named(table, given, f"providers.{name}")
+            keys += named(table, places, f"providers.{name}")
     yield from (unseen("it is on the machine that the file is for", key) for key in keys)
 
 
-def _said(whole: Config, document: Document) -> Iterator[Said]:
+def _said(whole: Config, document: Document) -> Iterator[Finding]:
     """Yield what is said of all that the files name outside of them."""
-    given = document.sources.places.keys()
-    yield from looked_at(whole, given)
+    places = document.sources.places.keys()
+    yield from looked_at(whole, places)
     for name in _names(document.table):
         key = f"providers.{name}"
         if name not in whole.offered_providers:
@@ -109,7 +109,7 @@ def _said(whole: Config, document: Document) -> Iterator[Said]:
             )
         elif (table := _settings(whole, name)) is not None:
             try:
-                yield from looked_at(table, given, key)
+                yield from looked_at(table, places, key)
             except ImportError as error:
                 yield unseen(f"it can't be loaded here: {error}", key)
 
@@ -137,14 +137,14 @@ def _placed(fault: Fault, document: Document) -> Fault:
     return fault
 
 
-def _of(said: Iterable[Said], verdict: Verdict, sources: Sources) -> list[Fault]:
+def _of(said: Iterable[Finding], verdict: Verdict, sources: Sources) -> list[Fault]:
     """Return what has a verdict, with its place."""
-    found = []
-    for each in said:
-        if each.verdict is verdict:
-            place = sources.place_of(each.key) or Place(sources.main, 0)
-            found.append(Fault(place.file, place.line, each.key, each.words))
-    return found
+    placed = ((each, sources.place_of(each.key) or Place(sources.main, 0)) for each in said)
+    return [
+        Fault(place.file, place.line, each.key, each.words)
+        for each, place in placed
+        if each.verdict is verdict
+    ]
 
 
 class _Faults:

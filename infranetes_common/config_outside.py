@@ -36,24 +36,26 @@ class Verdict(enum.Enum):
 
 
 @attrs.frozen
-class Said:
-    """What is said of something. :ivar key: dotted, below the table of who says it; "": that of the look."""
+class Finding:
+    """What came of a look at something.
+
+    :ivar key: the dotted key that it concerns, below the table that was looked at; "": the field's own."""
 
     verdict: Verdict
     words: str
     key: str = ""
 
 
-Look = Callable[[Any], Iterable[Said]]  # Any: the value of the field
-"""Looks at what a value names. Blocks; changes nothing."""
+Look = Callable[[Any], Iterable[Finding]]  # Any: the value of the field
+"""A function that checks what a field's value names, such as a file. It blocks, and changes nothing."""
 
 
 @runtime_checkable
 class NamesOutside(Protocol):
     """A table that names something by several keys together."""
 
-    def look_outside(self, given: Callable[[str], bool]) -> Iterable[Said]:
-        """Look at it. :param given: whether the files have a key of this table."""
+    def look_outside(self, is_set: Callable[[str], bool]) -> Iterable[Finding]:
+        """Look at it. :param is_set: whether the files have a key of this table."""
 
 
 def names(look: Look) -> dict[str, Look]:
@@ -61,10 +63,10 @@ def names(look: Look) -> dict[str, Look]:
     return {_NAMES: look}
 
 
-def looked_at(table: attrs.AttrsInstance, given: Collection[str], prefix: str = "") -> Iterator[Said]:
-    """Look at all that a table and those in it name by keys that were given, each with its dotted key.
+def looked_at(table: attrs.AttrsInstance, keys: Collection[str], prefix: str = "") -> Iterator[Finding]:
+    """Look at all that a table and those in it name by keys that are set, each with its dotted key.
 
-    :param prefix: the table's own dotted key."""
+    :param keys: those that the files set, dotted. :param prefix: the table's own dotted key."""
 
     def full(key: str) -> str:
         return ".".join(filter(None, (prefix, key)))
@@ -72,28 +74,28 @@ def looked_at(table: attrs.AttrsInstance, given: Collection[str], prefix: str = 
     for field in attrs.fields(type(table)):
         value, key = getattr(table, field.name), full(field.alias)
         if attrs.has(type(value)):
-            yield from looked_at(value, given, key)
-        elif _NAMES in field.metadata and key in given:
+            yield from looked_at(value, keys, key)
+        elif _NAMES in field.metadata and key in keys:
             yield from (attrs.evolve(said, key=key) for said in _look(field, value))
     if isinstance(table, NamesOutside):
-        for said in table.look_outside(lambda key: full(key) in given):
+        for said in table.look_outside(lambda key: full(key) in keys):
             yield attrs.evolve(said, key=full(said.key))
 
 
-def named(table: attrs.AttrsInstance, given: Collection[str], prefix: str = "") -> Iterator[str]:
+def named(table: attrs.AttrsInstance, keys: Collection[str], prefix: str = "") -> Iterator[str]:
     """Yield the keys at which `looked_at` would look at something; for what several name, their table's."""
     beginning = f"{prefix}." if prefix else ""
     for field in attrs.fields(type(table)):
         value, key = getattr(table, field.name), f"{beginning}{field.alias}"
         if attrs.has(type(value)):
-            yield from named(value, given, key)
-        elif _NAMES in field.metadata and key in given and value:
+            yield from named(value, keys, key)
+        elif _NAMES in field.metadata and key in keys and value:
             yield key
-    if isinstance(table, NamesOutside) and any(key.startswith(beginning) for key in given):
+    if isinstance(table, NamesOutside) and any(key.startswith(beginning) for key in keys):
         yield prefix
 
 
-def _look(field: attrs.Attribute[Any], value: object) -> Iterable[Said]:
+def _look(field: attrs.Attribute[Any], value: object) -> Iterable[Finding]:
     if value or value is None:
         look: Look = field.metadata[_NAMES]
         return look(value) if value else ()
@@ -103,16 +105,16 @@ def _look(field: attrs.Attribute[Any], value: object) -> Iterable[Said]:
 # -- looks
 
 
-def wrong(words: str, key: str = "") -> Said:
-    return Said(Verdict.WRONG, words, key)
+def wrong(words: str, key: str = "") -> Finding:
+    return Finding(Verdict.WRONG, words, key)
 
 
-def warning(words: str, key: str = "") -> Said:
-    return Said(Verdict.WARNING, words, key)
+def warning(words: str, key: str = "") -> Finding:
+    return Finding(Verdict.WARNING, words, key)
 
 
-def unseen(words: str, key: str = "") -> Said:
-    return Said(Verdict.UNSEEN, words, key)
+def unseen(words: str, key: str = "") -> Finding:
+    return Finding(Verdict.UNSEEN, words, key)
 
 
 def each(look: Look) -> Look:
@@ -125,7 +127,7 @@ def never(words: str) -> Look:
     return lambda value: [unseen(words)]
 
 
-def tried(read: Callable[[], object], key: str = "") -> Iterator[Said]:
+def tried(read: Callable[[], object], key: str = "") -> Iterator[Finding]:
     """Read something as the daemon does; say why that fails.
 
     :param key: of it, which errors of `read` may begin with."""
@@ -139,7 +141,7 @@ def tried(read: Callable[[], object], key: str = "") -> Iterator[Said]:
         yield unseen(_closed(words)) if _needs_root(cause) else wrong(words)
 
 
-def file(path: str | Path) -> Iterator[Said]:
+def file(path: str | Path) -> Iterator[Finding]:
     """Look at a file that the daemon reads."""
     if not os.path.isabs(path):
         yield warning(f"{str(path)!r} is not an absolute path: it is looked for where the daemon is started")
@@ -155,7 +157,7 @@ def file(path: str | Path) -> Iterator[Said]:
         yield _failed(path, error)
 
 
-def _parsed(path: str | Path, parse: Callable[[str], object], kind: str) -> Iterator[Said]:
+def _parsed(path: str | Path, parse: Callable[[str], object], kind: str) -> Iterator[Finding]:
     found = list(file(path))
     yield from found
     if not found:
@@ -165,17 +167,17 @@ def _parsed(path: str | Path, parse: Callable[[str], object], kind: str) -> Iter
             yield wrong(f"{path} is no {kind}: {error}")
 
 
-def json_file(path: str | Path) -> Iterator[Said]:
+def json_file(path: str | Path) -> Iterator[Finding]:
     """Look at a file of JSON that others read for the daemon."""
     return _parsed(path, json.loads, "JSON")
 
 
-def toml_file(path: str | Path) -> Iterator[Said]:
+def toml_file(path: str | Path) -> Iterator[Finding]:
     """Look at a file of TOML that others read for the daemon."""
     return _parsed(path, tomllib.loads, "TOML")
 
 
-def directory(path: str | Path) -> Iterator[Said]:
+def directory(path: str | Path) -> Iterator[Finding]:
     """Look at a directory that the daemon makes where it is not there."""
     here = Path(path)
     while not os.path.lexists(here) and here != here.parent:
@@ -193,7 +195,7 @@ def directory(path: str | Path) -> Iterator[Said]:
         yield unseen(_closed(f"{here} can't be entered"))
 
 
-def own_socket(path: str) -> Iterator[Said]:
+def own_socket(path: str) -> Iterator[Finding]:
     """Look at a socket, a path or unix://PATH, that the daemon makes with its directory."""
     path = path.removeprefix("unix://")
     try:
@@ -213,7 +215,7 @@ def own_socket(path: str) -> Iterator[Said]:
         yield from (said for said in found if said.verdict is Verdict.UNSEEN)
 
 
-def present_directory(path: str | Path) -> Iterator[Said]:
+def present_directory(path: str | Path) -> Iterator[Finding]:
     """Look at a directory that others make."""
     try:
         os.listdir(path)
@@ -230,7 +232,7 @@ def network_device(kind: str) -> Look:
 
     :param kind: as the kernel calls it, such as bridge."""
 
-    def look(name: str) -> Iterator[Said]:
+    def look(name: str) -> Iterator[Finding]:
         try:
             about = Path(f"/sys/class/net/{name}/uevent").read_text(encoding="utf-8")
         except OSError:
@@ -241,7 +243,7 @@ def network_device(kind: str) -> Look:
     return look
 
 
-def program(name: str) -> Iterator[Said]:
+def program(name: str) -> Iterator[Finding]:
     """Look for a program."""
     from infranetes_common.commands import find_program  # imported late: with it comes Twisted
 
@@ -251,7 +253,7 @@ def program(name: str) -> Iterator[Said]:
         yield wrong(str(error))
 
 
-def block_device(path: str) -> Iterator[Said]:
+def block_device(path: str) -> Iterator[Finding]:
     """Look at a block device of this machine."""
     try:
         if not stat.S_ISBLK(os.stat(path).st_mode):
@@ -262,7 +264,7 @@ def block_device(path: str) -> Iterator[Said]:
         yield _failed(path, error)
 
 
-def server(path: str) -> Iterator[Said]:
+def server(path: str) -> Iterator[Finding]:
     """Look whether a program listens on a unix socket, a path or unix://PATH."""
     path = path.removeprefix("unix://")
     try:
@@ -280,7 +282,7 @@ def server(path: str) -> Iterator[Said]:
         yield unseen(_closed(str(error.strerror)) if _needs_root(error) else f"{path}: {error}")
 
 
-def listening(host: str, port: int) -> Iterator[Said]:
+def listening(host: str, port: int) -> Iterator[Finding]:
     """Look whether the daemon can listen on an IP address and port of this machine; port 0: any."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -306,6 +308,6 @@ def _closed(words: str) -> str:
     return f"{words}: only root can look at it; check as root"
 
 
-def _failed(path: str | Path, error: OSError) -> Said:
+def _failed(path: str | Path, error: OSError) -> Finding:
     words = f"{path} can't be read: {error.strerror}"
     return unseen(_closed(words)) if _needs_root(error) else wrong(words)

@@ -123,8 +123,8 @@ def _emptied(directory: int) -> str | None:
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def resolve(path: str, confined: Collection[str] = ()) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)")
 _KEY = r"[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'"
-_GIVEN = re.compile(rf"\s*(\[{{0,2}}\s*(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*\s*\]{{0,2}})")
+_NAMED = re.compile(rf"\s*(\[{{0,2}}\s*(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*\s*\]{{0,2}})")
 _STATEMENT = re.compile(rf"\s*(\[|(?:{_KEY})\s*=)")
 _MOST_TEXT = 65536  # characters of a document whose statements are told apart
 _MOST_LINES = 50  # before the one where an error is found, that are looked at for its beginning
@@ -62,8 +62,8 @@ def explained(error: Exception, text: str) -> str:
     if match[2] and (odd := _odd(lines[number - 1], int(match[2]) - 1)):
         return f"{odd} {where}"
     said = _said(words.removesuffix(match[0]), line)
-    given = _GIVEN.match(line)
-    key = given[1].strip() if given else ""
+    named = _NAMED.match(line)
+    key = named[1].strip() if named else ""
     if said.startswith("is given"):
         return f"{key or line.strip()[:80]} {said} {where}"
     if said.startswith("the name of a table") or not key:

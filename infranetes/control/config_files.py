@@ -71,35 +71,35 @@ def reference(of_machine: bool = True) -> Iterator[Table]:
 def check(options: argparse.Namespace) -> int:
     """Print what is wrong with a file and its drop-ins; return the exit status."""
     path = str(options.file or options.config or DEFAULT_CONFIG)
-    found = check_file(path, options.make, options.elsewhere)
+    checked = check_file(path, options.make, options.elsewhere)
     if options.json:
         shown = {
-            "files": list(found.files),
-            "faults": [_shown(each) for each in found.faults],
-            "warnings": [_shown(each) for each in found.warnings],
-            "not_looked_at": [_shown(each) for each in found.unseen],
+            "files": list(checked.files),
+            "faults": [_shown(each) for each in checked.faults],
+            "warnings": [_shown(each) for each in checked.warnings],
+            "not_looked_at": [_shown(each) for each in checked.unseen],
         }
         print(json.dumps(shown, indent=2))
     else:
-        print("\n".join(_lines(found)))
-    return USAGE if found.faults else DONE
+        print("\n".join(_lines(checked)))
+    return USAGE if checked.faults else DONE
 
 
 def _shown(fault: Fault) -> dict[str, object]:
     return {"file": fault.file, "line": fault.line or None, "key": fault.key or None, "words": fault.words}
 
 
-def _lines(found: Checked) -> Iterator[str]:
+def _lines(checked: Checked) -> Iterator[str]:
     """Yield what a person reads: faults first, and the rest once there are none."""
-    files = ", ".join(found.files)
-    if found.faults:
-        yield from map(str, found.faults)
+    files = ", ".join(checked.files)
+    if checked.faults:
+        yield from map(str, checked.faults)
         return
-    yield from (str(attrs.evolve(each, words=f"warning: {each.words}")) for each in found.warnings)
-    yield from (str(attrs.evolve(each, words=f"not looked at: {each.words}")) for each in found.unseen)
-    if found.unseen:
+    yield from (str(attrs.evolve(each, words=f"warning: {each.words}")) for each in checked.warnings)
+    yield from (str(attrs.evolve(each, words=f"not looked at: {each.words}")) for each in checked.unseen)
+    if checked.unseen:
         yield f"the rest of {files} was looked at, and no fault was found"
-    elif found.warnings:
+    elif checked.warnings:
         yield f"the daemon starts with {files}; see the warnings"
     else:
         yield f"nothing is wrong with {files}"

@@ -156,8 +156,8 @@ class ControlService:
     def _past(self, every: bool) -> Iterator[control.Pod]:
         """Yield pods that have no record any more. :param every: not only those whose launch failed."""
         inventory = self._node.inventory
-        there = {sandbox.pod for sandbox in inventory}
-        failed = [past for pod, past in inventory.failed().items() if pod not in there]
+        present = {sandbox.pod for sandbox in inventory}
+        failed = [past for pod, past in inventory.failed().items() if pod not in present]
         yield from map(past_pod, inventory.past if every else failed)
 
     async def ListOrphans(

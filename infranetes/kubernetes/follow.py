@@ -74,7 +74,7 @@ class Follower:
                 trouble = str(error)
             except (InfranetesError, ValueError) as error:
                 trouble = str(error)
-            if self._stopped:  # twisted.web reports a cancelled request as a failed one
+            if self._stopped:  # a cancelled answer may end as one that broke off
                 return
             if trouble and trouble != self.trouble:
                 log = _log.info if self._optional else _log.warn

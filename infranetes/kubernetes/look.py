@@ -9,11 +9,11 @@ from pathlib import Path
 
 from infranetes.kubernetes.api_server import check_certificates
 from infranetes.kubernetes.kubeconfig import Access, thd_read
-from infranetes_common.config_outside import Said, program, tried, unseen
+from infranetes_common.config_outside import Finding, program, tried, unseen
 from infranetes_common.redaction import redacted
 
 
-def look(path: Path, host: str) -> Iterator[Said]:
+def look(path: Path, host: str) -> Iterator[Finding]:
     """Read a kubeconfig and what it names on this machine. Blocks. :param host: see `thd_read`."""
     found: list[Access] = []
     yield from tried(lambda: found.append(thd_read(path, host)))

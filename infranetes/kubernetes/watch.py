@@ -206,15 +206,15 @@ class Watch:
 
         An event of something that is no object is left out: asked again, the server would send it again."""
         event = _object(json.loads(line))
-        kind, given = event.get("type"), event.get("object")
+        kind, value = event.get("type"), event.get("object")
         if kind == "ERROR":
-            status = _object(given)
+            status = _object(value)
             self.refused(int(status.get("code") or 0), str(status.get("message")))
             return []
         if kind not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
             raise ValueError(f"there is no event of type {str(kind)[:40]!r}")
         try:
-            thing = _object(given)
+            thing = _object(value)
             version = _version(thing)
         except ValueError as error:
             _left_out(error)

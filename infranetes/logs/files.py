@@ -55,12 +55,12 @@ class LogFiles:
             path.parent.mkdir(parents=True, mode=0o755)
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, MODE)
         try:
-            found = os.fstat(fd)
+            status = os.fstat(fd)
         finally:
             os.close(fd)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        return Found(found.st_ino, found.st_size, True)
+        return Found(status.st_ino, status.st_size, True)
 
     def at(self, path: Path) -> int:
         """Return the inode of what is at `path`; 0 if nothing is."""

@@ -55,7 +55,7 @@ def _thd_read(key: str, path: str, *, secret: bool) -> bytes:
     return content
 
 
-def _thd_read_token(path: str) -> Token:
+def thd_read_token(path: str) -> Token:
     """Read a token. :raise FailedPrecondition: what is wrong with the file."""
     key = "metrics.token_file"
     secret = _thd_read(key, path, secret=True).strip()
@@ -66,7 +66,7 @@ def _thd_read_token(path: str) -> Token:
     return Token(secret)
 
 
-def _thd_read_tls(certificate: str, key: str) -> CertificateOptions:
+def thd_read_tls(certificate: str, key: str) -> CertificateOptions:
     """Read a server's certificate and key. :raise FailedPrecondition: what is wrong with the files."""
     chain = _CERTIFICATE.findall(_thd_read("metrics.certificate_file", certificate, secret=False))
     private = _thd_read("metrics.key_file", key, secret=True)

@@ -58,17 +58,17 @@ class MetricsConfig:
     # The names by which clients may ask, besides addresses, localhost, the node's and the certificate's.
     hosts: tuple[str, ...] = attrs.field(default=(), validator=_are_hosts)
 
-    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+    def look_outside(self, is_set: Callable[[str], bool]) -> Iterator[outside.Finding]:
         """Look at the address and the files."""
-        from infranetes.monitoring.access import _thd_read_tls, _thd_read_token  # late: with it comes OpenSSL
+        from infranetes.monitoring.access import thd_read_tls, thd_read_token  # late: with it comes OpenSSL
 
         if self.listen:
             yield from (attrs.evolve(said, key="listen") for said in outside.listening(*self.address))
         if self.token_file:
-            for said in outside.tried(lambda: _thd_read_token(self.token_file), "metrics.token_file"):
+            for said in outside.tried(lambda: thd_read_token(self.token_file), "metrics.token_file"):
                 yield attrs.evolve(said, key="token_file")
         if self.certificate_file and self.key_file:
-            for said in outside.tried(lambda: _thd_read_tls(self.certificate_file, self.key_file)):
+            for said in outside.tried(lambda: thd_read_tls(self.certificate_file, self.key_file)):
                 keys, _, words = said.words.partition(": ")  # of one of the files, or of both
                 key = keys.rpartition("metrics.")[2] if "," not in keys else "certificate_file"
                 yield attrs.evolve(said, key=key, words=words)

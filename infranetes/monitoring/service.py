@@ -20,7 +20,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.web.resource import Resource
 from twisted.web.server import Request
 
-from infranetes.monitoring.access import Token, _thd_read_tls, _thd_read_token, certificate_names
+from infranetes.monitoring.access import Token, certificate_names, thd_read_tls, thd_read_token
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.monitoring.gauges import node_gauges
 from infranetes.monitoring.hosts import Hosts
@@ -73,14 +73,12 @@ class Monitoring(Service):
         :raise FailedPrecondition: the address can't be listened on, or something is wrong with a file."""
         Service.startService(self)
         reactor, config = self._reactor, self._config
-        token = (
-            await run_in_thread(reactor, _thd_read_token, config.token_file) if config.token_file else None
-        )
+        token = await run_in_thread(reactor, thd_read_token, config.token_file) if config.token_file else None
         tls = None
         names = [self._node.names.node, socket.gethostname(), *config.hosts]
         if config.certificate_file:
             files = config.certificate_file, config.key_file
-            tls = await run_in_thread(reactor, _thd_read_tls, *files)
+            tls = await run_in_thread(reactor, thd_read_tls, *files)
             names += certificate_names(tls)
         factory = cast(ServerFactory, QuietSite(self._root(token), _screen(Hosts(names))))
         if tls is not None:

@@ -152,10 +152,10 @@ class Tunnels:
             await self._nft(shares.half_open(self._device))
         except InfranetesError as error:
             _log.info("half-open connections of pods stay as long as others: {error}", error=error)
-        entries, there = wanted(peers, network), await self._entries()
-        await self._change(entries, there)
-        kept = {address for address, *_ in entries.routes}
-        await self._forget(address for address, *_ in there.routes if address not in kept)
+        entries, before = wanted(peers, network), await self._entries()
+        await self._change(entries, before)
+        present = {address for address, *_ in entries.routes}
+        await self._forget(address for address, *_ in before.routes if address not in present)
 
     async def _forget(self, addresses: Iterable[str]) -> None:
         """Let the next pods with these addresses begin with shares of their own."""

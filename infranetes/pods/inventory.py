@@ -269,7 +269,7 @@ class PastSandbox:
 
     @property
     def failed(self) -> bool:
-        """Whether it is gone because its launch failed: others are stopped before they are removed."""
+        """Whether its launch failed. Every other sandbox is stopped before it is removed."""
         return self.record.state is not SandboxState.STOPPED
 
     @property

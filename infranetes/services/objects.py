@@ -114,7 +114,7 @@ def service(item: object) -> Service | None:
     if PROXY_NAME in labels or spec.text("type") == "ExternalName" or not addresses or "None" in addresses:
         return None
     ingress = top.fields("status").fields("loadBalancer").items("ingress")
-    found = Service(
+    made = Service(
         its_name,
         tuple(map(spec.address, addresses)),
         tuple(_service_ports(spec)),
@@ -124,21 +124,21 @@ def service(item: object) -> Service | None:
         spec.text("internalTrafficPolicy") == "Local",
         tuple(spec.network(text.strip()) for text in spec.texts("loadBalancerSourceRanges")),
     )
-    _check_size(found, top.what)
-    return found
+    _check_size(made, top.what)
+    return made
 
 
-def _check_size(found: Service, what: str) -> None:
+def _check_size(service: Service, what: str) -> None:
     """Check that VMs take its rules. They refuse too large ones, with others' in the same message."""
-    count = len(found.cluster_ips) + len(found.external_ips) + len(found.virtual_ips)
-    if count * len(found.ports) > MOST_RULES_OF_ONE:
+    count = len(service.cluster_ips) + len(service.external_ips) + len(service.virtual_ips)
+    if count * len(service.ports) > MOST_RULES_OF_ONE:
         raise InvalidArgument(
-            f"{what}: {count} addresses with {len(found.ports)} ports each: "
+            f"{what}: {count} addresses with {len(service.ports)} ports each: "
             f"a Service has at most {MOST_RULES_OF_ONE} of both together"
         )
-    if len(found.source_ranges) > MOST_SOURCE_RANGES:
+    if len(service.source_ranges) > MOST_SOURCE_RANGES:
         raise InvalidArgument(
-            f"{what}: {len(found.source_ranges)} source ranges: a Service has at most {MOST_SOURCE_RANGES}"
+            f"{what}: {len(service.source_ranges)} source ranges: a Service has at most {MOST_SOURCE_RANGES}"
         )
 
 

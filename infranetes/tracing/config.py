@@ -56,7 +56,7 @@ class TracingConfig:
     )
 
 
-def _headers(path: str) -> Iterator[outside.Said]:
+def _headers(path: str) -> Iterator[outside.Finding]:
     return outside.tried(lambda: read_headers(path), "tracing.headers_file")
 
 

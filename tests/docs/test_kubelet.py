@@ -104,7 +104,17 @@ class KubeadmTests(SynchronousTestCase):
     def test_kubeadm_takes_them(self) -> None:
         found = [text for text in examples() if KUBEADM in text]
         self.assertEqual(len(found), 2)
+        # What kubeadm otherwise looks for in the network.
+        version = subprocess.run(
+            [TOOLS / "kubeadm", "version", "-o", "short"], capture_output=True, text=True
+        )
+        of_the_machine = {
+            "InitConfiguration": "localAPIEndpoint: {advertiseAddress: 192.0.2.1}",
+            "ClusterConfiguration": f"kubernetesVersion: {version.stdout.strip()}",
+        }
         for text in found:
+            for kind, line in of_the_machine.items():
+                text = text.replace(f"kind: {kind}\n", f"kind: {kind}\n{line}\n")
             done = self.validate(text)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertNotIn("warning", (done.stdout + done.stderr).lower())

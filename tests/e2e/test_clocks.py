@@ -72,7 +72,7 @@ class ClockTests(PodCase):
         return any(abs(seconds - time.time()) < 30 for _, seconds in self.watched()[first:])
 
     def next_lines(self) -> int:
-        """Return the number of the first line that is certainly later than the last change by root."""
+        """Return the number of the first line that was written after root last changed the clock."""
         return len(self.lines("main")) + 2
 
     async def ahead(self) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Any
 
 from twisted.internet import tcp
 from twisted.internet.endpoints import HostnameEndpoint
@@ -43,11 +42,17 @@ class _Reactor:
         self._reactor = reactor
         directlyProvides(self, providedBy(reactor))
 
-    def __getattr__(self, name: str) -> Any:  # Any: of the reactor
-        return getattr(self._reactor, name)
+    def __getattr__(self, name: str) -> object:
+        attribute: object = getattr(self._reactor, name)
+        return attribute
 
     def connectTCP(
-        self, host: str, port: int, factory: ClientFactory, timeout: float = 30, bindAddress: Any = None
+        self,
+        host: str,
+        port: int,
+        factory: ClientFactory,
+        timeout: float = 30,
+        bindAddress: tuple[str, int] | None = None,
     ) -> IConnector:
         made = _Connector(host, port, factory, timeout, bindAddress, self._reactor)
         made.connect()

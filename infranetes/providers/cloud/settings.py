@@ -56,7 +56,7 @@ class CloudSettings:
     # Between sweeps for unused addresses and disks.
     sweep_seconds: float = attrs.field(default=600.0, validator=_positive)
 
-    def look_outside(self, given: Callable[[str], bool]) -> Iterable[outside.Said]:
+    def look_outside(self, is_set: Callable[[str], bool]) -> Iterable[outside.Finding]:
         """Say that the cloud was not asked: a check of a file makes no calls."""
         yield outside.unseen(
             "the cloud was not asked whether it takes the credentials and has what the keys here name"

@@ -84,7 +84,6 @@ def add(device: str, address: str) -> str:
             add @{places} {{ {_PLACE} }}
         }}
         chain {whole} {{
-            {_DATAGRAM} != @{datagrams} return
             delete @{datagrams} {{ {_DATAGRAM} }} delete @{places} {{ {_PLACE} }}
         }}
     }}
@@ -93,7 +92,7 @@ def add(device: str, address: str) -> str:
 
 
 def delete(device: str, address: str) -> str:
-    """Return the script that takes away what a pod has; `add` has to come before."""
+    """Return the script that removes a pod's sets and chains. It fails where `add` has not made them."""
     table = table_of(device)
     datagrams, places, fragment, whole = _own(address)
     return f"""delete element ip {table} pods {{ {address} }}

@@ -69,7 +69,7 @@ class Maintenance:
         self.refused = refusals.since(before, counts)
         for vm in on_bridge(self._vms.values()):
             address = vm.record.bridge_port.address
-            shares = refusals.told(self.refused.get(address, {}))
+            shares = refusals.used_up(self.refused.get(address, {}))
             if shares and address not in before:  # later ones are in the metrics
                 _log.warn("sandbox {id}, the pod at {address}, has used up a share: {shares}",
                           id=vm.record.sandbox_id, address=address, shares=", ".join(shares))  # fmt: skip

@@ -22,25 +22,25 @@ async def read(reactor: IReactor, device: str) -> Counts:
     """Return the counts of the pods behind a device.
 
     :raise InfranetesError: they can't be read."""
-    found: dict[str, dict[Share, int]] = {}
+    counts: dict[str, dict[Share, int]] = {}
     for share, table in _TABLES.items():
         command = ["nft", "-j", "list", "set", "ip", table.table_of(device), f"refused-{share.value}"]
         for each in json.loads(await check(reactor, command, _SECONDS))["nftables"]:
             for one in each.get("set", {}).get("elem", ()):
-                found.setdefault(one["elem"]["val"], {})[share] = one["elem"]["counter"]["packets"]
-    return found
+                counts.setdefault(one["elem"]["val"], {})[share] = one["elem"]["counter"]["packets"]
+    return counts
 
 
 def since(before: Counts, now: Counts) -> Mapping[str, Mapping[Share, Refused]]:
     """Return the counts, each with what came lately. One that is lower than before is of another pod."""
-    found: dict[str, dict[Share, Refused]] = {}
+    refused: dict[str, dict[Share, Refused]] = {}
     for address, counts in now.items():
         for share, total in counts.items():
             had = before.get(address, {}).get(share, 0)
-            found.setdefault(address, {})[share] = Refused(total, total - had if had <= total else total)
-    return found
+            refused.setdefault(address, {})[share] = Refused(total, total - had if had <= total else total)
+    return refused
 
 
-def told(refused: Mapping[Share, Refused]) -> Sequence[str]:
-    """Say which shares have been used up lately."""
+def used_up(refused: Mapping[Share, Refused]) -> Sequence[str]:
+    """Return the shares that have been used up lately, each with the number of packets, for a message."""
     return [f"{share.value} ({each.lately} packets)" for share, each in refused.items() if each.lately]

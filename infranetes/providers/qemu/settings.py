@@ -71,7 +71,7 @@ def _host_memory() -> Bytes:
     return Bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def _images(path: Path) -> Iterator[outside.Said]:
+def _images(path: Path) -> Iterator[outside.Finding]:
     try:
         current(path)
     except NoGuestImage as error:
@@ -80,7 +80,7 @@ def _images(path: Path) -> Iterator[outside.Said]:
         yield from outside.tried(lambda: current(path))
 
 
-def _user(name: str) -> Iterator[outside.Said]:
+def _user(name: str) -> Iterator[outside.Finding]:
     from infranetes.providers.qemu.host_checks import qemu_user  # imported late: it runs programs
 
     return outside.tried(lambda: qemu_user(name))
@@ -162,8 +162,8 @@ class QemuSettings:
     kept_consoles: int = attrs.field(default=32, validator=_at_least(0))
     """For how many of the last destroyed VMs the end of the console is kept."""
 
-    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+    def look_outside(self, is_set: Callable[[str], bool]) -> Iterator[outside.Finding]:
         """Look whether QEMU's user may use KVM, also where no key names it: KVM is the default."""
         from infranetes.providers.qemu.look import look_at_kvm  # imported late: it runs programs
 
-        return look_at_kvm(self.accelerator, self.user, given("accelerator"))
+        return look_at_kvm(self.accelerator, self.user, is_set("accelerator"))

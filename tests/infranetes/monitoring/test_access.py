@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.monitoring.access import Token, _thd_read_tls, _thd_read_token
+from infranetes.monitoring.access import Token, thd_read_tls, thd_read_token
 from infranetes_common.errors import FailedPrecondition
 
 SECRET = b"0123456789abcdef"
@@ -51,12 +51,12 @@ class FileTests(SynchronousTestCase):
         return str(path)
 
     def assertRefused(self, path: str, words: str) -> None:
-        error = str(self.assertRaises(FailedPrecondition, _thd_read_token, path))
+        error = str(self.assertRaises(FailedPrecondition, thd_read_token, path))
         for part in ("metrics.token_file", path, words):
             self.assertIn(part, error)
 
     def test_a_token_with_a_newline(self) -> None:
-        token = _thd_read_token(self.write(SECRET + b"\n"))
+        token = thd_read_token(self.write(SECRET + b"\n"))
         self.assertTrue(token.is_shown(b"Bearer " + SECRET))
 
     def test_no_token(self) -> None:
@@ -69,6 +69,6 @@ class FileTests(SynchronousTestCase):
 
     def test_no_certificate_and_key(self) -> None:
         words, secret = self.write(b"words"), self.write(b"words")
-        error = self.assertRaises(FailedPrecondition, _thd_read_tls, words, secret)
+        error = self.assertRaises(FailedPrecondition, thd_read_tls, words, secret)
         self.assertIn("metrics.key_file", str(error))
         self.assertNotIn("words", str(error))

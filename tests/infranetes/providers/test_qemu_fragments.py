@@ -6,6 +6,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from infranetes.providers.interface import Share
+from infranetes.providers.qemu import fragments as module
 from infranetes.providers.qemu.fragments import MEMORY
 from tests.infranetes.providers.firewall_case import NODE, OUTSIDE, SUBNET, FirewallCase, blocking
 from tests.support.frames import fragment
@@ -53,6 +55,15 @@ class FragmentTests(FirewallCase):
         await self.network.set_up(SUBNET, [self.a.port, self.b.port, self.c.port])
         self.assertEqual(await blocking(large, self.a, self.outside, 20_000), 20_000)
         self.assertEqual(await self.network.refusals(), {})
+
+    async def test_where_its_datagrams_find_no_room_in_the_table_they_are_refused(self) -> None:
+        self.patch(module, "_MOST_DATAGRAMS", 8)
+        await self.network.forbid(self.a.port)
+        await self.network.allow(self.a.port)
+        await self.open_all()
+        await blocking(fragments, self.a, OUTSIDE, 1000, 1, 1480)
+        refused = (await self.network.refusals())[self.a.address][Share.FRAGMENTS]
+        self.assertGreaterEqual(refused, 1000 - 8)
 
     async def test_a_packet_of_the_same_identification_gives_no_room(self) -> None:
         def send() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.providers.interface import Refused, Share
-from infranetes.providers.qemu.refusals import since, told
+from infranetes.providers.qemu.refusals import since, used_up
 
 
 class SinceTests(SynchronousTestCase):
@@ -26,4 +26,4 @@ class SinceTests(SynchronousTestCase):
         self.assertEqual(
             found["10.0.0.6"], {Share.CONNECTIONS: Refused(3, 3)}, "the next pod with the address"
         )
-        self.assertEqual(told(found["10.0.0.5"]), ["fragments (1 packets)", "neighbours (4 packets)"])
+        self.assertEqual(used_up(found["10.0.0.5"]), ["fragments (1 packets)", "neighbours (4 packets)"])

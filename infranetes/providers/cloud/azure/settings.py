@@ -55,7 +55,7 @@ def _all(pattern: str, expected: str) -> _Validator[tuple[str, ...]]:
 _application_groups = _all(APPLICATION_GROUP, "application security groups' names or ids")
 
 
-def _secret(key: str, path: str) -> Iterator[outside.Said]:
+def _secret(key: str, path: str) -> Iterator[outside.Finding]:
     from infranetes.providers.cloud.azure.credentials import _thd_read  # late: it needs these settings
 
     return outside.tried(lambda: _thd_read(path, key), key)

@@ -63,7 +63,7 @@ def _needs_vtpm(instance: Settings, attribute: attrs.Attribute[bool], value: boo
         raise ValueError("it measures what boots with the virtual TPM: it needs vtpm, or has to be false")
 
 
-def _key(path: str) -> Iterator[outside.Said]:
+def _key(path: str) -> Iterator[outside.Finding]:
     from infranetes.providers.cloud.gcp.credential_files import _thd_read  # late: with it come its libraries
 
     return outside.tried(lambda: _thd_read(Path(path), "key_file"), "key_file")

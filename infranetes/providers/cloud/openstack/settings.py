@@ -66,7 +66,7 @@ class Settings(CloudSettings):
     prices_file: str = attrs.field(default="", metadata=outside.names(outside.file))
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(ID, "projects' ids"))
 
-    def look_outside(self, given: Callable[[str], bool]) -> Iterator[outside.Said]:
+    def look_outside(self, is_set: Callable[[str], bool]) -> Iterator[outside.Finding]:
         """Look at the cloud's entry, and say that the cloud was not asked."""
         from infranetes.providers.cloud.openstack import clouds_file  # late: with it come its libraries
 
@@ -75,4 +75,4 @@ class Settings(CloudSettings):
             lambda: clouds_file._thd_read(clouds_file.find(self.clouds_file), self.cloud)
         ):
             yield attrs.evolve(said, key=key)
-        yield from super().look_outside(given)
+        yield from super().look_outside(is_set)

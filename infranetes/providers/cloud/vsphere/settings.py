@@ -78,7 +78,7 @@ def _has_image_folder(instance: Settings, attribute: attrs.Attribute[str], value
         raise ValueError("it needs image_folder, where its items are deployed")
 
 
-def _password(path: Path) -> Iterator[outside.Said]:
+def _password(path: Path) -> Iterator[outside.Finding]:
     from infranetes.providers.cloud.vsphere.session import _thd_password  # late: with it come its libraries
 
     return outside.tried(lambda: _thd_password(path), "password_file")
