@@ -318,9 +318,7 @@ def _table(value: object, cls: type[attrs.AttrsInstance]) -> attrs.AttrsInstance
     attrs.resolve_types(cls)
     known = {attribute.alias: attribute for attribute in attrs.fields(cls) if attribute.init}
     unknown = [key for key in value if key not in known]
-    meant = {
-        _likeliest(key, known) for key in unknown
-    }  # a key that is there under a wrong name is not missing
+    meant = {_likeliest(key, known) for key in unknown}  # a key under a wrong name is not missing
     faults: list[Fault] = [((key,), _misplaced(key, cls, list(known))) for key in unknown]
     faults += [
         ((key,), f"{MISSING}; {_expected(attribute.type)} is expected")

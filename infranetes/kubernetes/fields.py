@@ -59,9 +59,8 @@ class Fields:
         if not found.name:
             raise InvalidArgument(f"{self.what} has no name")
         for each in (found.namespace, found.name):
-            if (
-                len(each) > MAX_NAME or not each.isprintable()
-            ):  # nor has a lone surrogate, which no message has
+            # What is printable has no lone surrogate, which no message to a VM could have.
+            if len(each) > MAX_NAME or not each.isprintable():
                 raise InvalidArgument(f"{self.what}: {each[:100]!r} can't be a name")
         self.what = f"{self.what} {found}"
         return found
