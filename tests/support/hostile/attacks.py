@@ -23,9 +23,12 @@ MIB = 1024 * 1024
 NAN = float("nan")
 KIND = vmserver.VolumeEntry
 FILE, DIRECTORY, SYMLINK = KIND.FILE, KIND.DIRECTORY, KIND.SYMLINK
-#: Nearly 16 MiB of a file, made once here, because making it may take longer than a test may block its
-#: reactor.
+# Made once here, because making them may take longer than a test may block its reactor: on a machine whose
+# memory is new, each page that is touched first costs its hypervisor something.
+#: Nearly 16 MiB of a file.
 PIECE = vmserver.VolumeChange(data=bytes(16 * MIB - 64)).SerializeToString()
+#: An unknown field of 15 MiB.
+HUGE = b"\xfa\x7f\x80\x80\xc0\x07" + bytes(15 * MIB)
 
 ATTACKS: dict[tuple[str, str], Attack] = {}
 
@@ -44,7 +47,7 @@ async def _never_stream(agent: HostileAgent, request: Message) -> AsyncIterator[
 
 
 async def _huge(agent: HostileAgent, request: Message) -> bytes:
-    return b"\xfa\x7f\x80\x80\xc0\x07" + bytes(15 * MIB)  # an unknown field of 15 MiB
+    return HUGE
 
 
 async def _huge_stream(agent: HostileAgent, request: Message) -> AsyncIterator[bytes]:
