@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.process import Process
 from twisted.internet.protocol import ProcessProtocol
@@ -249,7 +248,7 @@ class TerminalSession(ProcessProtocol):
 
     def _hang_up(self) -> None:
         if self._terminal is not None:
-            self._terminal.connectionLost(Failure(ConnectionDone()))
+            self._terminal.hang_up()
 
     # ISession
 

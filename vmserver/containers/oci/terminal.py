@@ -15,7 +15,14 @@ from pathlib import Path
 from twisted.internet import fdesc
 from twisted.internet.abstract import FileDescriptor
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IFileDescriptorReceiver, IListeningPort, IReactorFDSet, IReactorUNIX
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import (
+    IFileDescriptorReceiver,
+    IHalfCloseableDescriptor,
+    IListeningPort,
+    IReactorFDSet,
+    IReactorUNIX,
+)
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -28,11 +35,12 @@ _CHUNK_BYTES = 64 * 1024
 _MAX_PATH_BYTES = 107  # the limit of unix(7)
 
 
+@implementer(IHalfCloseableDescriptor)
 class Terminal(FileDescriptor):
     """The controlling end of a pseudo-terminal.
 
     :param received: called with the data written to the terminal. :param over: called once no process has it
-        open any longer. Only `connectionLost` hangs the terminal up.
+        open any longer and all is read. Only `hang_up` hangs the terminal up.
     """
 
     def __init__(
@@ -48,7 +56,9 @@ class Terminal(FileDescriptor):
         self._gate = gate
         self._received = received
         self._over = over
+        self._paused = False
         self._ended = False
+        self._deaf = False  # whether what is written can't come any more
         fdesc.setNonBlocking(descriptor)
         self.connected = 1
         self.registerProducer(gate, True)
@@ -66,20 +76,48 @@ class Terminal(FileDescriptor):
             data = b""
         if data:
             self._received(data)
-        elif not self._ended:
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._ended:
             self._ended = True
             self.stopReading()  # type: ignore[no-untyped-call]
             self._over()
 
+    def readConnectionLost(self, reason: Failure) -> None:
+        """End. Reactors that are told of a hang-up call this in place of `doRead`."""
+        self._end()
+
+    def writeConnectionLost(self, reason: Failure) -> None:
+        pass
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Drop what is not written yet, and read on: called by the reactor if writing fails."""
+        self._deaf = True
+        self.stopWriting()  # type: ignore[no-untyped-call]
+        self._gate.stopProducing()
+        self._read_on()
+
     def pauseProducing(self) -> None:
         """Stop reading."""
+        self._paused = True
         if self.connected:
             self.stopReading()  # type: ignore[no-untyped-call]
 
     def resumeProducing(self) -> None:
         """Read again."""
-        if self.connected and not self._ended:
+        self._paused = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self.connected and not self._ended and not self._paused:
             self.startReading()  # type: ignore[no-untyped-call]
+
+    def write(self, data: bytes) -> None:
+        """Write, or drop it once nobody can read it."""
+        if not self._deaf:
+            super().write(data)
 
     def writeSomeData(self, data: bytes) -> int | BaseException:
         written: int | BaseException = fdesc.writeToFD(self._fd, data)
@@ -87,7 +125,7 @@ class Terminal(FileDescriptor):
 
     def resize(self, width: int, height: int) -> None:
         """Set its size in characters."""
-        if self._fd >= 0:
+        if self.connected:
             with contextlib.suppress(OSError, struct.error):
                 fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
 
@@ -96,16 +134,16 @@ class Terminal(FileDescriptor):
 
         The kernel tells it at a process's last close, here this one's.
         """
-        if self._fd >= 0:
+        if self.connected:
             with contextlib.suppress(OSError):
                 os.close(open_peer(self._fd))
 
-    def connectionLost(self, reason: Failure) -> None:
-        if self._fd >= 0:
-            super().connectionLost(reason)  # type: ignore[no-untyped-call]
+    def hang_up(self) -> None:
+        """Close it: its processes get SIGHUP. Idempotent."""
+        if self.connected:
+            super().connectionLost(Failure(ConnectionDone()))  # type: ignore[no-untyped-call]
             os.close(self._fd)
             self._fd = -1
-            self._gate.stopProducing()
 
 
 class ConsoleSocket:

@@ -251,6 +251,22 @@ class ExecTests(CrunCase):
         await session.resize(10, 10)
         await session.write(b"too late")
 
+    async def test_the_end_of_a_command_with_a_terminal_is_told_at_once(self) -> None:
+        """Only what it leaves behind is waited for."""
+        made = await self.started("sleep", "600")
+        self.execs = Execs(reactor, self.crun, self.directory / "x", drain=600.0)
+        session = await self.opened(made, TERMINAL, "sh", "-c", "echo bye; exit 3")
+        self.assertEqual(await self.heard(session), (b"bye\r\n", b"", 3))
+
+    async def test_a_writer_waits_no_longer_once_the_command_has_ended(self) -> None:
+        made = await self.started("sleep", "600")
+        self.execs = Execs(reactor, self.crun, self.directory / "x", drain=600.0)
+        session = await self.opened(made, TERMINAL, "sh", "-c", "stty raw; echo ready; sleep 0.2")
+        await anext(session.output)
+        writing = session.write(b"x" * 200_000)
+        self.assertFalse(writing.called)
+        await within(reactor, self.seconds, writing, "the writer")
+
     async def test_a_terminal_that_is_closed_ends_its_command(self) -> None:
         made = await self.started("sleep", "600")
         marker = str(630000 + os.getpid() % 10000)
