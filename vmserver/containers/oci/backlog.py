@@ -106,4 +106,4 @@ def unread(log: Path, position: Cursor, size: int) -> int:
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 sizes[number] = renamed(log, number).stat().st_size
     read = position.offset if position.number in sizes else 0
-    return sum(each for number, each in sizes.items() if number >= position.number) - read
+    return sum(sizes.values()) - read

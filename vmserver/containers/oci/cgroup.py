@@ -63,11 +63,10 @@ class Cgroup:
         """Return the pids in it and below it, without those of no pid in this process's namespace."""
         found: dict[int, None] = {}
         for top in _everywhere(self._relative, self._root):
-            for directory, _, files in os.walk(top):
-                if "cgroup.procs" in files:
-                    with contextlib.suppress(OSError):
-                        text = Path(directory, "cgroup.procs").read_text()
-                        found.update(dict.fromkeys(pid for pid in map(int, text.split()) if pid))
+            for directory, _, _ in os.walk(top):
+                with contextlib.suppress(OSError):
+                    text = Path(directory, "cgroup.procs").read_text()
+                    found.update(dict.fromkeys(pid for pid in map(int, text.split()) if pid))
         return list(found)
 
     def kill(self) -> None:

@@ -153,7 +153,7 @@ def _thd_mount_volume(layers: list[Path], at: Path, mapped: _Mapped | None) -> N
     if os.path.ismount(at):
         return
     try:
-        at.mkdir(mode=0o700, parents=True, exist_ok=True)
+        at.mkdir(parents=True, exist_ok=True)
         with _as_seen(layers, mapped, at.with_name(f"{at.name}.{_MAPPED}")) as seen:
             mount_volume(seen, at)
     except OSError as error:

@@ -121,20 +121,13 @@ def _sources(wanted: Iterable[cri.Mount], images: Mapping[int, str], mountinfo: 
         if mount.HasField("image"):
             path = images[index]
         else:
-            path = mount_checks.source(mount, _exists)
+            path = mount_checks.source(mount, os.path.exists)
             if mount.propagation != cri.PROPAGATION_PRIVATE:
                 text = text or mountinfo.read_text(errors="replace")
                 _check_propagation(mount, text)
         flags = os.statvfs(path).f_flag
         closed = tuple(option for option, flag in _CLOSED.items() if flags & flag)
         yield Source(path, stat.S_ISDIR(os.stat(path).st_mode), closed)
-
-
-def _exists(path: str) -> bool:
-    try:
-        return os.path.exists(path)
-    except ValueError:  # the text can't be a path
-        return False
 
 
 def _check_propagation(mount: cri.Mount, mountinfo: str) -> None:

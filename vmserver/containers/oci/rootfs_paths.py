@@ -146,8 +146,6 @@ def _opened(root: Path, path: str) -> int | None:
                 parts += _parts(target)
             elif not parts and stat.S_ISREG(mode):
                 return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-            elif not stat.S_ISDIR(mode):
-                return None
         return None
     finally:
         for descriptor in directories:

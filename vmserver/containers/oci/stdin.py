@@ -91,7 +91,6 @@ class ContainerStdin(FileDescriptor):
     def connectionLost(self, reason: Failure) -> None:
         if self.connected:
             super().connectionLost(reason)  # type: ignore[no-untyped-call]
-            self.gate.stopProducing()
 
 
 def _pipe_of(conmon: int) -> tuple[Path, int] | None:
