@@ -7,11 +7,12 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
@@ -183,6 +184,24 @@ class AttachTests(CrunCase):
         await heard.session.write(b"hello\n")
         self.assertEqual((await self.over(heard), heard.out), (2, b"hello\n"))
 
+    async def test_one_whose_first_process_has_just_ended_is_read_to_its_end(self) -> None:
+        made = await self.started("sh", "-c", "read x; echo $x; exit 2", stdin=True)
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        made.process = attrs.evolve(made.process, pid=gone.pid)
+        heard = await self.heard(made)
+        await heard.session.write(b"hello\n")
+        self.assertEqual((await self.over(heard), heard.out), (2, b"hello\n"))
+
+    async def test_what_is_not_written_yet_is_dropped_with_its_client(self) -> None:
+        made = await self.started("sleep", "600", stdin=True)
+        heard = await self.heard(made)
+        writing = Deferred.fromCoroutine(self.written(heard, b"x" * MIB))
+        await sleep(reactor, 0.1)
+        self.assertFalse(writing.called)
+        heard.session.close()
+        await within(reactor, self.seconds, writing, "the writer")
+
     async def test_its_stdin_ends_with_the_first_of_two_who_leaves(self) -> None:
         made = await self.started("sh", "-c", "cat; exit 5", stdin=True, stdin_once=True)
         first, second = await self.heard(made), await self.heard(made)
@@ -273,7 +292,9 @@ class AttachTests(CrunCase):
         made = await self.started("sh", "-c", "read x; echo $x", stdin=True)
         os.kill(made.process.conmon, signal.SIGSTOP)
         attached = [start(self.attached(made)) for _ in range(3)]
-        attached[1].addErrback(lambda _: None).cancel()
+        attached[1].cancel()
+        with self.assertRaises(CancelledError):
+            await attached[1]
         await sleep(reactor, 0.2)
         self.assertFalse(attached[0].called or attached[2].called)
         os.kill(made.process.conmon, signal.SIGCONT)

@@ -78,6 +78,17 @@ class ConmonTests(CrunCase):
         other = type(status)(os.getpid(), 1, None, False)
         self.assertFalse(other.alive or other.signal(signal.SIGKILL))
 
+    async def test_one_that_ends_as_it_gets_a_signal_was_not_there(self) -> None:
+        made = await self.started("sleep", "600")
+        status = self.crun.status(made.container.id)
+        assert status is not None
+
+        def gone(descriptor: int, number: int) -> None:
+            raise ProcessLookupError
+
+        self.patch(signal, "pidfd_send_signal", gone)
+        self.assertIs(status.signal(signal.SIGTERM), False)
+
     async def test_commands_that_can_not_run(self) -> None:
         (self.rootfs / "bin" / "plain").write_text("text")
         (self.rootfs / "bin" / "plain").chmod(0o644)
@@ -215,6 +226,16 @@ class ConmonTests(CrunCase):
             self.assertIn(str(hanging), str(caught.exception))
         await self.until(lambda: not living("sleep", marker), "what they started has ended")
 
+    async def test_what_is_left_in_its_cgroup_is_killed(self) -> None:
+        left = subprocess.Popen(["sleep", "600"])
+        self.addCleanup(left.wait)
+        self.addCleanup(left.kill)
+        path = f"{CONMONS}/left"
+        cgroup.join(path, left.pid)
+        await self.conmon._clear(path)
+        self.assertFalse(cgroup.Cgroup(path).exists)
+        self.assertEqual(left.wait(10), -signal.SIGKILL)
+
     async def test_a_creation_that_is_cancelled_leaves_nothing(self) -> None:
         for after in (0, 0.005, 0.02, 0.04, 0.08):
             container = self.monitored("true")
@@ -253,11 +274,29 @@ class ConmonTests(CrunCase):
     async def test_a_conmon_that_fails_says_why(self) -> None:
         container = self.monitored("true")
         failing = self.directory / "failing"
-        failing.write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
-        failing.chmod(0o755)
-        with self.assertRaises(Unavailable) as caught:
-            await Conmon(reactor, self.crun, str(failing), group=CONMONS).create(container)
-        self.assertIn("no memory", str(caught.exception))
+        failing.touch(0o755)
+        for script, words in (
+            ("echo no memory >&2", "conmon failed: no memory"),
+            ("printf 'no \\377' >&2", "conmon failed: no \N{REPLACEMENT CHARACTER}"),
+            ("echo '{}' >&3", "without an error message"),
+            ("echo '[]' >&3", "without an error message"),
+            ("echo 'no json' >&3", "without an error message"),
+            ('echo \'{"pid": "x"}\' >&3', "without an error message"),
+            ("head -c 100000 /dev/zero | tr '\\0' x >&2", "x" * 65536),
+        ):
+            failing.write_text(f"#!/bin/sh\n{script}\nexit 1\n")
+            with self.assertRaises(Unavailable) as caught:
+                await Conmon(reactor, self.crun, str(failing), group=CONMONS).create(container)
+            self.assertIn(words, str(caught.exception))
+            self.assertLess(len(str(caught.exception)), 65536 + 100)
+
+    async def test_what_crun_says_of_one_that_has_no_conmon_is_told_if_it_fails(self) -> None:
+        program = self.directory / "program"
+        program.touch(0o755)
+        for code, expected in ((0, ""), (3, "no \N{REPLACEMENT CHARACTER} memory")):
+            program.write_text(f"#!/bin/sh\nprintf 'no \\377 memory\\n'; exit {code}\n")
+            crun = Crun(reactor, self.directory / "run", str(program))
+            self.assertEqual(await crun.run("c1", self.directory), expected)
 
 
 class MessageTests(SynchronousTestCase):

@@ -15,7 +15,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.oci import index as index_module
@@ -179,6 +179,12 @@ class LifecycleTests(SynchronousTestCase):
             self.assertEqual((self.phase(), self.state().reason), (Phase.EXITED, reason))
             self.assertEqual(self.machine.calls[-2:], ["discard", "unmount"])
             self.assertEqual(self.told, [cri.CONTAINER_EXITED])
+
+    def test_one_that_crun_does_not_know_any_more_has_not_been_started(self) -> None:
+        self.machine.failing = {"start": NotFound("crun has no container")}
+        self.machine.status_ = None
+        self.failureResultOf(self.started(), FailedPrecondition)
+        self.assertEqual((self.phase(), self.state().reason), (Phase.EXITED, "StartError"))
 
     def test_a_start_that_failed_for_another_reason_may_be_tried_again(self) -> None:
         for name in ("prepare", "create"):

@@ -155,7 +155,7 @@ class CriLogTests(SynchronousTestCase):
             "1.-1.0",
             "2.1.1",
             "1.1.1.1",
-            "1.1." + "9" * 40,
+            "1.1." + "9" * 19,
             "1.\u0661.0",
             "1..1",
         ):
@@ -164,8 +164,25 @@ class CriLogTests(SynchronousTestCase):
 
     def test_a_cursor_that_does_not_fit_begins_with_the_oldest_and_a_gap(self) -> None:
         self.write(entry(b"1"), entry(b"2"))
-        for cursor in ("1.1.7", "1.1.99999", "1.5.0"):
+        for cursor in ("1.1.7", "1.1.99999", "1.5.0", "1." + "9" * 18 + "." + "9" * 18):
             self.assertEqual([(r.line, r.gap) for r in self.read(cursor)], [(b"1", True), (b"2", False)])
+
+    def test_other_files_beside_it_are_none_of_its(self) -> None:
+        for name in (
+            "7",
+            "log",
+            "log.",
+            "log.x",
+            "log.\N{SUPERSCRIPT TWO}",
+            "log.-1",
+            "other.3",
+            "log." + "9" * 19,
+        ):
+            (self.directory / name).touch()
+        self.assertEqual(numbers(self.path), [])
+        for number in (10, 9, 10**18 - 1):
+            renamed(self.path, number).touch()
+        self.assertEqual(numbers(self.path), [9, 10, 10**18 - 1])
 
     def test_what_was_deleted_before_it_was_read_is_a_gap(self) -> None:
         self.write(entry(b"1"))

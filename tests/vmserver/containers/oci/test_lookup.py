@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import stat
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -17,6 +19,7 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_root
 from vmserver.containers.accounts import ProcessUser
+from vmserver.containers.oci import devices
 from vmserver.containers.oci.devices import find_devices
 from vmserver.containers.oci.image import ImageDefaults
 from vmserver.containers.oci.kernel import find_kernel
@@ -177,6 +180,8 @@ class TargetTests(Case):
         file.touch()
         found = look_up(cri.ContainerConfig(), image, self.rootfs, {"/etc/hosts": file})
         self.assertEqual(dict(found.targets), {"/etc/hosts": "/run/hosts", "/data": "/var/data"})
+        self.assertEqual((found.volumes, dict(found.files)), (("/data",), {"/etc/hosts": str(file)}))
+        self.assertEqual(found.hostname, os.uname().nodename)
 
     def test_nothing_is_mounted_in_proc(self) -> None:
         (self.rootfs / "m").symlink_to("/proc/self/attr")
@@ -212,6 +217,29 @@ class DeviceTests(Case):
             device = cri.Device(host_path="/dev/null", **{field: value})
             self.refused("config.devices", find_devices, [device], False)
 
+    @needs_root
+    def test_as_many_as_are_allowed_and_no_more(self) -> None:
+        for name in ("one", "two"):
+            os.mknod(self.directory / name, stat.S_IFCHR | 0o640, os.makedev(10, 254))
+        whole = [cri.Device(host_path=str(self.directory), container_path="/dev/d")]
+        for name, limit, word in (("MAX_DEVICES", 2, "more than 1"), ("MAX_FILES", 4, "over 3 files")):
+            self.patch(devices, name, limit)
+            self.assertEqual(len(find_devices(whole, False)), 2)
+            self.patch(devices, name, limit - 1)
+            self.refused(word, find_devices, whole, False)
+            self.patch(devices, name, 100)
+
+    @needs_root
+    def test_a_device_that_is_asked_for_by_two_paths_may_be_used_as_the_last_one_says(self) -> None:
+        os.mknod(self.directory / "one", stat.S_IFBLK | 0o600, os.makedev(7, 250))
+        twice = [
+            cri.Device(host_path=str(self.directory / "one"), container_path="/dev/x", permissions=access)
+            for access in ("r", "")
+        ]
+        (node,) = find_devices(twice, False)
+        self.assertEqual((node.path, node.block, node.access), ("/dev/x", True, "rwm"))
+        self.assertEqual(node.source, str(self.directory / "one"))
+
     def test_a_privileged_container_has_those_of_the_vm(self) -> None:
         paths = [node.path for node in find_devices([], True)]
         self.assertIn("/dev/null", paths)
@@ -246,4 +274,38 @@ class MachineTests(Case):
         found = find_kernel()
         self.assertIn("CAP_CHOWN", found.capabilities)
         self.assertEqual(found.architecture, os.uname().machine)
-        self.assertGreater(found.release, (4, 0))
+        self.assertTrue(os.uname().release.startswith("{}.{}".format(*found.release)), found.release)
+        self.assertEqual(found.mqueue, os.path.ismount("/dev/mqueue"))
+
+    def test_a_kernel_whose_release_is_no_number_is_older_than_any(self) -> None:
+        self.patch(os, "uname", lambda: SimpleNamespace(machine="riscv64", release="next"))
+        found = find_kernel(self.directory)
+        self.assertEqual((found.release, found.architecture), ((0, 0), "riscv64"))
+
+    def test_limits_are_those_that_this_process_may_set(self) -> None:
+        most = resource.RLIM_INFINITY
+        capable = "CapBnd:\t00000000ffffffff\n"
+        for own, status, expected in (
+            (5000, "", {"RLIMIT_NOFILE": 5000, "RLIMIT_NPROC": 5000, "RLIMIT_CORE": 5000}),
+            (5000, capable, {"RLIMIT_NOFILE": 2**20, "RLIMIT_NPROC": 2**64 - 1, "RLIMIT_CORE": 2**64 - 1}),
+            (most, "", {"RLIMIT_NOFILE": 2**20, "RLIMIT_NPROC": 2**64 - 1, "RLIMIT_CORE": 2**64 - 1}),
+        ):
+            self.patch(resource, "getrlimit", lambda kind, own=own: (1, own))
+            self.file("proc/self/status", status)
+            self.assertEqual(dict(find_kernel(self.directory).rlimits), expected)
+
+    def test_huge_pages_are_limited_where_a_cgroup_can_do_it(self) -> None:
+        self.file("sys/kernel/mm/hugepages/hugepages-2048kB/x", "")
+        self.file("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+        self.assertEqual(find_kernel(self.directory).hugepages, frozenset())
+        shutil.rmtree(self.directory / "sys/fs")
+        self.assertEqual(find_kernel(self.directory).hugepages, frozenset())
+        self.file("sys/fs/cgroup/hugetlb/cgroup.procs", "")
+        found = find_kernel(self.directory)
+        self.assertEqual((found.hugepages, found.cgroup2), ({"2MB"}, False))
+
+    def test_a_number_of_files_that_is_none_is_no_limit(self) -> None:
+        self.file("proc/self/status", "CapBnd:\t00000000ffffffff\n")
+        for text in ("", "many", "\N{SUPERSCRIPT TWO}", "-1"):
+            self.file("proc/sys/fs/nr_open", text)
+            self.assertEqual(find_kernel(self.directory).rlimits["RLIMIT_NOFILE"], 2**20)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes_common.errors import FailedPrecondition
 from tests.harness.needs import needs_mounts
-from vmserver.containers.oci import addresses
+from vmserver.containers.oci import addresses, read_only
 from vmserver.containers.oci.read_only import thd_read_only
-from vmserver.mounts import mounts_below, unmount
+from vmserver.mounts import Flag, mount, mounts_below, unmount
 
 
 @needs_mounts
@@ -60,6 +61,24 @@ class ReadOnlyTests(SynchronousTestCase):
         self.assertEqual(thd_read_only(str(self.base / "none"), self.base / "at"), str(self.base / "none"))
         self.assertEqual(mounts_below(self.base), [])
 
+    def test_where_it_can_not_be_made_read_only_no_mount_is_left(self) -> None:
+        """On a writable mount crun would be less protected than without one."""
+        done = list[Flag]()
+
+        def once(source: str, target: str, kind: str, flags: Flag) -> None:
+            if done:
+                raise FailedPrecondition("the kernel does not remount")
+            done.append(flags)
+            mount(source, target, kind, flags)
+
+        self.patch(read_only, "mount", once)
+        self.assertEqual(thd_read_only(str(self.program), self.at), str(self.program))
+        self.assertEqual((len(done), mounts_below(self.base)), (1, []))
+
+    def test_its_mount_opens_no_devices(self) -> None:
+        thd_read_only(str(self.program), self.at)
+        self.assertTrue(os.statvfs(self.at).f_flag & os.ST_NODEV)
+
 
 class AddressesTests(SynchronousTestCase):
     def _said(self, processor: str | None) -> list[str]:
@@ -86,3 +105,4 @@ class AddressesTests(SynchronousTestCase):
 
     def test_where_it_is_not_said_they_are_random(self) -> None:
         self.assertEqual(self._said(None), ["00000000", "00000000"])
+        self.assertIs(addresses.emulated(), False)

@@ -12,8 +12,8 @@ from typing import Any
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from infranetes_common.concurrency import sleep
-from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.concurrency import sleep, start
+from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
@@ -166,6 +166,39 @@ class FailureTests(OciCase, TestCase):
         await self.provider.start_container(id)
         await self.ended(id)
         self.assertEqual([each.line for each in await self.lines(id)], [b"up"])
+
+    async def test_one_whose_removal_has_failed_is_not_started_and_can_be_removed(self) -> None:
+        id = await self.create("true")
+
+        async def fails(directory: Path) -> None:
+            raise Unavailable("it is busy")
+
+        files = self.provider._files
+        patched = self.patch(files, "delete", fails)
+        await self.refused(Unavailable, self.provider.remove(id))
+        await self.refused(NotFound, self.provider.start_container(id))
+        patched.restore()
+        await self.provider.remove(id)
+        self.assertIsNone(await self.state(id))
+
+    async def test_an_image_that_can_not_be_unmounted_stays(self) -> None:
+        async def fails(image_id: str) -> None:
+            raise Unavailable("it is busy")
+
+        patched = self.patch(self.provider._files, "release", fails)
+        await self.refused(Unavailable, self.provider.remove_image(self.image_id))
+        patched.restore()
+        await self.run_container("true")
+        self.assertEqual(await self.provider.images(), [self.image_id])
+
+    async def test_a_directory_that_can_not_be_locked_is_named(self) -> None:
+        directory = self.base / "none"
+        words = await self.refused(FailedPrecondition, start(lock.locked(installed(), directory)))
+        self.assertIn(str(directory / lock.FILE), words)
+
+    async def test_a_containers_files_are_for_root_alone(self) -> None:
+        id = await self.create("true")
+        self.assertEqual(self.container(id).directory.stat().st_mode & 0o777, 0o700)
 
     async def test_a_record_that_is_damaged_is_named(self) -> None:
         id = await self.create("true")

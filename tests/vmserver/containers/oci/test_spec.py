@@ -383,6 +383,10 @@ class SecurityTests(Refusing):
         self.assertIn("CAP_SYS_TIME", found["bounding"])
         both = {"add_ambient_capabilities": ["KILL"], "drop_capabilities": ["KILL"]}
         self.refused("add_ambient_capabilities", self.sets, **both)
+        found = self.sets(uid=1000, privileged=True, **both)
+        self.assertEqual((found["ambient"], set(found["bounding"])), (["CAP_KILL"], set(NAMES)))
+        every = self.sets(uid=1000, add_ambient_capabilities=["ALL"])
+        self.assertEqual((every["ambient"], every["bounding"]), (list(NAMES), list(NAMES)))
 
     def test_what_is_no_capability_is_refused(self) -> None:
         for field in ("add_capabilities", "drop_capabilities", "add_ambient_capabilities"):

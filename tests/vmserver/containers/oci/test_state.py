@@ -112,6 +112,11 @@ class ContainerTests(SynchronousTestCase):
             self.successResultOf(made.when_over())
             self.assertEqual((self.successResultOf(code), made.over), (3 if end == "ended" else 0, True))
 
+    def test_of_one_that_had_ended_before_this_agent_the_end_is_known_at_once(self) -> None:
+        made = OciContainer(a_record(state=cri.CONTAINER_EXITED, exit_code=4), Path("/top/c1"))
+        self.successResultOf(made.when_over())
+        self.assertEqual(self.successResultOf(made.exit_code()), 4)
+
     def test_its_state_is_a_copy(self) -> None:
         made = OciContainer(a_record(), Path("/top/c1"))
         made.state().exit_code = 9

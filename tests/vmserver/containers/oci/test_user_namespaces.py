@@ -8,15 +8,17 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import TestCase
 
+from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_crun
 from tests.support.oci import image, layer
 from tests.support.user_namespaces import FIRST, LENGTH, ids, namespaces, of_container, of_pod
 from tests.vmserver.containers.oci.provider_case import OciCase
-from vmserver.mounts import unmount
+from vmserver.mounts import mounts_below, unmount
 
 FILES = image([layer({"low": b"low\n", "both": b"low\n"}), layer({"both": b"high\n"})])
 
@@ -123,6 +125,11 @@ class MappingTests(UserNamespaceCase):
             pods=self.options,
         )
         self.assertEqual(said, "sleep 600 \nreached\n")
+
+    async def test_it_is_made_once_for_containers_that_are_created_side_by_side(self) -> None:
+        await gatherResults([start(self.create("true")) for _ in range(3)])
+        mounted = [one.point for one in mounts_below(self.base) if one.point.startswith(f"{self.kept}/")]
+        self.assertEqual(len(mounted), 1)
 
     async def test_ids_that_it_has_not_are_refused(self) -> None:
         short = namespaces(length=100)
