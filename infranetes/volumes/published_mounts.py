@@ -35,7 +35,7 @@ class PublishedMounts:
         """Return each path's published volume, or the error of its look-up; None: no volume, or no path."""
         if not await run_in_thread(self._reactor, self._thd_any):
             return [None] * len(paths)
-        looks = {path: self._look(path) for path in paths if path}
+        looks = {path: self._look(path) for path in dict.fromkeys(paths) if path}
         found = dict(zip(looks, await settled(looks.values()), strict=True))
         return [_told(found.get(path)) for path in paths]
 

@@ -43,6 +43,24 @@ class PublishedMountsTests(TestCase):
         self.assertEqual(await self.found.find(paths), [mounted, raw, None, None, None])
         self.assertEqual(await self.found.find_for_pod(uid), [raw, mounted])
 
+    async def test_one_that_can_not_be_looked_at_is_an_error_and_hides_no_other(self) -> None:
+        volume = PublishedVolume("v")
+
+        def read(path: str) -> PublishedVolume | None:
+            if path == "/bad":
+                raise FailedPrecondition("it is damaged")
+            if path == "/bug":
+                raise ZeroDivisionError
+            return volume
+
+        self.patch(published_devices, "any_published", lambda: True)
+        self.patch(published_devices, "read", read)
+        good, bad, again = await self.found.find(["/good", "/bad", "/good"])
+        self.assertEqual((good, again), (volume, volume))
+        self.assertIsInstance(bad, FailedPrecondition)
+        with self.assertRaises(ZeroDivisionError):
+            await self.found.find(["/good", "/bug"])
+
     async def test_block_devices_are_found_without_links(self) -> None:
         (self.top / "disk").write_bytes(bytes(1 << 20))
         command = ["losetup", "--find", "--show", str(self.top / "disk")]
