@@ -126,7 +126,7 @@ class Applier:
         else:
             self._entry, self._left = entry, entry.size
             self._try(entry.path, lambda: self._open(entry))
-            self._end_if_whole()
+            self._end_if_whole(entry)
 
     def _link(self, entry: Entry) -> None:
         if self._leads_to_failed(entry) and write.link_target(self._tree, entry.path) is not None:
@@ -148,18 +148,19 @@ class Applier:
         self._file = write.begin_file(self._tree, entry)
 
     def _content(self, data: bytes) -> None:
-        if self._entry is None or len(data) > self._left:
+        entry = self._entry
+        if entry is None or len(data) > self._left:
             raise InvalidArgument("more bytes than the entry of a file in a volume announced")
         self._left -= len(data)
         if self._file is not None:
             file = self._file
-            self._try(self._entry.path, lambda: file.write(data))
-        self._end_if_whole()
+            self._try(entry.path, lambda: file.write(data))
+        self._end_if_whole(entry)
 
-    def _end_if_whole(self) -> None:
-        if self._entry is None or self._left:
+    def _end_if_whole(self, entry: Entry) -> None:
+        if self._left:
             return
-        entry, self._entry = self._entry, None
+        self._entry = None
         file, self._file = self._file, None
         if file is not None:
             self._try(entry.path, file.finish)
@@ -173,13 +174,13 @@ class Applier:
     def _try(self, path: bytes, work: Callable[[], None]) -> None:
         try:
             work()
-        except Changed:
+        except (Changed, OSError) as error:
             self._drop()
-            self._fail(path, None)
-        except OSError as error:
-            self._drop()
-            self._full = self._full or error.errno in _FULL
-            self._fail(path, error.strerror or str(error))
+            if isinstance(error, OSError):
+                self._full = self._full or error.errno in _FULL
+                self._fail(path, error.strerror or str(error))
+            else:
+                self._fail(path, None)
 
     def _fail(self, path: bytes, why: str | None) -> None:
         self.failed.setdefault(path, why)
