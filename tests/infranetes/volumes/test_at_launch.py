@@ -206,6 +206,14 @@ class MountTests(AtLaunchCase):
         self.assertEqual(self.serials(sandbox), set())
         self.assertEqual(len(self.volumes.calls), 2, "each is asked for once")
 
+    def test_what_is_not_the_pods_any_more_is_not_mounted(self) -> None:
+        sandbox = self.run_pod(pod("plain", uid="n2"))
+        of_inventory = self.world.node.inventory.sandboxes[sandbox]
+        self.create(mounting(DATA))
+        for volume in (PublishedVolume("vol-none"), PUBLISHED[DATA]):  # nobody's, and another pod's
+            self.successResultOf(start(self.pod_volumes._mount(of_inventory, volume)))
+        self.assertEqual(self.serials(sandbox), set())
+
     def hold(self, until: Deferred[None]) -> MonkeyPatcher:
         """Hold up agents' mounting of volumes until this fires."""
         mount = FakeAgent.mount_disk

@@ -94,6 +94,13 @@ class EmptyDirTests(SynchronousTestCase):
         for uid in ("", "5f0", "5f0c1"):
             self.assertIsNone(self.find(self.cache, uid))
 
+    def test_a_file_or_a_link_in_the_place_of_one_is_none(self) -> None:
+        place = self.cache.parent
+        (place / "file").write_text("")
+        (place / "link").symlink_to("cache")
+        for name in ("file", "link"):
+            self.assertIsNone(self.find(place / name), name)
+
     def test_one_with_another_file_system_is_carried(self) -> None:
         inner = self.make("volumes/kubernetes.io~empty-dir/cache/inner")
         elsewhere = self.make("elsewhere")

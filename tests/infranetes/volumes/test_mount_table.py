@@ -154,6 +154,16 @@ class KernelTests(SynchronousTestCase):
         subprocess.run(["umount", self.top / "v/a b"], check=True)
         self.assertEqual(self.table.layout(path), before)
 
+    def test_a_file_system_is_known_by_its_number_while_it_is_mounted(self) -> None:
+        at = self.top / "v"
+        self.table.mounts()
+        self.addCleanup(self.unmount, "v")
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", at], check=True)
+        number = os.stat(at).st_dev
+        self.assertEqual(self.table.fs_type(number), "tmpfs")
+        subprocess.run(["umount", at], check=True)
+        self.assertEqual(self.table.fs_type(number), "")
+
     def test_closed_it_still_answers(self) -> None:
         path = str(self.top / "v")
         before = self.table.layout(path)

@@ -137,6 +137,13 @@ class NfsTests(SynchronousTestCase):
             "volumes/kubernetes.io~nfs/data", "files:/srv", _V4.replace("sec=sys", "sec=krb5")
         )
         error = self.assertRaises(FailedPrecondition, self.find, path)
-        self.assertIn("no Kerberos", str(error))
+        self.assertRegex(str(error), "this NFS volume can't be mounted in a VM: .*no Kerberos")
         path = self.mounted("volumes/kubernetes.io~nfs/latin1", "files:/caf\udce9")
         self.assertIn("UTF-8", str(self.assertRaises(FailedPrecondition, self.find, path)))
+
+    def test_a_directory_of_kubelets_that_can_not_be_looked_at_is_said(self) -> None:
+        path = self.mounted("volumes/kubernetes.io~nfs/data", "files:/srv")
+        self.pod.rmdir()
+        self.pod.symlink_to(self.pod)
+        error = self.assertRaises(FailedPrecondition, self.find, path)
+        self.assertIn(f"{path} can't be looked at", str(error))

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.volumes import published
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.mounts import find_source
 from infranetes.volumes.published import (
@@ -35,7 +36,7 @@ from infranetes.volumes.published import (
     volume_of,
 )
 from infranetes.volumes.tmpfs import Tmpfs, bind, unmount
-from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument
+from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_mounts, needs_root
 
@@ -95,6 +96,18 @@ class PublishTests(PublishedCase):
         self.publish()
         self.publish()
         self.assertEqual(self.mounts_at(self.target), 1)
+
+    def test_a_node_that_can_not_mount_says_whether_it_may(self) -> None:
+        for number, kind, words in (
+            (errno.EPERM, FailedPrecondition, "systemd-csi.conf"),
+            (errno.EIO, Unavailable, "can't be mounted: Input/output error"),
+        ):
+
+            def fails(*_: object, number: int = number) -> None:
+                raise OSError(number, os.strerror(number))
+
+            self.patch(published, "Tmpfs", fails)
+            self.assertRaisesRegex(kind, words, self.publish)
 
     def test_nobody_but_root_sees_it_and_nothing_runs_from_it(self) -> None:
         self.publish()

@@ -191,6 +191,14 @@ class PublishTests(DeviceCase):
         self.patch(published_devices, "new_loop_device", denied)
         self.assertRaisesRegex(FailedPrecondition, "systemd-csi.conf", self.publish)
 
+    def test_a_node_whose_devices_can_not_be_read_says_so(self) -> None:
+        def fails(*_: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        self.patch(published_devices, "loop_devices_of", fails)
+        for look, what in ((published_devices.targets, "volume x"), (published_devices.for_pod, "pod x")):
+            self.assertRaisesRegex(Unavailable, f"{what}: .*Input/output error", look, "x")
+
 
 @needs_mounts
 class KubeletTests(DeviceCase):

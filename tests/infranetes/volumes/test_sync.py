@@ -10,6 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import capturedLogs
 
 from infranetes.volumes import sync as syncing
+from infranetes.volumes import volume as volume_module
 from infranetes.volumes.mount_table import Location, MountTable
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.records import VolumeRecords
@@ -104,6 +105,16 @@ class SyncTests(SyncCase):
     def test_an_empty_one_is_made_too(self) -> None:
         self.carried(first=True)
         self.assertTrue(self.there.is_dir())
+
+    def test_one_that_takes_long_is_not_given_up_while_it_goes_on(self) -> None:
+        progress: list[None] = []
+        self.patch(volume_module, "still_alive", lambda: progress.append(None))
+        self.volume = self.new(self.volume.source)
+        self.assertTrue(self.volume.due, "nobody has compared it yet")
+        for name in ("a", "b"):
+            (self.node / name).write_text("content")
+        self.carried(first=True)
+        self.assertGreater(len(progress), 2)
 
     def test_nobody_but_a_container_has_it_made(self) -> None:
         self.fails(NotFound)
@@ -388,6 +399,12 @@ class TryTests(SyncCase):
         self.tried()
         self.assertEqual((self.volume.trouble, self.volume.due), ("", True))
 
+    def test_what_goes_well_is_not_worth_a_word(self) -> None:
+        with capturedLogs() as logged:
+            for _ in range(2):
+                self.tried()
+        self.assertEqual(logged, [])
+
     def test_what_lasts_is_one_until_it_is_over(self) -> None:
         self.agent.failing = {"list": FailedPrecondition("no room")}
         with capturedLogs() as logged:
@@ -400,8 +417,9 @@ class TryTests(SyncCase):
         self.tried()
         self.assertEqual((self.volume.trouble, self.volume.last_seen), ("too large", {}))
         self.agent.failing = {}
-        self.tried()
-        self.assertEqual((self.volume.trouble, self.flushLoggedErrors()), ("", []))
+        with capturedLogs() as logged:
+            self.tried()
+        self.assertEqual((self.volume.trouble, self.flushLoggedErrors(), len(logged)), ("", [], 1))
 
     def test_a_bug_ends_no_watch(self) -> None:
         self.agent.failing = {"list": cast(Any, ValueError("a bug"))}

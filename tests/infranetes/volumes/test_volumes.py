@@ -44,9 +44,9 @@ class VolumesCase(CarryingCase):
         self.volume_id = Source(str(self.node), False, False).id
         self.there = self.agent.path(self.volume_id)
 
-    def daemon(self) -> Volumes:
+    def daemon(self, show_space: bool = False) -> Volumes:
         """Return the volumes as a new daemon has them."""
-        made = Volumes(cast(Any, self.clock), self.top / "records", VolumesConfig(show_space=False))
+        made = Volumes(cast(Any, self.clock), self.top / "records", VolumesConfig(show_space=show_space))
         self.addCleanup(lambda: self.successResultOf(start(made.stop())))
         self.successResultOf(start(made.load()))
         return made
@@ -356,6 +356,7 @@ class DaemonTests(VolumesCase):
         self.assertEqual((self.there / "a").stat().st_uid, 100_000)
 
     def test_nothing_goes_on_once_it_stops(self) -> None:
+        self.volumes = self.daemon(show_space=True)
         self.prepared("c1")
         self.successResultOf(start(self.volumes.stop()))
         self.assertEqual((self.clock.getDelayedCalls(), self.agent.watching), ([], 0))
