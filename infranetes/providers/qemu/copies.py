@@ -69,9 +69,7 @@ class Copies:
             await self._end([flight for flight, of in self._running.items() if of == volume_id])
             yield
         finally:
-            self._wanted[volume_id] -= 1
-            if not self._wanted[volume_id]:
-                del self._wanted[volume_id]
+            self._wanted -= Counter((volume_id,))  # which drops what is down to zero
 
     async def stop(self) -> None:
         """End all copies."""

@@ -92,7 +92,7 @@ class PluggedMemory:
             await self._take(monitor, pieces, has - wanted, guest)
 
     async def _add(self, monitor: VmConnections, pieces: Iterable[Piece], mib: int) -> None:
-        """Plug in one piece."""
+        """Plug in one piece, whose names none of `pieces` has."""
         number, devices = 0, {piece.device for piece in pieces}
         while memory_names(number)[0] in devices:
             number += 1
@@ -109,7 +109,6 @@ class PluggedMemory:
     ) -> None:
         chosen, instead = choose(pieces, surplus)
         await guest.release([piece.range for piece in chosen], self._seconds)
-        left = [piece for piece in pieces if piece not in chosen]
         gone: list[Piece] = []
         try:
             for piece in chosen:
@@ -118,9 +117,9 @@ class PluggedMemory:
                 await _forget(monitor, piece.memory)
             if instead:
                 # Only now: the pod's control group may have no room for both at once.
-                await self._add(monitor, left, instead)
+                await self._add(monitor, pieces, instead)
         except Exception as error:
-            await shielded(self._put_back(monitor, chosen, gone, left, guest))
+            await shielded(self._put_back(monitor, pieces, chosen, gone, guest))
             if isinstance(error, QmpError):
                 raise FailedPrecondition(f"the VM can't be made smaller: {error}") from None
             raise
@@ -128,9 +127,9 @@ class PluggedMemory:
     async def _put_back(
         self,
         monitor: VmConnections,
+        pieces: Sequence[Piece],
         chosen: Sequence[Piece],
         gone: Sequence[Piece],
-        left: Sequence[Piece],
         guest: IGuest,
     ) -> None:
         still_there = [piece for piece in chosen if piece not in gone]
@@ -138,7 +137,7 @@ class PluggedMemory:
             if still_there:
                 await guest.restore([piece.range for piece in still_there])
             if gone:
-                await self._add(monitor, [*left, *still_there], sum(piece.mib for piece in gone))
+                await self._add(monitor, pieces, sum(piece.mib for piece in gone))
         except InfranetesError as error:
             _log.error("a VM has less memory than before: {error}", error=str(error))
 

@@ -79,9 +79,11 @@ class StandInCase(QemuCase):
         )
 
 
-def make_image(directory: Path) -> None:
-    """Make a guest image of empty files, and let it be the current one."""
-    image = GuestImage(directory / "stand-in", "stand-in", 0.0, "bookworm", "6.1", (), ("oci",), FEATURES)
+def make_image(directory: Path, containers: str = "oci") -> None:
+    """Make a guest image of empty files, and let it be the current one. :param containers: what runs them."""
+    image = GuestImage(
+        directory / "stand-in", "stand-in", 0.0, "bookworm", "6.1", (), (containers,), FEATURES
+    )
     image.directory.mkdir(parents=True)
     for file in (image.kernel, image.initrd):
         file.write_bytes(b"")

@@ -110,6 +110,8 @@ class Monitor:
         if name == "migrate-incoming":
             whole = os.fstat(STATE).st_size > 0
             self._event("MIGRATION", status="completed" if whole else "failed")
+        elif name == "block_resize":
+            os.write(CONSOLE, (json.dumps({name: arguments["size"]}) + "\n").encode())
         elif name == "device_add":
             os.write(CONSOLE, (json.dumps({name: arguments["id"]}) + "\n").encode())
             self._event("ACPI_DEVICE_OST", info={"device": arguments["id"], "source": 1, "status": 0})

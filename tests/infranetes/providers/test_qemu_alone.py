@@ -205,6 +205,19 @@ class RamTests(TestCase):
         with self.assertRaises(FileNotFoundError):
             await shared.of(self.path.with_name("none"))
 
+    def test_of_one_that_can_not_be_loaded_no_memory_is_kept(self) -> None:
+        def held() -> list[str]:
+            links = (f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd"))
+            return [os.readlink(each) for each in links if os.path.exists(each)]
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        self.patch(ram, "_copy", full)
+        self.assertRaises(OSError, ram.load, self.path)
+        self.assertRaises(FileNotFoundError, ram.load, self.path.with_name("none"))
+        self.assertEqual([each for each in held() if ram.NAME in each or each == str(self.path)], [])
+
 
 class DiskTests(TestCase):
     """How large a VM's disk is."""

@@ -16,7 +16,7 @@ from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.qmp import QmpConnection
 from infranetes.providers.qemu.vm import Vm
-from infranetes.providers.qemu.volume_open import open_volume
+from infranetes.providers.qemu.volume_open import make_direct, open_volume
 from infranetes.providers.qemu.volumes import QemuVolumes
 from infranetes_common.concurrency import Flight, start
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
@@ -121,6 +121,12 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
             self.assertEqual(bool(flags & os.O_DIRECT), file.direct)
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)
 
+    def test_a_file_system_that_can_not_do_without_the_page_cache_is_found_out(self) -> None:
+        with self.file("one").open("w+b") as file, open("/proc/self/status", "rb") as other:
+            self.assertTrue(make_direct(file.fileno()))
+            self.assertTrue(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)
+            self.assertFalse(make_direct(other.fileno()))
+
     async def test_what_the_guest_flushes_is_flushed(self) -> None:
         attacher, machine, volume = await self.one()
         serial = await attacher.attach(machine, volume, False)
@@ -132,6 +138,16 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         device = f"/machine/peripheral/volume-0-{serial}"
         for name, value in (("serial", serial), ("scsi-id", TARGET), ("lun", 0), ("werror", "report")):
             self.assertEqual(await qmp.execute("qom-get", path=device, property=name), value)
+
+    async def test_nothing_but_the_lock_on_its_open_file_holds_it(self) -> None:
+        """QEMU's own locks, which are of another kind, would also refuse who may have it."""
+        attacher, machine, volume = await self.one()
+        for read_only in (False, True):
+            await attacher.attach(machine, volume, read_only)
+            inode = f":{self.file(volume).stat().st_ino}"
+            locks = [each.split() for each in Path("/proc/locks").read_text().splitlines()]
+            self.assertEqual([each[1] for each in locks if each[5].endswith(inode)], ["FLOCK"])
+            await attacher.detach(machine, volume)
 
     async def test_a_read_only_one_can_not_be_written_to(self) -> None:
         attacher, machine, volume = await self.one()

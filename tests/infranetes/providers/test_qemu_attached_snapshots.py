@@ -200,6 +200,61 @@ class AttachedTests(AttachedCase):
         await mirrors.clear(reactor, qmp, "x")
         self.assertEqual(jobs, [])
 
+    async def test_whatever_step_a_copy_was_left_at_nothing_of_it_stays(self) -> None:
+        """A daemon was killed after the file was handed over, or after QEMU had opened it."""
+        attacher, machine = await self.with_volume()
+        qmp, serial = await self.monitor(attacher, machine), serial_of("data")
+        target = self.directory / "target"
+        for opened in (False, True):
+            with target.open("w+b") as file:
+                file.truncate(8 * MIB)
+                number = await qmp.add_file(f"copy-{serial}", file.fileno())
+            if opened:
+                filename = f"/dev/fdset/{number}"
+                await qmp.execute(
+                    "blockdev-add", driver="file", node_name=f"copy-{serial}", filename=filename
+                )
+            for _ in range(2):
+                await mirrors.clear(reactor, qmp, serial)
+            await self.nothing_is_left(attacher, machine)
+
+    async def test_a_vm_that_has_ended_has_no_copies_to_end(self) -> None:
+        attacher, machine = await self.with_volume()
+        await self.killed(attacher.vms[machine])
+        await attacher.attacher.end_mirrors()
+
+    async def test_all_of_it_is_on_the_medium_before_it_is_told(self) -> None:
+        """What QEMU has written, too: it does not flush the copy by itself."""
+        attacher, _ = await self.with_volume()
+        synced: list[str] = []
+        sync = os.fsync
+
+        def noting(descriptor: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            sync(descriptor)
+
+        self.patch(os, "fsync", noting)
+        await attacher.files.snapshots.create("one", "data")
+        self.assertIn(f"{self.directory}/snapshots/one.snapshot.partial/disk.raw", synced)
+
+    async def test_two_that_end_a_copy_at_once_leave_nothing_of_it(self) -> None:
+        attacher, machine = await self.with_volume()
+        ready = self.endless()
+        taking = Flight(attacher.files.snapshots.create("one", "data"))
+        await ready
+        cleared: list[str] = []
+        clear = mirrors.clear
+
+        async def noting(reactor: IReactor, qmp: QmpConnection, serial: str) -> None:
+            await clear(reactor, qmp, serial)
+            cleared.append(serial)
+
+        self.patch(mirrors, "clear", noting)
+        await settled([attacher.files.expand("data", mib * MIB) for mib in (9, 10)])
+        await self.fails(Unavailable, taking.join())
+        self.assertEqual(cleared, [serial_of("data")], "it was cleaned up to the end")
+        await self.nothing_is_left(attacher, machine)
+
     async def test_when_the_vm_ends_the_snapshot_is_taken_of_what_it_left(self) -> None:
         attacher, machine = await self.with_volume()
         await self.write(attacher, machine, 3, 7)

@@ -125,6 +125,17 @@ class CgroupFileTests(CgroupCase):
     async def test_a_group_that_kubelet_has_removed_is_forgotten(self) -> None:
         await self.groups.forget("/infranetes-tests-none/pod", self.name)
 
+    async def test_a_group_with_a_process_that_does_not_end_is_left_to_the_pods_owner(self) -> None:
+        """Removing it is not tried for ever."""
+        self.patch(cgroupfs, "_REMOVE_SECONDS", 0.05)
+        process = self.sleeping()
+        await self.groups.place(process.pid, self.parent, self.name)
+        await self.groups.forget(self.parent, self.name)
+        self.assertTrue(self.left())
+        self._end(process)
+        await self.groups.forget(self.parent, self.name)
+        self.assertEqual(self.left(), [])
+
     async def test_many_at_once_are_each_in_their_own(self) -> None:
         processes = [self.sleeping() for _ in range(8)]
         names = [f"{self.name[:-1]}{number:x}" for number in range(8)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError
@@ -13,14 +14,17 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.guest.image import GuestImage
+from infranetes.providers.interface import Instance, InstanceState
 from infranetes.providers.qemu import consoles, host_checks, record
 from infranetes.providers.qemu.command_line import CommandLine, Fd
 from infranetes.providers.qemu.open_files import OpenFiles
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.pod_network import load_subnet, save_subnet
+from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.template import PARTS, Template
+from infranetes.providers.qemu.vm import Vm, on_bridge
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from tests.harness.needs import needs_root
@@ -54,6 +58,12 @@ class RecordTests(SynchronousTestCase):
         self.overlay.unlink()
         self.assertRaises(FileNotFoundError, self.add)
         self.assertEqual(list(self.directory.iterdir()), [])
+
+    def test_what_can_not_be_swept_away_stops_nobody(self) -> None:
+        """Such as a file where a directory was to be."""
+        (self.directory / f".gone-{TOKEN}").write_text("")
+        self.add()
+        self.assertEqual(self.records.open(), [self.record])
 
     def test_what_a_killed_daemon_left_half_done_is_swept_away(self) -> None:
         (self.directory / f".new-{TOKEN}").mkdir()
@@ -97,6 +107,38 @@ class RecordTests(SynchronousTestCase):
 
 
 @needs_root
+class VmTests(SynchronousTestCase):
+    """A VM as the pods' side sees it."""
+
+    def vm(self, **fields: Any) -> Vm:
+        record = attrs.evolve(VmRecord(TOKEN, "sandbox", "c", "n", "10.7.0.2", 12.5), **fields)
+        return Vm(record, ProviderPaths(Path("/x"), Path("/x")).of_vm(record, QemuUser(0, 0)))
+
+    def test_it_is_told_as_it_was_recorded(self) -> None:
+        vm = self.vm(phase=Phase.FAILED, detail="no luck", agent_port=4242, more_addresses=("fd00::7",))
+        self.assertEqual(
+            vm.instance(),
+            Instance(
+                f"qemu-{TOKEN}",
+                TOKEN,
+                "sandbox",
+                InstanceState.ENDED,
+                address="10.7.0.2",
+                more_addresses=("fd00::7",),
+                agent_host="10.7.0.2",
+                agent_port=4242,
+                created_at=12.5,
+                detail="no luck",
+            ),
+        )
+
+    def test_those_on_the_bridge_are_those_that_run_or_are_being_made(self) -> None:
+        made, ended, elsewhere = self.vm(), self.vm(phase=Phase.READY), self.vm(namespace="/run/netns/x")
+        made.launching = elsewhere.launching = True
+        self.assertEqual(on_bridge([made, ended, elsewhere]), [made])
+        self.assertEqual([made.state, ended.state], [InstanceState.PENDING, InstanceState.ENDED])
+
+
 class TemplateTests(SynchronousTestCase):
     """Whether a template on disk can be used."""
 
@@ -193,6 +235,12 @@ class HostTests(SynchronousTestCase):
         (root / "file").write_text("")
         with self.assertRaisesRegex(FailedPrecondition, "file/x can't be made: .*state_dir"):
             host_checks.make_directories(paths, root / "file" / "x")
+
+    def test_templates_are_where_the_configuration_says_or_beside_the_vms(self) -> None:
+        paths = ProviderPaths(Path("/state"), Path("/run/x"))
+        for configured, where in ((None, Path("/state/templates")), (Path("/fast"), Path("/fast"))):
+            self.assertEqual(paths.templates(configured), where)
+            self.assertEqual(paths.kvm(configured), where / "kvm.json")
 
     def test_a_user_that_is_not_there_is_named_with_the_way_to_make_it(self) -> None:
         with self.assertRaises(FailedPrecondition) as caught:

@@ -166,6 +166,12 @@ class FrameTests(NamespaceCase):
         self.pod.said("tc", "qdisc", "add", "dev", "eth0", "clsact")
         await self.passes(await self.joined(), ethernet(MAC, GUEST, IPV4, udp("10.4.0.7", "10.4.0.1", b"x")))
 
+    async def test_a_link_of_the_pod_that_has_the_taps_name_is_not_taken_for_it(self) -> None:
+        name, _ = self.tap()
+        self.pod.ip(f"link add {name} type veth peer name other")
+        self.assertIsInstance(await failed(self.namespaces.join(self.attachment, name, 1400)), Unavailable)
+        self.assertIn("mtu 1500", self.pod.said("ip", "link", "show", "dev", name))
+
     async def test_a_tap_that_ends_makes_place_for_another(self) -> None:
         name, first = self.tap()
         await self.namespaces.join(self.attachment, name, 1500)

@@ -16,10 +16,15 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu import accelerator, bridge, process
 from infranetes.providers.qemu.bridge import MAC, Bridge, BridgePort, open_tap, port_group
+from infranetes.providers.qemu.parts import make_parts
+from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.process import WatchedProcess, pids_by_argument
+from infranetes.providers.qemu.settings import QemuSettings
+from infranetes.providers.qemu.shares import table_of
 from infranetes_common import commands
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.reactors import installed
@@ -139,6 +144,19 @@ class BridgeTests(TestCase):
         await self.network.remove()
         self.assertNotIn(BRIDGE, said("nft", "list", "tables"))
         self.assertNotIn(BRIDGE, said("ip", "link"))
+
+    async def test_it_is_as_the_configuration_says(self) -> None:
+        """The share of connections, and the networks that see the pods' own addresses."""
+        context = ProviderContext(
+            Path("/x"), Path("/run/x"), "c", "n", cluster_networks=(IPv4Network("10.96.0.0/12"),)
+        )
+        settings = QemuSettings(bridge=BRIDGE, mtu=1400, connections=300)
+        parts = make_parts(reactor, settings, context, ProviderPaths(Path("/x"), Path("/run/x")))
+        await parts.pod_network.bridge.set_up(SUBNET, [])
+        self.assertEqual(self.link(BRIDGE)["mtu"], 1400)
+        self.assertIn("ip saddr 10.217.0.0/24 ip daddr 10.96.0.0/12 return", self.table("ip"))
+        shares = said("nft", "list", "table", "ip", table_of(BRIDGE))
+        self.assertIn("ct count over 300 ", shares)
 
     async def test_a_node_whose_kernel_has_no_ipv6(self) -> None:
         proc = Path(self.mktemp())

@@ -291,6 +291,14 @@ class CommandLineTests(SynchronousTestCase):
         for arguments in (COMMAND_LINE.template_arguments(), COMMAND_LINE.clone_arguments()):
             self.assertIn(f"virtio-scsi-pci,id={SCSI},num_queues=2,hotplug=off", arguments)
 
+    def test_nothing_of_a_vms_own_disk_waits_for_the_medium_nor_takes_room_for_zeros(self) -> None:
+        """It is deleted with the VM. A disk that is full on the node does not halt the VM."""
+        for arguments in (COMMAND_LINE.template_arguments(), COMMAND_LINE.clone_arguments()):
+            options = {*arguments[arguments.index("-blockdev") + 1].split(",")}
+            self.assertLessEqual({"cache.no-flush=on", "discard=unmap", "detect-zeroes=unmap"}, options)
+            device = {*next(each for each in arguments if each.startswith("virtio-blk-pci")).split(",")}
+            self.assertLessEqual({"werror=report", "rerror=report"}, device)
+
     def test_images_are_one_more_disk_which_nobody_writes(self) -> None:
         with_images = attrs.evolve(COMMAND_LINE, preload="key")
         for plain, more in (

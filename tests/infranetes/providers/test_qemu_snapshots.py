@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 
 from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu import copies, sparse_files
@@ -141,6 +142,107 @@ class CopiedTests(FileCase, SnapshotsContract):
         await after.snapshots.create("one", "data")
         await after.delete("restored")
         self.assertNotIn("restored.source", os.listdir(self.directory))
+
+    async def test_what_a_killed_daemon_has_left_goes_before_the_next_copy(self) -> None:
+        """Also if that comes sooner than the sweep of the daemon's start."""
+        await self.volumes.create("data", MIB)
+        snapshots = self.directory / "snapshots"
+        for number, copy in enumerate(("snapshot", "clone")):
+            partial = snapshots / f"left{number}.snapshot.partial"
+            partial.mkdir(parents=True)
+            after = self.daemon()
+            if copy == "snapshot":
+                await after.snapshots.create("one", "data")
+            else:
+                await after.snapshots.restore("clone", MIB, FromVolume("data"))
+            self.assertEqual(os.listdir(snapshots), ["one.snapshot"])
+
+    async def test_what_qemu_may_still_write_to_is_not_removed(self) -> None:
+        partial = self.directory / "snapshots" / "one.snapshot.partial"
+        partial.mkdir(parents=True)
+        after = self.daemon()
+
+        async def fail() -> None:
+            raise Unavailable("QEMU does not end copy-data")
+
+        failing = self.patch(after._attacher, "end_mirrors", fail)
+        with capturedLogs() as events:
+            await after.snapshots.sweep()
+        self.assertIn("QEMU does not end copy-data", " ".join(map(formatEvent, events)))
+        self.assertTrue(partial.exists())
+        failing.restore()
+        await self.daemon().snapshots.sweep()
+        self.assertFalse(partial.exists())
+
+    async def test_what_is_no_snapshot_is_not_listed_and_hides_no_other(self) -> None:
+        await self.volumes.create("data", MIB)
+        await self.volumes.snapshots.create("kept", "data")
+        for name, about in (("empty", ""), ("odd", "[]"), ("vague", "{}")):
+            directory = self.directory / "snapshots" / f"{name}.snapshot"
+            directory.mkdir()
+            (directory / "disk.raw").write_bytes(bytes(MIB))
+            (directory / "about.json").write_text(about)
+            with self.assertRaises(NotFound) as caught:
+                await self.volumes.snapshots.get(name)
+            self.assertIn(f"does not say what snapshot {name} is of", str(caught.exception))
+        (self.directory / "snapshots" / "bare.snapshot").mkdir()
+        self.assertEqual([each.id for each in await self.volumes.snapshots.list()], ["kept"])
+
+    async def test_one_that_can_not_be_removed_says_why_and_is_there_still(self) -> None:
+        await self.volumes.create("data", MIB)
+        await self.volumes.snapshots.create("one", "data")
+        (self.directory / "snapshots" / "one.snapshot.partial").write_text("a file in the way")
+        with self.assertRaises(FailedPrecondition) as caught:
+            await self.volumes.snapshots.delete("one")
+        self.assertIn("snapshot one can't be deleted: Not a directory", str(caught.exception))
+        self.assertEqual([each.id for each in await self.volumes.snapshots.list()], ["one"])
+
+    async def test_all_of_it_is_on_the_medium_before_it_is_told(self) -> None:
+        """The node may lose power right afterwards."""
+        synced: list[str] = []
+        sync = os.fsync
+
+        def noting(descriptor: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{self.directory}"))
+            sync(descriptor)
+
+        self.patch(os, "fsync", noting)
+        snapshots = self.volumes.snapshots
+        await self.volumes.create("data", MIB)
+        self.assertEqual(synced, ["/data.raw.new", ""])
+        synced.clear()
+        await snapshots.create("one", "data")
+        self.assertEqual(synced[0], "/snapshots/one.snapshot.partial/disk.raw")
+        self.assertEqual(synced[-1], "/snapshots")
+        synced.clear()
+        await snapshots.restore("clone", MIB, FromSnapshot("one"))
+        self.assertEqual((synced[0], synced[-1]), ("/clone.raw.new", ""))
+        self.assertIn("/clone.raw.new", synced[1:], "its size may have changed after its content")
+        synced.clear()
+        await snapshots.delete("one")
+        await self.volumes.delete("data")
+        self.assertEqual(synced, ["/snapshots", ""])
+
+    async def test_a_volume_of_the_name_of_a_clone_that_is_being_made_is_that_clone(self) -> None:
+        await self.volumes.create("data", MIB)
+        began: Deferred[None] = Deferred()
+        goes_on: Deferred[None] = Deferred()
+        copies_data = self.volumes._copies._copy_data
+
+        async def slow(source: Path, target: Path, locked: bool) -> float | None:
+            began.callback(None)
+            await goes_on
+            return await copies_data(source, target, locked)
+
+        self.patch(copies, "_thd_clone", lambda source, target: target.touch(0o600))
+        self.patch(self.volumes._copies, "_copy_data", slow)
+        cloning = Flight(self.volumes.snapshots.restore("clone", MIB, FromVolume("data")))
+        await began
+        making = Flight(self.volumes.create("clone", 2 * MIB))
+        await self.volumes.create("other", MIB)
+        self.assertEqual([each.id for each in await self.volumes.list()], ["data", "other"])
+        goes_on.callback(None)
+        self.assertEqual(await making.join(), await cloning.join())
 
     async def test_a_snapshot_that_was_being_removed_is_none(self) -> None:
         await self.volumes.create("data", MIB)
