@@ -310,6 +310,9 @@ class ClientConnection(Connection):
         self._was_ready = True
         self.channel.ready(self)
 
+    def settings_changed(self) -> None:
+        self.channel.begin_waiting()  # it may take more calls than before
+
     def gone(self) -> None:
         self.channel.lost(self, self._was_ready)
 
@@ -329,7 +332,6 @@ class ClientConnection(Connection):
     def goaway_received(self, error_code: int, last_stream_id: int, reason: bytes) -> None:
         why = reason.decode("utf-8", "replace")[:200] or f"HTTP/2 error {error_code}"
         error = Disconnected(f"the server takes no more calls on this connection: {why}")
-        self.reason = error.message
         self._retire()
         for stream in [s for s in self.streams.values() if s.id > last_stream_id]:
             self.streams.pop(stream.id, None)

@@ -280,10 +280,15 @@ class Connection(Protocol):
             self.phase = Phase.OPEN
             self._deadlines.begin_keepalive()
             self.opened()
+        else:
+            self.settings_changed()
         self.sender.pump()
 
     def opened(self) -> None:
         """Called when the peer has begun HTTP/2 and sent its settings."""
+
+    def settings_changed(self) -> None:
+        """Called when the peer has sent other settings."""
 
     def _window(self, event: events.WindowUpdated) -> None:
         self._tolerate(self._chatter, "WINDOW_UPDATE")

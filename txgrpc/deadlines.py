@@ -64,8 +64,7 @@ class Deadlines:
     def _keep_alive(self) -> None:
         self._timer = None
         connection, keepalive = self._connection, self._keepalive
-        if keepalive is None or connection.closed:
-            return
+        assert keepalive is not None  # otherwise nothing has begun this
         now, heard = connection.reactor.seconds(), connection.receiver.heard
         timeout = connection.limits.keepalive_timeout
         if self._pinged is not None and heard < self._pinged:

@@ -346,11 +346,12 @@ class ServerStream(Stream):
     # Reports of the connection
 
     def end_received(self) -> None:
-        started = self.receiving is State.ENDED or self.sending >= State.ENDED
-        super().end_received()
-        if self.inbox.partial and self.sending < State.ENDED:
+        if self.inbox.partial:  # the method is not told of an end, which it would take for a proper one
+            self.receiving = advance(self.receiving, Step.END)
             self.stop(GrpcError(Code.INTERNAL, "the request ends in the middle of a message"))
-        elif not started and not self.method.client_streaming:
+            return
+        super().end_received()
+        if not self.method.client_streaming:
             self._start()
 
     def refused(self, error: FramingError) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from h2.settings import SettingCodes
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionLost
 
 from tests.txgrpc.demo import Note
+from tests.txgrpc.memory import InMemoryPair
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
 from txgrpc import Code, GrpcError, Limits
@@ -40,6 +42,12 @@ class ChannelTests(MemoryCase):
         ):
             self.assertEqual(self.code_of(again), Code.UNAVAILABLE)
         self.assertEqual(world.endpoint.attempts, 1)
+
+    def test_an_error_without_words_is_told_by_its_kind(self) -> None:
+        world = self.world()
+        self.patch(world.endpoint, "connect", lambda factory: fail(KeyError()))
+        call = world.stub.Echo(Note())
+        self.assertIn("KeyError", self.failureResultOf(call, GrpcError).value.message)
 
     def test_backoff_grows_and_ends(self) -> None:
         """Attempts come at growing intervals; one that succeeds begins anew."""
@@ -116,6 +124,56 @@ class ChannelTests(MemoryCase):
         self.assertEqual(len(world.demo.calls), 2)
         world.wait(3)
         self.assertEqual([self.successResultOf(call).number for call in calls], [1000] * 5)
+
+    def test_calls_that_wait_begin_when_the_server_takes_more(self) -> None:
+        """Also where it took none at first."""
+        world = self.world(server={"limits": Limits(max_concurrent_streams=1)})
+        running = world.stub.Wait(Note(number=5000))
+        world.settle()
+        waiting = [world.stub.Echo(Note(number=n)) for n in range(3)]
+        world.settle()
+        self.raise_limit(world, 3)
+        self.assertEqual([self.successResultOf(call).number for call in waiting], [0, 1, 2])
+        self.assertNoResult(running)
+        world.wait(6)
+        self.successResultOf(running)
+
+    def raise_limit(self, world: InMemoryPair, most: int) -> None:
+        """Let the server take more calls at a time."""
+        (server,) = world.server.connections
+        server.limits = Limits(max_concurrent_streams=most)
+        server.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: most})
+        server.flush()
+        world.settle()
+
+    def test_a_call_made_while_others_wait_is_behind_them(self) -> None:
+        world = self.world(server={"limits": Limits(max_concurrent_streams=1)})
+        running = world.stub.Wait(Note(number=5000))
+        world.settle()
+        made: list[Any] = []
+        seen: list[str] = []
+        echo = world.demo.Echo
+
+        async def noting(request: Any, call: Any) -> Any:
+            seen.append(request.text)
+            return await echo(request, call)
+
+        method, _ = world.server._methods[b"/txgrpc.demo.Demo/Echo"]
+        world.server._methods[b"/txgrpc.demo.Demo/Echo"] = method, noting
+
+        def requests() -> Any:
+            made.append(world.stub.Echo(Note(text="last")))
+            yield Note(number=7)
+
+        first, second = world.stub.Sum(requests()), world.stub.Echo(Note(text="second"))
+        world.settle()
+        self.raise_limit(world, 9)
+        self.successResultOf(first)
+        self.successResultOf(second)
+        self.successResultOf(made[0])
+        self.assertEqual(seen, ["second", "last"])
+        world.wait(6)
+        self.successResultOf(running)
 
     def test_stream_ids_run_out(self) -> None:
         """A connection that has used up its stream ids is replaced; its last call ends as any other."""

@@ -7,13 +7,15 @@ from typing import Any
 
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from twisted.internet.error import ConnectionLost
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
 from tests.txgrpc.demo import Note
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
-from txgrpc import Code, GrpcError, Limits, Server
+from txgrpc import Code, Disconnected, GrpcError, Limits, Server
 from txgrpc.http2 import LAST_STREAM_ID, goaway
 from txgrpc.server import _DRAIN_PING
 
@@ -46,6 +48,20 @@ class KeepaliveTests(MemoryCase):
         world.wait(35)
         self.assertEqual(world.demo.ended, ["Wait cancelled"])
         self.assertFalse(world.server.connections)
+
+    def test_a_connection_that_is_lost_while_it_is_asked_has_no_next_question(self) -> None:
+        world = self.world(channel={"keepalive": 10}, server={"keepalive": None})
+        call = world.stub.Wait(Note())
+        world.settle()
+        client = world.wire.client
+
+        def lose(data: bytes) -> None:
+            client.protocol.connectionLost(Failure(ConnectionLost()))
+
+        self.patch(client, "write", lose)
+        world.wait(11)
+        self.assertEqual(self.code_of(call), Code.UNAVAILABLE)
+        self.assertEqual(world.clock.getDelayedCalls(), [])
 
     def test_idle_client_is_quiet(self) -> None:
         """Without a call in progress the client sends nothing."""
@@ -125,7 +141,9 @@ class DrainTests(MemoryCase):
         world.wait(9)
         self.assertNoResult(drained)
         world.wait(2)
-        self.assertEqual(self.code_of(call), Code.UNAVAILABLE)
+        error = self.failureResultOf(call, GrpcError).value
+        self.assertEqual((error.code, error.message), (Code.UNAVAILABLE, "the server is shutting down"))
+        self.assertNotIsInstance(error, Disconnected)  # the server has said so itself
         self.assertEqual(world.demo.ended, ["Wait cancelled"])
         self.successResultOf(drained)
 
@@ -221,6 +239,32 @@ class DrainTests(MemoryCase):
         failure = self.failureResultOf(heard, GrpcError)
         self.assertEqual(failure.value.code, Code.UNAVAILABLE)
         self.assertIn("moving house", failure.value.message)
+
+    def test_an_unseen_call_that_is_cancelled_before_it_goes_elsewhere_goes_nowhere(self) -> None:
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        world.wire.stalled.add(world.wire.client)
+        call = world.stub.Wait(Note())
+        world.endpoint.hang = True
+        world.wire.client.protocol.dataReceived(goaway(1, ErrorCodes.NO_ERROR, b""))
+        world.clock.advance(0)
+        self.assertNoResult(call)
+        call.cancel()
+        self.assertEqual(self.code_of(call), Code.CANCELLED)
+        world.endpoint.hang = False
+        world.wait(60)
+        other = world.stub.Echo(Note(text="other"))
+        world.settle()
+        self.successResultOf(other)
+        self.assertNotIn("/txgrpc.demo.Demo/Wait", [each.method for each in world.demo.calls])
+
+    def test_why_a_server_takes_no_more_calls_is_told_by_its_number_if_it_says_nothing(self) -> None:
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        world.wire.stalled.add(world.wire.client)
+        heard = start(drain_iterator(world.stub.Chat()))
+        world.wire.client.protocol.dataReceived(goaway(1, ErrorCodes.ENHANCE_YOUR_CALM, b""))
+        self.assertIn("HTTP/2 error 11", self.failureResultOf(heard, GrpcError).value.message)
 
     def test_refused_streams_go_again(self) -> None:
         """A unary call whose stream was refused is made once more; refused again, it is UNAVAILABLE."""

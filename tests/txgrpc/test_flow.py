@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from h2.errors import ErrorCodes
@@ -15,7 +16,9 @@ from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
 from txgrpc import Call, Code, GrpcError, Limits
 from txgrpc.framing import MessageReader
+from txgrpc.sender import Sender
 from txgrpc.states import WrongStep
+from txgrpc.stream import Stream
 
 
 class FlowControlTests(MemoryCase):
@@ -33,6 +36,54 @@ class FlowControlTests(MemoryCase):
             world.settle()
         self.assertTrue(ahead + 10 <= world.demo.sent <= ahead + 21, world.demo.sent)
         call.cancel()
+
+    def test_a_message_larger_than_the_window_waits_until_it_is_read(self) -> None:
+        """The first one is read to its end; of the next, no more comes than the window takes."""
+        world = self.world(channel={"limits": SMALL})
+        call = world.stub.Count(Note(number=10, blob=b"x" * 200_000))
+        self.successResultOf(self.settled(world, start(call.__anext__())))
+        world.settle()
+        self.assertEqual(world.demo.sent, 2)
+        call.cancel()
+
+    def test_of_a_call_with_one_request_the_end_is_sent_already(self) -> None:
+        world = self.world()
+        call = world.stub.Count(Note(number=3))
+        for _ in range(2):
+            self.successResultOf(self.settled(world, start(call.done_sending())))
+        self.assertEqual(len(self.successResultOf(self.settled(world, start(drain_iterator(call))))), 3)
+
+    def test_the_end_of_the_requests_waits_for_its_turn_as_they_do(self) -> None:
+        world = self.world()
+        chat = world.stub.Chat()
+        world.settle()
+        client = world.wire.client.protocol
+        client.pauseProducing()
+        sending, ending = start(chat.send(Note(text="x"))), start(chat.done_sending())
+        self.assertNoResult(sending)
+        client.resumeProducing()
+        self.successResultOf(sending)
+        self.successResultOf(ending)
+        self.assertEqual(
+            self.successResultOf(self.settled(world, start(drain_iterator(chat)))), [Note(text="X")]
+        )
+
+    def test_a_call_that_another_ends_when_its_turn_comes_sends_nothing(self) -> None:
+        world = self.world()
+        first, second = world.stub.Chat(), world.stub.Chat()
+        world.settle()
+        client = world.wire.client.protocol
+        client.pauseProducing()
+        sending, waiting = start(first.send(Note(text="x"))), start(second.send(Note(text="y")))
+        sending.addCallback(lambda _: second.cancel())
+        client.resumeProducing()
+        self.successResultOf(sending)
+        self.assertEqual(self.code_of(waiting), Code.CANCELLED)
+        heard = start(first.__anext__())
+        self.assertEqual(self.successResultOf(self.settled(world, heard)).text, "X")
+        first.cancel()
+        world.settle()
+        self.assertEqual(world.demo.ended, ["Chat cancelled"] * 2)
 
     def test_a_reader_may_let_the_server_get_further_ahead(self) -> None:
         """From the call's begin on, or later; never less than the window."""
@@ -71,10 +122,13 @@ class FlowControlTests(MemoryCase):
         world.server._methods[b"/txgrpc.demo.Demo/Count"] = count, counted
         world.server._methods[b"/txgrpc.demo.Demo/Echo"] = echo, echoed
         self.patch(MessageReader, "feed", noting)
-        heard = start(drain_iterator(world.stub.Count(Note())))
-        world.settle()
-        self.assertEqual(self.successResultOf(heard), [Note(number=1), Note(), Note(text="x" * 100)])
-        self.assertEqual(pieces, [1, 3])
+        expected = [Note(number=1), Note(), Note(text="x" * 100)]
+        for number in (3, 2, 1):
+            del notes[number:], pieces[:]
+            heard = start(drain_iterator(world.stub.Count(Note())))
+            world.settle()
+            self.assertEqual(self.successResultOf(heard), expected[:number])
+            self.assertEqual(pieces, [1, number])
         refused = self.settled(world, world.stub.Echo(Note()))
         self.assertEqual(self.code_of(refused), Code.INTERNAL)
         self.flushLoggedErrors(TypeError)
@@ -204,6 +258,51 @@ class FlowControlTests(MemoryCase):
             for wire in world.wires:
                 wire.step()
         self.assertEqual(self.successResultOf(small).text, "small")
+
+    def test_however_many_they_are_each_has_its_turn_before_any_has_the_next(self) -> None:
+        """And together they hand the transport no more than it takes."""
+        wide = Limits(stream_window=2**24, connection_window=2**24)
+        world = self.world(channel={"limits": wide}, server={"limits": wide})
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        world.wire.stalled.add(world.wire.server)
+        calls = [world.stub.Echo(Note(blob=b"x" * 100_000)) for _ in range(100)]
+        world.settle()
+        world.wire.stalled.clear()
+        turns: list[int] = []
+        send = Sender._send_frame
+
+        def noting(sender: Sender, stream: Stream) -> bool:
+            sent = send(sender, stream)
+            if sent and not sender._connection.client_side:
+                turns.append(stream.id)
+            return sent
+
+        self.patch(Sender, "_send_frame", noting)
+        world.settle()
+        self.assertEqual([len(self.successResultOf(call).blob) for call in calls], [100_000] * 100)
+        for number in range(100, 400, 50):
+            had = Counter({id: 0 for id in turns})
+            had.update(turns[:number])
+            self.assertLess(max(had.values()) - min(had.values()), 2, number)
+        self.assertLess(world.wire.server.most, HIGH_WATER + 100_000)
+
+    def test_all_answers_of_a_turn_are_handed_over_at_once(self) -> None:
+        """Each time that the transport is handed something costs a call of the system's."""
+        world = self.world()
+        self.successResultOf(self.settled(world, world.stub.Echo(Note())))
+        written: list[int] = []
+        write = world.wire.server.write
+
+        def noting(data: bytes) -> None:
+            written.append(len(data))
+            write(data)
+
+        self.patch(world.wire.server, "write", noting)
+        calls = [world.stub.Echo(Note(number=n)) for n in range(20)]
+        world.settle()
+        for call in calls:
+            self.successResultOf(call)
+        self.assertLessEqual(len(written), 2)
 
     def test_peer_that_reads_nothing(self) -> None:
         """Who asks on and on without reading the answers is cut off."""

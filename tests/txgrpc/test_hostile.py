@@ -305,6 +305,9 @@ class HostileClientTests(unittest.TestCase):
         call(Code.UNIMPLEMENTED, ECHO + ECHO)
         call(Code.INTERNAL, ECHO[:-1])
         call(Code.INTERNAL, ECHO[:3])
+        for path in ("Sum", "Chat"):
+            call(Code.INTERNAL, frame(b"") + ECHO[:-1], _path=f"/txgrpc.demo.Demo/{path}")
+            call(Code.INTERNAL, ECHO[:3], _path=f"/txgrpc.demo.Demo/{path}")
         call(Code.INTERNAL, b"\1" + ECHO[1:])
         call(Code.INTERNAL, b"\7" + ECHO[1:])
         call(Code.INTERNAL, frame(b"\xff"))
@@ -405,6 +408,11 @@ class HostileServerTests(unittest.TestCase):
             (Code.UNKNOWN, "'x'", [self.head(ok, grpc, ("grpc-status", "x"), end=True)]),
             (Code.UNIMPLEMENTED, "exactly once", [self.head(ok, grpc), trailers]),
             (Code.UNIMPLEMENTED, "exactly once", [self.head(ok, grpc), data, data, trailers]),
+            (
+                Code.UNAVAILABLE,
+                "data before headers",
+                [data, self.head(ok, grpc, ("grpc-status", "0"), end=True)],
+            ),
             (
                 Code.INTERNAL,
                 "without a status",

@@ -9,7 +9,8 @@ from twisted.internet.defer import Deferred
 from twisted.trial import unittest
 
 from tests.txgrpc.demo import DEMO, Note
-from tests.txgrpc.memory_case import MemoryCase
+from tests.txgrpc.memory_case import MemoryCase, start
+from tests.txgrpc.support import drain_iterator
 from txgrpc import Code, GrpcError, Server, Service
 from txgrpc.service import Answer, Method
 
@@ -106,6 +107,30 @@ class CallTests(MemoryCase):
         call = world.stub.Fail(Note(number=int(Code.ABORTED)))
         self.assertIs(self.code_of(self.settled(world, call)), Code.ABORTED)
         self.assertTrue(self.flushLoggedErrors(ZeroDivisionError))
+
+    def test_responses_may_come_from_any_iterator(self) -> None:
+        """Not only from a generator, which is closed when the call ends."""
+
+        class Down:
+            def __init__(self, number: int) -> None:
+                self.number = number
+
+            def __aiter__(self) -> Down:
+                return self
+
+            async def __anext__(self) -> Any:
+                if not self.number:
+                    raise StopAsyncIteration
+                self.number -= 1
+                return Note(number=self.number)
+
+        class Counting:
+            def Count(self, request: Any, call: Any) -> Any:
+                return Down(request.number)
+
+        world = self.world(services=[Service(DEMO, Counting())])
+        heard = self.settled(world, start(drain_iterator(world.stub.Count(Note(number=3)))))
+        self.assertEqual([each.number for each in self.successResultOf(heard)], [2, 1, 0])
 
     def test_a_service_given_twice_is_an_error(self) -> None:
         world = self.world()

@@ -54,6 +54,12 @@ class TurnsTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_what_comes_after_a_pause_begins_at_once(self) -> None:
+        for _ in range(2):
+            one = self.start("a", 1)
+            self.successResultOf(one)
+            self.clock.advance(1.0)
+
     def test_who_no_longer_waits_leaves_the_line(self) -> None:
         self.start("a", 3)
         gone, stays = self.start("b", 1), self.start("c", 1)
