@@ -46,7 +46,7 @@ class EmptyDir:
 def may_be_empty_dir(path: str, uid: str) -> bool:
     """Return whether `find_empty_dir` has to look."""
     found = _WHOLE.fullmatch(path) or _PART.fullmatch(path)
-    return found is not None and bool(uid) and found["uid"] == uid
+    return found is not None and found["uid"] == uid
 
 
 def find_empty_dir(path: str, uid: str, table: MountTable) -> EmptyDir | None:

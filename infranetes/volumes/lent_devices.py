@@ -28,9 +28,9 @@ class LentDevices:
         """Return `config` with devices instead of mounts of block devices (hostPath of the type BlockDevice),
         if the provider lends any."""
         lender = _lender(provider)
-        paths = [one.host_path for one in config.mounts if one.host_path.startswith("/")]
-        if lender is None or not lender.lends or not paths:
+        if lender is None or not lender.lends:
             return config
+        paths = [one.host_path for one in config.mounts if one.host_path.startswith("/")]
         found = dict(zip(paths, await self._find(paths), strict=True))
         if not any(found.values()):
             return config

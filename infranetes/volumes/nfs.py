@@ -50,7 +50,7 @@ class NfsVolume:
 def may_be_nfs(path: str, uid: str) -> bool:
     """Return whether `find_nfs` has to look for a pod with this UID."""
     found = _PATH.fullmatch(path)
-    return found is not None and bool(uid) and found["uid"] == uid and os.path.normpath(path) == path
+    return found is not None and found["uid"] == uid and os.path.normpath(path) == path
 
 
 def find_nfs(path: str, uid: str, table: MountTable) -> NfsVolume | None:

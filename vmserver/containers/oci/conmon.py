@@ -293,7 +293,7 @@ class Watch:
         self._reactor.callLater(0, then)
 
     def _wait_for_conmon(self) -> None:
-        if self._open and self._timer is None:
+        if self._open:
             self._timer = self._reactor.callLater(LAST_SECONDS, self._give_up)
 
     def _give_up(self) -> None:

@@ -52,6 +52,6 @@ def _adjust_oom_score(pid: int, score: int) -> None:
     try:
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
     except (ProcessLookupError, FileNotFoundError):
-        return
+        pass  # it has ended
     except OSError as error:
         raise InvalidArgument(f"resources.oom_score_adj {score}: {error.strerror}") from error
