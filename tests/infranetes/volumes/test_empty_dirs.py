@@ -101,6 +101,10 @@ class EmptyDirTests(SynchronousTestCase):
         for name in ("file", "link"):
             self.assertIsNone(self.find(place / name), name)
 
+    def test_what_others_mount_in_its_place_is_none_though_it_is_in_memory(self) -> None:
+        self.mount("-t", "ramfs", "ramfs", self.cache)
+        self.assertIsNone(self.find(self.cache))
+
     def test_one_with_another_file_system_is_carried(self) -> None:
         inner = self.make("volumes/kubernetes.io~empty-dir/cache/inner")
         elsewhere = self.make("elsewhere")

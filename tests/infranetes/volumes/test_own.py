@@ -22,6 +22,7 @@ from infranetes.volumes.records import VolumeRecords
 from infranetes.volumes.volume import Volume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.user_namespaces import UserNamespace, mapped_ids
 from infranetes_common.wire import cri, vmserver
 from tests.support.user_namespaces import ids
 
@@ -80,6 +81,7 @@ class Sync:
     def __init__(self) -> None:
         self.brought: list[str] = []
         self.sizes: list[tuple[int, int]] = []
+        self.users: list[UserNamespace | None] = []
         self.away = False
         self.held: Deferred[None] | None = None  # bringing waits for it
 
@@ -93,6 +95,7 @@ class Sync:
             await self.held
         self.brought.append(volume.source.path)
         self.sizes.append((volume.source.size_limit, volume.source.huge_page_size))
+        self.users.append(volume.users)
 
 
 class Space:
@@ -256,6 +259,14 @@ class OwnVolumeTests(TestCase):
         await self.volumes.load()
         await self.volumes.bring_again(cast(Any, self.sandbox))
         self.assertEqual(len(self.sync.brought), 2, "by the next daemon too")
+
+    async def test_what_is_brought_again_has_the_ids_that_the_pod_sees(self) -> None:
+        source = attrs.evolve(self.source, in_memory=True)
+        self.patch_find(source)
+        await self.prepare(source, uidMappings=ids(), gidMappings=ids())
+        self.sandbox.machine.boot_id = "second"
+        await self.volumes.bring_again(cast(Any, self.sandbox))
+        self.assertEqual(self.sync.users, [mapped_ids(ids(), ids(), "ids")] * 2)
 
     async def test_what_is_brought_again_and_not_recorded_is_brought_once_more(self) -> None:
         """By the next daemon, without removing anything that the pod has written in the meantime."""

@@ -97,6 +97,21 @@ class PublishTests(PublishedCase):
         self.publish()
         self.assertEqual(self.mounts_at(self.target), 1)
 
+    def test_where_kubelet_would_not_see_it_it_is_refused(self) -> None:
+        """A slave mount is one whose mounts kubelet, with mounts of its own, does not see."""
+        top, slave = self.top / "shared", Path(self.target).parent
+        for path in (top, slave):
+            path.mkdir(parents=True)
+        for words in (
+            ("-t", "tmpfs", "tmpfs", top),
+            ("--make-shared", top),
+            ("--bind", top, slave),
+            ("--make-slave", slave),
+        ):
+            subprocess.run(["mount", *words], check=True)
+        self.assertRaisesRegex(FailedPrecondition, "kubelet", self.publish)
+        self.assertEqual(os.listdir(slave), [])
+
     def test_a_node_that_can_not_mount_says_whether_it_may(self) -> None:
         for number, kind, words in (
             (errno.EPERM, FailedPrecondition, "systemd-csi.conf"),

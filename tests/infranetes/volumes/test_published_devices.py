@@ -191,6 +191,21 @@ class PublishTests(DeviceCase):
         self.patch(published_devices, "new_loop_device", denied)
         self.assertRaisesRegex(FailedPrecondition, "systemd-csi.conf", self.publish)
 
+    def test_where_kubelet_would_not_see_it_it_is_refused(self) -> None:
+        """A slave mount is one whose mounts kubelet, with mounts of its own, does not see."""
+        top, slave = self.top / "shared", Path(self.target).parent
+        for path in (top, slave):
+            path.mkdir(parents=True)
+        for words in (
+            ("-t", "tmpfs", "tmpfs", top),
+            ("--make-shared", top),
+            ("--bind", top, slave),
+            ("--make-slave", slave),
+        ):
+            subprocess.run(["mount", *words], check=True)
+        self.assertRaisesRegex(FailedPrecondition, "kubelet", self.publish)
+        self.assertEqual(os.listdir(slave), [])
+
     def test_a_node_whose_devices_can_not_be_read_says_so(self) -> None:
         def fails(*_: object) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))

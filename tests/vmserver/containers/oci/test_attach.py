@@ -184,6 +184,13 @@ class AttachTests(CrunCase):
         await heard.session.write(b"hello\n")
         self.assertEqual((await self.over(heard), heard.out), (2, b"hello\n"))
 
+    async def test_sockets_of_any_name_may_be_on_the_machine(self) -> None:
+        odd = socket.socket(socket.AF_UNIX)
+        self.addCleanup(odd.close)
+        odd.bind(os.fsencode(self.directory / "caf\udce9"))
+        heard = await self.heard(await self.started("sh", "-c", "sleep 0.2; exit 2"))
+        self.assertEqual(await self.over(heard), 2)
+
     async def test_one_whose_first_process_has_just_ended_is_read_to_its_end(self) -> None:
         made = await self.started("sh", "-c", "read x; echo $x; exit 2", stdin=True)
         gone = subprocess.Popen(["true"])

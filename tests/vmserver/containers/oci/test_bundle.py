@@ -67,6 +67,7 @@ class Machine:
         self.made.append(f"profile {reference.partition(chr(10))[0]}")
 
 
+@needs_root
 class BundleTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.top = Path(tempfile.mkdtemp(prefix="bundle-"))
@@ -246,7 +247,6 @@ class BundleTests(SynchronousTestCase):
                 self.patch(module, name, fails)
                 self.failureResultOf(start(work()), kind)
 
-    @needs_root
     def test_what_is_made_for_a_user_namespace_is_its_roots(self) -> None:
         mapped = {
             "uids": [cri.IDMapping(host_id=1000, length=9)],

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.process import Process
 from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
@@ -20,9 +24,10 @@ from infranetes_common.reactors import installed
 from tests.support.waiting import until
 from vmserver.containers.child_exec import exit_code
 from vmserver.containers.oci.cgroup import Cgroup
-from vmserver.containers.oci.exec_launch import CommandGroups, Launch
+from vmserver.containers.oci.exec_launch import CommandGroups, FirstProcess, Launch
 from vmserver.containers.oci.runtime import Crun, Status
 from vmserver.containers.programs import ENVIRONMENT
+from vmserver.processes import family, process_state
 
 reactor = installed()
 
@@ -51,6 +56,87 @@ class Child(ProcessProtocol):
     def processEnded(self, reason: Failure) -> None:
         self._launch.over()
         self.ended.callback(exit_code(reason))
+
+
+class FirstProcessTests(TestCase):
+    """A shell stands for a crun that has inherited what a command leaves behind."""
+
+    def setUp(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="first-"))
+        self.addCleanup(shutil.rmtree, self.directory)
+        self.clock = Clock()
+        self.first = FirstProcess(self.clock, self.directory / "pid", 0.5)
+        self.addCleanup(self.first.close)
+        self.crun = self.child("sh", "-c", "sleep 600 & sleep 600 & echo; wait", stdout=subprocess.PIPE)
+        assert self.crun.stdout is not None
+        self.crun.stdout.readline()
+        self.left = family(self.crun.pid)[1:]
+        self.addCleanup(self.kill_left)
+        self.first.watch(self.crun.pid)
+
+    def child(self, *command: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
+        made = subprocess.Popen(command, stdout=stdout)
+        self.addCleanup(made.communicate)
+        self.addCleanup(made.kill)
+        return made
+
+    def kill_left(self) -> None:
+        for pid in self.left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def look(self, times: int = 1) -> None:
+        self.clock.pump([0.5] * times)
+
+    def living(self) -> list[int]:
+        """Return the processes that were left behind and run."""
+        return [pid for pid in self.left if process_state(pid)[0] not in ("", "Z", "X")]
+
+    async def test_what_the_command_leaves_behind_is_killed_once_it_has_ended(self) -> None:
+        command = self.child("sleep", "600")
+        self.first.path.write_text(str(command.pid))
+        self.look(3)
+        command.kill()
+        command.wait()
+        self.assertEqual(len(self.living()), 2, "the command has run so far")
+        self.look()
+        await until(lambda: not self.living(), "they have ended")
+        self.assertEqual(self.crun.wait(20), 0, "crun ends by itself")
+
+    async def test_one_that_had_ended_before_anybody_looked_has_left_them_too(self) -> None:
+        command = self.child("true")
+        command.wait()
+        self.first.path.write_text(f"{command.pid}\n")
+        self.look()
+        await until(lambda: not self.living(), "they have ended")
+
+    def test_before_crun_has_written_the_pid_nothing_is_killed(self) -> None:
+        self.look(2)
+        for text in ("", "x"):
+            self.first.path.write_text(text)
+            self.look()
+        self.assertEqual(len(self.living()), 2)
+
+    def test_what_ends_as_it_is_killed_is_no_failure(self) -> None:
+        killed: list[int] = []
+
+        def gone(pid: int, number: int) -> None:
+            killed.append(pid)
+            raise ProcessLookupError
+
+        self.first.path.write_text(str(GONE))
+        patched = self.patch(os, "kill", gone)
+        self.look()
+        patched.restore()
+        self.assertEqual(killed, self.left)
+
+    def test_once_closed_it_looks_no_more_and_has_no_file(self) -> None:
+        self.first.path.write_text(str(GONE))
+        for _ in range(2):
+            self.first.close()
+        self.look()
+        self.assertEqual((len(self.living()), self.clock.getDelayedCalls()), (2, []))
+        self.assertEqual(os.listdir(self.directory), [])
 
 
 class LaunchTests(TestCase):

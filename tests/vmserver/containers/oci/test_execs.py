@@ -274,6 +274,11 @@ class ExecTests(CrunCase):
         await self.until(lambda: len(living("sleep", marker)) == 2, "they run")
         for _ in range(2):
             session.close()
+
+        async def rest() -> list[tuple[str, bytes]]:
+            return [each async for each in session.output]
+
+        self.assertTrue(start(rest()).called, "who leaves waits for no output")
         await self.until(lambda: not living("sleep", marker), "they have ended")
         self.assertEqual(await session.ended(), 137)
 
@@ -284,6 +289,7 @@ class ExecTests(CrunCase):
         await self.until(lambda: session.output.paused, "the writer waits")
         before = resident()
         await sleep(reactor, 0.5)
+        self.assertTrue(living(script), "it goes on writing only once that is read")
         size = 0
         async for _, data in session.output:
             size += len(data)

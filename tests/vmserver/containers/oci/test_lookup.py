@@ -24,7 +24,7 @@ from vmserver.containers.oci.devices import find_devices
 from vmserver.containers.oci.image import ImageDefaults
 from vmserver.containers.oci.kernel import find_kernel
 from vmserver.containers.oci.lookup import Source, look_up
-from vmserver.containers.oci.rootfs_paths import read_within
+from vmserver.containers.oci.rootfs_paths import make_directory, make_file, read_within
 
 MOUNTINFO = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
@@ -144,7 +144,8 @@ class SourceTests(Case):
         for path in paths.values():
             (path / "sub").mkdir(parents=True)
         file = self.directory / "mountinfo"
-        file.write_text(MOUNTINFO.format(**paths))
+        odd = b"40 22 0:30 / /mnt/caf\xe9 rw - tmpfs tmpfs rw\n"
+        file.write_bytes(odd + MOUNTINFO.format(**paths).encode())
         kinds = {
             cri.PROPAGATION_PRIVATE: 3,
             cri.PROPAGATION_HOST_TO_CONTAINER: 2,
@@ -158,6 +159,22 @@ class SourceTests(Case):
                 else:
                     self.refused("private mount", self.find, mountinfo=file, mounts=[mount])
 
+    def test_of_mounts_over_one_another_the_last_one_counts(self) -> None:
+        (self.directory / "over").mkdir()
+        lines = MOUNTINFO.splitlines()
+        private, shared = (line.format(private=self.directory / "over") for line in lines[1:2] * 2)
+        shared = shared.replace(" rw - ", " rw shared:9 - ")
+        file = self.directory / "mountinfo"
+        mount = cri.Mount(
+            container_path="/a",
+            host_path=str(self.directory / "over"),
+            propagation=cri.PROPAGATION_BIDIRECTIONAL,
+        )
+        file.write_text("\n".join((lines[0], private, shared)))
+        self.assertEqual(len(self.find(mountinfo=file, mounts=[mount]).mounts), 1)
+        file.write_text("\n".join((lines[0], shared, private)))
+        self.refused("private mount", self.find, mountinfo=file, mounts=[mount])
+
 
 class TargetTests(Case):
     def targets(self, path: str) -> Any:
@@ -169,6 +186,8 @@ class TargetTests(Case):
         (self.rootfs / "etc" / "there").symlink_to("../etc")
         self.assertEqual(self.targets("/run/a/b"), {"/run/a/b": "/there/a/b"})
         self.assertEqual(self.targets("/etc/there/x"), {"/etc/there/x": "/etc/x"})
+        (self.rootfs / "etc" / "beside").symlink_to("gone")
+        self.assertEqual(self.targets("/etc/beside/x"), {"/etc/beside/x": "/etc/gone/x"})
         for path in ("/etc", "/etc/there", "/etc/x/y", "/new/x"):
             self.assertEqual(self.targets(path), {})
 
@@ -191,6 +210,52 @@ class TargetTests(Case):
         self.refused("too many links", self.targets, "/l")
         self.assertEqual(self.targets("/proc/cpuinfo"), {})
         self.assertEqual(self.targets("/proc"), {})
+
+
+@needs_root
+class MadeTests(Case):
+    """What is made in the root for mounts."""
+
+    def mode(self, path: str) -> str:
+        return stat.filemode((self.rootfs / path).lstat().st_mode)
+
+    def test_others_may_read_it_whatever_the_agents_umask_is(self) -> None:
+        self.addCleanup(os.umask, os.umask(0o077))
+        make_file(self.rootfs, "/new/file", 5, 6)
+        self.assertEqual((self.mode("new"), self.mode("new/file")), ("drwxr-xr-x", "-rw-r--r--"))
+        for path in ("new", "new/file"):
+            found = (self.rootfs / path).stat()
+            self.assertEqual((found.st_uid, found.st_gid), (5, 6))
+
+    def test_what_is_there_stays_as_it_is(self) -> None:
+        (self.rootfs / "etc").chmod(0o700)
+        (self.rootfs / "etc" / "file").write_text("kept")
+        (self.rootfs / "etc" / "file").chmod(0o600)
+        make_file(self.rootfs, "/etc/file", 5, 6)
+        self.assertEqual((self.mode("etc"), self.mode("etc/file")), ("drwx------", "-rw-------"))
+        self.assertEqual((self.rootfs / "etc" / "file").read_text(), "kept")
+        self.assertEqual(make_directory(self.rootfs, "/etc", 5, 6), self.rootfs / "etc")
+        self.assertEqual((self.rootfs / "etc").stat().st_uid, 0)
+
+    def test_a_file_takes_the_place_of_anything_but_a_file(self) -> None:
+        (self.rootfs / "link").symlink_to("etc")
+        (self.rootfs / "directory" / "full").mkdir(parents=True)
+        os.mkfifo(self.rootfs / "fifo")
+        for name in ("link", "directory", "fifo"):
+            make_file(self.rootfs, f"/{name}", 0, 0)
+            self.assertEqual((name, self.mode(name)), (name, "-rw-r--r--"))
+
+    def test_where_a_file_is_on_the_way_nothing_is_made(self) -> None:
+        (self.rootfs / "file").touch()
+        for path in ("/file", "/file/below"):
+            self.assertIsNone(make_directory(self.rootfs, path, 0, 0))
+        make_file(self.rootfs, "/file/below/x", 0, 0)
+        self.assertEqual(sorted(os.listdir(self.rootfs)), ["etc", "file"])
+
+    def test_a_link_leads_to_where_it_is_made(self) -> None:
+        (self.rootfs / "to").symlink_to("/../linked")
+        made = make_directory(self.rootfs, "/to/new", 0, 0)
+        self.assertEqual(made, self.rootfs / "linked" / "new")
 
 
 class DeviceTests(Case):

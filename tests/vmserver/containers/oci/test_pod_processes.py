@@ -19,6 +19,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from tests.harness.needs import needs_programs
 from vmserver.containers.oci import pod_processes as module
+from vmserver.containers.oci.cgroup import Cgroup
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.pod_processes import PodProcesses, init_spec
 from vmserver.processes import start_ticks
@@ -93,6 +94,7 @@ class PodProcessesTests(SynchronousTestCase):
         self.patch(module, "run_in_thread", self.in_this_thread)
         self.strays: list[str] = []
         self.patch(module, "kill_strays", self.strays.append)
+        self.patch(Cgroup, "kill", lambda group: self.strays.append("its cgroup"))
         self.crun: Any = Crun()
         self.processes = PodProcesses(None, self.crun, self.directory, "/none")  # type: ignore[arg-type]
 
@@ -128,7 +130,7 @@ class PodProcessesTests(SynchronousTestCase):
     def test_what_an_agent_that_was_killed_has_begun_is_ended_first(self) -> None:
         (self.directory / "pod-init-1").mkdir(parents=True)
         self.successResultOf(self.got())
-        self.assertEqual(self.strays, ["pod-init-1"])
+        self.assertEqual(self.strays, ["pod-init-1", "its cgroup"], "who could still fill it goes first")
         self.assertFalse((self.directory / "pod-init-1").exists())
 
     def test_one_that_does_not_start_says_why_and_leaves_nothing(self) -> None:

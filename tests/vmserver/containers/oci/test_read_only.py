@@ -85,7 +85,7 @@ class AddressesTests(SynchronousTestCase):
         """Return the personality of programs that start with fixed addresses, and of those after them."""
         cpuinfo = Path(self.mktemp())
         if processor is not None:
-            cpuinfo.write_text(f"processor\t: 0\nmodel name\t: {processor}\n")
+            cpuinfo.write_bytes(os.fsencode(f"processor\t: 0\nmodel name\t: {processor}\n"))
         self.patch(addresses, "_CPUINFO", cpuinfo)
         addresses.emulated.cache_clear()
         self.addCleanup(addresses.emulated.cache_clear)
@@ -99,6 +99,9 @@ class AddressesTests(SynchronousTestCase):
 
     def test_where_the_processor_is_emulated_a_program_has_the_same_addresses(self) -> None:
         self.assertEqual(self._said("QEMU TCG CPU version 2.5+"), ["00040000", "00000000"])
+
+    def test_a_name_in_any_encoding_is_no_trouble(self) -> None:
+        self.assertEqual(self._said("caf\udce9"), ["00000000", "00000000"])
 
     def test_elsewhere_they_are_random(self) -> None:
         self.assertEqual(self._said("AMD EPYC"), ["00000000", "00000000"])

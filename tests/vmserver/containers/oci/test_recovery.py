@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
@@ -180,6 +181,23 @@ class FailureTests(OciCase, TestCase):
         patched.restore()
         await self.provider.remove(id)
         self.assertIsNone(await self.state(id))
+
+    async def test_the_pods_first_process_waits_for_a_container_that_is_being_created(self) -> None:
+        first = await self.run_container("sleep", "600")
+        making: Deferred[None] = Deferred()
+        make = self.provider._bundles.make
+
+        async def slowly(*asked: Any) -> None:
+            await make(*asked)
+            await making
+
+        self.patch(self.provider._bundles, "make", slowly)
+        creating = start(self.create("true"))
+        await self.provider.remove(first)
+        self.assertEqual(len(os.listdir(self.config.directory / "init")), 1)
+        making.callback(None)
+        await self.provider.remove(await creating)
+        self.assertEqual(os.listdir(self.config.directory / "init"), [])
 
     async def test_an_image_that_can_not_be_unmounted_stays(self) -> None:
         async def fails(image_id: str) -> None:

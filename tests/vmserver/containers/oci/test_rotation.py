@@ -215,6 +215,15 @@ class RotationTests(SynchronousTestCase):
         self.clock.pump([PAUSES[0]] * int((MISSING_SECONDS - 0.5) / PAUSES[0]))
         self.assertEqual(self.conmon.asked, 1, "a file that was there is missing anew")
 
+    def test_a_conmon_that_fails_to_make_it_is_not_asked_at_each_look(self) -> None:
+        self.write(0)
+        renamed(self.log(), 1).touch()
+        self.log().unlink()
+        self.conmon.failing = True
+        self.add()
+        self.clock.pump([PAUSES[1]] * int(2.5 * MISSING_SECONDS / PAUSES[1]))
+        self.assertEqual(self.conmon.asked, 2)
+
     def test_a_log_that_was_never_there_is_not_asked_for(self) -> None:
         self.log().parent.mkdir()
         self.add()

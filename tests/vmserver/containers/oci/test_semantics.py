@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from twisted.trial.unittest import TestCase
 
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from tests.contract.container_semantics import (
     ImageVolumeContract,
     MountContract,
@@ -87,6 +87,13 @@ class ImageVolumeTests(OciCase, ImageVolumeContract, TestCase):
     """Images mounted as volumes."""
 
     volumes = "oci/volumes"
+
+    async def test_one_that_is_named_by_no_id_is_refused(self) -> None:
+        for name in ("", "busybox", "sha256:../up", "sha256:" + "g" * 64):
+            words = await self.refused(
+                InvalidArgument, self.create("true", mounts=[self.mount(image_id=name)])
+            )
+            self.assertIn("/volume", words)
 
 
 @needs_crun

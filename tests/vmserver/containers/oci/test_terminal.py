@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -21,6 +22,7 @@ from infranetes_common.concurrency import start, within
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed
 from tests.support.waiting import until
+from vmserver.containers.oci import terminal as module
 from vmserver.containers.oci.terminal import ConsoleSocket, Terminal
 from vmserver.containers.sessions import WriteGate
 
@@ -115,6 +117,14 @@ class TerminalTests(TestCase):
         self.terminal.hang_up()
         self.terminal.resize(1, 1)
         self.terminal.notice_end()
+
+    def test_one_whose_other_end_can_not_be_opened_any_more_is_no_failure(self) -> None:
+        def hung_up(descriptor: int) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        self.patch(module, "open_peer", hung_up)
+        self.terminal.notice_end()
+        self.assertEqual(self.ends, 0)
 
     async def test_the_end_of_one_that_no_process_had_open_is_noticed(self) -> None:
         descriptor, command = os.openpty()

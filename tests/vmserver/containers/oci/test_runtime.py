@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How crun's containers are read and started, without crun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import TestCase
+
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.reactors import installed
+from vmserver.containers.oci import runtime
+from vmserver.containers.oci.runtime import Crun
+from vmserver.processes import start_ticks
+
+
+class RuntimeCase(TestCase):
+    def setUp(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="crun-"))
+        self.addCleanup(shutil.rmtree, self.root)
+        self.crun = Crun(installed(), self.root, "no-crun")
+        self.fifo = self.root / "c1" / "exec.fifo"
+        self.fifo.parent.mkdir()
+
+    def write(self, **changes: object) -> None:
+        """Write crun's record of a container whose first process is this one."""
+        own = os.getpid()
+        record = {"pid": own, "process-start-time": start_ticks(own), "cgroup-path": "/c1"}
+        (self.fifo.parent / "status").write_text(json.dumps({**record, **changes}))
+
+    def waiting(self) -> int:
+        """Have a container that waits for its start. Return the end of its FIFO that its process has."""
+        os.mkfifo(self.fifo)
+        reader = os.open(self.fifo, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        return reader
+
+
+class StatusTests(RuntimeCase):
+    def test_what_crun_has_recorded(self) -> None:
+        self.assertIsNone(self.crun.status("c1"))
+        for path, has_one in (("/c1", True), ("/", False), ("", False)):
+            self.write(**{"cgroup-path": path})
+            status = self.crun.status("c1")
+            assert status is not None
+            self.assertEqual((status.pid, status.alive, status.waiting), (os.getpid(), True, False))
+            self.assertEqual(status.cgroup is not None, has_one)
+        self.waiting()
+        status = self.crun.status("c1")
+        assert status is not None
+        self.assertTrue(status.waiting)
+
+    def test_a_record_that_says_nothing_is_named(self) -> None:
+        file = self.fifo.parent / "status"
+        for text in ("", "{}", "[]", '{"pid": "x", "process-start-time": 1, "cgroup-path": ""}', "\xff"):
+            file.write_bytes(text.encode("latin1"))
+            with self.assertRaises(Unavailable) as caught:
+                self.crun.status("c1")
+            self.assertIn(str(file), str(caught.exception))
+        file.unlink()
+        file.mkdir()
+        with self.assertRaises(Unavailable):
+            self.crun.status("c1")
+
+
+class StartTests(RuntimeCase):
+    async def test_one_that_waits_goes_on_at_a_byte_and_waits_no_more(self) -> None:
+        reader = self.waiting()
+        self.write()
+        await self.crun.start("c1")
+        self.assertEqual((os.read(reader, 10), self.fifo.exists()), (b"\0", False))
+
+    async def test_one_that_is_not_there_or_has_ended_is_not_started(self) -> None:
+        with self.assertRaises(NotFound):
+            await self.crun.start("c1")
+        reader = self.waiting()
+        self.write(**{"process-start-time": 1})
+        with self.assertRaises(FailedPrecondition):
+            await self.crun.start("c1")
+        self.assertEqual(os.read(reader, 10), b"")
+
+    async def test_one_that_ends_meanwhile_says_so(self) -> None:
+        def broken(descriptor: int, data: bytes) -> int:
+            raise BrokenPipeError
+
+        self.waiting()
+        self.write()
+        before = len(os.listdir("/proc/self/fd"))
+        self.patch(os, "write", broken)
+        with self.assertRaises(Unavailable) as caught:
+            await self.crun.start("c1")
+        self.assertIn("ended while it was started", str(caught.exception))
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+
+class OpenedTests(RuntimeCase):
+    """The FIFO of a container whose first process does not wait at it yet."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock = Clock()
+
+    def opening(self) -> Deferred[int]:
+        return start(runtime._opened(self.clock, self.fifo, 5.0))
+
+    def test_it_is_waited_for(self) -> None:
+        os.mkfifo(self.fifo)
+        opening = self.opening()
+        self.clock.pump([0.1] * 20)
+        self.assertNoResult(opening)
+        self.addCleanup(os.close, os.open(self.fifo, os.O_RDONLY | os.O_NONBLOCK))
+        self.clock.advance(0.1)
+        os.close(self.successResultOf(opening))
+
+    def test_it_is_not_waited_for_for_ever(self) -> None:
+        os.mkfifo(self.fifo)
+        opening = self.opening()
+        self.clock.pump([0.1] * 45)
+        self.assertNoResult(opening)
+        self.clock.pump([0.1] * 10)
+        self.assertIn("c1 does not start", str(self.failureResultOf(opening, Unavailable).value))
+
+    def test_one_that_is_gone_has_been_started(self) -> None:
+        self.failureResultOf(self.opening(), FailedPrecondition)
+        self.fifo.mkdir()
+        self.assertIn("Is a directory", str(self.failureResultOf(self.opening(), Unavailable).value))
