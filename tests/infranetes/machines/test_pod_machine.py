@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import alsoProvides
 
@@ -331,6 +332,7 @@ class TearDownTests(MachineCase):
         self.assertNoResult(down)
         self.assertEqual(self.calls, ["launch"])
         self.provider.launching = None
+        self.patch(self.provider, "list", lambda: fail(Unavailable("not now")))  # the answer says which
         launching.callback(None)
         self.successResultOf(down)
         self.assertEqual((self.calls, self.provider.instances), (["launch", "destroy"], {}))
@@ -465,6 +467,16 @@ class OwnerTests(MachineCase):
         self.successResultOf(start(self.machine.renew_certificate()))
         self.assertEqual((len(self.owner.written), len(new.written)), (before, 1))
         self.assertIs(self.machine.client, client)
+
+    def test_a_certificate_that_can_not_be_recorded_is_in_force_and_that_is_told(self) -> None:
+        self.successResultOf(self.up())
+        self.patch(self.owner, "write", lambda facts: fail(ResourceExhausted("the disk is full")))
+        with capturedLogs() as logged:
+            self.successResultOf(start(self.machine.renew_certificate()))
+        self.assertEqual(len(self.world.agents[ID].certificates), 1)
+        words = " ".join(formatEvent(event) for event in logged)
+        self.assertIn(f"the certificate of sandbox {ID} was not recorded", words)
+        self.assertIn("the disk is full", words)
 
     def test_a_certificate_that_comes_after_its_end_is_not_recorded(self) -> None:
         self.successResultOf(self.up())

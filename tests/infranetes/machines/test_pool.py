@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from twisted.trial import unittest
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolState
 from infranetes.machines.pooled import Pace
+from infranetes.observer import Launch, LaunchKind, NullObserver
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import InstanceState
 from infranetes_common.concurrency import start
@@ -23,6 +25,31 @@ from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, FakeServices, pod
 
 GIB = 1 << 30
+
+
+class ObservedTests(PoolTestCase):
+    """Whoever observes launches is told of the pool's, too."""
+
+    config = PoolConfig(sizes=(PoolSize(count=1),))
+
+    def before(self) -> None:
+        told = self.told = list[Launch]()
+
+        class Observing(NullObserver):
+            def launched(self, launch: Launch) -> None:
+                told.append(launch)
+
+        self.world.node.observer = Observing()
+        self.provider.launch_error = ResourceExhausted("no capacity")
+
+    def test_of_those_that_fail_and_of_the_one_that_waits_then(self) -> None:
+        self.assertEqual([each.kind for each in self.told], [LaunchKind.POOL])
+        self.assertIn("no capacity", self.told[0].message)
+        self.provider.launch_error = None
+        self.world.wait(120, step=1)
+        [idle] = self.idle
+        self.assertEqual((self.told[-1].id, self.told[-1].message), (idle, ""))
+        self.assertEqual(self.told[-1].provider, "fake")
 
 
 class FillTests(PoolTestCase):
@@ -54,11 +81,15 @@ class FillTests(PoolTestCase):
         for member in list(self.pool.members.values()):
             self.pool.end(member, "test")
         waiting.callback(None)
-        self.world.wait(61, step=1)
-        asked = len(self.provider.specs)
-        self.world.wait(200, step=1)
-        more = len(self.provider.specs) - asked
-        self.assertTrue(2 <= more <= 20, more)
+        tried = [0]
+        for second in range(261):
+            asked = len(self.provider.specs)
+            self.world.wait(1, step=1)
+            if len(self.provider.specs) > asked:
+                tried.append(second)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(tried)]
+        self.assertGreater(max(pauses[:-1]), 3 * self.config.retry)
+        self.assertTrue(3 <= len(pauses) <= 10, pauses)
         self.assertIn("no capacity", self.pool.trouble)
         self.assertEqual(self.provider.instances, {})
         self.assertEqual(self.records(), {})
@@ -324,6 +355,7 @@ class LifeTests(PoolTestCase):
     def test_drained_it_stays_empty_also_after_a_restart_until_it_is_filled(self) -> None:
         self.do(self.pool.drain())
         self.assertEqual((self.idle, self.provider.instances, self.records()), ([], {}, {}))
+        self.assertEqual(self.world.store.contents().settings, {"pool_drained": "1"})
         self.world.wait(30)
         self.world.restart()
         self.world.wait(30)

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail
 
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolRecord, PoolState
-from infranetes.machines.pooled import fits, wants_own_vm
+from infranetes.machines.pooled import fits, smallest, wants_own_vm
 from infranetes.pods.states import SandboxState
 from infranetes.providers.interface import InstanceState, Size
 from infranetes_common.concurrency import start
@@ -285,6 +285,18 @@ class SizeTests(PoolTestCase):
         launches = len(self.provider.specs)
         self.assertEqual(self.had(self.run_pod(sized("big", 8000))), Size(8000, 0))
         self.assertEqual(len(self.provider.specs), launches + 1)
+
+    def test_only_one_in_the_zone_will_do(self) -> None:
+        members = self.world.node.pool.idle()
+        for number, member in enumerate(members):
+            assert member.machine.instance is not None
+            member.machine.instance = attrs.evolve(member.machine.instance, zone=f"zone-{number}")
+        for number, member in enumerate(members):
+            self.assertIs(smallest(members, Size(), f"zone-{number}"), member)
+        self.assertIsNone(smallest(members, Size(), "elsewhere"))
+        found = smallest(members, Size(), "")
+        assert found is not None
+        self.assertEqual(found.record.memory_bytes, 0)
 
     def test_fitting(self) -> None:
         record = PoolRecord("i", "t", PoolState.IDLE, 1000, GIB, 0)

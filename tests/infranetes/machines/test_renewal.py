@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import attrs
 from twisted.internet.defer import Deferred
+from zope.interface import alsoProvides
 
 from infranetes.machines.context import VmFacts
 from infranetes.machines.pod_machine import is_due
 from infranetes.machines.pool_config import PoolConfig, PoolSize
-from infranetes.machines.renewal import AT_A_TIME, SOON_SECONDS
+from infranetes.machines.renewal import AT_A_TIME, LATEST_SECONDS, SOON_SECONDS
+from infranetes.providers.interface import IGivesIdentityPrivately
 from infranetes_common.errors import FailedPrecondition
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
@@ -118,6 +120,19 @@ class RenewalTests(PodsTestCase):
         self.world.wait(LIFETIME, step=5)
         self.assertEqual(len(asked), 1)
 
+    def test_that_of_a_busy_pod_waits_also_for_the_passes(self) -> None:
+        """Its first certificate is due at once, and would be replaced while its containers start."""
+        self.world.wait(LIFETIME * 0.6, step=5)
+        before = len(self.certificates(self.own))
+        machine = self.world.node.inventory.sandbox(self.own).machine
+        busy = True
+        self.world.node.renewal.soon(machine, lambda: busy)
+        self.world.wait(LATEST_SECONDS - 10, step=5)
+        self.assertEqual(len(self.certificates(self.own)), before)
+        busy = False
+        self.world.wait(SOON_SECONDS)
+        self.assertEqual(len(self.certificates(self.own)), before + 1)
+
     def test_the_next_daemon_goes_on_with_it(self) -> None:
         self.world.restart()
         self.world.wait(LIFETIME / 4, step=5)
@@ -173,3 +188,23 @@ class RenewalTests(PodsTestCase):
         self.assertIn(False, due)
         first = attrs.evolve(facts, id="0" * 32, certificate_until=2000 * 10**9)
         self.assertEqual([is_due(first, now, LIFETIME) for now in (1500.0, 1501.0)], [False, True])
+
+
+class PrivateTests(PodsTestCase):
+    """A provider that hands over identities so that nobody else can read them."""
+
+    def setUp(self) -> None:
+        self.world = FakeNode(
+            certificate=LIFETIME, pool=PoolConfig(sizes=(PoolSize(count=1),)), launch=60.0, sweep=1e6
+        )
+        alsoProvides(self.world.provider, IGivesIdentityPrivately)
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+
+    def test_the_first_certificate_stays_until_it_is_due(self) -> None:
+        (member,) = self.world.node.pool.idle()
+        own = self.run_pod(pod("own", annotations={"infranetes.io/size": "x"}))
+        self.world.wait(2 * SOON_SECONDS)
+        self.assertEqual([self.world.agents[id].certificates for id in (member.id, own)], [[], []])
+        self.world.wait(LIFETIME, step=5)
+        self.assertTrue(self.world.agents[own].certificates)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.logger import capturedLogs
+from twisted.logger import LogLevel, capturedLogs
 
 from infranetes.machines.clock_reading import LONGEST_NANOS, TOLERANCE_NANOS, ClockReading
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.timekeeping import FIRST_SECONDS, ROUND_SECONDS
-from infranetes_common.errors import Unimplemented
+from infranetes_common.errors import Unavailable, Unimplemented
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, pod
@@ -107,6 +107,18 @@ class TimekeepingTests(PodsTestCase):
         self.world.ahead = SECOND
         self.world.wait(3 * ROUND_SECONDS)
         self.assertGreaterEqual(len(other.corrections), 2)
+
+    def test_why_one_can_not_be_read_now_is_in_the_log_for_whoever_looks(self) -> None:
+        async def fail(within: float = 30.0) -> Any:
+            raise Unavailable("its agent is away")
+
+        self.patch(self.agent, "info", fail)
+        with capturedLogs() as logged:
+            self.world.wait(2 * ROUND_SECONDS)
+        told = [event for event in logged if "can't be read now" in str(event.get("log_format"))]
+        self.assertTrue(told)
+        self.assertEqual({event["log_level"] for event in told}, {LogLevel.debug})
+        self.assertEqual({event["vm"] for event in told}, {self.own})
 
     def test_an_unforeseen_error_of_one_is_told_and_hinders_no_other(self) -> None:
         other = self.world.agents[self.run_own("other")]

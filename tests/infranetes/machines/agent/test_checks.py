@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.machines.agent import checks, limits, screen
 from infranetes.machines.agent.screen import AgentScreen
+from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import cri, vmserver
 from infranetes_common.wire.descriptors import is_repeated
@@ -243,3 +244,51 @@ class ClampTests(SynchronousTestCase):
         self.assertIs(checks.shortened(short), short)
         self.assertIs(checks.shortened(long).code, Code.NOT_FOUND)
         self.assertLess(len(checks.shortened(long).message), 2100)
+
+
+class Failing:
+    """A call that ends with an error. :ivar cancelled: how often it was cancelled."""
+
+    def __init__(self, error: GrpcError) -> None:
+        self.error = error
+        self.cancelled = 0
+
+    def __aiter__(self) -> Failing:
+        return self
+
+    async def __anext__(self) -> vmserver.LogRecord:
+        raise self.error
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+class StreamTests(SynchronousTestCase):
+    """What comes one by one, and its end."""
+
+    def test_the_words_of_its_end_are_cut_as_all_others(self) -> None:
+        call = Failing(GrpcError(Code.NOT_FOUND, "x" * 100_000))
+        stream: Any = checks.CheckedStream(cast(Any, call), lambda record: record)
+        error = self.failureResultOf(start(stream.__anext__()), GrpcError).value
+        self.assertEqual((error.code, error.message), (Code.NOT_FOUND, "x" * limits.ERROR_TEXT + "…"))
+        self.assertEqual(call.cancelled, 0)
+
+    def test_a_record_without_a_text_of_many_lines_has_its_line(self) -> None:
+        record = vmserver.LogRecord(line=b"one", time_nanos=7)
+        checked = checks.CheckedRecords("c").checked(
+            vmserver.LogRecord.FromString(record.SerializeToString())
+        )
+        self.assertEqual(checked, record)
+        self.assertFalse(checked.HasField("text"))
+
+    def test_a_figure_that_is_no_number_is_zero(self) -> None:
+        for said, figure in (
+            (math.nan, 0.0),
+            (math.inf, 0.0),
+            (-math.inf, 0.0),
+            (-1.0, 0.0),
+            (1e9, 100.0),
+            (7.5, 7.5),
+        ):
+            found = checks.clamped(vmserver.ReleaseMemoryRequest(seconds=said))
+            self.assertEqual(found.seconds, figure, said)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from twisted.internet.defer import DeferredSemaphore
@@ -201,6 +202,32 @@ class WatchTests(WatchCase):
         self.successResultOf(live)
         self.successResultOf(self.watch.when_live())
 
+    def test_who_waits_for_the_next_attempt_is_told_when_it_has_failed(self) -> None:
+        self.watch.start()
+        self.successResultOf(self.watch.when_attempted())
+        self.agent.go_away()
+        told = self.watch.when_attempted()
+        self.assertNoResult(told)
+        self.wait(0.2)
+        self.successResultOf(told)
+        again = self.watch.when_attempted()
+        self.assertNoResult(again)
+        self.watch.stop()
+        self.successResultOf(again)
+        self.successResultOf(self.watch.when_attempted())
+
+    def test_stopped_by_its_listener_it_tells_nothing_more(self) -> None:
+        self.watch.start()
+        self.patch(self.listener, "changed", lambda state: self.watch.stop())
+        stream = self.agent.streams[0]
+        told = list(self.listener.told)
+        for id in ("a", "b"):
+            state = vmserver.ContainerState(id=id, state=cri.CONTAINER_RUNNING)
+            stream.feed(vmserver.WatchEvent(container=state))
+            stream.feed(vmserver.WatchEvent(removed=id))
+        self.wait(60)
+        self.assertEqual(self.listener.told, told)
+
     def test_attempts_of_many_go_through_the_gate(self) -> None:
         """An agent that does not answer keeps its place until the timeout, then the next has it."""
         self.agent.silent = True
@@ -293,6 +320,19 @@ class HostileTests(WatchCase):
             self.wait(1.0)
         self.assertTrue(self.watch.live)
         self.assertEqual(self.listener.told.count("requested"), 1)
+
+    def test_after_words_that_were_refused_attempts_become_rare_as_after_others(self) -> None:
+        times: list[float] = []
+
+        def refuse() -> Any:
+            times.append(self.clock.seconds())
+            raise GrpcError(Code.INVALID_ARGUMENT, "nonsense")
+
+        self.patch(self.agent, "watch", refuse)
+        self.watch.start()
+        self.wait(60)
+        pauses = [round(later - earlier) for earlier, later in itertools.pairwise(times)]
+        self.assertEqual(pauses[:3], [5, 10, 15])
 
     def test_words_that_were_refused(self) -> None:
         self.watch.start()
