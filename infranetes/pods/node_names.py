@@ -54,7 +54,7 @@ def parse_resolv_conf(text: str) -> cri.DNSConfig:
     options: list[str] = []
     for line in text.splitlines():
         words = [word for word in line.split() if _WORD.fullmatch(word)]
-        if len(words) < 2 or words[0][0] in "#;":
+        if len(words) < 2:
             continue
         if words[0] == "nameserver" and _reachable(words[1]):
             servers.append(words[1])

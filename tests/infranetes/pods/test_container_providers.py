@@ -10,13 +10,14 @@ import attrs
 from zope.interface import implementer
 
 from infranetes.handler_config import MACHINE
-from infranetes.pods.container_providers import has_user_namespaces
+from infranetes.pods.container_providers import check_user_namespace, has_user_namespaces
 from infranetes.pods.handlers import Handler
 from infranetes.providers.interface import IHasGuestImage
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import pod
 from tests.infranetes.pods.layers import LayerAgent
+from tests.support.user_namespaces import namespaces, of_pod
 
 DOCKER = {"infranetes.io/containers": "docker"}
 
@@ -88,6 +89,16 @@ class ContainerProviderTests(PodsTestCase):
             self.assertIs(has_user_namespaces(node, handler), has, offered)
         node.contprovider = "oci"
         self.assertTrue(has_user_namespaces(node, handler))
+
+    def test_a_pod_has_a_user_namespace_where_there_can_be_one_and_says_what_to_do_elsewhere(self) -> None:
+        node, handler = self.world.node, self.world.node.handler_named("")
+        wanted = pod(linux=of_pod(namespaces()))
+        node.contprovider = "oci"
+        check_user_namespace(node, wanted, handler)
+        node.contprovider = "docker"
+        error = self.assertRaises(InvalidArgument, check_user_namespace, node, wanted, handler)
+        self.assertIn("leave hostUsers out", str(error))
+        check_user_namespace(node, pod(), handler)
 
     def test_what_the_vm_does_not_offer_is_told_and_the_vm_destroyed(self) -> None:
         self.change_agents(configure_error=FailedPrecondition("docker can't run containers in this VM"))

@@ -509,6 +509,21 @@ class WhileItRunsTests(ContainersTestCase):
         super().setUp()
         self.made = self.run_container()
 
+    def test_what_a_command_wrote_is_on_the_node_before_its_end_is_told(self) -> None:
+        brought: Deferred[None] = Deferred()
+        asked: list[str] = []
+
+        async def catch_up(container: Any) -> None:
+            asked.append(container.id)
+            await brought
+
+        self.patch(self.world.node.volumes, "catch_up", catch_up)
+        call = start(self.world.containers.exec_sync(self.made, ["touch", "x"], 0, None))
+        self.assertEqual(asked, [self.made])
+        self.assertNoResult(call)
+        brought.callback(None)
+        self.successResultOf(call)
+
     def test_a_command_gives_what_it_gave(self) -> None:
         result = self.do(self.world.containers.exec_sync(self.made, ["ls", "-l"], 9, None))
         self.assertEqual((result.stdout, result.stderr, result.exit_code), (b"out", b"err", 3))

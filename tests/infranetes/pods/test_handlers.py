@@ -335,6 +335,27 @@ class KindTests(MixedCase):
         self.assertEqual((handler.kind, handler.side.name), (MACHINE, "east"))
 
 
+class RecordedTests(MixedCase):
+    """A handler as its pods were made, whatever the configuration has become."""
+
+    def test_what_is_recorded_counts_and_of_an_earlier_release_what_there_was(self) -> None:
+        node = self.world.node
+        handler = node.handlers["east"]
+        handler = attrs.evolve(handler, contprovider="oci")
+        record = self.record(self.run_pod())
+        for side, kind, has in (
+            (handler.side, "", (handler.kind, "oci")),
+            (handler.side, handler.kind, (handler.kind, "oci")),
+            (node.side, "", (handler.kind, "oci")),
+            (node.side, handler.kind, (handler.kind, "oci")),
+            (handler.side, SYSTEMD, (SYSTEMD, SYSTEMD)),
+            (handler.side, MACHINE, (MACHINE, "")),
+        ):
+            found = handler.recorded(attrs.evolve(record, kind=kind), side)
+            self.assertEqual((found.kind, found.contprovider), has, (side.name, kind))
+            self.assertIs(found.side, side)
+
+
 class PoolTests(MixedCase):
     """A handler's pool has VMs of the handler's provider, for the handler's pods alone."""
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.handler_config import CNI
 from infranetes.hostports.mappings import HostPort
 from infranetes.pods.host_ports import ports_in_force, ports_of, taken_ports
 from infranetes.pods.inventory import Sandbox
@@ -30,6 +32,11 @@ class HostPortTests(SynchronousTestCase):
         ports = ports_of(sandbox(SandboxState.READY))
         self.assertEqual((ports.sandbox_id, ports.pod, ports.address), ("ready", "default/web", "10.0.0.1"))
         self.assertEqual(ports.ports, (HostPort("tcp", "", 8080, 80),))
+
+    def test_those_of_a_pod_in_a_cnis_network_are_the_cnis(self) -> None:
+        there = sandbox(SandboxState.READY)
+        there.record = attrs.evolve(there.record, network=CNI)
+        self.assertEqual(ports_of(there).ports, ())
 
     def test_a_port_is_taken_until_its_sandbox_is_stopped(self) -> None:
         taken = {ports.sandbox_id for ports in taken_ports(self.sandboxes)}

@@ -35,6 +35,13 @@ class InterruptionTests(ContainersTestCase):
     def shown(self) -> int:
         return translate.sandbox_state(self.world.node.inventory.sandboxes[self.sandbox])
 
+    def test_what_was_shown_of_it_before_is_shown_no_more(self) -> None:
+        sandbox = self.world.node.inventory.sandboxes[self.sandbox]
+        self.assertEqual(translate.sandbox_item(sandbox).state, cri.SANDBOX_READY)
+        self.agent.interrupt(REASON)
+        self.assertEqual(sandbox.cache, {})
+        self.assertEqual(translate.sandbox_item(sandbox).state, cri.SANDBOX_NOTREADY)
+
     def test_the_sandbox_is_not_ready_and_its_containers_run_on(self) -> None:
         container = self.run_container()
         events: list[EventType] = []

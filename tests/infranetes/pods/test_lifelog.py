@@ -11,7 +11,7 @@ from typing import Any
 from twisted.logger import globalLogPublisher
 
 from infranetes.cri.streaming import StreamingCalls
-from infranetes.pods.lifelog import log_container_events
+from infranetes.pods.lifelog import log_command, log_container_events
 from infranetes.pods.states import ContainerState
 from infranetes.pods.streams import Streams
 from infranetes_common import logging
@@ -107,6 +107,12 @@ class LifeLogTests(PodsTestCase):
         request = cri.ExecRequest(container_id=container, cmd=["sh", "-c", "secret"], stdout=True)
         self.do(streams.Exec(request, NO_CALL))
         self.assertNotIn("secret", json.dumps(self.line("command sh", container=container, timed=False)))
+
+    def test_a_command_of_no_words(self) -> None:
+        sandbox = self.run_pod()
+        container = self.do(self.world.containers.create(sandbox, box()))
+        log_command(self.world.node.inventory.containers[container], [], "was refused", 1.5)
+        self.line("command  in container", container=container)
 
     def test_one_that_can_not_be_run(self) -> None:
         sandbox = self.run_pod()

@@ -68,6 +68,14 @@ class EndTests(ContainersTestCase):
             record = self.ended(**said)
             self.assertEqual((record.started_at, record.finished_at), expected)
 
+    def test_what_is_recorded_of_its_start_stays(self) -> None:
+        """Also if an agent that has started anew says something else of it."""
+        made = self.run_container()
+        started = self.kept(made).started_at
+        self.agent.become(made, cri.CONTAINER_EXITED, started_at=started + 7, finished_at=started + 9)
+        record = self.kept(made)
+        self.assertEqual((record.started_at, record.finished_at), (started, started + 9))
+
     def test_a_start_without_a_time_is_now(self) -> None:
         made = self.create(box("b"))
         self.agent.become(made, cri.CONTAINER_RUNNING, started_at=0)
