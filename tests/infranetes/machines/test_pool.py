@@ -378,6 +378,27 @@ class LifeTests(PoolTestCase):
             self.successResultOf(ending)
             self.assertNotIn(first.record.instance_id, self.provider.instances)
 
+    def test_one_that_is_being_ended_is_not_ended_beside_that(self) -> None:
+        (first, *_) = self.pool.idle()
+        held: Deferred[None] = Deferred()
+        patch = self.patch(self.world.store, "update_pool", lambda record: held)
+        endings = [self.pool.end(first, why).join() for why in ("one", "another")]
+        patch.restore()
+        held.callback(None)
+        for each in endings:
+            self.successResultOf(each)
+        destroyed = [call for call in self.provider.calls if call == ("destroy", first.record.instance_id)]
+        self.assertEqual(len(destroyed), 1)
+
+    def test_a_daemon_that_stops_boots_no_more(self) -> None:
+        self.provider.launch_error = ResourceExhausted("no capacity")
+        (first, *_) = self.pool.idle()
+        self.successResultOf(self.pool.end(first, "test").join())
+        asked = len(self.provider.specs)
+        self.world.stop()
+        self.world.wait(1000, step=5)
+        self.assertEqual(len(self.provider.specs), asked)
+
     def test_a_drain_ends_those_that_are_being_booted(self) -> None:
         for phase in ("launching", "booting"):
             held: Deferred[None] = Deferred()

@@ -286,6 +286,12 @@ class SizeTests(PoolTestCase):
         self.assertEqual(self.had(self.run_pod(sized("big", 8000))), Size(8000, 0))
         self.assertEqual(len(self.provider.specs), launches + 1)
 
+    def test_a_pod_that_needs_a_vm_of_its_own_is_handed_none(self) -> None:
+        async def adopt(machine: object) -> None:
+            raise AssertionError("it is not to have one")
+
+        self.assertIs(self.do(self.pool.claim(Size(), ["infranetes.io/size"], adopt)), False)
+
     def test_only_one_in_the_zone_will_do(self) -> None:
         members = self.world.node.pool.idle()
         for number, member in enumerate(members):

@@ -108,15 +108,18 @@ class RenewalTests(PodsTestCase):
 
     def test_a_daemon_that_stops_ends_the_pass_that_is_under_way(self) -> None:
         asked: list[str] = []
+        held: Deferred[None] = Deferred()
 
         async def rekey(certificate: str, within: float = 30.0) -> None:
             asked.append(certificate)
-            await Deferred()
+            await held
 
         self.patch(self.world.agents[self.own], "rekey", rekey)
         self.world.wait(LIFETIME, step=5)
         self.assertEqual(len(asked), 1)
         self.world.stop()
+        if not held.called:
+            held.callback(None)
         self.world.wait(LIFETIME, step=5)
         self.assertEqual(len(asked), 1)
 

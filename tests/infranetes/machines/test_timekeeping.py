@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.logger import LogLevel, capturedLogs
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from infranetes.machines.clock_reading import LONGEST_NANOS, TOLERANCE_NANOS, ClockReading
 from infranetes.machines.pool_config import PoolConfig, PoolSize
@@ -88,8 +88,13 @@ class TimekeepingTests(PodsTestCase):
             return agent
 
         self.patch(self.world, "make_agent", refusing)
-        other = self.run_own("other")
+        with capturedLogs() as logged:
+            other = self.run_own("other")
         self.assertEqual(self.world.agents[other].corrections, [])
+        told = [formatEvent(event) for event in logged if event["log_level"] is LogLevel.warn]
+        self.assertEqual(
+            len([words for words in told if "is not corrected for now: not this one" in words]), 1
+        )
 
     def test_agents_of_earlier_releases_are_told_nothing(self) -> None:
         self.world.has_steady, self.world.ahead = False, SECOND

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
@@ -15,6 +16,7 @@ from infranetes.providers.qemu import attached
 from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.qmp import QmpConnection
+from infranetes.providers.qemu.record import Phase
 from infranetes.providers.qemu.vm import Vm
 from infranetes.providers.qemu.volume_open import make_direct, open_volume
 from infranetes.providers.qemu.volumes import QemuVolumes
@@ -246,6 +248,25 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         await attacher.detach(machine, volume)
         await attacher.attach(other, volume, False)
         await self.assert_nothing_is_left(attacher, machine)
+
+    async def test_one_that_starts_is_given_none_yet(self) -> None:
+        attacher, machine, volume = await self.one()
+        vm = attacher.vms[machine]
+        vm.record = attrs.evolve(vm.record, phase=Phase.STARTING)
+        words = await self.fails(Unavailable, attacher.attach(machine, volume, False))
+        self.assertIn("can be given volumes once it runs", words)
+        vm.record = attrs.evolve(vm.record, phase=Phase.READY)
+        await attacher.attach(machine, volume, False)
+
+    async def test_of_several_the_one_that_has_it_sees_its_new_size(self) -> None:
+        attacher = await self.attacher()
+        first, second, volume = await self.machine(attacher), "", await self.volume(attacher, "one")
+        second = await self.machine(attacher)
+        await attacher.attach(second, volume, False)
+        await attacher.files.expand(volume, 3 * _SIZE)
+        [node] = await (await self.monitor(attacher, second)).execute("query-named-block-nodes", flat=True)
+        self.assertEqual(node["image"]["virtual-size"], 3 * _SIZE)
+        self.assertEqual(await attacher.attached(first), frozenset())
 
     async def test_a_detach_that_hangs_is_told_in_time_and_the_volume_stays_attached(self) -> None:
         attacher, machine, volume = await self.one()

@@ -12,6 +12,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu import mirrors
 from infranetes.providers.qemu.qmp import QmpConnection
+from infranetes.providers.qemu.vm import Vm
 from infranetes.providers.volumes import FromVolume, VolumeSnapshot
 from infranetes_common.concurrency import Flight, settled, sleep
 from infranetes_common.errors import ResourceExhausted, Unavailable
@@ -217,6 +218,25 @@ class AttachedTests(AttachedCase):
             for _ in range(2):
                 await mirrors.clear(reactor, qmp, serial)
             await self.nothing_is_left(attacher, machine)
+
+    async def test_of_several_vms_the_one_that_has_the_volume_copies_it(self) -> None:
+        attacher = BareQemus(self.directory, {})
+        other = self.bare_vm()
+        attacher.vms[other.record.id] = other
+        its, machine = await self.with_volume()
+        attacher.vms.update(its.vms)
+        await self.write(attacher, machine, 3, 7)
+        await attacher.files.snapshots.create("one", "data")
+        self.assertEqual(self.sectors(self.snapshot("one"))[3], 7)
+
+    async def test_a_vm_that_does_not_end_its_copies_is_told(self) -> None:
+        attacher, _ = await self.with_volume()
+
+        async def hang(reactor: IReactor, vm: Vm) -> None:
+            raise Unavailable(f"VM {vm.record.id} does not end the copying of its volumes")
+
+        self.patch(mirrors, "clear_all", hang)
+        await self.fails(Unavailable, attacher.attacher.end_mirrors())
 
     async def test_a_vm_that_has_ended_has_no_copies_to_end(self) -> None:
         attacher, machine = await self.with_volume()

@@ -286,6 +286,11 @@ class UnifiedTests(TestCase):
         error = await refused(Unavailable, self.groups.place(42, "/kubepods/pod1", "vm"))
         self.assertIn("/system.slice/infranetes.service", error)
 
+    async def test_what_is_in_the_way_is_told(self) -> None:
+        (self.pod / "vm").write_text("")
+        error = await refused(Unavailable, self.groups.place(42, "/kubepods/pod1", "vm"))
+        self.assertIn("the control group /kubepods/pod1/vm can't be made", error)
+
     async def test_where_the_daemon_may_not_write_it_says_what_to_set(self) -> None:
         (self.pod / "vm").mkdir()
         (self.pod / "vm/cgroup.procs").symlink_to("/sys/kernel/uevent_seqnum")  # which can't be written to

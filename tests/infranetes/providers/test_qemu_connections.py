@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.providers.qemu import connections
-from infranetes.providers.qemu.command_line import CommandLine
+from infranetes.providers.qemu.command_line import LINK, CommandLine
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.identity_port import IdentityPort
 from infranetes.providers.qemu.qmp import QmpConnection
@@ -143,7 +143,7 @@ class ConnectionsTests(SynchronousTestCase):
     def test_a_vm_executes_with_its_link_up(self) -> None:
         resuming = start(self.connections.resume())
         link, resume = self.asked()
-        self.assertEqual((link["execute"], link["arguments"]["up"]), ("set_link", True))
+        self.assertEqual((link["execute"], link["arguments"]), ("set_link", {"name": LINK, "up": True}))
         self.assertEqual(resume["execute"], "cont")
         self.successResultOf(resuming)
 
@@ -151,6 +151,22 @@ class ConnectionsTests(SynchronousTestCase):
         self.assertEqual(self.connections.shutdown_reason, "")
         self.event("SHUTDOWN", guest=True, reason="guest-panic")
         self.assertEqual(self.connections.shutdown_reason, "guest-panic")
+
+    def test_events_without_what_they_should_say_change_nothing(self) -> None:
+        plugging = self.hotplug()
+        for name in (
+            "ACPI_DEVICE_OST",
+            "DEVICE_DELETED",
+            "MEM_UNPLUG_ERROR",
+            "MIGRATION",
+            "SHUTDOWN",
+            "STOP",
+        ):
+            self.event(name)
+        self.assertNoResult(plugging)
+        self.assertEqual(self.connections.shutdown_reason, "")
+        self.lose()
+        self.failureResultOf(plugging, Unavailable)
 
     def test_both_are_closed_and_the_vm_goes_on(self) -> None:
         self.assertFalse(self.connections.lost)

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.providers.interface import Instance, InstanceState, ProviderContext
+from infranetes.providers.interface import Instance, InstanceState, ProviderContext, Size
 from infranetes.providers.qemu import consoles
 from infranetes.providers.qemu.consoles import ConsoleArchive
 from infranetes.providers.qemu.paths import ProviderPaths
@@ -19,6 +19,7 @@ from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.vm import Vm
+from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_root
 
@@ -102,6 +103,37 @@ class UnstartedTests(TestCase):
         ConsoleArchive(paths.consoles, 3, 1000).add(record(2), gone)
         found = await provider.consoles("sandbox")
         self.assertEqual([each.text for each in found], ["still there", "Kernel panic"])
+
+    async def test_the_newest_of_those_that_are_there_is_first(self) -> None:
+        provider, records = self.unstarted()
+        for number, created in ((1, 20.0), (2, 30.0), (3, 10.0)):
+            made = attrs.evolve(record(number), created_at=created)
+            overlay = Path(self.mktemp())
+            overlay.write_text("")
+            records.add(made, overlay)
+        found = await provider.consoles("sandbox")
+        self.assertEqual([each.sandbox_id for each in found], ["sandbox2", "sandbox1", "sandbox3"])
+
+    async def test_it_changes_no_vm_and_one_of_another_provider_is_destroyed_already(self) -> None:
+        provider, _ = self.unstarted()
+        id = record(1).id
+        for asked in (
+            lambda: provider.resize(id, Size(1000)),
+            lambda: provider.place(id, "/kubepods/pod1", Size()),
+            lambda: provider.pin(id, "0", ""),
+        ):
+            error = await self.assertFailure(asked(), Unavailable)
+            self.assertIn("is not started", str(error))
+        for other in ("i-0123", "", id.upper()):
+            await provider.destroy(other)
+
+    def unstarted(self) -> tuple[QemuProvider, VmRecords]:
+        root = Path(self.mktemp())
+        root.mkdir()
+        context = ProviderContext(root / "state", root / "run", "c", "n")
+        records = VmRecords(ProviderPaths(root / "state" / "qemu", root / "run" / "qemu").vms)
+        records.open()
+        return QemuProvider(installed(), QemuSettings(image_dir=root / "none"), context), records
 
 
 class FoundTests(SynchronousTestCase):

@@ -20,13 +20,14 @@ from infranetes.providers.qemu.command_line import CommandLine, Fd
 from infranetes.providers.qemu.open_files import OpenFiles
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.paths import ProviderPaths
-from infranetes.providers.qemu.pod_network import load_subnet, save_subnet
+from infranetes.providers.qemu.pod_network import load_subnet, save_firewall, save_subnet
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
-from infranetes.providers.qemu.template import PARTS, Template
+from infranetes.providers.qemu.template import PARTS, Template, last_used
 from infranetes.providers.qemu.vm import Vm, on_bridge
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from infranetes_common.pod_firewall import CLOSED
 from tests.harness.needs import needs_root
 
 COMMAND_LINE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 1024, 8192, 4)
@@ -173,6 +174,19 @@ class TemplateTests(SynchronousTestCase):
             self.assertFalse(self.template.intact(), str(path))
             self.template.seal(self.template.directory)
 
+    def test_when_it_was_used_last_is_known(self) -> None:
+        self.assertEqual(last_used(self.template.directory), 0.0, "never")
+        self.template.mark_used()
+        os.utime(self.template.directory / "used", (1000.0, 1000.0))
+        self.assertEqual(last_used(self.template.directory), 1000.0)
+        self.template.mark_used()
+        self.assertGreater(last_used(self.template.directory), 1000.0)
+
+    def test_no_file_of_it_stays_open(self) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        self.template.seal(self.template.directory)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
     def test_its_images_belong_to_it(self) -> None:
         template = attrs.evolve(self.template, command_line=attrs.evolve(COMMAND_LINE, preload="key"))
         self.assertFalse(template.intact())
@@ -279,6 +293,16 @@ class HostTests(SynchronousTestCase):
         self.assertEqual(load_subnet(path, "10.3.0.0/16"), IPv4Network("10.3.0.0/16"))
         path.write_text("[")
         self.assertEqual(load_subnet(path, "10.1.0.0/16"), IPv4Network("10.1.0.0/16"))
+
+    def test_the_saved_subnet_is_the_daemons_alone_and_a_firewall_goes_twice_as_once(
+        self,
+    ) -> None:
+        path = Path(self.mktemp()) / "network.json"
+        save_subnet(path, "10.1.0.0/16", IPv4Network("10.2.0.0/24"))
+        self.assertEqual(path.parent.stat().st_mode & 0o777, 0o700)
+        for firewall in (CLOSED, None, None):
+            save_firewall(path.parent, firewall)
+            self.assertEqual((path.parent / "firewall.json").exists(), firewall is not None)
 
     def test_a_full_disk_is_told_as_one(self) -> None:
         error = as_infranetes_error(OSError(28, "No space left on device", "/x/disk.qcow2"))

@@ -17,11 +17,13 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import TestCase
 
 from infranetes.images.preload import Preload
 from infranetes.providers.interface import Instance, Progress, Size
 from infranetes.providers.qemu import bridge, clone, firewalls, launcher, record, template_boot, uids
+from infranetes.providers.qemu.pod_cgroups import PodCgroups
 from infranetes.providers.qemu.process import WatchedProcess
 from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.settings import QemuSettings
@@ -100,7 +102,11 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
     async def test_a_disk_larger_than_the_templates_is_made_so(self) -> None:
         provider = await self.started()
         for asked, sizes in (({}, []), ({"infranetes.io/disk": "30Gi"}, [30 << 30])):
-            instance = await self.running(provider, self.spec(annotations=asked))
+            with capturedLogs() as events:
+                instance = await self.running(provider, self.spec(annotations=asked))
+            [told] = [words for each in events if " runs at " in (words := formatEvent(each) or "")]
+            steps = r"files \d\.\d+, process .*, state .*, execute .*, identity .*, size \d+"
+            self.assertRegex(told, steps, "the log tells how long each step took")
             console = (self.vms() / instance.token / record.CONSOLE).read_text().splitlines()
             self.assertEqual(
                 [json.loads(each)["block_resize"] for each in console if "resize" in each], sizes
@@ -133,6 +139,10 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
         self.assertEqual(len(placed), 4)
         await provider.place(later.id, "", Size())
         self.assertEqual(len(placed), 4, "there is none to put it into")
+        await self.within(provider.stop())
+        self.patch(PodCgroups, "place", lambda groups, its, pid: place(its, pid))
+        await self.started()
+        self.assertIn((later.id, "/kubepods/pod2", pid), placed[4:], "the next daemon puts it there, too")
 
     async def test_of_one_that_failed_and_does_not_end_both_is_told(self) -> None:
         self.settings["boot_timeout"] = 0.3

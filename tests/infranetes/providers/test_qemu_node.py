@@ -14,6 +14,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import deferLater
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.interface import ProviderContext
@@ -26,7 +27,7 @@ from infranetes.providers.qemu.process import WatchedProcess, pids_by_argument
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.shares import table_of
 from infranetes_common import commands
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_netns, needs_root
 from tests.support.waiting import until
@@ -246,6 +247,27 @@ class BridgeTests(TestCase):
             entries = json.loads(said("bridge", "-j", "fdb", "show", "dev", "inftesttap"))
             self.assertEqual([each["mac"] for each in entries if each["state"] == "static"], [port.mac])
             self.assertEqual(self.addresses("inftesttap"), [])
+
+    async def test_a_port_whose_vm_ends_just_then_hinders_no_other(self) -> None:
+        await self.network.set_up(SUBNET, [])
+        ports = [BridgePort(f"inf0123456789a{at}", f"10.217.0.{at}") for at in (7, 8)]
+        for port in ports:
+            self.addCleanup(os.close, open_tap(port.tap))
+            await self.network.join(port)
+        join = self.network.join
+        joined: list[BridgePort] = []
+
+        async def fail_first(port: BridgePort) -> None:
+            if port is ports[0]:
+                raise Unavailable("its tap is gone")
+            await join(port)
+            joined.append(port)
+
+        self.patch(self.network, "join", fail_first)
+        with capturedLogs() as events:
+            await self.network.set_up(SUBNET, ports)
+        self.assertEqual(joined, ports[1:])
+        self.assertIn("its tap is gone", " ".join(map(formatEvent, events)))
 
     async def test_somebody_elses_port_is_left_alone(self) -> None:
         await self.network.set_up(SUBNET, [])

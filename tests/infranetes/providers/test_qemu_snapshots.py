@@ -223,6 +223,12 @@ class CopiedTests(FileCase, SnapshotsContract):
         await self.volumes.delete("data")
         self.assertEqual(synced, ["/snapshots", ""])
 
+    async def test_none_is_taken_while_the_volume_is_being_attached(self) -> None:
+        await self.volumes.create("data", MIB)
+        async with self.volumes._copies.none_of("data"):
+            await self.fails(Unavailable, self.volumes.snapshots.create("one", "data"))
+        await self.volumes.snapshots.create("one", "data")
+
     async def test_a_volume_of_the_name_of_a_clone_that_is_being_made_is_that_clone(self) -> None:
         await self.volumes.create("data", MIB)
         began: Deferred[None] = Deferred()

@@ -102,6 +102,15 @@ class FileTests(SynchronousTestCase):
         self.assertEqual(self.files.expand("data", 64 * MIB).size, 64 * MIB)
         self.assertEqual(self.files.free(), 0)
 
+    def test_no_file_of_them_stays_open(self) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):
+            self.files.create("one", MIB)
+            self.files.expand("one", 2 * MIB)
+            self.files.get("one")
+            self.files.delete("one")
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
     def test_sizes_and_names_that_cannot_be(self) -> None:
         for size in (0, -MIB, MIB + 1, 1 << 60):
             with self.assertRaises(OutOfRange):

@@ -97,11 +97,26 @@ class ScreenTests(SynchronousTestCase):
         again = b"\x08\x01" * 500_000
         self.assertIn("fields", self.refused("Stats", b"\x0a\xc0\x84\x3d" + again))
 
+    def test_what_comes_after_a_number_is_counted_however_long_the_number_is(self) -> None:
+        for number in (1, 127, 128, 129, 1 << 20):
+            before = vmserver.StatsResponse(machine=vmserver.Usage(time_nanos=number)).SerializeToString()
+            self.assertIn("StatsResponse.cards", self.refused("Stats", before + b"\x12\x00" * 500_000))
+
+    def test_parts_count_once_each_however_long_they_are(self) -> None:
+        answer = vmserver.StatsResponse()
+        for number in range(limits.COUNTS["infranetes.vmserver.v1.StatsResponse.cards"]):
+            answer.cards.add(name="x" * 100 + str(number))
+        (stats,) = (one for one in METHODS if one.name == "Stats")
+        self.screen.check(stats, answer.SerializeToString())
+        answer.cards.add()
+        self.assertIn("StatsResponse.cards", self.refused("Stats", answer.SerializeToString()))
+
     def test_what_no_message_can_begin_with(self) -> None:
         for method in METHODS:
             for payload in (
                 b"\xff" * 20,
                 b"\x80" * MIB,
+                b"\xff" * MIB,
                 b"\x0a\xff\xff\xff\xff\x0f",
                 b"\x0a",
                 b"\x08",
