@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.interface import Instance, InstanceState, ProviderContext, Size
@@ -117,13 +119,15 @@ class UnstartedTests(TestCase):
     async def test_it_changes_no_vm_and_one_of_another_provider_is_destroyed_already(self) -> None:
         provider, _ = self.unstarted()
         id = record(1).id
-        for asked in (
+        works: list[Callable[[], Deferred[Any]]] = [
             lambda: provider.resize(id, Size(1000)),
             lambda: provider.place(id, "/kubepods/pod1", Size()),
             lambda: provider.pin(id, "0", ""),
-        ):
-            error = await self.assertFailure(asked(), Unavailable)
-            self.assertIn("is not started", str(error))
+        ]
+        for asked in works:
+            with self.assertRaises(Unavailable) as caught:
+                await asked()
+            self.assertIn("is not started", str(caught.exception))
         for other in ("i-0123", "", id.upper()):
             await provider.destroy(other)
 
