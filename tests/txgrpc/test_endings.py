@@ -12,10 +12,10 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from tests.txgrpc.demo import Note
+from tests.txgrpc.demo import DEMO, Note
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
-from txgrpc import Code, Disconnected, GrpcError, Limits, Server
+from txgrpc import Channel, Code, Disconnected, GrpcError, Limits, Server
 from txgrpc.http2 import LAST_STREAM_ID, goaway
 from txgrpc.server import _DRAIN_PING
 
@@ -223,6 +223,32 @@ class DrainTests(MemoryCase):
         self.successResultOf(call)
         for each in drained:
             self.successResultOf(each)
+        self.assertEqual(world.clock.getDelayedCalls(), [])
+
+    def test_draining_again_gives_no_more_time(self) -> None:
+        world = self.world()
+        call = world.stub.Wait(Note())
+        world.settle()
+        drained = [world.server.drain(5)]
+        world.wait(4)
+        drained.append(world.server.drain(60))
+        world.wait(2)
+        self.assertEqual(self.code_of(call), Code.UNAVAILABLE)
+        for each in drained:
+            self.successResultOf(each)
+
+    def test_a_server_is_drained_once_the_last_client_has_left(self) -> None:
+        world = self.world()
+        other = Channel(world.clock, world.endpoint)
+        calls = [world.stub.Wait(Note(number=1000)), other.stub(DEMO).Wait(Note(number=5000))]
+        world.settle()
+        drained = world.server.drain(60)
+        world.wait(3)
+        self.successResultOf(calls[0])
+        self.assertNoResult(drained)
+        world.wait(3)
+        self.successResultOf(calls[1])
+        self.successResultOf(drained)
 
     def test_unseen_calls_go_elsewhere(self) -> None:
         """A unary call that GOAWAY says was never looked at is made again on a new connection."""

@@ -455,6 +455,24 @@ class HostileServerTests(unittest.TestCase):
             with_words = await self.status_from(*output)
             self.assertEqual((with_words.code, words in with_words.message), (code, True), with_words)
 
+    async def test_what_comes_with_the_headers_of_a_stream_is_known_while_it_goes_on(self) -> None:
+        path = socket_path(self)
+        factory: Any = Factory.forProtocol(Scripted)
+        factory.output = self.head(
+            (":status", "200"), ("content-type", "application/grpc"), ("x-from", "here")
+        )
+        port = await UNIXServerEndpoint(reactor, path).listen(factory)
+        channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
+        call = channel.stub(DEMO).Count(Note(text="x" * 60))
+        try:
+            while not call.initial_metadata:
+                await deferLater(reactor, 0.01, lambda: None)
+            self.assertEqual(dict(call.initial_metadata)["x-from"], "here")
+        finally:
+            call.cancel()
+            await channel.close()
+            await port.stopListening()
+
 
 class Scripted(Protocol):
     """Answers the first call with the factory's output, whatever it is."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial import unittest
 
 from tests.txgrpc.demo import DEMO, Note
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
-from txgrpc import Code, GrpcError, Server, Service
+from txgrpc import Code, Disconnected, GrpcError, Limits, Server, Service
 from txgrpc.service import Answer, Method
 
 
@@ -107,6 +107,23 @@ class CallTests(MemoryCase):
         call = world.stub.Fail(Note(number=int(Code.ABORTED)))
         self.assertIs(self.code_of(self.settled(world, call)), Code.ABORTED)
         self.assertTrue(self.flushLoggedErrors(ZeroDivisionError))
+
+    def test_a_method_that_is_cancelled_by_itself_has_failed(self) -> None:
+        """Its caller has not cancelled anything, and is told."""
+
+        class Cancelled:
+            async def Echo(self, request: Any, call: Any) -> Any:
+                raise CancelledError
+
+        world = self.world(services=[Service(DEMO, Cancelled())])
+        self.assertIs(self.code_of(self.settled(world, world.stub.Echo(Note()))), Code.INTERNAL)
+        self.assertTrue(self.flushLoggedErrors(CancelledError))
+
+    def test_headers_over_the_limit_end_the_call_and_far_over_it_the_connection(self) -> None:
+        world = self.world(server={"limits": Limits(max_header_list=1024)})
+        for size, kind in ((2000, GrpcError), (20_000, Disconnected)):
+            call = self.settled(world, world.stub.Echo(Note(), metadata=[("x-long", "x" * size)]))
+            self.assertIs(type(self.failureResultOf(call).value), kind)
 
     def test_responses_may_come_from_any_iterator(self) -> None:
         """Not only from a generator, which is closed when the call ends."""

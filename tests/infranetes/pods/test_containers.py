@@ -74,6 +74,18 @@ class CreateTests(ContainersTestCase):
         self.agent.create_error = None
         self.create()
 
+    def test_one_whose_creation_is_answered_too_late_is_removed_at_once(self) -> None:
+        create = self.agent.create
+
+        async def late(*arguments: Any) -> Any:
+            await create(*arguments)
+            raise DeadlineExceeded("no answer")
+
+        self.patch(self.agent, "create", late)
+        self.failureResultOf(self.start_create(), DeadlineExceeded)
+        self.assertEqual(self.agent.containers, {})
+        self.assertEqual(self.world.store.contents().containers, ())
+
     def test_no_container_is_asked_for_when_the_record_can_not_be_written(self) -> None:
         self.world.store.failing = ResourceExhausted("full")
         self.failureResultOf(self.start_create(), ResourceExhausted)
@@ -339,6 +351,7 @@ class LifeTests(ContainersTestCase):
         self.do(self.world.containers.stop(made, 0))
         record = self.kept(made)
         self.assertEqual((record.state, record.reason), (ContainerState.EXITED, "StartError"))
+        self.assertEqual(record.message, "it was stopped before it was run")
 
     def test_no_start_is_asked_for_when_it_can_not_be_recorded(self) -> None:
         made = self.create()

@@ -36,6 +36,15 @@ class PiecesTests(TestCase):
         self.assertEqual(max(map(len, pieces)), CHUNK_BYTES)
         self.assertEqual(sum(self.counted), len(self.content))
 
+    async def test_after_its_end_nothing_is_counted_again(self) -> None:
+        pieces = self.pieces()
+        async for _ in pieces:
+            pass
+        for _ in range(2):
+            with self.assertRaises(StopAsyncIteration):
+                await anext(pieces)
+        self.assertEqual(sum(self.counted), len(self.content))
+
     async def test_from_an_offset_on(self) -> None:
         found = b"".join([chunk async for chunk in self.pieces(CHUNK_BYTES + 5)])
         self.assertEqual(found, self.content[CHUNK_BYTES + 5 :])

@@ -52,6 +52,14 @@ class SeccompTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.file = Path(self.mktemp())
 
+    def test_a_path_may_be_as_long_as_the_kernel_takes(self) -> None:
+        longest = "/" + "x" * 4095
+        local = _KIND(profile_type=_KIND.Localhost, localhost_ref=longest)
+        self.assertEqual(node_files.seccomp_path(secured(seccomp=local)), longest)
+        for wrong in (longest + "x", "relative", "/nul\0"):
+            local = _KIND(profile_type=_KIND.Localhost, localhost_ref=wrong)
+            self.assertRaises(InvalidArgument, node_files.seccomp_path, secured(seccomp=local))
+
     def test_only_localhost_is_a_path(self) -> None:
         local = _KIND(profile_type=_KIND.Localhost, localhost_ref="/p/x")
         self.assertEqual(node_files.seccomp_path(secured(seccomp=local)), "/p/x")
