@@ -84,7 +84,7 @@ $(VENV_DONE): setup.py | apt-base
 		{ echo "Infranetes needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) --version 2>&1): set PYTHON=" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing into $(VENV)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,lint,bench]'
+	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable '.[test,lint,bench]'
 	@touch $@
 
 .PHONY: proto

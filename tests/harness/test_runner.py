@@ -33,7 +33,14 @@ def run(
         environment["CI"] = "1"
     with tempfile.TemporaryDirectory() as temporary:
         done = subprocess.run(
-            [sys.executable, "-m", "tests", f"--temp-directory={place or temporary}", *arguments],
+            [
+                sys.executable,
+                "-m",
+                "tests",
+                "--blocked=50",
+                f"--temp-directory={place or temporary}",
+                *arguments,
+            ],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -64,8 +64,10 @@ class Calls(Generic[D]):
         self._observer = observer
         self._pool = _DaemonThreadPool(settings.threads, settings.threads, f"infranetes.{cloud.name}")
         self._free_threads = DeferredSemaphore(settings.threads)
-        self._thread_local = threading.local()  # holds each thread's driver
         self._drivers: set[D] = set()
+        # Those that no call uses, the one that was used last at the end: so there are as many drivers, each
+        # with a session of its own, as calls at a time, not as threads. Appending and popping need no lock.
+        self._idle_drivers: list[D] = []
         self._stopped = False
         self._turns: dict[Action, Turns] = {}
         # One for each kind of call: launches may fail while everything else works.
@@ -276,32 +278,50 @@ class Calls(Generic[D]):
             self._free_threads.release()
 
     def _thd_run(self, work: Callable[[D], T]) -> T:
+        driver: D | None = None
         try:
-            return work(self._thd_driver())
+            driver = self._thd_driver()
+            result = work(driver)
         except InfranetesError:
+            self._thd_give_back(driver)
             raise
         except Exception as error:
             cloud_error = error if isinstance(error, CloudError) else self._cloud.classify(error)
             cloud_error = cloud_error or classify(error)
             if cloud_error.kind in (ErrorKind.TRANSIENT, ErrorKind.CREDENTIALS, ErrorKind.UNEXPECTED):
-                self._thd_drop_driver()  # the fault may be in its connection or credentials
+                self._thd_drop(driver)  # the fault may be in its connection or credentials
+            else:
+                self._thd_give_back(driver)
             if cloud_error.kind is ErrorKind.UNEXPECTED:
                 _log.failure("{cloud}: a call failed unexpectedly", cloud=self._cloud.name)
             raise cloud_error from error
+        self._thd_give_back(driver)
+        return result
 
     def _thd_driver(self) -> D:
-        driver: D | None = getattr(self._thread_local, "driver", None)
-        if driver is not None and not self._cloud._thd_is_current(driver):
-            self._thd_drop_driver()
-            driver = None
-        if driver is None:
-            driver = self._thread_local.driver = self._cloud._thd_connect(self._settings.call_seconds)
-            self._drivers.add(driver)
+        """Return a driver that no other call uses: the idle one that was used last, or a new one."""
+        while True:
+            try:
+                driver = self._idle_drivers.pop()
+            except IndexError:
+                break
+            is_current = False
+            try:
+                is_current = self._cloud._thd_is_current(driver)
+            finally:
+                if not is_current:
+                    self._thd_drop(driver)
+            if is_current:
+                return driver
+        driver = self._cloud._thd_connect(self._settings.call_seconds)
+        self._drivers.add(driver)
         return driver
 
-    def _thd_drop_driver(self) -> None:
-        driver: D | None = getattr(self._thread_local, "driver", None)
-        self._thread_local.driver = None
+    def _thd_give_back(self, driver: D | None) -> None:
+        if driver is not None:
+            self._idle_drivers.append(driver)
+
+    def _thd_drop(self, driver: D | None) -> None:
         if driver is not None:
             self._drivers.discard(driver)
             self._cloud._thd_disconnect(driver)

@@ -2,7 +2,7 @@
 """The interface that each cloud implements for volumes; `volumes.CloudVolumes` is common to all clouds.
 
 As with `interface.Cloud`: blocking methods named `_thd_…`, each in one of a bounded number of threads with
-that thread's own driver, retried, limited and broken off by `calls.Calls`. A call whose answer was lost is
+a driver of its own, retried, limited and broken off by `calls.Calls`. A call whose answer was lost is
 made again, so each of them is idempotent, or fails with `ErrorKind.STATE` the second time.
 
 A method that changes something returns the cloud's operation, if it has to be followed: "" where the state of

@@ -2,8 +2,8 @@
 """The interface that each cloud implements; `provider.CloudProvider` is common to all clouds.
 
 A cloud is a small class of blocking methods named `_thd_…`. Each runs in one of a bounded number of threads
-with that thread's own libcloud driver. Retries, deadlines, rate limits and circuit breaking are done by
-`calls.Calls`; what becomes of failed launches and unwanted VMs by `CloudProvider`.
+with a libcloud driver that no other call uses meanwhile. Retries, deadlines, rate limits and circuit breaking
+are done by `calls.Calls`; what becomes of failed launches and unwanted VMs by `CloudProvider`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Publishing(TestCase):
         self.ebs = SimulatedEbs(reactor, self.world)
         self.ebs.start()
         self.disk = disks.make(
-            Path(self.mktemp()) / "disk.raw", {7: b"seven", 8: bytes(BLOCK), 900: b"x" * 2 * BLOCK}
+            Path(self.mktemp()) / "disk.raw", {7: b"seven", 8: bytes(BLOCK), 90: b"x" * 2 * BLOCK}
         )
         self.journal = self.disk.with_name("disk.raw.aws.upload")
         self.publication = Publication(scan(self.disk), ImageLabel("docker"))
@@ -127,8 +127,8 @@ class PublishTests(PublishCase):
         made = await self.publish()
         [snapshot] = self.ebs.snapshots()
         id = snapshot["SnapshotId"]
-        self.assertEqual(sorted(self.ebs.blocks[id]), [0, 7, 900, 901])
-        self.assertEqual(self.ebs.content(id, 902 * BLOCK), self.disk.read_bytes()[: 902 * BLOCK])
+        self.assertEqual(sorted(self.ebs.blocks[id]), [0, 7, 90, 91])
+        self.assertEqual(self.ebs.content(id, 92 * BLOCK), self.disk.read_bytes()[: 92 * BLOCK])
         [asked] = [each for each in self.world.requests if each["Action"] == "RegisterImage"]
         expected = {
             "Architecture": "x86_64",
@@ -177,7 +177,7 @@ class InterruptedTests(PublishCase):
     async def test_a_block_whose_line_in_the_journal_is_torn_is_sent_again(self) -> None:
         await self.killed("complete_snapshot", before=True)
         lines = self.journal.read_bytes()
-        self.journal.write_bytes(lines.replace(b"900\n", b"").replace(b"901\n", b"") + b"90")
+        self.journal.write_bytes(lines.replace(b"90\n", b"").replace(b"91\n", b"") + b"9")
         await self.killed("complete_snapshot", before=True)
         self.assertEqual(self.sent(), 4 + 2)
         await self.publish()
@@ -247,7 +247,7 @@ class RefusedTests(PublishCase):
         await self.assertFailure(self.publish(), Unauthenticated)
 
     async def test_a_disk_that_changes_meanwhile_is_refused(self) -> None:
-        disks.make(self.disk, {7: b"other", 8: bytes(BLOCK), 900: b"x" * 2 * BLOCK})
+        disks.make(self.disk, {7: b"other", 8: bytes(BLOCK), 90: b"x" * 2 * BLOCK})
         error = await self.assertFailure(self.publish(), InfranetesError)
         self.assertIn("Checksum mismatch", str(error))
 

@@ -76,7 +76,7 @@ class ManagedClass(Protocol):
 
 
 class Driver(VSphereNodeDriver):  # type: ignore[misc]
-    """One thread's driver.
+    """A driver, for one call at a time.
 
     :ivar rest: for calls that only vCenter's REST interface has. :ivar storage: for volumes, in a session of
         its own that begins when it is used, as their calls are of a newer release."""
@@ -86,14 +86,11 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
         self.rest = rest
         self.storage = storage
         self.connection = vim.ServiceInstance("ServiceInstance", session)
-        self._content: ServiceContent | None = None
 
     @property
     def content(self) -> ServiceContent:
         """The vCenter's managers, which never change."""
-        if self._content is None:
-            self._content = cast(ServiceContent, self.connection.RetrieveContent())
-        return self._content
+        return self.session.content
 
     def object(self, kind: ManagedClass, id: str) -> Any:  # Any: an object of `kind`
         """Return a managed object by its id, without asking whether it exists."""

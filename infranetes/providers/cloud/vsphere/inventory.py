@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the configuration names, found in the vCenter's inventory and cached for a while.
 
-Cached managed objects are only named in requests: their methods would use another thread's driver.
+Cached managed objects are only named in requests: their methods would use another call's driver.
 """
 
 from __future__ import annotations

@@ -322,7 +322,7 @@ class EventManager(Protocol):
     def QueryEvents(self, filter: DataObject) -> Sequence[Event]: ...
 
 
-class SessionManager(Protocol):
+class SessionManager(ManagedObject, Protocol):
     """The vCenter's sessions."""
 
     def Login(self, username: str, password: str, locale: str | None) -> DataObject: ...

@@ -47,7 +47,7 @@ _ERRORS = {
 
 
 class Rest:
-    """One thread's connection. Logs in with the first request, and once more when the session has expired.
+    """One call's connection. Logs in with the first request, and anew when its session is over.
 
     :param timeout: seconds that one answer may take."""
 

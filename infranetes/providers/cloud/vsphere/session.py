@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread's session at a vCenter, which is renewed when it has expired.
+"""A session at a vCenter, which is renewed when it has expired.
 
 libcloud's own login can't be used: when the server's certificate does not verify, 3.4.1 sends the password
 all the same, over a connection that is not verified, and says nothing. It has no deadline for answers and
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pyVim.connect import VimSessionOrientedStub
-from pyVmomi import SoapStubAdapter, vim
+from pyVmomi import SoapStubAdapter, StubAdapterBase, vim
 
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.pyvmomi_types import ManagedObject, ServiceContent, SessionManager
@@ -56,6 +56,15 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
         super().__init__(stub, self._log_in)
         self._username = username
         self._password_file = password_file
+        self._content: ServiceContent | None = None
+
+    @property
+    def content(self) -> ServiceContent:
+        """The vCenter's managers, which never change. Asked for without a session, as its manager is one."""
+        if self._content is None:
+            instance = vim.ServiceInstance("ServiceInstance", _WithoutLogin(self))
+            self._content = instance.RetrieveContent()
+        return self._content
 
     def InvokeMethod(
         self, mo: ManagedObject, info: _MethodInfo, args: Sequence[object]
@@ -91,18 +100,34 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
         if self.state == self.STATE_AUTHENTICATED:
             self.soapStub.schemeArgs["timeout"] = GOODBYE_SECONDS
             with contextlib.suppress(Exception):
-                _manager(self.soapStub).Logout()
+                self._manager().Logout()
         self.expired()
         self.soapStub.DropConnections()
 
     def _log_in(self, stub: SoapStubAdapter) -> None:
         password = _thd_password(self._password_file)
-        _manager(stub).Login(self._username, password, None)
+        self._manager().Login(self._username, password, None)
+
+    def _manager(self) -> SessionManager:
+        """Return what logs in and out: its calls are made without a login."""
+        manager: SessionManager = vim.SessionManager(self.content.sessionManager._moId, self.soapStub)
+        return manager
 
 
-def _manager(stub: SoapStubAdapter) -> SessionManager:
-    content: ServiceContent = vim.ServiceInstance("ServiceInstance", stub).RetrieveContent()
-    return content.sessionManager
+class _WithoutLogin(StubAdapterBase):  # type: ignore[misc]
+    """Sends requests of a session without a login. The objects in the answers use the session."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.version)
+        self._session = session
+
+    def InvokeMethod(
+        self, mo: ManagedObject, info: _MethodInfo, args: Sequence[object]
+    ) -> Any:  # Any: each method has an answer of its own
+        status, answer = self._session.soapStub.InvokeMethod(mo, info, args, self._session)
+        if status != 200:
+            raise answer
+        return answer
 
 
 def tls_context(ca_file: Path | None) -> ssl.SSLContext:

@@ -162,6 +162,11 @@ class CostTests(VsphereCase, TestCase):
     def own(self, begun: int) -> list[str]:
         return [one["Action"] for one in self.world.requests[begun:] if one["Action"] != LIST]
 
+    async def test_a_start_logs_in_once_and_asks_for_the_managers_once(self) -> None:
+        await self.started_for_requests()
+        asked = [one["Action"] for one in self.world.requests]
+        self.assertEqual((asked.count("Login"), asked.count("RetrieveServiceContent")), (1, 1), asked)
+
     async def test_the_life_of_a_later_pod_is_five_requests(self) -> None:
         provider = await self.started_for_requests()
         self.world.clone_seconds = 1.0
