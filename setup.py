@@ -127,7 +127,7 @@ setup(
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [
-            "infranetes-ctl=infranetes.ctl:main",
+            "infranetes-ctl=infranetes.ctl.__main__:main",
             "infranetes-guest=infranetes.publish.command:main",
             "infranetes-flexvolume=infranetes.flexvolume.cli:main",
         ],

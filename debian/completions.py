@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from infranetes.control import cli as ctl
+from infranetes.ctl import cli as ctl
 from infranetes.publish import command as guest
 
 # Finds what may come next; the same in both shells.

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["COLUMNS"] = "10000"  # each usage in one line
 
 from infranetes import service as node
-from infranetes.control import cli as ctl
-from infranetes.control import config_files
+from infranetes.ctl import cli as ctl
+from infranetes.ctl import config_files
 from infranetes.flexvolume import cli as flexvolume
 from infranetes.publish import command as guest
 from infranetes_common import __version__, config_reference

@@ -97,7 +97,7 @@ class Demo:
 
     async def wait_for_a_look(self) -> None:
         """Leave everything as it is until Ctrl-C."""
-        ctl = f"{sys.executable} -m infranetes.control.cli --config {self.options.state}/infranetes.toml"
+        ctl = f"{sys.executable} -m infranetes.ctl.cli --config {self.options.state}/infranetes.toml"
         self.report.say("\nA step failed. Daemon and VM are kept until Ctrl-C. To look at them:")
         self.report.say(f"     less {self.daemon.log}")
         self.report.say(f"     {ctl} pods    # describe, logs, console, enter POD")

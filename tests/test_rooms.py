@@ -29,6 +29,8 @@ NEVER = {
     "infranetes.csi": ("infranetes.cri", "infranetes.pods", "infranetes.machines", "infranetes.daemon"),
     "infranetes.overlay": ("infranetes.cri", "infranetes.pods", "infranetes.machines"),
     "infranetes.delegate": (*ABOVE_KUBERNETES, "infranetes.daemon", "infranetes.control"),
+    "infranetes.control": ("infranetes.ctl",),
+    "infranetes.ctl": ("infranetes.cri", "infranetes.machines", "infranetes.control"),
     "infranetes.pods": ("infranetes.cri", "infranetes.daemon", "infranetes.control", *MONITORING),
     "infranetes.cri": MONITORING,
     "infranetes_simulation.farm": ("infranetes",),

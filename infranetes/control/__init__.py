@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infranetes-ctl and the daemon's side of it."""
+"""The daemon's side of infranetes-ctl: the calls on its control socket."""

@@ -42,7 +42,7 @@ class KeptDemoTests(SynchronousTestCase):
             shown = ""
             for line in lines:
                 shown += line
-                if "infranetes.control.cli" in line:
+                if "infranetes.ctl.cli" in line:
                     break
             log = re.search(r"^ +less (\S+)$", shown, flags=re.M)
             assert log is not None, shown

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.control.commands import COMMANDS
+from infranetes.ctl.commands import COMMANDS
 from tests.docs.zsh import ALL, Zsh
 from tests.harness.needs import needs_programs
 

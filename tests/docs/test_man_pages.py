@@ -14,8 +14,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes import service as node
 from infranetes.config import Config
-from infranetes.control import cli as ctl
-from infranetes.control.commands import COMMANDS
+from infranetes.ctl import cli as ctl
+from infranetes.ctl.commands import COMMANDS
 from infranetes.providers import registry
 from infranetes_common.config_text import defaults
 from tests.harness.needs import needs_programs

@@ -21,7 +21,7 @@ from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.threads import deferToThread
 
 from infranetes.authority import Authority
-from infranetes.control.cli import ask, parser, socket_of
+from infranetes.ctl.cli import ask, parser, socket_of
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.overlay.config import OverlayConfig

@@ -24,7 +24,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.threads import deferToThread
 from twisted.web.client import Agent, readBody
 
-from infranetes.control.cli import DOWN
+from infranetes.ctl.cli import DOWN
 from infranetes.guest import shims
 from infranetes.pods.node_names import node_dns
 from infranetes_common.wire import cri
@@ -359,7 +359,7 @@ class KilledDaemonTests(PodCase):
         program = [
             sys.executable,
             "-m",
-            "infranetes.control.cli",
+            "infranetes.ctl.cli",
             "--config",
             str(self.root / "infranetes.toml"),
         ]

@@ -17,7 +17,7 @@ from tests.support import warm
 ROOT = Path(__file__).resolve().parents[2]
 DAEMONS = ("infranetes", "vmserver")
 PROGRAMS = {
-    "infranetes-ctl": ["-m", "infranetes.control.cli"],
+    "infranetes-ctl": ["-m", "infranetes.ctl.cli"],
     "infranetes-flexvolume": ["-m", "infranetes.flexvolume.cli"],
     "infranetes-guest": ["-m", "infranetes.publish.command"],
 }

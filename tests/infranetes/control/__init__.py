@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""infranetes-ctl, and what the daemon answers to it."""
+"""What the daemon answers to infranetes-ctl."""

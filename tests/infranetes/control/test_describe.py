@@ -10,8 +10,8 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred
 from zope.interface import alsoProvides
 
-from infranetes.control import render
 from infranetes.control.describe import DescribeCalls
+from infranetes.ctl import render
 from infranetes.monitoring.gauges import node_gauges
 from infranetes.pods.inventory import PAST_SANDBOXES
 from infranetes.providers.interface import ICountsRefusals, Refused, Share

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from infranetes.control import policies as module
 from infranetes.control.policies import PolicyCalls
-from infranetes.control.render import as_json, as_text
+from infranetes.ctl.render import as_json, as_text
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.watch import Put
 from infranetes.policies.cluster import ClusterPolicies

@@ -12,8 +12,8 @@ import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from infranetes.control import render
 from infranetes.control.service import ControlService, size_words
+from infranetes.ctl import render
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pooled import Purpose

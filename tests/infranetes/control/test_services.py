@@ -13,10 +13,10 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.control import services as module
-from infranetes.control.arguments import destination
-from infranetes.control.cli import parser
-from infranetes.control.render import as_json, as_text
 from infranetes.control.services import ServiceCalls
+from infranetes.ctl.arguments import destination
+from infranetes.ctl.cli import parser
+from infranetes.ctl.render import as_json, as_text
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.fields import Name
 from infranetes.services.cluster import ClusterServices

@@ -10,10 +10,10 @@ from typing import Any
 
 from zope.interface import alsoProvides
 
-from infranetes.control import calls as asking
-from infranetes.control import cli
-from infranetes.control.render import as_json, as_text
 from infranetes.control.sizes import SizeCalls
+from infranetes.ctl import calls as asking
+from infranetes.ctl import cli
+from infranetes.ctl.render import as_json, as_text
 from infranetes.providers.interface import Size
 from infranetes.providers.size_choices import IChoosesSizes, SizeChoice, SizeOnOffer
 from infranetes_common.concurrency import start

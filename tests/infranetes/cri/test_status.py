@@ -9,9 +9,9 @@ from argparse import Namespace
 from typing import Any
 
 import twisted
-from infranetes.control.render import as_json, as_text
 from infranetes.control.service import ControlService
 from infranetes.cri.status import CLUSTER_CONDITION, StatusCalls
+from infranetes.ctl.render import as_json, as_text
 from infranetes_common import __version__
 from infranetes_common.wire import control, cri
 from tests.infranetes.cri.support import NO_CALL

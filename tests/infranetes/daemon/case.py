@@ -155,7 +155,7 @@ class DaemonCase(KeptCase, TestCase):
             return
         yield f"tail -f {self.root}/daemon.log    # of process {self.process.pid}"
         yield f"{ROOT}/build/tools/crictl --runtime-endpoint unix://{self.socket} pods"
-        ctl = f"{sys.executable} -m infranetes.control.cli --config {self.root}/infranetes.toml"
+        ctl = f"{sys.executable} -m infranetes.ctl.cli --config {self.root}/infranetes.toml"
         yield f"cd {ROOT}; {ctl} pods    # describe, logs, console POD"
 
     # ---- the process

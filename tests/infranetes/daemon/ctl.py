@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.internet.threads import deferToThread
 
-from infranetes.control.cli import DONE, ask, parser, socket_of
+from infranetes.ctl.cli import DONE, ask, parser, socket_of
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.support import warm
 
@@ -33,7 +33,7 @@ class CtlCase(DaemonCase):
 
     async def command(self, *arguments: str, code: int = DONE) -> str:
         """The same in a process of its own."""
-        program = warm.command("-m", "infranetes.control.cli", *arguments)
+        program = warm.command("-m", "infranetes.ctl.cli", *arguments)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = await deferToThread(
             subprocess.run, program, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=100

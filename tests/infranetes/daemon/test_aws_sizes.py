@@ -8,7 +8,7 @@ import io
 import json
 from typing import Any
 
-from infranetes.control.cli import DONE, FAILED, ask, parser, socket_of
+from infranetes.ctl.cli import DONE, FAILED, ask, parser, socket_of
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import reactor
 from tests.infranetes.daemon.cloud import CloudDaemonCase

@@ -10,8 +10,8 @@ import stat
 import tarfile
 from typing import Any
 
-from infranetes.control.cli import DONE, FAILED
 from infranetes.cri.status import CLUSTER_CONDITION
+from infranetes.ctl.cli import DONE, FAILED
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.ctl import CtlCase

@@ -10,7 +10,7 @@ import signal
 from typing import Any
 
 from infranetes.config import CONTROL_SOCKET
-from infranetes.control.cli import DONE, ask, parser, socket_of
+from infranetes.ctl.cli import DONE, ask, parser, socket_of
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase, reactor

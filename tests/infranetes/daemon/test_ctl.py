@@ -14,8 +14,8 @@ from typing import IO
 from twisted.internet.threads import deferToThread
 
 from infranetes.config import CONTROL_SOCKET
-from infranetes.control.cli import DONE, DOWN, FAILED, INTERRUPTED, USAGE
-from infranetes.control.commands import COMMANDS
+from infranetes.ctl.cli import DONE, DOWN, FAILED, INTERRUPTED, USAGE
+from infranetes.ctl.commands import COMMANDS
 from infranetes.pods.store import FILE
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
@@ -136,7 +136,7 @@ class CtlTests(CtlCase):
         """Start `COMMAND --watch`, and return the process and its output."""
         # A shell that starts the tests in the background has them, and their children, ignore SIGINT.
         config = str(self.root / "infranetes.toml")
-        program = warm.command("-m", "infranetes.control.cli", command, "--watch", "--config", config)
+        program = warm.command("-m", "infranetes.ctl.cli", command, "--watch", "--config", config)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         watching = subprocess.Popen(
             ["env", "--default-signal=INT", *program], stdout=subprocess.PIPE, env=environment, text=True

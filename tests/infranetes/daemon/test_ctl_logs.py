@@ -8,7 +8,7 @@ import subprocess
 
 from twisted.internet.threads import deferToThread
 
-from infranetes.control.cli import DONE, FAILED
+from infranetes.ctl.cli import DONE, FAILED
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
@@ -57,7 +57,7 @@ class LogTests(CtlCase):
         script = f"echo line 0; {wait}; for i in 1 2 3 4 5; do echo line $i; sleep 0.2; done"
         container = await self.run_container(sandbox, self.box(script=script))
         config = str(self.root / "infranetes.toml")
-        program = warm.command("-m", "infranetes.control.cli", "logs", "web", "-f", "--config", config)
+        program = warm.command("-m", "infranetes.ctl.cli", "logs", "web", "-f", "--config", config)
         following = subprocess.Popen(program, stdout=subprocess.PIPE, cwd=ROOT, text=True)
         self.addCleanup(following.wait)
         self.addCleanup(following.kill)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from infranetes.control.cli import FAILED
+from infranetes.ctl.cli import FAILED
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.ctl import CtlCase

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from twisted.internet.threads import deferToThread
 
-from infranetes.control.cli import DONE, DOWN, FAILED, INTERRUPTED
+from infranetes.ctl.cli import DONE, DOWN, FAILED, INTERRUPTED
 from tests.contract.container_sessions import living
 from tests.harness.durations import slow
 from tests.harness.needs import needs_registry
@@ -49,7 +49,7 @@ class EnterCase(CtlCase):
     def words(self, *words: str) -> list[str]:
         """Return the arguments of Python that enter the pod."""
         config = str(self.root / "infranetes.toml")
-        return ["-m", "infranetes.control.cli", "--config", config, "enter", *words]
+        return ["-m", "infranetes.ctl.cli", "--config", config, "enter", *words]
 
     @property
     def surroundings(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ import sys
 import threading
 
 IMPORTED = (
-    "infranetes.control.cli",
+    "infranetes.ctl.cli",
     "infranetes.flexvolume.cli",
     "infranetes.providers.cloud.aws",
     "infranetes.providers.cloud.azure",

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session of one run of infranetes-ctl: its command line, its connection and its output."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import attrs
+
+from infranetes.ctl.arguments import DEFAULT_CONFIG
+from infranetes_common.reactors import IReactor
+from txgrpc.client import Stub
+
+DONE, FAILED, USAGE, DOWN, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit statuses."""
+
+
+def config_file(options: argparse.Namespace) -> Path | None:
+    """Return the file of the daemon's configuration; None: there is none."""
+    if options.config is None and DEFAULT_CONFIG.exists():
+        return DEFAULT_CONFIG
+    given: Path | None = options.config
+    return given
+
+
+@attrs.frozen
+class Session:
+    """A command that is being carried out.
+
+    :ivar stub: asks the daemon's Control service. :ivar options: what the command line says.
+    """
+
+    reactor: IReactor
+    stub: Stub
+    options: argparse.Namespace
+
+    def print(self, text: str) -> None:
+        """Print a line, at once: a reader at the other end of a pipe waits for it."""
+        print(text, flush=True)
+
+    def write(self, text: str) -> None:
+        """Print text without ending the line, at once."""
+        print(text, end="", flush=True)
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether a person sees the output as it is printed."""
+        return sys.stdout.isatty()
