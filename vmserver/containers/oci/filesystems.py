@@ -132,11 +132,16 @@ def _thd_make(container: OciContainer, layers: list[Path], mapped: _Mapped | Non
         if mapped is not None:
             check_passable(container.root)
             os.chown(container.written, mapped.users.uids.first, mapped.users.gids.first)
-        if not os.path.ismount(container.root):
+        if not _is_mounted(container):
             with _as_seen(layers, mapped, container.directory / _MAPPED) as seen:
                 mount_rootfs(seen, container.written, work, container.root)
     except OSError as error:
         raise unwritable(container.directory, error) from error
+
+
+def _is_mounted(container: OciContainer) -> bool:
+    """Return whether its root is mounted; without layers, a directory of the same file system is."""
+    return os.path.ismount(container.root) or os.path.samefile(container.root, container.written)
 
 
 def _as_seen(
