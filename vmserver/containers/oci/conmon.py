@@ -319,22 +319,20 @@ class Watch:
 
 def _conmon_pid(container: Monitored) -> int:
     """Return the pid of a container's conmon; 0 if it does not run."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         pid = int((container.bundle / "conmon.pid").read_text())
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):
-        return 0
-    return pid if f"--cid={container.id}".encode() in words else 0
+        if f"--cid={container.id}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return pid
+    return 0
 
 
 def _configured_cgroup(container: Monitored) -> str:
     """Return the path of the container's cgroup; empty: it has none of its own."""
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         path = json.loads((container.bundle / "config.json").read_text())["linux"]["cgroupsPath"]
         cgroup.Cgroup(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ""
-    return str(path)
+        return str(path)
+    return ""
 
 
 def _unlink(container: Monitored) -> None:

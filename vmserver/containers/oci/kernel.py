@@ -80,7 +80,7 @@ def _rlimits(nr_open: Path, raise_them: bool) -> dict[str, int]:
         allowed = _UNLIMITED if raise_them or own == resource.RLIM_INFINITY else own
         found[name] = min(value, allowed)
     most = _text(nr_open)
-    if most.isascii() and most.isdecimal():
+    if most.isdecimal():
         found["RLIMIT_NOFILE"] = min(found["RLIMIT_NOFILE"], int(most))
     return found
 

@@ -102,7 +102,7 @@ class OciProvider:
         self._creating: KeyedLock[str] = KeyedLock()
         self._needed: Counter[str] = Counter()  # the images of containers being created
         self._image_removals: set[str] = set()
-        self._lock = -1  # the descriptor that locks the state directory
+        self._lock: int | None = None  # the descriptor that locks the state directory
 
     # Starting and stopping
 
@@ -114,7 +114,7 @@ class OciProvider:
                 "deadline"
             )
         self._make_directories()
-        if self._lock < 0:
+        if self._lock is None:
             self._lock = await locked(self._reactor, self._config.directory)
         await self._crun.mount(self._own / _PROGRAM)
         for directory in await self._index.load():
@@ -144,8 +144,8 @@ class OciProvider:
     async def stop(self) -> None:
         self._usage.stop()
         await self._lifecycle.stop()
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
+        lock, self._lock = self._lock, None
+        if lock is not None:
             os.close(lock)
 
     def watch(self, changed: Changed, removed: Removed) -> None:

@@ -71,7 +71,7 @@ class ContainerStdin(FileDescriptor):
         path, inode = self._found
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # no process has it open for reading, or conmon has closed it
+        except OSError:  # conmon has closed it
             self.close()
             return
         if not _is_pipe(self._fd, inode):  # conmon has closed it, and has opened another file
