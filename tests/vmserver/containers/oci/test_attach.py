@@ -68,6 +68,7 @@ class ConnectTests(SynchronousTestCase):
             while True:
                 self.socket().connect(self.path)
         self.clock = Clock()
+        self.descriptors = len(os.listdir("/proc/self/fd"))
         self.connecting = start(attaching._connect(self.clock, self.bundle))
 
     def socket(self) -> socket.socket:
@@ -82,13 +83,21 @@ class ConnectTests(SynchronousTestCase):
             while True:
                 self.addCleanup(self.conmon.accept()[0].close)
         self.clock.pump([0.2])
-        self.addCleanup(self.successResultOf(self.connecting).close)
+        self.successResultOf(self.connecting).close()
 
     def test_it_does_not_wait_for_ever(self) -> None:
         self.clock.pump([0.2] * int(attaching.CONNECT_SECONDS / 0.2 - 1))
         self.assertNoResult(self.connecting)
         self.clock.pump([0.2] * 5)
         self.assertIn("can't be reached", str(self.failureResultOf(self.connecting, Unavailable).value))
+        self.assertEqual(len(os.listdir("/proc/self/fd")), self.descriptors)
+
+    def test_another_failure_says_what_it_is_at_once(self) -> None:
+        self.connecting.addErrback(lambda _: None).cancel()
+        bundle = Path(self.mktemp())
+        bundle.write_text("")
+        failure = self.failureResultOf(start(attaching._connect(self.clock, bundle)), Unavailable)
+        self.assertIn("Not a directory", str(failure.value))
 
 
 class AttachTests(CrunCase):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import sleep, start
@@ -278,6 +280,9 @@ class ConmonTests(CrunCase):
         for script, words in (
             ("echo no memory >&2", "conmon failed: no memory"),
             ("printf 'no \\377' >&2", "conmon failed: no \N{REPLACEMENT CHARACTER}"),
+            ("pwd >&2", str(container.bundle)),
+            ("echo $TMPDIR >&2", str(container.bundle)),
+            ("env | grep -c HOME >&2", "0"),
             ("echo '{}' >&3", "without an error message"),
             ("echo '[]' >&3", "without an error message"),
             ("echo 'no json' >&3", "without an error message"),
@@ -289,6 +294,34 @@ class ConmonTests(CrunCase):
                 await Conmon(reactor, self.crun, str(failing), group=CONMONS).create(container)
             self.assertIn(words, str(caught.exception))
             self.assertLess(len(str(caught.exception)), 65536 + 100)
+
+    async def test_what_conmon_says_may_have_any_character(self) -> None:
+        container = self.monitored("true")
+        failing = self.directory / "failing"
+        failing.touch(0o755)
+        said = r'{"pid": -1, "message": "no\t\377"}\n'
+        failing.write_text(f"#!/bin/sh\nprintf '{said}' >&3\nsleep 600\n")
+        with self.assertRaises(CannotRun) as caught:
+            await Conmon(reactor, self.crun, str(failing), group=CONMONS).create(container)
+        self.assertEqual(str(caught.exception), "no\t\N{REPLACEMENT CHARACTER}")
+
+    async def test_where_it_can_have_no_cgroup_conmon_stays_in_the_agents(self) -> None:
+        def fails(*_: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        self.patch(cgroup, "join", fails)
+        with capturedLogs() as events:
+            made = await self.started("sh", "-c", "exit 5")
+        self.assertEqual(len(events), 1)
+        self.assertEqual((await self.end(made)).code, 5)
+
+    async def test_a_watch_that_is_closed_at_once_tells_nothing(self) -> None:
+        made = await self.started("true")
+        await self.end(made)
+        exits: list[Exit] = []
+        self.conmon.watch(made.container, made.process, exits.append).close()
+        await sleep(reactor, 0)
+        self.assertEqual(exits, [])
 
     async def test_what_crun_says_of_one_that_has_no_conmon_is_told_if_it_fails(self) -> None:
         program = self.directory / "program"

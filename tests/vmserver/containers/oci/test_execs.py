@@ -251,6 +251,24 @@ class ExecTests(CrunCase):
         await session.resize(10, 10)
         await session.write(b"too late")
 
+    async def test_a_terminal_whose_command_can_not_be_run_leaves_no_socket(self) -> None:
+        class Full:
+            """A reactor that can start no process."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(reactor, name)
+
+            def spawnProcess(self, *_: object, **__: object) -> None:
+                raise BlockingIOError("no more processes")
+
+        made = await self.started("sleep", "600")
+        full: Any = Full()
+        self.execs = Execs(full, self.crun, self.directory / "x")
+        for streams in (ALL, TERMINAL):
+            with self.assertRaises(BlockingIOError):
+                await self.opened(made, streams, "true")
+        await self.until(lambda: os.listdir(self.directory / "x") == [], "no socket is left")
+
     async def test_the_end_of_a_command_with_a_terminal_is_told_at_once(self) -> None:
         """Only what it leaves behind is waited for."""
         made = await self.started("sleep", "600")

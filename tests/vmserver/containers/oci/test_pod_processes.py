@@ -90,7 +90,7 @@ class PodProcessesTests(SynchronousTestCase):
     def setUp(self) -> None:
         top = Path(tempfile.mkdtemp(prefix="pod-processes-"))
         self.addCleanup(shutil.rmtree, top)
-        self.directory = top / "init"
+        self.directory = top / "state" / "init"
         self.patch(module, "run_in_thread", self.in_this_thread)
         self.strays: list[str] = []
         self.patch(module, "kill_strays", self.strays.append)
@@ -118,6 +118,13 @@ class PodProcessesTests(SynchronousTestCase):
         self.assertEqual(spec["linux"]["cgroupsPath"], f"/none/{bundle.name}")
         self.assertEqual(sorted(os.listdir(bundle / "rootfs")), ["dev", "lib", "lib64", "usr"])
         self.assertEqual(self.strays, [])
+
+    def test_its_directories_are_passable_and_nobody_elses_to_write_to(self) -> None:
+        self.addCleanup(os.umask, os.umask(0))
+        self.successResultOf(self.got())
+        (bundle,) = self.crun.started
+        for directory in (self.directory, bundle, bundle / "rootfs", bundle / "rootfs" / "dev"):
+            self.assertEqual(directory.stat().st_mode & 0o777, 0o755, directory)
 
     def test_one_that_has_ended_is_replaced(self) -> None:
         self.successResultOf(self.got())

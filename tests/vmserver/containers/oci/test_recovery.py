@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
@@ -23,7 +24,8 @@ from tests.support import warm
 from tests.vmserver.containers.oci.killed_agent import ID, container_config
 from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.containers.oci import lock, record
-from vmserver.containers.oci.runtime import CALL_SECONDS
+from vmserver.containers.oci import provider as providers
+from vmserver.containers.oci.runtime import CALL_SECONDS, Status
 from vmserver.mounts import unmount
 
 MAX_STEPS = 80
@@ -182,8 +184,8 @@ class FailureTests(OciCase, TestCase):
         await self.provider.remove(id)
         self.assertIsNone(await self.state(id))
 
-    async def test_the_pods_first_process_waits_for_a_container_that_is_being_created(self) -> None:
-        first = await self.run_container("sleep", "600")
+    def slowly_made(self) -> Deferred[None]:
+        """Let containers be made only once this fires."""
         making: Deferred[None] = Deferred()
         make = self.provider._bundles.make
 
@@ -192,6 +194,50 @@ class FailureTests(OciCase, TestCase):
             await making
 
         self.patch(self.provider._bundles, "make", slowly)
+        return making
+
+    async def test_an_image_stays_while_a_container_is_made_of_it(self) -> None:
+        making = self.slowly_made()
+        creating = start(self.create("true"))
+        words = await self.refused(FailedPrecondition, self.provider.remove_image(self.image_id))
+        self.assertIn(self.image_id, words)
+        making.callback(None)
+        await self.provider.start_container(await creating)
+
+    async def test_of_an_image_that_is_being_removed_no_container_is_made(self) -> None:
+        releasing: Deferred[None] = Deferred()
+
+        async def slowly(image_id: str) -> None:
+            await releasing
+
+        self.patch(self.provider._files, "release", slowly)
+        removing = self.provider.remove_image(self.image_id)
+        words = await self.refused(FailedPrecondition, self.create("true"))
+        self.assertIn("is being removed", words)
+        releasing.callback(None)
+        await removing
+        self.assertEqual(await self.provider.images(), [])
+
+    async def test_one_that_does_not_end_though_it_is_killed_is_told(self) -> None:
+        self.patch(providers, "END_SECONDS", 0.1)
+        id = await self.run_container("sleep", "600")
+        patched = self.patch(Status, "kill", lambda status: None)
+        words = await self.refused(Unavailable, self.provider.stop_container(id, 0))
+        self.assertIn("does not end", words)
+        patched.restore()
+        self.patch(providers, "END_SECONDS", 60.0)
+        self.assertEqual((await self.provider.stop_container(id, 0)).exit_code, 137)
+
+    async def test_a_directory_that_can_not_be_made_is_named(self) -> None:
+        (self.base / "file").touch()
+        config = attrs.evolve(self.config, directory=self.base / "file" / "oci")
+        other = providers.OciProvider(installed(), config, self.etc, self.base / "other")
+        self.assertIn(str(config.directory), await self.refused(FailedPrecondition, other.start()))
+        await other.stop()
+
+    async def test_the_pods_first_process_waits_for_a_container_that_is_being_created(self) -> None:
+        first = await self.run_container("sleep", "600")
+        making = self.slowly_made()
         creating = start(self.create("true"))
         await self.provider.remove(first)
         self.assertEqual(len(os.listdir(self.config.directory / "init")), 1)

@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.reactors import installed
 from vmserver.containers.oci import runtime
 from vmserver.containers.oci.runtime import Crun
@@ -98,6 +98,40 @@ class StartTests(RuntimeCase):
             await self.crun.start("c1")
         self.assertIn("ended while it was started", str(caught.exception))
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+
+class DeleteTests(RuntimeCase):
+    """A script stands for crun."""
+
+    def program(self, script: str) -> None:
+        program = self.root / "crun"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        self.crun = Crun(installed(), self.root, str(program))
+
+    async def test_one_that_can_not_be_deleted_says_why_unless_it_is_gone(self) -> None:
+        self.write()
+        self.program("echo it is busy; exit 1")
+        with self.assertRaises(Unavailable) as caught:
+            await self.crun.delete("c1")
+        self.assertIn("container c1 can't be deleted: it is busy", str(caught.exception))
+        self.program(f"rm {self.fifo.parent / 'status'}; exit 1")
+        for _ in range(2):
+            await self.crun.delete("c1")
+            self.assertFalse(self.fifo.parent.exists())
+
+    async def test_of_one_that_crun_has_not_recorded_yet_the_files_are_deleted(self) -> None:
+        self.waiting()
+        self.program("exit 1")
+        await self.crun.delete("c1")
+        self.assertFalse(self.fifo.parent.exists())
+
+    async def test_limits_that_are_refused_are_told_in_cruns_words(self) -> None:
+        self.program(f"cat >{self.root}/said; echo too few; exit 1")
+        with self.assertRaises(InvalidArgument) as caught:
+            await self.crun.update("c1", {"cpu": {"shares": 2}})
+        self.assertIn("too few", str(caught.exception))
+        self.assertEqual(json.loads((self.root / "said").read_text()), {"cpu": {"shares": 2}})
 
 
 class OpenedTests(RuntimeCase):

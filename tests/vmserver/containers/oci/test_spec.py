@@ -280,7 +280,8 @@ class MountTests(Refusing):
         self.refused("config.mounts '/m'", self.options, propagation=slave, **recursive)
         self.refused("config.mounts '/m'", self.options, propagation=17)
         mapping = [cri.IDMapping(length=1)]
-        self.refused("id-mapped", self.options, uidMappings=mapping, gidMappings=mapping)
+        for fields in ({"uidMappings": mapping}, {"gidMappings": mapping}):
+            self.refused("id-mapped", self.options, **fields)
 
     def test_the_roots_propagation_lets_the_mounts_through(self) -> None:
         both, slave = cri.PROPAGATION_BIDIRECTIONAL, cri.PROPAGATION_HOST_TO_CONTAINER

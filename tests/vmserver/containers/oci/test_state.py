@@ -133,7 +133,7 @@ class IndexTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.top = Path(tempfile.mkdtemp(prefix="index-"))
         self.addCleanup(shutil.rmtree, self.top)
-        self.directory = self.top / "containers"
+        self.directory = self.top / "state" / "containers"
         self.patch(index_module, "run_in_thread", self.in_this_thread)
         self.told: list[str] = []
         self.index = self.made()

@@ -147,6 +147,17 @@ class StdinTests(TestCase):
         pipe.finish(lambda: told.append(1))
         self.assertEqual(told, [1])
 
+    async def test_what_comes_after_conmon_has_closed_it_is_dropped(self) -> None:
+        conmon = self.conmon("read x; exec >&-;")
+        pipe = self.found(conmon.pid)
+        assert conmon.stdin is not None
+        conmon.stdin.write(b"\n")
+        conmon.stdin.flush()
+        await self.over()
+        for _ in range(2):
+            pipe.write(b"x" * 1_000_000)
+            await within(reactor, 20.0, start(pipe.gate.wait()), "the writer")
+
     async def test_the_pipe_that_reported_the_creation_is_not_taken_for_it(self) -> None:
         conmon = self.conmon("exec 3>&1 >/dev/null;")
         at = Path(f"/proc/{conmon.pid}/fd/1")

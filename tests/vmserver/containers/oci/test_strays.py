@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -38,6 +39,13 @@ class StrayTests(SynchronousTestCase):
         kill_strays("c1")
         self.assertEqual([each.wait(10) for each in strays_], [-9, -9])
         self.assertEqual([each.poll() for each in others], [None] * 4)
+
+    def test_a_process_that_ends_as_it_is_looked_at_hides_no_other(self) -> None:
+        listdir = os.listdir
+        self.patch(os, "listdir", lambda path: [str(2**22 + 1), *listdir(path)])
+        stray = self.process("--cid=c1")
+        kill_strays("c1")
+        self.assertEqual(stray.wait(10), -9)
 
     def test_it_ends_although_there_is_always_another_one(self) -> None:
         looked = []
