@@ -222,9 +222,7 @@ class Sandbox:
         return self.client
 
     def interrupt(self, reason: str) -> None:
-        """Record that the cloud will take the sandbox's VM away. Idempotent."""
-        if self.interrupted:
-            return
+        """Record that the cloud will take the sandbox's VM away."""
         self.interrupted = reason
         self.cache.clear()
         self.events.sandbox_interrupted(self)

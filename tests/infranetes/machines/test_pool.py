@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.logger import capturedLogs, formatEvent
 from twisted.python.failure import Failure
 from twisted.trial import unittest
 
@@ -377,6 +378,14 @@ class LifeTests(PoolTestCase):
             held.callback(result)  # errback, if it is a Failure
             self.successResultOf(ending)
             self.assertNotIn(first.record.instance_id, self.provider.instances)
+
+    def test_an_end_that_can_not_be_recorded_is_told(self) -> None:
+        (first, *_) = self.pool.idle()
+        self.patch(self.world.store, "update_pool", lambda record: fail(ResourceExhausted("full")))
+        with capturedLogs() as logged:
+            self.successResultOf(self.pool.end(first, "test").join())
+        words = " ".join(formatEvent(event) or "" for event in logged)
+        self.assertIn(f"the end of vm {first.record.instance_id} was not recorded: full", words)
 
     def test_one_that_is_being_ended_is_not_ended_beside_that(self) -> None:
         (first, *_) = self.pool.idle()

@@ -9,6 +9,7 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.cri.translate import sandbox_state
+from infranetes.pods.machine_images import MachineImages
 from infranetes.pods.records import SandboxRecord
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.providers.interface import InstanceState
@@ -71,6 +72,15 @@ class BootTests(MachineImagesTestCase):
         self.assertEqual(self.provider.calls, [])
         sandbox = self.world.node.inventory.sandbox(id)
         self.assertEqual(sandbox_state(sandbox), cri.SANDBOX_READY)
+
+    def test_one_that_runs_from_the_image_is_not_booted_again_and_from_another_it_can_not_be(self) -> None:
+        id, _ = self.booted()
+        sandbox, machines = self.world.node.inventory.sandbox(id), MachineImages(self.world.node)
+        for _ in range(2):
+            self.do(machines.boot(sandbox, image(machine="machine-1")))
+        words = self.fails(start(machines.boot(sandbox, image(machine="machine-2"))), FailedPrecondition)
+        self.assertIn("it is ready from image machine-1", words)
+        self.assertEqual(len(self.provider.specs), 1)
 
     def test_the_container_boots_its_image_and_nothing_is_loaded(self) -> None:
         sandbox, container = self.booted()

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import alsoProvides
 
 from infranetes.cri import translate
+from infranetes.pods.pinning import guests
 from infranetes.providers.interface import IPinsVms
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument
@@ -86,6 +87,10 @@ class PinningTests(ContainersTestCase):
         self.assertEqual(self.told(made), ("3", "0"))
         kept = cri.ContainerConfig.FromString(self.kept(made).config)
         self.assertEqual(kept.linux.resources.cpuset_cpus, "3")
+
+    def test_one_that_asks_for_nothing_is_the_guests_as_it_is(self) -> None:
+        for config in (cri.ContainerConfig(), box(), box(linux=cri.LinuxContainerConfig())):
+            self.assertIs(guests(config), config)
 
     def test_the_guest_gets_none_of_it(self) -> None:
         self.made(pinned("first", "0-3", "0", unified={"cpuset.cpus": "0-3", "memory.high": "1000"}))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.logger import capturedLogs, formatEvent
 
 from infranetes.pods.events import EventType
 from infranetes.pods.reports import KILLED, LACKING, LOG_SECONDS, hold_report
@@ -113,6 +114,14 @@ class EndTests(ContainersTestCase):
         self.assertEqual((done, self.kept(self.made).state), (["volumes"], ContainerState.RUNNING))
         flushed.callback("")
         self.assertEqual((done, self.kept(self.made).state), (["volumes", "log"], ContainerState.EXITED))
+
+    def test_an_end_that_can_not_be_recorded_is_in_the_log(self) -> None:
+        self.world.store.failing = ResourceExhausted("the disk is full")
+        with capturedLogs() as events:
+            self.agent.become(self.made, cri.CONTAINER_EXITED, finished_at=9)
+        words = " ".join(formatEvent(event) or "" for event in events)
+        self.assertIn(f"the end of container {self.made} was not recorded", words)
+        self.assertIn("the disk is full", words)
 
     def test_an_end_that_can_not_be_recorded_is_an_end_all_the_same(self) -> None:
         self.world.store.failing = ResourceExhausted("full")

@@ -191,6 +191,13 @@ class StoreTests(unittest.TestCase):
             self.assertEqual(stat.S_IMODE(each.stat().st_mode), 0o600, each)
         await self.store.close()
 
+    async def test_one_that_was_never_opened_says_so(self) -> None:
+        await self.store.close()
+        await self.assertFailure(self.store.put_sandbox(sandbox()), Unavailable)
+        await self.store.open()
+        await self.store.put_sandbox(sandbox())
+        await self.store.close()
+
     async def test_a_closed_store_says_so(self) -> None:
         await self.store.open()
         first, second = self.store.close(), self.store.close()
