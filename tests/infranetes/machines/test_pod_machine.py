@@ -261,6 +261,14 @@ class AgentTests(MachineCase):
         layers = self.successResultOf(start(self.machine.takes_layers()))
         return layers, self.successResultOf(start(self.machine.keeps_volumes()))
 
+    def test_it_has_one_client_as_long_as_it_is_there(self) -> None:
+        client = self.machine.client
+        connected: list[str] = []
+        self.patch(self.world.node, "connect", lambda id, host, port: connected.append(id))
+        for _ in range(2):
+            self.assertIs(self.machine.connect(), client)
+        self.assertEqual(connected, [])
+
     def test_what_it_said_when_it_came_up_is_not_asked_again(self) -> None:
         self.assertEqual(self.kept(), (False, False))
         self.successResultOf(self.configure(""))
@@ -400,6 +408,15 @@ class TearDownTests(MachineCase):
         self.assertRaises(Unavailable, self.machine.connect)
         self.assertFalse(self.successResultOf(start(self.machine.answers(5.0))))
         self.assertEqual((services.senders, self.machine.client), ([], None))
+
+    def test_a_provider_that_does_not_get_done_with_it_is_told_by_what_it_was_to_do(self) -> None:
+        self.successResultOf(self.up())
+        never: Deferred[None] = Deferred()
+        self.patch(self.provider, "destroy", lambda id: never)
+        down = self.down()
+        self.world.wait(31)
+        words = str(self.failureResultOf(down, DeadlineExceeded).value)
+        self.assertIn(f"destroying the VM of sandbox {ID}", words)
 
     def test_what_can_not_be_destroyed_is_tried_again(self) -> None:
         self.successResultOf(self.up())

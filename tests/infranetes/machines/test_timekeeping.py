@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
-from infranetes.machines.clock_reading import LONGEST_NANOS, TOLERANCE_NANOS, ClockReading
+from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.clock_reading import LONGEST_NANOS, TOLERANCE_NANOS, ClockReading, correct_clock
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.timekeeping import FIRST_SECONDS, ROUND_SECONDS
 from infranetes_common.errors import Unavailable, Unimplemented
@@ -183,6 +184,14 @@ class ReadingTests(PodsTestCase):
     def test_a_clock_is_wrong_only_where_it_was_at_no_time_of_the_question(self) -> None:
         for machine, ahead in ((99, -1), (100, 0), (150, 0), (200, 0), (203, 3)):
             self.assertEqual(ClockReading(machine, 7, 100, 200).ahead, ahead)
+
+    def test_a_clock_that_is_as_wrong_as_is_tolerated_is_left_alone(self) -> None:
+        for wrong, corrected in ((TOLERANCE_NANOS, 0), (TOLERANCE_NANOS + 1, 1)):
+            for ahead in (wrong, -wrong):
+                agent = FakeAgent("s")
+                reading = ClockReading(1000 * SECOND + ahead, 7, 1000 * SECOND, 1000 * SECOND)
+                self.do(correct_clock("s", cast(AgentClient, agent), reading))
+                self.assertEqual(len(agent.corrections), corrected, ahead)
 
     def test_a_question_that_took_long_tells_nothing_nor_one_in_which_the_node_was_set_back(self) -> None:
         self.assertTrue(ClockReading(1, 7, 0, LONGEST_NANOS).usable)
