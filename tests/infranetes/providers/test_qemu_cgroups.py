@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -280,6 +281,39 @@ class UnifiedTests(TestCase):
             (scope / file).write_text("")
         self.assertTrue(await self.groups.pin(42, "/kubepods.slice/pod1.slice", "vm", "1", ""))
         self.assertEqual((scope / "cpuset.cpus").read_text(), "1\n")
+
+    async def test_what_systemd_was_asked_for_is_waited_for_a_moment(self) -> None:
+        for directory in (self.top / "cgroup", self.pod):
+            (directory / "cgroup.controllers").write_text("cpuset cpu memory pids\n")
+        (self.proc / "42/task").mkdir()
+        scope = self.top / "cgroup/kubepods.slice/pod1.slice/vm.scope"
+        scope.mkdir(parents=True)
+        self.is_in("/kubepods.slice/pod1.slice/vm.scope")
+        pinning = start(self.groups.pin(42, "/kubepods.slice/pod1.slice", "vm", "1", "0", settling=True))
+        self.assertFalse(await self.groups.pin(42, "/kubepods.slice/pod1.slice", "vm", "1", "0"))
+        for file in ("cpuset.mems", "cpuset.cpus"):
+            (scope / file).write_text("")
+        self.assertTrue(await pinning)
+        self.assertEqual((scope / "cpuset.cpus").read_text(), "1\n")
+
+    async def test_where_the_daemon_may_not_write_to_groups_threads_are_pinned(self) -> None:
+        (self.top / "cgroup/cgroup.controllers").write_text("cpuset cpu memory pids\n")
+        (self.pod / "vm").mkdir()
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            (self.pod / "vm" / file).write_text("")
+        (self.proc / "42/task").mkdir()
+
+        errors = [errno.EROFS, errno.EPERM, errno.EINVAL]
+
+        def refuse(*_: object) -> None:
+            number = errors.pop(0)
+            raise OSError(number, os.strerror(number))
+
+        self.patch(cgroupfs, "_write", refuse)
+        for _ in range(2):
+            self.assertFalse(await self.groups.pin(42, "/kubepods/pod1", "vm", "1", "0"))
+        error = await refused(InvalidArgument, self.groups.pin(42, "/kubepods/pod1", "vm", "1", "0"))
+        self.assertIn("processors 1 and memory nodes 0: Invalid argument", error)
 
     async def test_a_process_that_is_elsewhere_afterwards_is_told(self) -> None:
         self.is_in("/system.slice/infranetes.service")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,14 @@ class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
         layers = self.disks(3)
         await shower.show_disks(machine, layers)
         self.assertEqual([self.open_files(machine).count(str(each.path)) for each in layers], [1, 1, 1])
+
+    async def test_a_disk_takes_no_descriptor_of_the_daemons(self) -> None:
+        shower = await self.shower()
+        machine = await self.machine(shower)
+        await self.monitor(shower, machine)
+        before = len(os.listdir("/proc/self/fd"))
+        await shower.show_disks(machine, self.disks(3))
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 
     async def test_a_disk_has_the_beginnings_of_its_name_that_every_qemu_takes(self) -> None:
         """From 9.1 on, QEMU refuses a serial number of more than 20 characters as the device's id."""

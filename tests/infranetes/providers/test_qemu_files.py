@@ -13,10 +13,12 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.guest.image import GuestImage
-from infranetes.providers.interface import Instance, InstanceState
+from infranetes.guest import reporting
+from infranetes.guest.image import GuestImage, NoGuestImage
+from infranetes.providers.interface import Awaited, Instance, InstanceState
 from infranetes.providers.qemu import consoles, host_checks, record
 from infranetes.providers.qemu.command_line import CommandLine, Fd
+from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.open_files import OpenFiles
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.paths import ProviderPaths
@@ -28,6 +30,7 @@ from infranetes.providers.qemu.vm import Vm, on_bridge
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.pod_firewall import CLOSED
+from infranetes_common.reactors import installed
 from tests.harness.needs import needs_root
 
 COMMAND_LINE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 1024, 8192, 4)
@@ -132,6 +135,28 @@ class VmTests(SynchronousTestCase):
                 detail="no luck",
             ),
         )
+
+    def test_why_one_has_ended_is_what_qemu_says_or_else_its_process(self) -> None:
+        vm = self.vm()
+        self.assertEqual(vm.explain_end(), "its process ended")
+        connections = vm.connections = VmConnections(installed())
+        for reason, words in (
+            ("", "its process ended"),
+            ("guest-panic", "the guest's kernel panicked"),
+            ("guest-shutdown", "the guest shut down"),
+            ("subsystem-reset", "QEMU says subsystem-reset"),
+        ):
+            connections.shutdown_reason = reason
+            self.assertEqual(vm.explain_end(), words)
+
+    def test_the_end_of_its_console_is_quoted_if_there_is_any(self) -> None:
+        root = Path(self.mktemp())
+        vm = self.vm(phase=Phase.FAILED, detail="no luck")
+        vm.paths = ProviderPaths(root, root).of_vm(vm.record, QemuUser(0, 0))
+        self.assertEqual(str(vm.ended_error()), f"VM {vm.record.id} has ended: no luck")
+        vm.paths.directory.mkdir(parents=True)
+        vm.paths.console.write_text("Kernel panic")
+        self.assertTrue(str(vm.ended_error()).endswith("no luck; the end of its console:\nKernel panic"))
 
     def test_those_on_the_bridge_are_those_that_run_or_are_being_made(self) -> None:
         made, ended, elsewhere = self.vm(), self.vm(phase=Phase.READY), self.vm(namespace="/run/netns/x")
@@ -255,6 +280,23 @@ class HostTests(SynchronousTestCase):
         for configured, where in ((None, Path("/state/templates")), (Path("/fast"), Path("/fast"))):
             self.assertEqual(paths.templates(configured), where)
             self.assertEqual(paths.kvm(configured), where / "kvm.json")
+
+    def test_what_a_start_waits_for_that_has_no_guest_image(self) -> None:
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        missing = NoGuestImage("there is no guest image: make one")
+
+        def why() -> Unavailable:
+            return host_checks.without_image(directory, missing)
+
+        self.assertEqual(str(why()), str(missing))
+        with self.assertRaises(Unavailable), reporting.reported(directory, lambda words: None) as tell:
+            tell("installing Debian")
+            self.assertIsInstance(why(), Awaited)
+            self.assertIn("which is being built: installing Debian", str(why()))
+            raise Unavailable("no mirror answers")
+        self.assertNotIsInstance(why(), Awaited)
+        self.assertIn(f"{missing}; the last build was not completed: no mirror answers", str(why()))
 
     def test_a_user_that_is_not_there_is_named_with_the_way_to_make_it(self) -> None:
         with self.assertRaises(FailedPrecondition) as caught:

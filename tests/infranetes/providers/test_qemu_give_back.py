@@ -76,6 +76,19 @@ class GiveBackTests(ResizeCase):
         self.assertEqual(sum(self.qemu.pieces.values()), 768 * MIB)
         self.assertEqual(sum(self.qemu.objects.values()), 768 * MIB)
 
+    async def test_of_other_objects_nothing_is_asked(self) -> None:
+        deleted: list[str] = []
+        delete = self.qemu.object_del
+
+        def noting(id: str) -> object:
+            deleted.append(id)
+            return delete(id)
+
+        self.patch(self.qemu, "object_del", noting)
+        await self.resize(1000, GIB)
+        self.assertEqual(len(deleted), 1)
+        self.assertTrue(deleted[0].startswith("more"), deleted)
+
     async def test_it_grows_again(self) -> None:
         await self.resize(1000, GIB)
         self.assertEqual(await self.resize(1000, 3 * GIB), Size(1000, 3 * GIB))

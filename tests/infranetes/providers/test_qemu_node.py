@@ -27,7 +27,7 @@ from infranetes.providers.qemu.process import WatchedProcess, pids_by_argument
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.shares import table_of
 from infranetes_common import commands
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_netns, needs_root
 from tests.support.waiting import until
@@ -268,6 +268,37 @@ class BridgeTests(TestCase):
             await self.network.set_up(SUBNET, ports)
         self.assertEqual(joined, ports[1:])
         self.assertIn("its tap is gone", " ".join(map(formatEvent, events)))
+
+    async def test_a_kernel_that_knows_no_times_for_half_open_connections_is_told_and_will_do(self) -> None:
+        run = self.network._nft
+
+        async def without(script: str) -> None:
+            if "ct timeout" in script:
+                raise InfranetesError("No such file or directory")
+            await run(script)
+
+        self.patch(self.network, "_nft", without)
+        with capturedLogs() as events:
+            await self.network.set_up(SUBNET, [])
+        self.assertIn("half-open connections of pods stay", " ".join(map(formatEvent, events)))
+        self.assertIn("masquerade", self.table("ip"))
+        self.table("bridge")
+
+    async def test_what_a_pod_has_begun_is_forgotten_with_it(self) -> None:
+        await self.network.set_up(SUBNET, [])
+        ran: list[tuple[list[str], bytes]] = []
+        check = commands.check
+
+        async def noting(reactor: Any, command: list[str], seconds: float, given: bytes = b"") -> bytes:
+            ran.append((command, given))
+            return await check(reactor, command, seconds, given)
+
+        self.patch(bridge, "check", noting)
+        await self.network.forbid(BridgePort("infaaaa", "10.217.0.5"))
+        self.assertIn(["conntrack", "-D", "-s", "10.217.0.5"], [command for command, _ in ran])
+        forgotten = b"".join(given for _, given in ran)
+        for each in (b"begun { 10.217.0.5 . 0, ", b"refused-connections { 10.217.0.5 }"):
+            self.assertIn(each, forgotten)
 
     async def test_somebody_elses_port_is_left_alone(self) -> None:
         await self.network.set_up(SUBNET, [])

@@ -278,6 +278,19 @@ class CommandLineTests(SynchronousTestCase):
                 self.assertRaises(InvalidArgument, disk_size, COMMAND_LINE, refused, most)
         self.assertEqual(disk_size(COMMAND_LINE, 2 * least, 2 * least), 2 * least)
 
+    def test_what_can_not_be_more_has_no_room_for_more(self) -> None:
+        for most, cpus, memory, processors in (
+            (1024, 1, "size=1024M", "cpus=1"),
+            (2048, 2, "size=1024M,slots=", "cpus=1,maxcpus=2,"),
+        ):
+            line = attrs.evolve(COMMAND_LINE, max_memory_mib=most, max_cpus=cpus)
+            for arguments in (line.template_arguments(), line.clone_arguments()):
+                found = [arguments[arguments.index(each) + 1] for each in ("-m", "-smp")]
+                self.assertTrue(found[0].startswith(memory), found)
+                self.assertEqual("slots" in found[0], most > 1024)
+                self.assertTrue(found[1].startswith(processors), found)
+                self.assertEqual("maxcpus" in found[1], cpus > 1)
+
     def test_translated_code_is_bounded_where_code_is_translated(self) -> None:
         for accelerator, expected in (("tcg", f"tcg,tb-size={COMMAND_LINE.code_mib}"), ("kvm", "kvm")):
             arguments = attrs.evolve(COMMAND_LINE, accelerator=accelerator).clone_arguments()

@@ -157,6 +157,25 @@ class CopiedTests(FileCase, SnapshotsContract):
                 await after.snapshots.restore("clone", MIB, FromVolume("data"))
             self.assertEqual(os.listdir(snapshots), ["one.snapshot"])
 
+    async def test_where_nothing_is_left_no_vm_is_asked(self) -> None:
+        after = self.daemon()
+        asked: list[str] = []
+
+        async def end() -> None:
+            asked.append("end_mirrors")
+
+        self.patch(after._attacher, "end_mirrors", end)
+        await after.snapshots.sweep()
+        self.assertEqual(asked, [])
+
+    async def test_a_directory_that_can_not_be_is_named(self) -> None:
+        await self.volumes.create("data", MIB)
+        await self.volumes.snapshots.sweep()
+        (self.directory / "snapshots").mkdir()
+        (self.directory / "snapshots" / "one.snapshot.partial").write_text("a file in the way")
+        words = await self.fails(Unavailable, self.volumes.snapshots.create("one", "data"))
+        self.assertIn(f"snapshot one can't be made in {self.directory}/snapshots", words)
+
     async def test_what_qemu_may_still_write_to_is_not_removed(self) -> None:
         partial = self.directory / "snapshots" / "one.snapshot.partial"
         partial.mkdir(parents=True)

@@ -8,24 +8,27 @@ from pathlib import Path
 from typing import cast
 
 import attrs
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.guest.image import GuestImage
 from infranetes.guest.recipe import FEATURES
 from infranetes.providers.interface import Attachment, InstanceSpec, ProviderContext
 from infranetes.providers.qemu import namespaces
 from infranetes.providers.qemu.bridge import open_tap
+from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.launcher import Launcher
 from infranetes.providers.qemu.parts import make_parts
 from infranetes.providers.qemu.paths import ProviderPaths
+from infranetes.providers.qemu.pod_cgroups import PodCgroups
 from infranetes.providers.qemu.privileges import QemuUser
-from infranetes.providers.qemu.record import VmRecord, VmRecords
+from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template import Template
-from infranetes.providers.qemu.uplink import Uplink
+from infranetes.providers.qemu.uplink import Uplink, UplinkOfRecord
 from infranetes.providers.qemu.vm import Vm
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import Identity, Route
 from infranetes_common.pod_firewall import CLOSED
 from infranetes_common.reactors import installed
@@ -138,6 +141,61 @@ class ValidateTests(SynchronousTestCase):
         image = GuestImage(Path("/images/one"), "key", 0.0, "bookworm", "6.1", ())
         old = Template(Path("/nowhere"), COMMAND_LINE, image)
         launcher.validate(spec, old)
+        for asked in ({"infranetes.io/disk": "1"}, {"infranetes.io/gpus": "1"}):
+            self.assertRaises(InvalidArgument, launcher.validate, attrs.evolve(spec, annotations=asked), old)
         error = self.assertRaises(FailedPrecondition, launcher.validate, joining, old)
         self.assertIn("/images/one is of a release whose VMs can't be in a CNI's network", str(error))
         launcher.validate(joining, attrs.evolve(old, image=attrs.evolve(image, features=FEATURES)))
+
+
+class TornDownTests(TestCase):
+    """A VM whose process has ended."""
+
+    async def test_all_that_belongs_to_it_goes_and_its_console_is_kept(self) -> None:
+        root = Path(self.mktemp()).absolute()
+        paths = ProviderPaths(root / "state", root / "run")
+        (root / "run").mkdir(parents=True)
+        (root / "overlay").write_text("")
+        records = VmRecords(paths.vms)
+        records.open()
+        done: list[str] = []
+
+        class Places(PodCgroups):
+            async def forget(self, record: VmRecord) -> None:
+                done.append(f"forgotten {record.id}")
+
+        class Leaves(UplinkOfRecord):
+            async def leave(self, vm: Vm) -> None:
+                done.append(f"left {vm.record.id}")
+
+        context = ProviderContext(root / "state", root / "run", "c", "n")
+        parts = make_parts(reactor, QemuSettings(), context, paths)
+        made = cast(UplinkOfRecord, parts.uplink)
+        parts = attrs.evolve(parts, placement=Places(reactor), uplink=Leaves(made._bridge, made._namespaces))
+        launcher = Launcher(
+            reactor, QemuSettings(), records, parts, ME, paths, lambda vm: None, lambda vm: self.fail("no VM")
+        )
+        for keeps in (True, False):
+            record = VmRecord(TOKEN, "sandbox", "c", "n", "10.88.0.9", 0.0, phase=Phase.READY)
+            records.add(attrs.evolve(record, uid=os.getuid()), root / "overlay")
+            vm = Vm(record, paths.of_vm(record, ME))
+            vm.paths.console.write_text("Kernel panic")
+            vm.paths.sockets.mkdir()
+            connections = vm.connections = VmConnections(reactor)
+            if not keeps:
+                self.patch(parts.consoles, "add", self.full)
+            with capturedLogs() as events:
+                for _ in range(2):
+                    await launcher.tear_down(vm)
+            self.assertEqual(done, 2 * [f"forgotten {record.id}", f"left {record.id}"])
+            done.clear()
+            self.assertIsNone(vm.connections)
+            self.assertTrue(connections.lost)
+            self.assertEqual([*paths.vms.iterdir(), *paths.run.iterdir()], [])
+            [kept] = parts.consoles.find("sandbox")
+            self.assertEqual(kept.text, "Kernel panic")
+            words = " ".join(formatEvent(event) or "" for event in events)
+            self.assertEqual("can't be kept" in words and "No space left" in words, not keeps)
+
+    def full(self, *_: object) -> None:
+        raise OSError(28, "No space left on device")

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.providers.qemu import room
+from infranetes.providers.qemu import room, volume_files
 from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.vm import Vm
 from infranetes.providers.qemu.volume_files import VolumeFiles, id_of
+from infranetes.providers.qemu.volume_open import open_volume
 from infranetes.providers.qemu.volumes import QemuVolumes, label
 from infranetes.providers.volumes import IVolumes, is_volume_id
 from infranetes_common.concurrency import start
@@ -23,6 +27,7 @@ from infranetes_common.errors import (
     NotFound,
     OutOfRange,
     ResourceExhausted,
+    Unavailable,
 )
 from infranetes_common.reactors import installed
 from tests.contract.volumes import VolumesContract
@@ -101,6 +106,57 @@ class FileTests(SynchronousTestCase):
             self.files.expand("data", 65 * MIB)
         self.assertEqual(self.files.expand("data", 64 * MIB).size, 64 * MIB)
         self.assertEqual(self.files.free(), 0)
+
+    def test_what_the_node_refuses_is_told_by_what_it_was_for(self) -> None:
+        def failing(number: int) -> Callable[..., Any]:
+            def fail(*_: object) -> None:
+                raise OSError(number, os.strerror(number))
+
+            return fail
+
+        self.files.create("one", MIB)
+        for number, kind in (
+            (errno.ENOSPC, ResourceExhausted),
+            (errno.EDQUOT, ResourceExhausted),
+            (errno.EFBIG, OutOfRange),
+            (errno.EROFS, FailedPrecondition),
+            (errno.EIO, Unavailable),
+        ):
+            patch = self.patch(volume_files, "write_file", failing(number))
+            self.assertIn(
+                "volume two can't be made", str(self.assertRaises(kind, self.files.create, "two", MIB))
+            )
+            patch.restore()
+            patch = self.patch(os, "open", failing(number))
+            self.assertIn(
+                "volume one can't be deleted", str(self.assertRaises(kind, self.files.delete, "one"))
+            )
+            patch.restore()
+        self.assertEqual(os.listdir(self.directory), ["one.raw"])
+
+    def test_what_an_attachment_is_refused_for_is_told(self) -> None:
+        path = self.directory / "one.raw"
+        for number, kind, words in (
+            (errno.EBUSY, FailedPrecondition, "the node itself uses it"),
+            (errno.EMFILE, ResourceExhausted, "LimitNOFILE"),
+            (errno.ENFILE, ResourceExhausted, "LimitNOFILE"),
+            (errno.ENOENT, NotFound, "is not on this node"),
+            (errno.EIO, FailedPrecondition, "can't be attached as volume one: Input/output error"),
+            (errno.EACCES, FailedPrecondition, "can't be attached as volume one: Permission denied"),
+        ):
+            self.files.create("one", MIB)
+
+            def fail(opened: Path, flags: int, number: int = number) -> int:
+                raise OSError(number, os.strerror(number), str(opened))
+
+            patch = self.patch(os, "open", fail)
+            error = self.assertRaises(kind, open_volume, "one", path, False)
+            patch.restore()
+            self.assertIn(words, str(error))
+        held = open_volume("one", path, False)
+        self.addCleanup(os.close, held.descriptor)
+        error = self.assertRaises(FailedPrecondition, open_volume, "one", path, True)
+        self.assertIn("is attached to another VM", str(error))
 
     def test_no_file_of_them_stays_open(self) -> None:
         before = len(os.listdir("/proc/self/fd"))
