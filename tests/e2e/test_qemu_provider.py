@@ -591,8 +591,6 @@ class AgentFloodTests(QemuCase, TestCase):
 
 @slow(3, "a kernel boots under emulation")
 class KernelTests(TestCase):
-    timeout = 120
-
     async def test_it_boots_where_guests_do(self) -> None:
         """Emulation always works, so with it the proof must succeed."""
         me = QemuUser(os.getuid(), os.getgid(), [])

@@ -47,8 +47,6 @@ async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 class ForwardTests(TestCase):
     """A VM behind the node, and another machine that comes by the node, as the node or as itself."""
 
-    timeout = 60.0
-
     async def setUp(self) -> None:
         self.table = f"infranetes_agents_{secrets.token_hex(4)}"
         await blocking(self.connect)

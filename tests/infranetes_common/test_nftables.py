@@ -23,8 +23,6 @@ MAP = "table ip mine { map places { type ipv4_addr : inet_service; }; }"
 class LibraryTests(TestCase):
     """Each script in a namespace of the test's."""
 
-    timeout = 60
-
     def setUp(self) -> None:
         need("nft")
         self.space = Space("nftables")

@@ -40,8 +40,6 @@ TABLE = ("ip", "mine")
 class KernelTests(TestCase):
     """In this machine's kernel."""
 
-    timeout = 60
-
     def setUp(self) -> None:
         need("nft")
         self.space = Space("watch")

@@ -16,8 +16,6 @@ reactor = installed()
 
 
 class SysctlTests(TestCase):
-    timeout = 30.0
-
     async def test_another_value_is_written_and_the_same_one_is_not(self) -> None:
         path = Path(self.mktemp())
         path.write_text("0\n")

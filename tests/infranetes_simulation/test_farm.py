@@ -59,8 +59,6 @@ class _Line(LineOnlyReceiver):
 class FarmTests(TestCase):
     """A farm as a process of its own."""
 
-    timeout = 120
-
     @classmethod
     def setUpClass(cls) -> None:
         warm.wait_until_ready()

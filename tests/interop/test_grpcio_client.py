@@ -22,8 +22,6 @@ PEER = "tests.interop.grpcio_peer"
 class GrpcioClientTests(unittest.TestCase):
     """What grpcio's client sees of our server on a unix socket."""
 
-    timeout = 120
-
     async def setUp(self) -> None:
         self.path = socket_path(self)
         self.demo = Demo(reactor)
@@ -119,8 +117,6 @@ class GrpcioClientTests(unittest.TestCase):
 
 class GrpcioTLSClientTests(unittest.TestCase):
     """What grpcio's client sees of our server behind mutual TLS."""
-
-    timeout = 120
 
     async def test_every_kind_of_call(self) -> None:
         """h2 is negotiated as grpcio demands it, and the client is known by its certificate."""

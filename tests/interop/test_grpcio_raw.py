@@ -19,8 +19,6 @@ PEER = "tests.interop.grpcio_peer"
 class GrpcioRawTests(unittest.TestCase):
     """What grpcio sees of grpcio behind ours is what it sees without."""
 
-    timeout = 120
-
     async def setUp(self) -> None:
         path = socket_path(self)
         self.assertEqual(await Child.start(self, reactor, PEER, "server", path).line(), "ready")

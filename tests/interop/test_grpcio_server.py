@@ -22,8 +22,6 @@ PEER = "tests.interop.grpcio_peer"
 class GrpcioServerTests(unittest.TestCase):
     """What our client sees of grpcio's asyncio server on a unix socket."""
 
-    timeout = 120
-
     async def setUp(self) -> None:
         path = socket_path(self)
         self.peer = Child.start(self, reactor, PEER, "server", path)

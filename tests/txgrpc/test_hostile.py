@@ -106,8 +106,6 @@ def settings() -> SettingsFrame:
 class HostileClientTests(unittest.TestCase):
     """A server with one honest client, which must notice nothing."""
 
-    timeout = 60
-
     async def setUp(self) -> None:
         self.path = socket_path(self)
         self.demo = Demo(reactor)
@@ -367,8 +365,6 @@ class HostileClientTests(unittest.TestCase):
 
 class HostileServerTests(unittest.TestCase):
     """Servers that break the rules: the call fails with a status."""
-
-    timeout = 60
 
     async def status_from(self, *output: bytes) -> Any:
         """How a call ends that gets this for an answer."""

@@ -45,8 +45,6 @@ class More(Demo):
 class RawTests(unittest.TestCase):
     """What passes a proxy passes as it was."""
 
-    timeout = 120
-
     async def setUp(self) -> None:
         self.demo = More()
         path = socket_path(self)

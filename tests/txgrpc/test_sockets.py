@@ -25,8 +25,6 @@ from txgrpc.peers import PeerCredentials
 class UnixSocketTests(unittest.TestCase):
     """All four kinds of call over a unix socket."""
 
-    timeout = 60
-
     async def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)

@@ -29,8 +29,6 @@ from txgrpc import Channel, Code, Limits, Server, Service
 class TLSTests(unittest.TestCase):
     """A server that wants a certificate, and clients with all sorts of them."""
 
-    timeout = 60
-
     async def setUp(self) -> None:
         self.authority = Authority("the CA")
         self.demo = Demo(reactor)

@@ -115,8 +115,6 @@ class OptionsTests(SynchronousTestCase):
 class ProcessTests(TestCase):
     """The daemon itself, with an identity from a file and the fake provider."""
 
-    timeout = 120
-
     @classmethod
     def setUpClass(cls) -> None:
         warm.wait_until_ready()
@@ -294,8 +292,6 @@ class ProcessTests(TestCase):
 
 class AcceptTests(TestCase):
     """Which identities a machine takes on."""
-
-    timeout = 30
 
     async def setUp(self) -> None:
         directory = run_directory(self)

@@ -68,8 +68,6 @@ def limits(**pages: int) -> cri.LinuxContainerResources:
 class HugePageTests(TestCase):
     """A machine with room for eight small pages and one big one."""
 
-    timeout = 120
-
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="vmserver-"))
         self.addCleanup(shutil.rmtree, self.directory)

@@ -165,8 +165,6 @@ class Events(Resource):
 class MetadataTests(TestCase):
     """With EC2's protocol, on connections with the agent's mark."""
 
-    timeout = 60
-
     @deferred
     async def test_azures_events_are_asked_for(self) -> None:
         events = Events()

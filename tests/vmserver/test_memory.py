@@ -43,8 +43,6 @@ class Reactor(Clock):
 class MemoryTests(TestCase):
     """A machine with four removable blocks, from 4 GiB on."""
 
-    timeout = 120
-
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="vmserver-"))
         self.addCleanup(shutil.rmtree, self.directory)

@@ -23,8 +23,6 @@ SECONDS = 60.0
 class ProcessorTests(TestCase):
     """A machine with eleven processors, the first of which is always used."""
 
-    timeout = 120
-
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="vmserver-"))
         self.addCleanup(shutil.rmtree, self.directory)

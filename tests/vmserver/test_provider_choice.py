@@ -61,8 +61,6 @@ class _Provider:
 class ChoiceTests(TestCase):
     """A choice among `first`, which is configured, and `second` and `third`, which may be chosen."""
 
-    timeout = 30
-
     async def setUp(self) -> None:
         self.file = run_directory(self) / "own" / "provider"
         self.made: dict[str, list[_Provider]] = {"first": [], "second": [], "third": []}

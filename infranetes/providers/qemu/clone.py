@@ -80,10 +80,17 @@ async def start_process(
         files.add(Fd.RAM, ram)
         await run_in_thread(reactor, _thd_open, files, template, record, paths)
         command_line = template.command_line
-        command = [
-            find_program(command_line.qemu), "-name", record.process_name, *command_line.clone_arguments()
-        ]  # fmt: skip
-        child = spawn(reactor, unprivileged(command, paths.user, dies_with_parent=False), files.by_number())
+        try:
+            command = [
+                find_program(command_line.qemu), "-name", record.process_name, *command_line.clone_arguments()
+            ]  # fmt: skip
+            child = spawn(
+                reactor, unprivileged(command, paths.user, dies_with_parent=False), files.by_number()
+            )
+        except BaseException:
+            # Without a QEMU the tap goes with its descriptor, and the kernel takes its time for that.
+            await run_in_thread(reactor, files.close)
+            raise
     return WatchedProcess(reactor, child.pid, ended, child)
 
 

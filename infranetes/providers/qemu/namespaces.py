@@ -125,7 +125,8 @@ class Namespaces:
                     'in a CNI\'s network need: use network = "bridge", or another kernel'
                 )
         finally:
-            os.close(descriptor)
+            # With it the tap goes, for which the kernel waits.
+            await run_in_thread(self._reactor, os.close, descriptor)
 
     # ---- Steps
 

@@ -88,11 +88,15 @@ class TemplateBoot:
         command_line = self._template.command_line
         with OpenFiles() as files:
             await run_in_thread(self._reactor, self._thd_open, files)
-            command = [find_program(self._settings.qemu), "-name", self._process_name]
-            command += command_line.template_arguments()
-            child = spawn(
-                self._reactor, unprivileged(command, self._user, dies_with_parent=True), files.by_number()
-            )
+            try:
+                command = [find_program(self._settings.qemu), "-name", self._process_name]
+                command += command_line.template_arguments()
+                child = spawn(
+                    self._reactor, unprivileged(command, self._user, dies_with_parent=True), files.by_number()
+                )
+            except BaseException:
+                await run_in_thread(self._reactor, files.close)  # as for a clone
+                raise
         return WatchedProcess(self._reactor, child.pid, lambda: None, child)
 
     def _thd_open(self, files: OpenFiles) -> None:

@@ -69,8 +69,6 @@ class Shells:
 class EnterCase(unittest.TestCase):
     """A pod, its agent, and a client of the control socket."""
 
-    timeout = 60
-
     agents = 0
 
     async def setUp(self) -> None:

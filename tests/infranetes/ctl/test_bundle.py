@@ -71,8 +71,6 @@ async def _no_tables(*_: object) -> bytes:
 class BundleTests(TestCase):
     """Over a daemon of fakes."""
 
-    timeout = 60
-
     def setUp(self) -> None:
         self.file = Path(self.mktemp()).absolute().with_name("bundle.tar.gz")
         self.patch(bundle, "SECONDS", 5.0)

@@ -40,8 +40,6 @@ class LeavingTests(unittest.SynchronousTestCase):
 
 
 class DescriptorTests(unittest.TestCase):
-    timeout = 30
-
     def setUp(self) -> None:
         self.out, self.into = os.pipe()
         self.addCleanup(self.close, self.out)
@@ -99,8 +97,6 @@ class DescriptorTests(unittest.TestCase):
 
 
 class TerminalTests(unittest.TestCase):
-    timeout = 30
-
     def setUp(self) -> None:
         self.person, self.terminal = os.openpty()
         self.addCleanup(os.close, self.person)

@@ -91,7 +91,6 @@ class DaemonCase(KeptCase, TestCase):
     :ivar constants: other values for constants of the daemon's modules, by their full names.
     """
 
-    timeout = 120
     #: The factor for timeouts, greater than 1 where machines are slower than simulated ones.
     patience = 1.0
     #: Conditions in Status that pods don't need. containerd 2 has one that warns of deprecated features.

@@ -107,7 +107,6 @@ class NoListeners:
 class RouterCase(unittest.TestCase):
     """A router. kubelet's calls are made with `self.stub` and `self.images`, or with `self.raw` in bytes."""
 
-    timeout = 120
     old = False
 
     async def setUp(self) -> None:

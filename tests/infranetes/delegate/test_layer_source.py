@@ -28,8 +28,6 @@ IMAGE = "sha256:" + "0" * 64
 class SourceByKindTests(TestCase):
     """CRI-O is known here, and no other runtime."""
 
-    timeout = 120
-
     async def setUp(self) -> None:
         self.theirs = FakeDelegate(socket_path(self))
         await self.theirs.start()

@@ -80,8 +80,6 @@ class ConfigTests(TestCase):
 
 
 class ShadowTests(TestCase):
-    timeout = 120
-
     async def setUp(self) -> None:
         self.theirs = FakeDelegate(socket_path(self), old=True)
         await self.theirs.start()

@@ -98,8 +98,6 @@ def sandbox(state: SandboxState = SandboxState.READY, address: str = POD, **fiel
 
 @needs_netns
 class HostPortTests(TestCase):
-    timeout = 120
-
     async def setUp(self) -> None:
         need("ip")
         need("nft")

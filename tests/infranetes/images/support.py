@@ -29,8 +29,6 @@ def small(content: str = "1", **options: Any) -> oci.BuiltImage:
 class StoreCase(TestCase):
     """A store on an empty directory and a registry."""
 
-    timeout = 60
-
     def make_registry(self) -> Registry:
         return Registry()
 

@@ -28,8 +28,6 @@ async def whole(api: ApiServer) -> bytes:
 
 
 class TlsCase(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.patch(credentials, "FRESH_SECONDS", 0.0)
         self.authority = Authority(Path(self.mktemp()).absolute())

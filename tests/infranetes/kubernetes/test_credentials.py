@@ -32,8 +32,6 @@ cat "$ANSWER"
 
 
 class PluginCase(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.directory = Path(self.mktemp()).absolute()
         self.directory.mkdir()

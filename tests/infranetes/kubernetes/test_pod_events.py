@@ -23,8 +23,6 @@ STATUS = "/api/v1/namespaces/shop/pods/web/status"
 
 
 class PodEventsTests(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.server = SimulatedApiServer(reactor)
         self.server.start()

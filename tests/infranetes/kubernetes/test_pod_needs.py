@@ -100,8 +100,6 @@ class RuleTests(SynchronousTestCase):
 
 
 class AskingTests(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.server = SimulatedApiServer(reactor)
         self.server.start()

@@ -16,8 +16,6 @@ reactor = installed()
 
 
 class BatchTests(TestCase):
-    timeout = 30
-
     def test_results_come_to_their_owners_in_order_from_another_thread(self) -> Any:
         order: list[int] = []
 

@@ -37,8 +37,6 @@ class Disk(LogFiles):
 
 
 class MemoryTests(TestCase):
-    timeout = 120
-
     async def test_much_output_takes_no_memory_however_slow_the_disk(self) -> None:
         count = STREAMED // len(LINE)
         read = 0

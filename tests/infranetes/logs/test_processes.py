@@ -76,8 +76,6 @@ async def nothing(_: Checkpoint) -> None:
 
 @needs_mounts
 class FullDiskTests(TestCase):
-    timeout = 60
-
     def test_a_disk_that_is_full_for_a_while(self) -> Any:
         mount = Path(self.mktemp()).absolute()
         mount.mkdir()
@@ -107,8 +105,6 @@ class FullDiskTests(TestCase):
 
 
 class ManyTests(TestCase):
-    timeout = 120
-
     def test_three_thousand_logs_hold_no_descriptors_and_no_threads(self) -> Any:
         directory = Path(self.mktemp()).absolute()
         records = [record(i + 1, b"x" * 100) for i in range(3)]

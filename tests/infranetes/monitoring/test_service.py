@@ -45,7 +45,6 @@ OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0, text/plai
 class MonitoringCase(TestCase):
     """A server of the metrics of a node made of fakes."""
 
-    timeout = 60
     scheme = "http"
 
     def setUp(self) -> None:

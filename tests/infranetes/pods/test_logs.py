@@ -73,8 +73,6 @@ class Positions:
 
 
 class LogsTests(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)

@@ -44,8 +44,6 @@ CLIENTS = policy(selector=labelled(app="web"), ingress=[{"from": [pods(app="clie
 
 
 class ClusterTests(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.patch(watch, "FIRST_PAUSE", 0.01)
         self.patch(watch, "LONGEST_PAUSE", 0.05)

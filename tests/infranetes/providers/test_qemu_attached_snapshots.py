@@ -30,8 +30,6 @@ MIB = 1 << 20
 class AttachedCase(FailureAssertions, BareQemuCase, TestCase):
     """Tests with a VM that has the volume."""
 
-    timeout = 60
-
     def place(self) -> Path:
         return mounted(self, "tmpfs", 64 * MIB)  # on which blocks can't be shared
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -13,7 +14,7 @@ import sys
 import threading
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -23,6 +24,8 @@ from twisted.trial.unittest import TestCase
 from infranetes.images.preload import Preload
 from infranetes.providers.interface import Instance, Progress, Size
 from infranetes.providers.qemu import bridge, clone, firewalls, launcher, record, template_boot, uids
+from infranetes.providers.qemu.command_line import Fd
+from infranetes.providers.qemu.open_files import OpenFiles
 from infranetes.providers.qemu.pod_cgroups import PodCgroups
 from infranetes.providers.qemu.process import WatchedProcess
 from infranetes.providers.qemu.provider import QemuProvider
@@ -32,6 +35,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
+    InfranetesError,
     NotFound,
     ResourceExhausted,
     Unavailable,
@@ -88,6 +92,26 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
         self.settings["template_dir"] = str(self.place / "templates-of-this-test")
         await self.running(await self.started(), self.spec())
         self.assertEqual(len(threads), 2)
+        self.assertNotIn(threading.get_ident(), threads)
+
+    async def test_and_end_in_threads_where_no_qemu_starts(self) -> None:
+        threads: list[int] = []
+        close = OpenFiles.close
+
+        def closed(files: OpenFiles) -> None:
+            if Fd.TAP in files.by_number():
+                threads.append(threading.get_ident())
+            close(files)
+
+        def spawn(*args: object) -> NoReturn:
+            raise OSError(errno.EAGAIN, "no process")
+
+        provider = await self.started()
+        self.patch(clone, "spawn", spawn)
+        self.patch(OpenFiles, "close", closed)
+        with self.assertRaises(InfranetesError):
+            await self.running(provider, self.spec())
+        self.assertTrue(threads)
         self.assertNotIn(threading.get_ident(), threads)
 
     async def test_a_size_beyond_the_templates_is_plugged_in(self) -> None:

@@ -29,8 +29,6 @@ MIB = 1 << 20
 class FileCase(TestCase):
     """Tests with volumes that no VM has."""
 
-    timeout = 60
-
     def setUp(self) -> None:
         self.directory = self.place() / "volumes"
         self.volumes = self.daemon()

@@ -107,8 +107,6 @@ class Publishing(TestCase):
 class PublishCase(Publishing):
     """An account that only publishers use."""
 
-    timeout = 30.0
-
     def setUp(self) -> None:
         self.world = SimulatedAws(reactor, Path(self.mktemp()), "test")
         self.world.start()

@@ -132,8 +132,6 @@ class Publishing(TestCase):
 class PublishCase(Publishing):
     """A project that only publishers use."""
 
-    timeout = 60.0
-
     def setUp(self) -> None:
         self.world = SimulatedGce(reactor, Path(self.mktemp()))
         self.world.start()

@@ -32,8 +32,6 @@ users: [{name: me, user: {tokenFile: token}}]
 
 
 class ClusterCase(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.patch(watch, "FIRST_PAUSE", 0.01)
         self.patch(watch, "LONGEST_PAUSE", 0.05)

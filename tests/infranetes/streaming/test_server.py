@@ -113,8 +113,6 @@ def ended(code: int) -> Any:
 class StreamingCase(TestCase):
     """A server, and helpers for tests of it."""
 
-    timeout = 30
-
     async def setUp(self) -> None:
         self.agents = Agents()
         self.server = StreamingServer(reactor, self.agents)

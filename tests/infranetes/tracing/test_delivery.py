@@ -39,8 +39,6 @@ class Sink:
 class DeliveryTests(TestCase):
     """What happens to spans, which are numbers here."""
 
-    timeout = 60
-
     def setUp(self) -> None:
         self.patch(delivery, "PAUSE_SECONDS", 0.01)
         self.patch(delivery, "STOP_SECONDS", 0.2)

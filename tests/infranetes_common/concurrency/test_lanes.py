@@ -20,8 +20,6 @@ PATIENCE = 20.0
 
 
 class LaneTests(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.lanes = Lanes(reactor, "tests", SIZE)
         self.answers = threading.Event()

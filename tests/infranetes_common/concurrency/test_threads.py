@@ -17,8 +17,6 @@ reactor = installed()
 
 
 class RunInThreadTests(TestCase):
-    timeout = 60
-
     async def test_results_and_errors_come_back(self) -> None:
         self.assertEqual(await run_in_thread(reactor, divmod, 7, 2), (3, 1))
         with self.assertRaises(ZeroDivisionError):

@@ -146,7 +146,7 @@ class SimulatedOpenStack:
             "retry_first": 0.02,
             "retry_most": 0.2,
             "retry_seconds": 5.0,
-            "call_seconds": 5.0,
+            "call_seconds": 20.0,
             "calls_per_second": 200.0,
             "poll_seconds": 0.1,
             "watch_seconds": 0.3,

@@ -216,8 +216,6 @@ class DownTests(DockerCase, TestCase):
 class FullTests(TestCase):
     """An engine whose disk is full."""
 
-    timeout = 120
-
     async def test_a_full_disk_is_reported_and_nothing_of_the_image_remains(self) -> None:
         engine = Dockerd()
         self.addCleanup(engine.stop)
@@ -293,8 +291,6 @@ class _Refusing(Protocol):
 
 class BlockedTests(TestCase):
     """An engine that accepts connections and does not answer, or does not exist."""
-
-    timeout = 30
 
     async def test_a_blocked_engine_is_given_up_by_the_deadline(self) -> None:
         short = Path("/tmp") / f"mute-{os.getpid()}.sock"

@@ -65,8 +65,6 @@ class Answering(Protocol):
 class HijackTests(TestCase):
     """The answers of an engine to a request that hijacks the connection."""
 
-    timeout = 30
-
     async def hijacked(self, answer: bytes, close: bool = False) -> HijackedConnection:
         kind = type("Answers", (Answering,), {"answer": answer, "close": close})
         directory = tempfile.mkdtemp(prefix="hijack-")  # a socket's path has to be short

@@ -45,8 +45,6 @@ class ExportTests(SynchronousTestCase):
 class EntriesTests(TestCase):
     """With a script in place of journalctl."""
 
-    timeout = 60
-
     def reading(self, script: str) -> Entries:
         program = Path(self.mktemp()).absolute()
         program.write_text(f"#!/bin/sh\n{script}\n")

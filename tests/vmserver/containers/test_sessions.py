@@ -79,8 +79,6 @@ class _Child(ProcessProtocol):
 class PipeTests(TestCase):
     """The pipes of a real command."""
 
-    timeout = 60
-
     async def test_a_command_is_far_ahead_and_all_it_wrote_is_read_in_large_pieces(self) -> None:
         child = _Child()
         size = pipes.PIPE_BYTES

@@ -79,8 +79,6 @@ class Server(Resource):
 class FetchTests(TestCase):
     """With real connections."""
 
-    timeout = 60
-
     async def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="fetch-", dir="/dev/shm"))
         self.addCleanup(shutil.rmtree, self.directory)

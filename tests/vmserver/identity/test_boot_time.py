@@ -52,8 +52,6 @@ class _Attribute(Resource):
 
 
 class MachineTestCase(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.document = encode(attrs.evolve(Authority().identity(SANDBOX), now_nanos=LAUNCH))
 

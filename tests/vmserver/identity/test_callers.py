@@ -176,8 +176,6 @@ class FactoryTests(SynchronousTestCase):
 class FloodTests(TestCase):
     """A thousand connections a second from an address that is not the node's, over real sockets."""
 
-    timeout = 60
-
     async def setUp(self) -> None:
         self.agent = Agent(reactor, run_directory(self))
         self.addCleanup(lambda: Deferred.fromCoroutine(self.agent.stop()))

@@ -62,8 +62,6 @@ async def blocking(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 class GuardTests(TestCase):
     """A VM, its node, and another machine that reaches the VM by way of the node."""
 
-    timeout = 120.0
-
     async def setUp(self) -> None:
         await blocking(self.connect)
         opener = functools.partial(thd_in_namespace, self.vm.name, open_socket)

@@ -85,8 +85,6 @@ class Nova(Resource):
 
 
 class CloudIdentityTests(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.offered: list[bytes] = []
         self.refusals = 0
@@ -302,8 +300,6 @@ reactor.run()
 class RunnerTests(TestCase):
     """How programs are run."""
 
-    timeout = 30
-
     async def test_what_a_signal_ended_has_failed(self) -> None:
         run = metadata.runner(reactors.installed())
         with self.assertRaises(Unavailable) as caught:
@@ -313,8 +309,6 @@ class RunnerTests(TestCase):
 
 
 class GateTests(TestCase):
-    timeout = 120
-
     @needs_netns
     def test_it_is_closed_and_opened_and_the_resolver_stays(self) -> None:
         """In a network namespace of its own, with the service on the loopback interface."""

@@ -50,8 +50,6 @@ class _Plain(Protocol):
 class DoorTests(TestCase):
     """The agent's listener serves only the node."""
 
-    timeout = 30
-
     async def setUp(self) -> None:
         directory = run_directory(self)
         limits = LimitsConfig(connections=2, handshakes=3, handshake_seconds=HANDSHAKE_SECONDS)

@@ -69,8 +69,6 @@ class Channel(VirtioSerial):
 class VirtioSerialTests(TestCase):
     """A pty stands in for the device: both hang up when the other side is closed."""
 
-    timeout = 20
-
     def setUp(self) -> None:
         self.offered: list[bytes] = []
         self.refuse: Exception | None = None
@@ -171,8 +169,6 @@ class VirtioSerialTests(TestCase):
 
 class HangUpTests(TestCase):
     """The device while the host's side is closed: reads return nothing, and poll always says readable."""
-
-    timeout = 20
 
     async def test_a_channel_without_a_node_costs_next_to_nothing_and_is_picked_up_again(self) -> None:
         path = Path(self.mktemp())

@@ -96,8 +96,6 @@ class Shown:
 class LayersTestCase(TestCase):
     """Directories, stores, and unmounting of what the test leaves."""
 
-    timeout = 60
-
     def setUp(self) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="layers-"))
         self.addCleanup(self._remove)

@@ -18,8 +18,6 @@ from vmserver.prewarm.first_container import run_first_container
 
 @needs_docker
 class FirstContainerTests(TestCase):
-    timeout = 120
-
     async def setUp(self) -> None:
         self.engine = Dockerd()
         self.addCleanup(self.engine.stop)

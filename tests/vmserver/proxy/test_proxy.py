@@ -42,8 +42,6 @@ def targets(*numbers: int, version: int = 4) -> tuple[Target, ...]:
 
 @needs_netns
 class ProxyCase(TestCase):
-    timeout = 120
-
     def setUp(self) -> None:
         self.space = Namespace()
         self.addCleanup(self.space.end)

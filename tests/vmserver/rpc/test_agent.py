@@ -53,8 +53,6 @@ def children() -> set[Any]:
 class AgentCase(TestCase):
     """An agent and a node's stub of it."""
 
-    timeout = 60
-
     async def setUp(self) -> None:
         await self.begin(Agent(reactor, run_directory(self), limits=LimitsConfig(execs=2)))
 

@@ -82,8 +82,6 @@ class CountTests(SynchronousTestCase):
 class LayersTests(TestCase):
     """Counts of several layers over time."""
 
-    timeout = 60
-
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))
         self.size = fill(self.top)

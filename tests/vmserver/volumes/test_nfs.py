@@ -38,8 +38,6 @@ WANTED = checked("files:/data", _OPTIONS)
 class NfsCase(FailureAssertions, TestCase):
     """:ivar asked: what has been mounted. :ivar error: the error of the next mounts."""
 
-    timeout = 60
-
     def setUp(self) -> None:
         self.top = Path(os.path.realpath(self.mktemp()))
         self.top.mkdir()

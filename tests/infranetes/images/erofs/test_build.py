@@ -32,8 +32,6 @@ TAR = tar([member("d/f", content=b"content" * 1000, mtime=5), member("e", conten
 
 
 class BuildCase(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.directory = Path(self.mktemp()).absolute()
         self.directory.mkdir()

@@ -69,8 +69,6 @@ class Agent:
 class ClientTests(unittest.TestCase):
     """The client's calls, and how they fail."""
 
-    timeout = 30
-
     async def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
@@ -167,8 +165,6 @@ class ClientTests(unittest.TestCase):
 
 class HostileCase(unittest.TestCase):
     """A hostile agent, over a real socket; a callback that blocks the reactor too long fails these, too."""
-
-    timeout = 60
 
     async def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()

@@ -40,7 +40,7 @@ class LifecycleCase(ProviderCase):
 
     async def retried(self, call: Any) -> Any:
         """Retry a failing call for as long as a circuit may stay open, which may be longer than a boot."""
-        until = time.monotonic() + 60.0
+        until = time.monotonic() + 240.0
         while True:
             try:
                 return await self.within(call())

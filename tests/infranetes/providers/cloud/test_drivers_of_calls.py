@@ -60,8 +60,6 @@ class ConnectedCloud:
 
 
 class DriverTests(TestCase):
-    timeout = 60
-
     def setUp(self) -> None:
         self.cloud = ConnectedCloud()
         settings = CloudSettings(retry_first=0.01, retry_seconds=0.01, threads=8)

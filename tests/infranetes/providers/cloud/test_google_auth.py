@@ -23,8 +23,6 @@ TARGET = "x-goog-cloud-target-resource"
 
 
 class ComparedTests(CredentialsCase):
-    timeout = 120.0
-
     async def both(self, content: Any) -> tuple[list[Any], list[Any]]:
         """Return what we have sent and what Google's library has sent. Both got tokens of the same holder."""
         ours = await self.now(self.credentials(content))

@@ -43,8 +43,6 @@ class Recorder(NullObserver):
 class ObservedCallsTests(TestCase):
     """Calls to a cloud that answers as the test says."""
 
-    timeout = 60
-
     def setUp(self) -> None:
         self.observer = Recorder()
         cloud = SimpleNamespace(
