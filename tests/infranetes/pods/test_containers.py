@@ -339,6 +339,22 @@ class LifeTests(ContainersTestCase):
         self.do(self.world.containers.start(made))
         self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
 
+    def test_it_is_shown_as_created_until_its_start_is_answered_and_as_unknown_if_that_is_lost(self) -> None:
+        made = self.create()
+        container = self.world.node.inventory.container(made)
+        answer: Deferred[None] = Deferred()
+
+        async def start_held(id: str) -> Any:
+            await answer
+            raise Unavailable("the connection is lost")
+
+        self.patch(self.agent, "start", start_held)
+        starting = start(self.world.containers.start(made))
+        self.assertEqual(listing.shown_state(container), cri.CONTAINER_CREATED)
+        answer.callback(None)
+        self.failureResultOf(starting, Unavailable)
+        self.assertEqual(listing.shown_state(container), cri.CONTAINER_UNKNOWN)
+
     def test_one_whose_start_was_lost_is_ended_by_a_stop(self) -> None:
         made = self.create()
 

@@ -73,6 +73,7 @@ class LifeLogTests(PodsTestCase):
         self.do(self.world.containers.exec_sync(container, ["cat", "--password=secret"], 0, None))
         (found,) = told()
         self.assertEqual(found["message"], "command cat in container main of default/web ended: exit code 3")
+        self.assertEqual(found["seconds"], 0.0)
         self.assertNotIn("secret", json.dumps(found))
         self.world.agents[sandbox].become(
             container, cri.CONTAINER_EXITED, finished_at=2_000_000_006, exit_code=137, reason="OOMKilled"

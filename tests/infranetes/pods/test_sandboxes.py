@@ -12,6 +12,7 @@ from infranetes.pods.asking import size_of
 from infranetes.pods.sandboxes import Sandboxes
 from infranetes.pods.states import ContainerState, SandboxState
 from infranetes.providers.interface import Instance, InstanceState, Size
+from infranetes.volumes.nfs_volumes import NfsVolumes
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     AlreadyExists,
@@ -99,6 +100,29 @@ class RunTests(PodsTestCase):
         self.assertEqual(self.run_pod(), sandbox.id)
         self.failureResultOf(self.start(), AlreadyExists)
 
+    def past(self) -> list[tuple[str, str]]:
+        """Return the steps of the sandbox that is gone, and why they failed or what they say."""
+        return [
+            (step.what, step.error or step.detail)
+            for step in self.world.node.inventory.past[-1].timeline.steps
+        ]
+
+    def test_why_it_is_gone_is_known_for_a_while(self) -> None:
+        self.do(self.world.sandboxes.remove(self.run_pod()))
+        self.assertEqual(self.past()[-1][0], "the pod is removed")
+        self.world.provider.launch_error = ResourceExhausted("no address left")
+        self.failureResultOf(self.start(), ResourceExhausted)
+        self.assertIn(("the launch has failed", "no address left"), self.past())
+        self.world.provider.launch_error = None
+        self.world.provider.booting = Deferred()
+        launch = self.start()
+        (sandbox,) = self.world.node.inventory
+        stop = start(self.world.sandboxes.stop(sandbox.id))
+        self.world.wait(1)
+        self.successResultOf(stop)
+        self.failureResultOf(launch)
+        self.assertIn("the launch is ended", [what for what, _ in self.past()])
+
     def test_a_launch_that_nobody_asks_for_again_is_ended(self) -> None:
         self.world.provider.booting = Deferred()
         first = self.start()
@@ -106,6 +130,7 @@ class RunTests(PodsTestCase):
         self.failureResultOf(first)
         self.world.wait(self.world.times.desertion + 1)
         self.assertNothingLeft()
+        self.assertIn(("the pod is ended", "nobody asked for it any more"), self.past())
         self.assertEqual(self.world.provider.calls[-1][0], "destroy")
 
     def test_a_ready_sandbox_that_nobody_was_told_of_is_ended(self) -> None:
@@ -289,6 +314,18 @@ class StopTests(PodsTestCase):
         self.agent = self.world.agents[self.sandbox]
         self.container = self.do(self.world.containers.create(self.sandbox, box()))
         self.do(self.world.containers.start(self.container))
+
+    def test_what_nfs_servers_export_is_let_go_of_while_its_vm_is_there(self) -> None:
+        seen: list[int] = []
+
+        class Exports:
+            async def release(self, sandbox: object) -> None:
+                seen.append(len(world.provider.instances))
+
+        world = self.world
+        world.node.nfs_volumes = cast(NfsVolumes, Exports())
+        self.do(world.sandboxes.stop(self.sandbox))
+        self.assertEqual((seen, len(world.provider.instances)), ([1], 0))
 
     def test_containers_end_then_the_vm(self) -> None:
         self.do(self.world.sandboxes.stop(self.sandbox))
