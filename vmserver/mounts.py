@@ -132,7 +132,8 @@ def unmount_unused(at: str | Path) -> bool:
 def mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
     """List what is mounted, outer mounts first. Source: proc_pid_mountinfo(5)."""
     found = []
-    for line in table.read_text(errors="surrogateescape").splitlines():
+    # Of all characters that end a line elsewhere, the kernel escapes only newlines.
+    for line in os.fsdecode(table.read_bytes()).split("\n")[:-1]:
         before, _, after = line.partition(" - ")
         _, _, device, _, point, options, *_ = before.split(" ")
         found.append(Mount(_unescaped(point), device, after.split(" ")[0], frozenset(options.split(","))))

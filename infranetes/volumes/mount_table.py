@@ -76,9 +76,10 @@ _BOTTOM = Mount(-1, -1, b"/", "", b"/", "")
 def parse(table: bytes) -> list[Mount]:
     """Parse a mount table as in proc_pid_mountinfo(5)."""
     found = []
-    for line in table.splitlines():
+    # Other ends of lines may be in names, such as a pod's subPath.
+    for line in filter(None, table.split(b"\n")):
         fields = line.split(b" ")
-        end = fields.index(b"-")
+        end = fields.index(b"-", 6)
         fs_type, source, super_options = fields[end + 1 : end + 4]
         number, parent, device, root, mount_point, options = fields[:6]
         found.append(

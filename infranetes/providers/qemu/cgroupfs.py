@@ -49,7 +49,7 @@ class Hierarchy:
 def hierarchies(mounts: Path = MOUNTS) -> list[Hierarchy]:
     """Every hierarchy that is mounted, each once. Blocks, briefly."""
     found: dict[str, Hierarchy] = {}
-    for line in mounts.read_text().splitlines():
+    for line in mounts.read_text(errors="surrogateescape").splitlines():
         fields, _, source = line.partition(" - ")
         kind, _, rest = source.partition(" ")
         if kind not in ("cgroup", "cgroup2"):

@@ -61,12 +61,13 @@ class HierarchyTests(SynchronousTestCase):
 
     def found(self, *lines: str) -> list[tuple[str, str]]:
         path = Path(self.mktemp())
-        path.write_text("\n".join(lines) + "\n")
+        path.write_bytes(os.fsencode("\n".join(lines) + "\n"))
         return [(str(each.mount), each.name) for each in hierarchies(path)]
 
     def test_version_2_alone(self) -> None:
         found = self.found(
             "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw",
+            "23 22 8:1 /a /mnt/a\rcaf\udce9 rw - ext4 /dev/vda1 rw",
             "30 23 0:26 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot",
         )
         self.assertEqual(found, [("/sys/fs/cgroup", "")])

@@ -57,6 +57,14 @@ class TableTests(SynchronousTestCase):
             ],
         )
 
+    def test_a_name_may_have_what_ends_a_line_elsewhere(self) -> None:
+        """kubelet binds a subPath, whose name a pod chooses, and the kernel escapes only some characters."""
+        for name in (b"a\rb", b"a\vb", b"a\x85b", b"-"):
+            first = b"36 35 98:0 /%s /at/%s rw - ext4 /dev/vda rw\n" % (name, name)
+            found = parse(first + b"37 36 0:5 / /next rw - tmpfs none rw\n")
+            self.assertEqual([one.mount_point for one in found], [b"/at/" + name, b"/next"])
+            self.assertEqual(found[0].root, b"/" + name)
+
     def test_a_directory_is_where_the_mount_above_it_says(self) -> None:
         mounts = [mount(22, 98, b"/srv", "8:1", b"/export"), DISK]  # "/" comes last after an initrd
         self.assertEqual(layout(mounts, b"/srv/a"), {b"": Location("8:1", b"/export/a")})

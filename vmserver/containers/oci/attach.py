@@ -42,7 +42,8 @@ _PACKET_BYTES = 16 * 1024  # conmon's buffer has 32 KiB
 _RECEIVED_BYTES = 64 * 1024  # conmon's packets have 8 KiB and a byte
 _READS = 16  # in a row, before the reactor does other work
 _STREAMS = {2: "stdout", 3: "stderr"}
-_LISTENS, _CONNECTING = 0x10000, "02"  # a flag and a state in /proc/net/unix
+_UNIX_SOCKETS = Path("/proc/net/unix")
+_LISTENS, _CONNECTING = 0x10000, b"02"  # a flag and a state in it
 
 _log = Logger()
 
@@ -115,11 +116,11 @@ def _connecting(conmon: int) -> bool:
             with contextlib.suppress(OSError):
                 own.add(os.readlink(entry))
     listening, connecting = set(), set()
-    for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
+    for line in _UNIX_SOCKETS.read_bytes().split(b"\n")[1:]:
         fields = line.split(maxsplit=7)
-        if len(fields) == 8:
+        with contextlib.suppress(ValueError):  # without a name, or a part of a name that has newlines
             _, _, _, flags, _, state, inode, name = fields
-            if int(flags, 16) & _LISTENS and f"socket:[{inode}]" in own:
+            if int(flags, 16) & _LISTENS and f"socket:[{int(inode)}]" in own:
                 listening.add(name)
             elif state == _CONNECTING:
                 connecting.add(name)

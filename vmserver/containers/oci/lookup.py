@@ -123,7 +123,7 @@ def _sources(wanted: Iterable[cri.Mount], images: Mapping[int, str], mountinfo: 
         else:
             path = mount_checks.source(mount, os.path.exists)
             if mount.propagation != cri.PROPAGATION_PRIVATE:
-                text = text or mountinfo.read_text(errors="replace")
+                text = text or os.fsdecode(mountinfo.read_bytes())
                 _check_propagation(mount, text)
         flags = os.statvfs(path).f_flag
         closed = tuple(option for option, flag in _CLOSED.items() if flags & flag)
@@ -144,10 +144,10 @@ def _check_propagation(mount: cri.Mount, mountinfo: str) -> None:
 def _propagation(path: str, mountinfo: str) -> list[str]:
     """Return the optional fields of the mount that has `path`: proc(5)."""
     best, marks = "", list[str]()
-    for line in mountinfo.splitlines():
+    for line in mountinfo.split("\n")[:-1]:  # what else ends a line elsewhere may be in a name
         fields = line.split(" ")
-        point = fields[4].replace("\\040", " ") if len(fields) > 6 else ""
+        point = fields[4].replace("\\040", " ")
         inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if point and inside and len(point) >= len(best):
-            best, marks = point, fields[6 : fields.index("-")] if "-" in fields else []
+        if inside and len(point) >= len(best):
+            best, marks = point, fields[6 : fields.index("-", 6)]
     return marks

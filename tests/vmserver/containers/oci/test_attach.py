@@ -13,14 +13,17 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
 from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from tests.contract.container_sessions import resident
 from tests.support.crun import configuration, write_bundle
+from tests.support.waiting import until
 from tests.vmserver.containers.oci.case import CrunCase, Made, reactor
 from vmserver.containers.interface import ISession, Streams
 from vmserver.containers.oci import attach as attaching
@@ -98,6 +101,61 @@ class ConnectTests(SynchronousTestCase):
         bundle.write_text("")
         failure = self.failureResultOf(start(attaching._connect(self.clock, bundle)), Unavailable)
         self.assertIn("Not a directory", str(failure.value))
+
+
+class PacketTests(TestCase):
+    """A connection to conmon, whose end the test has."""
+
+    def setUp(self) -> None:
+        ours, self.conmon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self.addCleanup(self.conmon.close)
+        self.packets, self.ends = list[bytes](), list[int]()
+        self.connection = attaching._Packets(reactor, ours, self.packets.append, lambda: self.ends.append(1))
+        self.addCleanup(self.connection.connectionLost, Failure(ConnectionDone()))
+
+    async def test_packets_come_one_by_one_and_the_end_after_them(self) -> None:
+        for packet in (b"one", b"two" * 1000):
+            self.conmon.send(packet)
+        self.conmon.close()
+        await until(lambda: self.ends, "the end")
+        self.assertEqual(self.packets, [b"one", b"two" * 1000])
+
+    async def test_one_who_reads_no_more_is_still_read(self) -> None:
+        self.connection.pauseProducing()
+        self.conmon.send(b"last")
+        self.conmon.shutdown(socket.SHUT_RD)
+        self.connection.write(b"x" * 1_000_000)
+        await within(reactor, 20.0, start(self.connection.gate.wait()), "the writer")
+        self.assertEqual((self.packets, self.ends), ([], []))
+        self.connection.resumeProducing()
+        await until(lambda: self.packets == [b"last"], "it is read")
+
+    async def test_after_all_is_written_conmon_sees_the_end(self) -> None:
+        self.connection.write(b"x" * 100_000)
+        self.connection.finish()
+        found = bytearray()
+
+        def whole() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                while packet := self.conmon.recv(65536):
+                    found.extend(packet)
+                return True
+            return False
+
+        await until(whole, "the end")
+        self.assertEqual(len(found), 100_000)
+        self.conmon.send(b"still")
+        await until(lambda: self.packets == [b"still"], "it is read")
+
+    async def test_one_that_is_lost_is_lost_once_and_lets_the_writer_go(self) -> None:
+        self.connection.write(b"x" * 1_000_000)
+        waiting = start(self.connection.gate.wait())
+        for _ in range(2):
+            self.connection.connectionLost(Failure(ConnectionDone()))
+        await within(reactor, 20.0, waiting, "the writer")
+        self.connection.pauseProducing()
+        self.connection.resumeProducing()
+        self.assertNotIn(self.connection, reactor.getReaders())
 
 
 class AttachTests(CrunCase):
@@ -194,9 +252,10 @@ class AttachTests(CrunCase):
         self.assertEqual((await self.over(heard), heard.out), (2, b"hello\n"))
 
     async def test_sockets_of_any_name_may_be_on_the_machine(self) -> None:
-        odd = socket.socket(socket.AF_UNIX)
-        self.addCleanup(odd.close)
-        odd.bind(os.fsencode(self.directory / "caf\udce9"))
+        for name in ("caf\udce9", "a\fb", "a\nb c d e f g h i", "a\n1 2 3 10000 5 02 x name"):
+            odd = socket.socket(socket.AF_UNIX)
+            self.addCleanup(odd.close)
+            odd.bind(os.fsencode(self.directory / name))
         heard = await self.heard(await self.started("sh", "-c", "sleep 0.2; exit 2"))
         self.assertEqual(await self.over(heard), 2)
 

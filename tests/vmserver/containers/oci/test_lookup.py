@@ -144,7 +144,9 @@ class SourceTests(Case):
         for path in paths.values():
             (path / "sub").mkdir(parents=True)
         file = self.directory / "mountinfo"
-        odd = b"40 22 0:30 / /mnt/caf\xe9 rw - tmpfs tmpfs rw\n"
+        odd = (
+            b"40 22 0:30 / /mnt/caf\xe9 rw - tmpfs tmpfs rw\n41 22 0:31 / /mnt/a\fb\rc rw - tmpfs tmpfs rw\n"
+        )
         file.write_bytes(odd + MOUNTINFO.format(**paths).encode())
         kinds = {
             cri.PROPAGATION_PRIVATE: 3,
@@ -170,9 +172,9 @@ class SourceTests(Case):
             host_path=str(self.directory / "over"),
             propagation=cri.PROPAGATION_BIDIRECTIONAL,
         )
-        file.write_text("\n".join((lines[0], private, shared)))
+        file.write_text("\n".join((lines[0], private, shared, "")))
         self.assertEqual(len(self.find(mountinfo=file, mounts=[mount]).mounts), 1)
-        file.write_text("\n".join((lines[0], shared, private)))
+        file.write_text("\n".join((lines[0], shared, private, "")))
         self.refused("private mount", self.find, mountinfo=file, mounts=[mount])
 
 
