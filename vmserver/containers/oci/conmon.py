@@ -241,7 +241,7 @@ class Conmon:
     def _process(self, container: Monitored, pid: int) -> Process | None:
         """Return the process, if its conmon is there."""
         conmon = _conmon_pid(container)
-        ticks = start_ticks(conmon) if conmon else 0
+        ticks = start_ticks(conmon)
         return Process(pid, start_ticks(pid), conmon, ticks) if ticks else None
 
     def _outcome(self, container: Monitored) -> Exit:

@@ -137,12 +137,12 @@ class CriLog(LineReader):
             return True
 
     def _open_after(self, number: int) -> bool:
-        """Open the oldest file that has a higher number."""
+        """Open the oldest file that has a higher number. One in between that is gone is a gap."""
         while True:
             known = numbers(self._path)
             following = [each for each in known if each > number] or [(known[-1] if known else 0) + 1]
             if self._open(following[0]):
-                self._gap = self._gap or (number > 0 and following[0] != number + 1)
+                self._gap = self._gap or following[0] != number + 1
                 return True
             if numbers(self._path) == known:
                 return False

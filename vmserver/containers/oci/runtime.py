@@ -176,8 +176,6 @@ class Crun:
 
         :raise Unavailable: crun can't."""
         directory = self.root / id
-        if not directory.exists():
-            return
         if (directory / "status").exists():
             ended = await self._run("delete", "--force", id)
             if ended.code and (directory / "status").exists():
