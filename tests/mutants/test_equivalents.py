@@ -7,6 +7,7 @@ import tomllib
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.harness.durations import slow
 from tests.mutants import equivalents
 from tests.mutants.mutant import Mutant, mutants
 from tests.mutants.run_tests import ROOT
@@ -15,6 +16,7 @@ from tests.mutants.run_tests import ROOT
 class ListTests(SynchronousTestCase):
     """The list of this repository."""
 
+    @slow(10, "it makes all mutants of the modules that are listed")
     def test_each_entry_is_a_mutant_and_has_a_reason(self) -> None:
         listed = equivalents.read()
         found = {

@@ -154,6 +154,17 @@ class ConmonTests(CrunCase):
         self.assertIn("conmon", exit.message)
         await self.until(lambda: _state(made.process.pid) in "ZX", "the container has ended")
 
+    async def test_of_one_whose_conmon_was_killed_another_agent_kills_what_is_left(self) -> None:
+        made = await self.started("sleep", "600")
+        assert made.watch is not None
+        made.watch.close()
+        os.kill(made.process.conmon, signal.SIGKILL)
+        await self.until(lambda: _state(made.process.conmon) in "ZX", "its conmon has ended")
+        exit = self.conmon.find(made.container)
+        assert isinstance(exit, Exit)
+        self.assertEqual(exit.code, 137)
+        await self.until(lambda: _state(made.process.pid) in "ZX", "the container has ended")
+
     async def test_a_conmon_that_hangs_does_not_hide_its_containers_end(self) -> None:
         self.patch(conmons, "LAST_SECONDS", 0.5)
         made = await self.started("sleep", "600")
@@ -314,6 +325,13 @@ class ConmonTests(CrunCase):
             made = await self.started("sh", "-c", "exit 5")
         self.assertEqual(len(events), 1)
         self.assertEqual((await self.end(made)).code, 5)
+        container = self.monitored("true")
+        hanging = self.directory / "hanging"
+        hanging.touch(0o755)
+        hanging.write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
+        with self.assertRaises(Unavailable):
+            await Conmon(reactor, self.crun, str(hanging), group=CONMONS, seconds=0.3).create(container)
+        await self.until(lambda: self.gone(container.id), "one that hangs is killed all the same")
 
     async def test_a_watch_that_is_closed_at_once_tells_nothing(self) -> None:
         made = await self.started("true")

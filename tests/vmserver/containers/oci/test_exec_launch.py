@@ -150,13 +150,16 @@ class LaunchTests(TestCase):
         self.controllers = self.groups.parent / "cgroup.controllers"
         self.controllers.touch()
 
-    def launch(self, pid: int = GONE, then: str = "", runs: Any = reactor) -> Launch:
+    def launch(
+        self, pid: int = GONE, then: str = "", runs: Any = reactor, group: str | None = "c1"
+    ) -> Launch:
         """Return the launch of a command in a container. :param pid: the container's first process."""
         program = self.directory / "crun"
         program.write_text(CRUN.format(said=self.directory, then=then))
         program.chmod(0o755)
         crun = Crun(runs, self.directory / "run", str(program))
-        status = Status(pid, 1, Cgroup("c1", self.groups.parent), waiting=False)
+        cgroup = None if group is None else Cgroup(group, self.groups.parent)
+        status = Status(pid, 1, cgroup, waiting=False)
         return Launch(runs, crun, "c1", status, b"the process", 0, self.directory, CommandGroups(), 0.1)
 
     def run_it(self, launch: Launch, console: Path | None = None) -> Child:
@@ -200,6 +203,18 @@ class LaunchTests(TestCase):
         self.controllers.unlink()
         await self.end(self.run_it(self.launch()))
         self.assertNotIn("--cgroup", self.said("words"))
+
+    async def test_in_a_container_without_a_cgroup_it_has_none(self) -> None:
+        launch = self.launch(group=None)
+        self.assertEqual(await self.end(self.run_it(launch)), 0)
+        self.assertNotIn("--cgroup", self.said("words"))
+
+    async def test_among_the_vms_own_processes_what_a_command_leaves_behind_does_not_hold_it(self) -> None:
+        """The script writes the pid of a command that ends, and waits for another process, as crun does."""
+        write = 'for word; do case $word in --pid-file=*) true & echo $! >"${word#*=}";; esac; done'
+        child = self.run_it(self.launch(pid=os.getpid(), then=f"{write}; sleep 600 & wait; exit 3"))
+        self.assertEqual(await self.end(child), 3)
+        self.assertEqual(list(self.directory.glob("*.pid")), [])
 
     async def test_where_it_hands_over_a_terminal_and_writes_its_pid(self) -> None:
         await self.end(self.run_it(self.launch()))

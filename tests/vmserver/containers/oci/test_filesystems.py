@@ -74,6 +74,7 @@ class FileSystemTests(SynchronousTestCase):
             self.failing(name, errno.ENOSPC, errno.EIO)
             self.assertIn(str(at), str(self.assertRaises(ResourceExhausted, make)))
             self.assertIn(str(at), str(self.assertRaises(FailedPrecondition, make)))
+            make()
 
     def test_what_can_not_be_deleted_says_whether_that_needs_room(self) -> None:
         self.make()

@@ -241,6 +241,11 @@ class LifecycleTests(SynchronousTestCase):
         self.assertEqual(self.machine.calls, ["discard", "unmount", "delete"])
         self.assertEqual((self.told, self.index.all()), ([-1], []))
 
+    def test_a_removal_that_fails_is_known_to_the_next_agent(self) -> None:
+        self.machine.failing = {"discard": Unavailable("crun hangs")}
+        self.failureResultOf(start(self.lifecycle.remove(self.container)), Unavailable)
+        self.assertEqual((self.phase(), self.machine.calls), (Phase.REMOVING, ["discard"]))
+
     def test_one_that_is_not_cleaned_up_is_still_one_that_has_ended(self) -> None:
         self.successResultOf(self.started())
         self.machine.failing = {"discard": Unavailable("crun hangs")}

@@ -46,6 +46,7 @@ class ReadOnlyTests(SynchronousTestCase):
         self.assertEqual(self._said(str(self.at)), "first")
         self.assertEqual([one.point for one in mounts_below(self.base)], [str(self.at)])
         self.assertRaises(OSError, self.at.write_text, "other")
+        self.assertEqual(self.at.parent.stat().st_mode & 0o777, 0o700)
         self.assertTrue(os.statvfs(self.at).f_flag & os.ST_RDONLY)
 
     def test_a_program_that_was_replaced_is_mounted_anew(self) -> None:

@@ -218,6 +218,23 @@ class FailureTests(OciCase, TestCase):
         await removing
         self.assertEqual(await self.provider.images(), [])
 
+    async def test_what_changes_it_waits_for_what_is_in_work(self) -> None:
+        id = await self.create("true")
+        container, changed = self.container(id), list[str]()
+
+        async def change(*_: object) -> None:
+            changed.append(id)
+
+        self.patch(providers, "change_limits", change)
+        await container.lock.acquire()
+        updating = self.provider.update(id, cri.LinuxContainerResources(cpu_shares=5))
+        removing = self.provider.remove(id)
+        self.assertEqual((changed, container.record.phase), ([], record.Phase.CREATED))
+        container.lock.release()
+        await updating
+        await removing
+        self.assertEqual((changed, await self.state(id)), ([id], None))
+
     async def test_one_that_does_not_end_though_it_is_killed_is_told(self) -> None:
         self.patch(providers, "END_SECONDS", 0.1)
         id = await self.run_container("sleep", "600")

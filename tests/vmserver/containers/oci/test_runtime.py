@@ -70,6 +70,18 @@ class StatusTests(RuntimeCase):
             self.crun.status("c1")
 
 
+class ProgramTests(RuntimeCase):
+    async def test_that_it_is_not_installed_is_told_once_it_is_needed(self) -> None:
+        await self.crun.mount(self.root / "bin" / "crun")
+        with self.assertRaises(FailedPrecondition) as caught:
+            self.crun.command("list")
+        self.assertIn("no-crun is not installed", str(caught.exception))
+
+    async def test_nothing_is_deleted_where_nothing_is(self) -> None:
+        for _ in range(2):
+            await self.crun.delete("c2")
+
+
 class StartTests(RuntimeCase):
     async def test_one_that_waits_goes_on_at_a_byte_and_waits_no_more(self) -> None:
         reader = self.waiting()

@@ -302,7 +302,7 @@ class MountTests(Refusing):
             return next(mount for mount in found["mounts"] if mount["destination"] == "/dev/shm")
 
         self.assertEqual((shm(cri.POD)["type"], shm(cri.POD)["source"]), ("bind", "/dev/shm"))
-        self.assertEqual(shm(cri.CONTAINER)["type"], "tmpfs")
+        self.assertEqual((shm(cri.CONTAINER)["type"], shm(cri.CONTAINER)["source"]), ("tmpfs", "shm"))
         self.assertIn("size=65536k", shm(cri.CONTAINER)["options"])
 
 

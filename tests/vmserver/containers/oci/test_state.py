@@ -24,6 +24,7 @@ from vmserver.containers.oci.conmon import LOST_CODE, Exit
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.index import ContainerIndex
 from vmserver.containers.oci.kernel import Kernel
+from vmserver.containers.oci.log import CriLog, Cursor
 from vmserver.containers.oci.record import FILE, Phase, Record
 
 
@@ -116,6 +117,18 @@ class ContainerTests(SynchronousTestCase):
         made = OciContainer(a_record(state=cri.CONTAINER_EXITED, exit_code=4), Path("/top/c1"))
         self.successResultOf(made.when_over())
         self.assertEqual(self.successResultOf(made.exit_code()), 4)
+
+    def test_it_is_read_as_far_as_its_last_reader_has_come(self) -> None:
+        top = Path(tempfile.mkdtemp(prefix="container-"))
+        self.addCleanup(shutil.rmtree, top)
+        made = OciContainer(a_record(), top)
+        made.log.write_text("2026-11-22T14:21:00Z stdout F text\n")
+        self.assertIsNone(made.read_to)
+        made.reading = CriLog(made.log)
+        self.addCleanup(made.reading.close)
+        self.assertIsNone(made.read_to)
+        made.reading.read()
+        self.assertEqual(made.read_to, Cursor(1, made.log.stat().st_size))
 
     def test_its_state_is_a_copy(self) -> None:
         made = OciContainer(a_record(), Path("/top/c1"))

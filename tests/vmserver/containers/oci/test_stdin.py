@@ -175,8 +175,10 @@ class StdinTests(TestCase):
         conmon.stdin.flush()
         at = Path(f"/proc/{conmon.pid}/fd/1")
         await until(lambda: os.readlink(at) == str(other), "it is another file")
+        told = list[int]()
         pipe.write(b"x")
-        await within(reactor, 20.0, start(pipe.gate.wait()), "the writer")
+        pipe.finish(lambda: told.append(1))
+        await until(lambda: told, "it is dropped")
 
     async def test_a_file_that_conmon_has_opened_in_its_place_is_not_written_to(self) -> None:
         other = self.directory / "file"

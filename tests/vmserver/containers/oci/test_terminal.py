@@ -27,6 +27,7 @@ from vmserver.containers.oci.terminal import ConsoleSocket, Terminal
 from vmserver.containers.sessions import WriteGate
 
 reactor = installed()
+_TIOCSPTLCK = 0x40045431  # ioctl_tty(2); termios has no name for it
 
 
 class TerminalTests(TestCase):
@@ -64,6 +65,12 @@ class TerminalTests(TestCase):
         self.assertEqual((self.heard, self.ends), (b"one two", 1))
         self.terminal.resumeProducing()
         self.assertNotIn(self.terminal, reactor.getReaders())
+
+    def test_a_reactor_that_reads_what_was_hung_up_is_told_its_end_too(self) -> None:
+        self.leave()
+        for _ in range(2):
+            self.terminal.doRead()
+        self.assertEqual((self.heard, self.ends), (b"", 1))
 
     async def test_the_rest_is_read_although_it_ended_while_something_was_written(self) -> None:
         self.terminal.pauseProducing()
@@ -127,11 +134,12 @@ class TerminalTests(TestCase):
         self.assertEqual(self.ends, 0)
 
     async def test_the_end_of_one_that_no_process_had_open_is_noticed(self) -> None:
-        descriptor, command = os.openpty()
-        os.close(command)
+        descriptor = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+        fcntl.ioctl(descriptor, _TIOCSPTLCK, bytes(4))
         ends = list[int]()
         made = Terminal(reactor, descriptor, WriteGate(), self.heard.extend, lambda: ends.append(1))
         self.addCleanup(made.hang_up)
+        self.assertRaises(BlockingIOError, os.read, descriptor, 1)
         made.notice_end()
         await until(lambda: ends, "its end")
 
