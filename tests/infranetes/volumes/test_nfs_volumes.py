@@ -112,12 +112,13 @@ class NfsVolumesTests(NfsVolumesCase):
     def test_mapped_ids_are_refused(self) -> None:
         self.create(mounting("/etc/hosts"))
         [container] = self.world.node.inventory.sandboxes[self.sandbox].containers.values()
-        mounts = mounting(DATA)
-        mounts.mounts[0].uidMappings.add(container_id=0, host_id=65536, length=65536)
         nfs = self.world.node.nfs_volumes
         assert nfs is not None
-        error = self.failureResultOf(start(nfs.prepare(container, mounts)), FailedPrecondition)
-        self.assertIn("hostUsers: false", str(error.value))
+        for kind in ("uidMappings", "gidMappings"):
+            mounts = mounting(DATA)
+            getattr(mounts.mounts[0], kind).add(container_id=0, host_id=65536, length=65536)
+            error = self.failureResultOf(start(nfs.prepare(container, mounts)), FailedPrecondition)
+            self.assertIn("hostUsers: false", str(error.value))
 
     def test_an_agent_of_an_earlier_release_is_said(self) -> None:
         self.agent.mount_error = Unimplemented("MountNfs")

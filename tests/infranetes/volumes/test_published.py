@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.volumes import published
+from infranetes.volumes import mount_table, published
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.mounts import find_source
 from infranetes.volumes.published import (
@@ -432,6 +432,18 @@ class OfPodTests(PublishedCase):
         place.mkdir(parents=True)
         subprocess.run(["mount", "-t", "tmpfs", "other", place], check=True)
         self.assertEqual(self.found(self.uid), [])
+
+    def test_a_node_whose_mounts_can_not_be_read_says_so(self) -> None:
+        self.patch(mount_table, "TABLE", "/no/such")
+        for name, look, kind in (
+            ("targets", targets, Unavailable),
+            ("for_pod", for_pod, Unavailable),
+            ("read", read, FailedPrecondition),
+        ):
+            table = MountTable()
+            with self.assertRaises(kind, msg=name) as caught:
+                look(self.uid, table)
+            self.assertIn("No such file", str(caught.exception))
 
     def test_one_that_can_not_be_read_does_not_hide_the_others(self) -> None:
         broken = self.publish_at(f"{self.uid}/volumes/kubernetes.io~csi/pvc-0/mount", PublishedVolume("odd"))

@@ -61,6 +61,11 @@ class WriteBackTests(SynchronousTestCase):
         self.end("/b")
         self.assertEqual(self.successResultOf(self.words), "")
 
+    def test_a_bug_is_one(self) -> None:
+        self.end("/a")
+        self.syncs["/b"][-1].errback(ZeroDivisionError())
+        self.failureResultOf(self.words, ZeroDivisionError)
+
     def test_as_long_as_something_comes_it_waits(self) -> None:
         self.end("/b")
         for _ in range(5):

@@ -37,6 +37,19 @@ def of(*entries: Entry) -> Manifest:
 NOTHING = Plan([], [], [], [])
 
 
+class PlanTests(SynchronousTestCase):
+    def test_what_goes_each_way(self) -> None:
+        entry = [file(b"a")]
+        for made, expected in (
+            (NOTHING, (False, False)),
+            (Plan(entry, [], [], []), (True, False)),
+            (Plan([], [b"a"], [], []), (True, False)),
+            (Plan([], [], entry, []), (False, True)),
+            (Plan([], [], [], [b"a"]), (False, True)),
+        ):
+            self.assertEqual((made.pushes, made.pulls), expected, made)
+
+
 class DirectionTests(SynchronousTestCase):
     """Which side of an entry wins."""
 

@@ -12,7 +12,15 @@ from typing import Any
 
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted
 from infranetes_common.filesync import scan as scanning
-from infranetes_common.filesync.manifest import DIRECTORY, MAX_DEPTH, Bounds, Changed, Manifest, Unread
+from infranetes_common.filesync.manifest import (
+    DIRECTORY,
+    MAX_DEPTH,
+    TEMPORARY,
+    Bounds,
+    Changed,
+    Manifest,
+    Unread,
+)
 from infranetes_common.filesync.scan import CHUNK_BYTES, read, scan, stable_scan
 from infranetes_common.filesync.tree import Tree
 from tests.harness.needs import needs_mounts, needs_root
@@ -44,6 +52,11 @@ class ScanTests(ScanCase):
         told: list[None] = []
         scan(Tree(self.node, file=False, setid=False, alive=lambda: told.append(None)), BOUNDS)
         self.assertEqual(len(told), 4)
+
+    def test_what_is_half_written_is_passed_over_and_nothing_else(self) -> None:
+        for name in (TEMPORARY + b"1", b".hidden", b"a", b"zz", TEMPORARY[:-1]):
+            (self.node / os.fsdecode(name)).touch()
+        self.assertEqual(sorted(self.found()), sorted((b".hidden", b"a", b"zz", TEMPORARY[:-1])))
 
     def test_as_many_entries_bytes_directories_and_as_long_a_path_as_the_bounds_say(self) -> None:
         (self.node / "file").write_bytes(b"12345")
