@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail, gatherResults
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu import attached
 from infranetes.providers.qemu.attached import VolumeAttacher
 from infranetes.providers.qemu.connections import VmConnections
-from infranetes.providers.qemu.qmp import QmpConnection
+from infranetes.providers.qemu.qmp import QmpConnection, QmpError
 from infranetes.providers.qemu.record import Phase
 from infranetes.providers.qemu.vm import Vm
 from infranetes.providers.qemu.volume_open import make_direct, open_volume
@@ -248,6 +248,36 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
         await attacher.detach(machine, volume)
         await attacher.attach(other, volume, False)
         await self.assert_nothing_is_left(attacher, machine)
+
+    async def test_two_at_once_have_places_of_their_own(self) -> None:
+        attacher, machine, _ = await self.one()
+        await self.volume(attacher, "two")
+        serials = await gatherResults([attacher.attach(machine, name, False) for name in ("one", "two")])
+        self.assertEqual(await attacher.attached(machine), frozenset(serials))
+        self.assertEqual(len(await attacher.attached(machine)), 2)
+
+    async def test_of_one_that_qemu_refuses_nothing_is_left(self) -> None:
+        attacher, machine, volume = await self.one()
+        qmp = await self.monitor(attacher, machine)
+        execute = qmp.execute
+
+        def refusing(name: str, *more: Any, **arguments: Any) -> Any:  # Any: as `execute`
+            return fail(QmpError("no room")) if name == "device_add" else execute(name, *more, **arguments)
+
+        patch = self.patch(qmp, "execute", refusing)
+        words = await self.fails(Unavailable, attacher.attach(machine, volume, False))
+        self.assertIn(f"can't be given volume {volume}: no room", words)
+        patch.restore()
+        self.assertEqual(await qmp.execute("query-named-block-nodes"), [])
+        self.assertFalse(self.has(machine, volume))
+
+    async def test_one_in_the_other_mode_is_told_by_the_mode_that_it_has(self) -> None:
+        attacher, machine, volume = await self.one()
+        for read_only, mode in ((True, "read-only"), (False, "for writing")):
+            await attacher.attach(machine, volume, read_only)
+            words = await self.fails(FailedPrecondition, attacher.attach(machine, volume, not read_only))
+            self.assertIn(f"is attached to VM {machine} {mode}: detach it first", words)
+            await attacher.detach(machine, volume)
 
     async def test_one_that_starts_is_given_none_yet(self) -> None:
         attacher, machine, volume = await self.one()

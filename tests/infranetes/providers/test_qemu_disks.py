@@ -111,6 +111,14 @@ class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
         await shower.show_disks(machine, layers)
         self.assertEqual([self.open_files(machine).count(str(each.path)) for each in layers], [1, 1, 1])
 
+    async def test_one_that_does_not_execute_yet_is_shown_its_first(self) -> None:
+        vm = self.bare_vm()
+        layers = self.disks(2)
+        await (await vm.monitor(reactor)).qmp.execute("query-status")  # as its state is loaded before
+        await disks.Disks(reactor).show_first(vm, layers)
+        shown = await disks.Disks(reactor).shown(vm)
+        self.assertEqual([each.name for each in shown], [each.name for each in layers])
+
     async def test_a_disk_takes_no_descriptor_of_the_daemons(self) -> None:
         shower = await self.shower()
         machine = await self.machine(shower)

@@ -8,7 +8,7 @@ import os
 import signal
 import stat
 import subprocess
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu import accelerator, bridge, process
 from infranetes.providers.qemu.bridge import MAC, Bridge, BridgePort, open_tap, port_group
+from infranetes.providers.qemu.look import look_at_kvm
 from infranetes.providers.qemu.parts import make_parts
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.privileges import QemuUser
@@ -149,7 +150,11 @@ class BridgeTests(TestCase):
     async def test_it_is_as_the_configuration_says(self) -> None:
         """The share of connections, and the networks that see the pods' own addresses."""
         context = ProviderContext(
-            Path("/x"), Path("/run/x"), "c", "n", cluster_networks=(IPv4Network("10.96.0.0/12"),)
+            Path("/x"),
+            Path("/run/x"),
+            "c",
+            "n",
+            cluster_networks=(IPv6Network("fd00::/64"), IPv4Network("10.96.0.0/12")),
         )
         settings = QemuSettings(bridge=BRIDGE, mtu=1400, connections=300)
         parts = make_parts(reactor, settings, context, ProviderPaths(Path("/x"), Path("/run/x")))
@@ -219,6 +224,14 @@ class BridgeTests(TestCase):
             await self.network.forbid(port)
         self.assertNotIn("infbbbb", self.table("bridge"))
         self.assertIn('"infaaaa" . 0a:58:0a:d9:00:05 . 10.217.0.5', self.table("bridge"))
+
+    async def test_an_agents_own_port_is_kept_as_the_one_of_all_is(self) -> None:
+        await self.network.set_up(SUBNET, [])
+        port = BridgePort("infbbbb", "10.217.0.6", 4242)
+        for verb, there in ((self.network.allow, True), (self.network.forbid, False)):
+            await verb(port)
+            for family in ("ip", "bridge"):
+                self.assertEqual("10.217.0.6 . 4242" in self.table(family), there, family)
 
     async def test_a_tap_joins_and_goes_with_its_descriptor(self) -> None:
         await self.network.set_up(SUBNET, [])
@@ -428,6 +441,17 @@ class AcceleratorTests(TestCase):
         self.assertEqual(chosen, "tcg")
         for words in (f"{device} belongs to root:root with mode 0600", f"chmod 0660 {device}"):
             self.assertIn(words, reason)
+
+    def test_a_check_of_the_configuration_runs_no_guest_and_says_so_where_it_was_asked_to_look(self) -> None:
+        device = Path(self.mktemp()).absolute()
+        device.touch()
+        device.chmod(0o666)
+        self.patch(accelerator, "KVM", str(device))
+        for setting in ("auto", "kvm"):
+            self.assertEqual(list(look_at_kvm(setting, "nobody", False)), [])
+            [unseen] = look_at_kvm(setting, "nobody", True)
+            self.assertIn("no guest was run", str(unseen))
+        self.assertEqual(list(look_at_kvm("tcg", "nobody", True)), [])
 
     async def test_without_the_device_it_is_emulation(self) -> None:
         self.patch(accelerator, "KVM", "/nonexistent")
