@@ -180,7 +180,7 @@ def run_chosen(given: argparse.Namespace, outcomes: Outcomes) -> int:
     if given.tier == "nightly":
         os.environ["INFRANETES_TEST_NIGHTLY"] = "1"
     machine = Machine.of_this_process()
-    choice = choose(select(given), given.tier and Tier[given.tier.upper()], machine.has_root)
+    choice = choose(select(given), given.tier and Tier[given.tier.upper()], machine.becomes_root)
     if given.list:
         for test in choice.chosen:
             print(test.id())

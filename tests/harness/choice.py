@@ -45,10 +45,10 @@ def _lacking(number: int, need: Need) -> str:
     return f"{_tests(number)} {'needs' if number == 1 else 'need'} {need.name}: {need.remedy}"
 
 
-def choose(tests: Iterable[unittest.TestCase], tier: Tier | None, has_root: bool) -> Choice:
+def choose(tests: Iterable[unittest.TestCase], tier: Tier | None, becomes_root: bool) -> Choice:
     """Choose from tests those of a tier, if one is given, whose needs are met.
 
-    :param has_root: whether tests that need root run as root, whoever this process is.
+    :param becomes_root: whether tests that need root run as root, though this process does not.
     """
     chosen: list[unittest.TestCase] = []
     lacking: list[tuple[unittest.TestCase, Need]] = []
@@ -57,7 +57,9 @@ def choose(tests: Iterable[unittest.TestCase], tier: Tier | None, has_root: bool
         if tier is not None and (own := tier_of(test)) > tier:
             beyond[own] += 1
             continue
-        unmet = (need for need in needs_of(test) if not (need.is_met or (has_root and need.asks_for_root)))
+        unmet = (
+            need for need in needs_of(test) if not (need.is_met or (becomes_root and need.asks_for_root))
+        )
         if (first := next(unmet, None)) is not None:
             lacking.append((test, first))
         else:

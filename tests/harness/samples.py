@@ -23,7 +23,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tests.harness.needs import Need, Tier, needs, nightly
+from tests.harness.needs import NETWORK, Need, Tier, needs, nightly
 
 reactor: Any = the_reactor
 ROOT = Path(__file__).resolve().parents[2]
@@ -338,6 +338,17 @@ class Patient(SynchronousTestCase):
 
 class PatientToo(Patient):
     """The same in another class, which may run beside it."""
+
+
+@needs(NETWORK)
+class Networked(TestCase):
+    """Tests for root with its usual rights."""
+
+    def test_1(self) -> None:
+        pass
+
+    def test_2(self) -> None:
+        pass
 
 
 @needs(Need("a unicorn", "catch one", Tier.TEST, lambda: False))

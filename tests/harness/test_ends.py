@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tests.__main__ import ROOT
 from tests.harness import isolation, rundir
-from tests.harness.needs import needs_netns
+from tests.harness.needs import needs_netns, needs_programs, needs_root
 from tests.harness.rundir import NoRoom, run_directory
 from tests.harness.test_runner import SAMPLES, run
 
@@ -165,6 +165,16 @@ class LackingTests(SynchronousTestCase):
         self.assertEqual((code, output.splitlines()[-1]), (0, "1 passed, 0 failed, 2 skipped"), output)
         self.assertEqual(output.count("unicorn"), 1, output)
         self.assertIn("2 tests need a unicorn: catch one\n", output)
+
+    @needs_root
+    @needs_programs("setpriv")
+    def test_so_is_what_root_of_a_container_may_not_do(self) -> None:
+        bounded = ("setpriv", "--bounding-set=-sys_admin,-net_admin")
+        names = (f"{SAMPLES}.Networked", f"{SAMPLES}.Ending.test_passes")
+        code, output, _words = run(*names, ci=False, by=bounded)
+        self.assertEqual((code, output.splitlines()[-1]), (0, "1 passed, 0 failed, 2 skipped"), output)
+        self.assertIn("2 tests need NET_ADMIN and SYS_ADMIN: run as root, or docker run", output)
+        self.assertEqual(output.count("NET_ADMIN and SYS_ADMIN"), 1, output)
 
     def test_ci_allows_no_skip(self) -> None:
         code, output, _words = run(f"{SAMPLES}.Needy", f"{SAMPLES}.Ending.test_passes", ci=True)

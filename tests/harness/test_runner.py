@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -20,11 +21,12 @@ SAMPLES = "tests.harness.samples"
 
 
 def run(
-    *arguments: str, place: Path | None = None, ci: bool | None = None
+    *arguments: str, place: Path | None = None, ci: bool | None = None, by: Sequence[str] = ()
 ) -> tuple[int, str, dict[str, str]]:
     """Run the runner; return its exit code, its output, and each test's word by the name of its method.
 
     :param place: the directory of runs. :param ci: whether CI is in the environment; None: as it is here.
+    :param by: a command that runs it.
     """
     environment = dict(os.environ)
     if ci is not None:
@@ -34,6 +36,7 @@ def run(
     with tempfile.TemporaryDirectory() as temporary:
         done = subprocess.run(
             [
+                *by,
                 sys.executable,
                 "-m",
                 "tests",

@@ -116,9 +116,9 @@ class Machine:
         return cls()
 
     @property
-    def has_root(self) -> bool:
-        """Whether workers can run as root."""
-        return bool(self.sudo) or os.geteuid() == 0
+    def becomes_root(self) -> bool:
+        """Whether workers can run as root, which this process is not. One that is has what rights it has."""
+        return bool(self.sudo)
 
     def command(self, command: Sequence[str], as_root: bool, environment: Mapping[str, str]) -> list[str]:
         """Return the command line that runs `command` in a worker. :param as_root: it needs sudo for that."""
