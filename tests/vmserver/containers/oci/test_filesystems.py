@@ -55,6 +55,7 @@ class FileSystemTests(SynchronousTestCase):
         filesystems._thd_delete(self.container.directory)
 
     def test_of_an_image_without_layers_it_is_made_once_and_deleted_with_all_that_is_in_it(self) -> None:
+        self.addCleanup(os.umask, os.umask(0o077))
         for _ in range(3):
             self.make()
         self.assertEqual([one.point for one in mounts_below(self.top)], [str(self.container.root)])

@@ -131,7 +131,7 @@ class PodProcessesTests(SynchronousTestCase):
         (old,) = self.crun.started
         self.crun.known[old.name] = Status(os.getpid(), 1)  # another process has its number
         self.successResultOf(self.got())
-        self.assertEqual(self.crun.deleted, [old.name])
+        self.assertEqual((self.crun.deleted, self.strays), ([old.name], []))
         self.assertEqual(os.listdir(self.directory), [self.crun.started[1].name])
 
     def test_what_an_agent_that_was_killed_has_begun_is_ended_first(self) -> None:
