@@ -29,8 +29,8 @@ from infranetes.agent_ports import table_name as agents_table
 from infranetes.config import Config
 from infranetes.hostports.hostports import table_name
 from infranetes.hostports.table import Routes, is_open, localnet_of, script, write_route_localnet
-from infranetes.pods.states import SandboxState
-from infranetes.pods.store import FILE
+from infranetes.pods.store.states import SandboxState
+from infranetes.pods.store.store import FILE
 from infranetes.providers.cloud.interface import TOKEN
 from infranetes.providers.qemu import bridge, uids
 from infranetes.providers.qemu.paths import ProviderPaths

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from infranetes.kubernetes.cluster import Cluster
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Inventory, PastSandbox, Sandbox
-from infranetes.pods.states import WITH_VM
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
+from infranetes.pods.store.states import WITH_VM
 from infranetes_common.errors import InvalidArgument, NotFound
 from infranetes_common.wire import control
 

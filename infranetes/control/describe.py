@@ -6,8 +6,8 @@ from __future__ import annotations
 from infranetes.control.chosen import known
 from infranetes.control.service import past_pod, shown_pod
 from infranetes.machines.timeline import Timeline, bounded
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Container, PastSandbox
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Container, PastSandbox
 from infranetes_common.wire import control
 from txgrpc import Call
 

@@ -14,9 +14,9 @@ from twisted.python.failure import Failure
 
 from infranetes.control.chosen import known
 from infranetes.machines.agent.stub import SessionCall
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import PastSandbox, Sandbox
-from infranetes.pods.states import SandboxState
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import PastSandbox, Sandbox
+from infranetes.pods.store.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     DeadlineExceeded,

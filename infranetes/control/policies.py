@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from infranetes.control.chosen import chosen, followed
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes_common.pod_firewall import Allowed, PodFirewall, Ports
 from infranetes_common.wire import control

@@ -17,14 +17,14 @@ from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Member
-from infranetes.pods.asking import made_for
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import PastSandbox, Sandbox
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import PastSandbox, Sandbox
+from infranetes.pods.node.refusals import refusals
+from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.reconcile import Orphan, Reconciler
-from infranetes.pods.records import SandboxRecord
-from infranetes.pods.refusals import refusals
-from infranetes.pods.sides import ProviderSide
-from infranetes.pods.states import WITH_VM, SandboxState
+from infranetes.pods.store.records import SandboxRecord
+from infranetes.pods.store.states import WITH_VM, SandboxState
+from infranetes.pods.vm.asking import made_for
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
 from infranetes_common.concurrency import settled, shielded, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound

@@ -7,8 +7,8 @@ import ipaddress
 from collections.abc import AsyncIterator, Iterator
 
 from infranetes.control.chosen import chosen, followed
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.endpoints import Target
 from infranetes.services.messages import message_key

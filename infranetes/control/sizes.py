@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from infranetes.pods.context import NodeContext
-from infranetes.pods.sides import ProviderSide
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.sides import ProviderSide
 from infranetes.providers.interface import Size
 from infranetes.providers.size_choices import IChoosesSizes, SizeOnOffer
 from infranetes_common.errors import FailedPrecondition, NotFound

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
-from infranetes.pods.states import SandboxState
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.store.states import SandboxState
 from infranetes.stats.gather import Figures, Gatherer
 from infranetes_common.wire import control
 from txgrpc import Call

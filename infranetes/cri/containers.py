@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from infranetes.cri import translate, validate
 from infranetes.cri.paging import pages
 from infranetes.cri.sandboxes import before_deadline, found_or_none
-from infranetes.pods import listing
-from infranetes.pods.containers import Containers
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Container
+from infranetes.pods.containers.containers import Containers
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Container
+from infranetes.pods.vm import listing
 from infranetes_common import cpusets
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from twisted.logger import Logger
 
 from infranetes.cri import translate
-from infranetes.pods.events import EventType
-from infranetes.pods.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.events import EventType
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes_common.concurrency import Notifier
 from infranetes_common.errors import ResourceExhausted, Unavailable
 from infranetes_common.wire import cri

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from infranetes.delegate.channel import IMAGES, refused_name
 from infranetes.delegate.owners import Owned
-from infranetes.pods.inventory import Inventory
+from infranetes.pods.node.inventory import Inventory
 
 ID_LENGTH = 32  # digits of our own ids; the delegate's have 64
 

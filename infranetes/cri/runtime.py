@@ -9,9 +9,9 @@ from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.cri.stats import StatsCalls
 from infranetes.cri.status import Settings, StatusCalls
 from infranetes.cri.streaming import StreamingCalls, Url, no_url
-from infranetes.pods.containers import Containers
-from infranetes.pods.context import NodeContext
-from infranetes.pods.sandboxes import Sandboxes
+from infranetes.pods.containers.containers import Containers
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.streams import Streams
 from infranetes_common.wire import cri
 from txgrpc import Service

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from infranetes.cri import translate, validate
 from infranetes.cri.paging import pages
-from infranetes.pods import listing
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
-from infranetes.pods.resize import Resizer
-from infranetes.pods.sandboxes import Sandboxes
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.sandboxes.sandboxes import Sandboxes
+from infranetes.pods.vm import listing
+from infranetes.pods.vm.resize import Resizer
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import cri

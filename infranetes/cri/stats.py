@@ -17,13 +17,13 @@ from infranetes.cri import validate
 from infranetes.cri.paging import pages_of
 from infranetes.cri.sandboxes import found_or_none
 from infranetes.cri.translate import framed
-from infranetes.pods import listing
-from infranetes.pods.containers import Containers
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.refusals import refusals
-from infranetes.pods.sandboxes import Sandboxes
-from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.containers.containers import Containers
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.refusals import refusals
+from infranetes.pods.sandboxes.sandboxes import Sandboxes
+from infranetes.pods.store.states import ContainerState, SandboxState
+from infranetes.pods.vm import listing
 from infranetes.stats import metrics
 from infranetes.stats.gather import Figures, Gatherer
 from infranetes.stats.translate import container_stats, sandbox_stats

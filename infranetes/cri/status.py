@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import twisted
 from infranetes.machines.context import ServiceRules
-from infranetes.pods.container_providers import has_user_namespaces
-from infranetes.pods.context import NodeContext
-from infranetes.pods.sides import ProviderSide
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.vm.container_providers import has_user_namespaces
 from infranetes_common import __version__
 from infranetes_common.addresses import parse_network
 from infranetes_common.concurrency import shielded

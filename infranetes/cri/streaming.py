@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from infranetes.cri import validate
-from infranetes.pods.lifelog import log_command
+from infranetes.pods.containers.lifelog import log_command
 from infranetes.pods.streams import Streams
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri

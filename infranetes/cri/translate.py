@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.listing import shown_state
-from infranetes.pods.states import SHOWN_READY, SandboxState
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.store.states import SHOWN_READY, SandboxState
+from infranetes.pods.vm.listing import shown_state
 from infranetes_common.wire import cri
 
 Listed = TypeVar("Listed", Sandbox, Container)

@@ -15,8 +15,8 @@ from pathlib import Path
 import attrs
 
 from infranetes.guest import image as images
-from infranetes.pods.database import MIGRATIONS
-from infranetes.pods.store import FILE
+from infranetes.pods.store.database import MIGRATIONS
+from infranetes.pods.store.store import FILE
 from infranetes_common import __version__
 from infranetes_common.commands import run
 from infranetes_common.errors import InfranetesError

@@ -60,15 +60,15 @@ from infranetes.node_addresses import sources
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import Walls
-from infranetes.pods.context import NodeContext, Times
-from infranetes.pods.lifelog import log_container_events
-from infranetes.pods.logs import Logs
-from infranetes.pods.network_policies import PodFirewalls, enforce
-from infranetes.pods.node_names import node_dns
-from infranetes.pods.sandbox_vm import reachable_machines
-from infranetes.pods.shadows import Shadows
-from infranetes.pods.store import Store
+from infranetes.pods.containers.lifelog import log_container_events
+from infranetes.pods.node.context import NodeContext, Times
+from infranetes.pods.node.logs import Logs
+from infranetes.pods.node.network_policies import PodFirewalls, enforce
+from infranetes.pods.node.shadows import Shadows
+from infranetes.pods.store.store import Store
 from infranetes.pods.streams import Streams
+from infranetes.pods.vm.node_names import node_dns
+from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes.providers import registry
 from infranetes.providers.interface import IInVpc

@@ -21,7 +21,7 @@ from infranetes.images.interface import IImageCatalogue
 from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.images.several import SeveralStores, Store, as_one, container_images
 from infranetes.observer import NULL_OBSERVER, Observer
-from infranetes.pods.layer_loads import disk_name
+from infranetes.pods.images.layer_loads import disk_name
 from infranetes.providers.interface import (
     IHasCatalogue,
     IPodProvider,

@@ -17,7 +17,7 @@ from infranetes.handler_config import DOCKER
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import SeveralStores, Store, as_one
-from infranetes.pods.inventory import Inventory
+from infranetes.pods.node.inventory import Inventory
 from infranetes_common.reactors import IReactor
 from infranetes_common.services import StartStop
 from txgrpc import Service

@@ -13,8 +13,8 @@ from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Purpose
-from infranetes.pods.context import NodeContext
-from infranetes.pods.handlers import AnnotationRule, Handler
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handlers import AnnotationRule, Handler
 from infranetes.providers.interface import IInVpc, IPodProvider
 from infranetes_common.errors import ConfigError
 

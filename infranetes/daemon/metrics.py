@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from infranetes.config import Config
 from infranetes.observer import NULL_OBSERVER, Observer
-from infranetes.pods.context import NodeContext
+from infranetes.pods.node.context import NodeContext
 from infranetes_common.reactors import IReactor
 
 if TYPE_CHECKING:

@@ -15,15 +15,15 @@ from twisted.python.failure import Failure
 
 from infranetes.cri.status import POD_CIDR
 from infranetes.daemon.handlers import pools_with
-from infranetes.pods.containers import Containers
-from infranetes.pods.context import NodeContext
-from infranetes.pods.host_ports import ports_in_force
-from infranetes.pods.pod_network import restore_pod_network
+from infranetes.pods.containers.containers import Containers
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.reconcile import Reconciler
-from infranetes.pods.records import Contents
-from infranetes.pods.sandboxes import Sandboxes
-from infranetes.pods.sides import ProviderSide
-from infranetes.pods.states import SHOWN_SANDBOXES
+from infranetes.pods.sandboxes.sandboxes import Sandboxes
+from infranetes.pods.store.records import Contents
+from infranetes.pods.store.states import SHOWN_SANDBOXES
+from infranetes.pods.vm.host_ports import ports_in_force
+from infranetes.pods.vm.pod_network import restore_pod_network
 from infranetes.providers.absent import AbsentProvider
 from infranetes.providers.interface import Instance, IPodProvider
 from infranetes_common.concurrency import deferred, settled, sleep, start

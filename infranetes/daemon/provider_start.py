@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.service_manager import ServiceManager
-from infranetes.pods.sides import ProviderSide
+from infranetes.pods.node.sides import ProviderSide
 from infranetes.providers.interface import Awaited
 from infranetes_common.concurrency import Event, backoff, sleep, start
 from infranetes_common.errors import Unavailable

@@ -53,7 +53,7 @@ _log = Logger()
 
 
 class DelegateImages:
-    """Implements `Images` of `infranetes.pods.context`. Call `start` first.
+    """Implements `Images` of `infranetes.pods.node.context`. Call `start` first.
 
     :param runtime: makes calls on the runtime's socket. :param directory: used by this object alone.
     :param sweep: seconds between two looks for disks that no image has any more.

@@ -17,7 +17,7 @@ CONTAINERS = "docker"  # the kind of the delegate's images, as in `imgprovider`
 
 
 class NodeImages:
-    """Implements `Images` of `infranetes.pods.context`. Call `start` first.
+    """Implements `Images` of `infranetes.pods.node.context`. Call `start` first.
 
     :ivar catalogues: the images that this daemon serves itself, to those who ask for one by name.
     :ivar delegate: the images that the delegate serves.

@@ -12,9 +12,9 @@ import attrs
 from infranetes.cri.status import versions
 from infranetes.machines.agent.container_watch import Reach
 from infranetes.machines.pool_record import PoolState
-from infranetes.pods.context import NodeContext
-from infranetes.pods.refusals import refusals
-from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.refusals import refusals
+from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.interface import Share
 
 _CONNECTIONS = Path("/proc/sys/net/netfilter")

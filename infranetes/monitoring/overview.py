@@ -12,9 +12,9 @@ from infranetes.cri.status import runtime_version
 from infranetes.machines.pool import Pool
 from infranetes.monitoring.recent_warnings import Warned
 from infranetes.observer import Launch
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
-from infranetes.pods.states import ContainerState
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.store.states import ContainerState
 
 MAX_PODS = 500  # the newest; older ones are counted, not shown
 

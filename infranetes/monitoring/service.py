@@ -31,7 +31,7 @@ from infranetes.monitoring.page import CSS, HTML, _thd_page, style
 from infranetes.monitoring.recent_warnings import RecentWarnings
 from infranetes.monitoring.resources import Content, Misdirected, Shown, exposition, healthy, readiness
 from infranetes.monitoring.site import QuietSite, Screen
-from infranetes.pods.context import NodeContext
+from infranetes.pods.node.context import NodeContext
 from infranetes_common.concurrency import deferred, run_in_thread
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor

@@ -11,16 +11,16 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.observer import call_to_provider
-from infranetes.pods.agent_events import connect, vm_ended
-from infranetes.pods.containers import Containers
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.machine_images import is_half_ended
-from infranetes.pods.records import ContainerRecord, Contents
-from infranetes.pods.sandbox_vm import machine_for
-from infranetes.pods.sandboxes import Sandboxes
-from infranetes.pods.sides import ProviderSide
-from infranetes.pods.states import WITH_VM, ContainerState, SandboxState
+from infranetes.pods.containers.containers import Containers
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.sandboxes.machine_images import is_half_ended
+from infranetes.pods.sandboxes.sandboxes import Sandboxes
+from infranetes.pods.store.records import ContainerRecord, Contents
+from infranetes.pods.store.states import WITH_VM, ContainerState, SandboxState
+from infranetes.pods.vm.agent_events import connect, vm_ended
+from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common.concurrency import settled, sleep, start, within
 from infranetes_common.errors import InfranetesError

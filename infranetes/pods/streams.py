@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from infranetes.machines.agent.stub import PortForwardCall, SessionCall
-from infranetes.pods.containers import Containers
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.sandboxes import Sandboxes
-from infranetes.pods.states import ContainerState
+from infranetes.pods.containers.containers import Containers
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.sandboxes.sandboxes import Sandboxes
+from infranetes.pods.store.states import ContainerState
 from infranetes_common.errors import FailedPrecondition
 
 

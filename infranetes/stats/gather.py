@@ -15,10 +15,10 @@ from collections.abc import Iterable
 import attrs
 from twisted.logger import Logger
 
-from infranetes.pods import listing
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
-from infranetes.pods.states import SandboxState
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.store.states import SandboxState
+from infranetes.pods.vm import listing
 from infranetes_common.concurrency import Flight, settled, sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
 from infranetes_common.wire import vmserver

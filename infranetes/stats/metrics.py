@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.providers.interface import Refused, Share
 from infranetes.services.timing import Progress
 from infranetes_common.wire import cri, vmserver

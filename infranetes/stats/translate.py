@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes_common.wire import cri, vmserver
 
 

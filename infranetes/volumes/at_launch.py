@@ -15,8 +15,8 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.providers.volumes import IHasVolumes, IVolumes, VolumeDisk
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import Event, Flight, settled, start, within

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from twisted.logger import Logger
 
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.states import ContainerState
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.store.states import ContainerState
 from infranetes.volumes import mounts
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.nfs import NfsVolume, find_nfs, may_be_nfs

@@ -16,8 +16,8 @@ import attrs
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from infranetes.pods.huge_pages import check_huge_pages
-from infranetes.pods.inventory import Inventory, Sandbox
+from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.vm.huge_pages import check_huge_pages
 from infranetes.volumes.empty_dirs import EmptyDir, find_empty_dir, may_be_empty_dir
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.mounts import Source

@@ -25,11 +25,11 @@ import attrs
 from twisted.logger import Logger
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes.pods.context import NodeContext
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.records import AttachmentRecord
-from infranetes.pods.sides import ProviderSide
-from infranetes.pods.states import SandboxState
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.store.records import AttachmentRecord
+from infranetes.pods.store.states import SandboxState
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes.volumes import mounts
 from infranetes.volumes.at_launch import VolumesAtLaunch

@@ -22,7 +22,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.volumes.mounts import Source
 from infranetes_common.concurrency import Lanes, sleep, start
 from infranetes_common.errors import InfranetesError

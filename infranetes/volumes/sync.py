@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.volumes.mount_table import with_previous
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.owners import all_for_pod, for_pod, from_pod, inside

@@ -20,7 +20,7 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from infranetes.pods.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.volumes import mounts
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mount_table import Layout, MountTable

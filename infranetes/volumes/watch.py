@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.volumes.sync import VolumeSync
 from infranetes.volumes.volume import Volume
 from infranetes_common.concurrency import sleep, start

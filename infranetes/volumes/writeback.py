@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.volumes.volume import Volume
 from infranetes_common.concurrency import Flight, settled, shielded, sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, Unavailable

@@ -26,7 +26,7 @@ from twisted.web.client import Agent, readBody
 
 from infranetes.ctl.cli import DOWN
 from infranetes.guest import shims
-from infranetes.pods.node_names import node_dns
+from infranetes.pods.vm.node_names import node_dns
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase, providers
 from tests.harness.durations import slow

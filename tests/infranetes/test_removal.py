@@ -23,10 +23,10 @@ from infranetes.hostports.hostports import table_name
 from infranetes.hostports.mappings import HostPort
 from infranetes.hostports.table import Routes, script
 from infranetes.machines.pool_record import PoolRecord, PoolState
-from infranetes.pods import database
-from infranetes.pods.records import SandboxRecord
-from infranetes.pods.states import SandboxState
-from infranetes.pods.store import FILE
+from infranetes.pods.store import database
+from infranetes.pods.store.records import SandboxRecord
+from infranetes.pods.store.states import SandboxState
+from infranetes.pods.store.store import FILE
 from infranetes.providers.qemu import bridge
 from infranetes.providers.qemu.record import RECORD
 from infranetes.providers.qemu.room import UNIT

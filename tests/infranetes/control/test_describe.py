@@ -13,7 +13,7 @@ from zope.interface import alsoProvides
 from infranetes.control.describe import DescribeCalls
 from infranetes.ctl import render
 from infranetes.monitoring.gauges import node_gauges
-from infranetes.pods.inventory import PAST_SANDBOXES
+from infranetes.pods.node.inventory import PAST_SANDBOXES
 from infranetes.providers.interface import ICountsRefusals, Refused, Share
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, InvalidArgument, NotFound, Unavailable

@@ -12,7 +12,7 @@ from infranetes_common.wire import control
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeNode, box, pod
-from tests.infranetes.pods.test_machine_images import MachineImageNode
+from tests.infranetes.pods.sandboxes.test_machine_images import MachineImageNode
 
 
 class FailedPodsTestCase(PodsTestCase):

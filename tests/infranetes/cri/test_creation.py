@@ -8,8 +8,8 @@ from typing import Any, cast
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.cri.containers import ContainerCalls
-from infranetes.pods.containers import Containers
-from infranetes.pods.context import NodeContext
+from infranetes.pods.containers.containers import Containers
+from infranetes.pods.node.context import NodeContext
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 from txgrpc import Call

@@ -17,7 +17,7 @@ from typing import Any
 
 from twisted.scripts.twistd import run
 
-from infranetes.pods import database
+from infranetes.pods.store import database
 
 
 def install(when: str, number: int, journal: str, wanted: str = "") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from infranetes.pods.store import FILE
+from infranetes.pods.store.store import FILE
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
 from tests.harness.needs import needs_netns, needs_registry, repetitions

@@ -16,7 +16,7 @@ from twisted.internet.threads import deferToThread
 from infranetes.config import CONTROL_SOCKET
 from infranetes.ctl.cli import DONE, DOWN, FAILED, INTERRUPTED, USAGE
 from infranetes.ctl.commands import COMMANDS
-from infranetes.pods.store import FILE
+from infranetes.pods.store.store import FILE
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
 from tests.harness.needs import needs_registry

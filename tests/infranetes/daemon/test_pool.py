@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
 
-from infranetes.pods.store import FILE
+from infranetes.pods.store.store import FILE
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase

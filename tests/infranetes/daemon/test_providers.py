@@ -20,9 +20,9 @@ from infranetes.handler_config import AnnotationsConfig, HandlerConfig
 from infranetes.images.several import SeveralStores
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolRecord, PoolState
-from infranetes.pods.records import SandboxRecord
-from infranetes.pods.states import SandboxState
-from infranetes.pods.store import Store
+from infranetes.pods.store.records import SandboxRecord
+from infranetes.pods.store.states import SandboxState
+from infranetes.pods.store.store import Store
 from infranetes.providers.interface import IInVpc
 from infranetes_common.errors import ConfigError, Unavailable
 from infranetes_common.reactors import installed

@@ -11,7 +11,7 @@ import socket
 import sqlite3
 from pathlib import Path
 
-from infranetes.pods.store import FILE
+from infranetes.pods.store.store import FILE
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase, toml
 

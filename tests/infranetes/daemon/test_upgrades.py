@@ -8,8 +8,8 @@ import sqlite3
 
 from twisted.internet.threads import deferToThread
 
-from infranetes.pods.database import MIGRATIONS
-from infranetes.pods.store import FILE
+from infranetes.pods.store.database import MIGRATIONS
+from infranetes.pods.store.store import FILE
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import ROOT

@@ -7,7 +7,7 @@ from typing import Any
 
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolState
-from infranetes.pods.states import SandboxState
+from infranetes.pods.store.states import SandboxState
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeNode
 

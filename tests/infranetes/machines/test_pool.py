@@ -17,7 +17,7 @@ from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolState
 from infranetes.machines.pooled import Pace
 from infranetes.observer import Launch, LaunchKind, NullObserver
-from infranetes.pods.states import SandboxState
+from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import InstanceState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ResourceExhausted, Unavailable

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, fail
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.machines.pooled import fits, smallest, wants_own_vm
-from infranetes.pods.states import SandboxState
+from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import InstanceState, Size
 from infranetes_common.concurrency import start
 from infranetes_common.config import Bytes

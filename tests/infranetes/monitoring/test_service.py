@@ -23,10 +23,10 @@ from infranetes.monitoring.config import MetricsConfig
 from infranetes.monitoring.metrics import Metrics
 from infranetes.monitoring.service import Monitoring
 from infranetes.observer import Launch, LaunchKind, LaunchStep
-from infranetes.pods.inventory import Sandbox
-from infranetes.pods.records import SandboxRecord
-from infranetes.pods.sandbox_vm import machine_for
-from infranetes.pods.states import SandboxState
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.store.records import SandboxRecord
+from infranetes.pods.store.states import SandboxState
+from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes_common.concurrency import deferred
 from infranetes_common.config import structure
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted

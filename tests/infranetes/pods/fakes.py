@@ -30,17 +30,17 @@ from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.renewal import Renewal
 from infranetes.machines.timekeeping import Timekeeping
-from infranetes.pods import database
-from infranetes.pods.containers import Containers
-from infranetes.pods.context import NodeContext, Times
-from infranetes.pods.host_ports import ports_in_force
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.logs import Logs
+from infranetes.pods.containers.containers import Containers
+from infranetes.pods.node.context import NodeContext, Times
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.logs import Logs
 from infranetes.pods.reconcile import Reconciler
-from infranetes.pods.records import Contents, SandboxRecord
-from infranetes.pods.sandbox_vm import reachable_machines
-from infranetes.pods.sandboxes import Sandboxes
-from infranetes.pods.store import Store
+from infranetes.pods.sandboxes.sandboxes import Sandboxes
+from infranetes.pods.store import database
+from infranetes.pods.store.records import Contents, SandboxRecord
+from infranetes.pods.store.store import Store
+from infranetes.pods.vm.host_ports import ports_in_force
+from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPodProvider
 from infranetes.services.timing import Progress
 from infranetes.volumes.volumes import Volumes

@@ -19,11 +19,11 @@ from twisted.python.failure import Failure
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolState
-from infranetes.pods.host_ports import ports_in_force
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.network_policies import PodFirewalls, enforce
-from infranetes.pods.sides import ProviderSide
-from infranetes.pods.states import ALIVE, ContainerState, SandboxState
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.network_policies import PodFirewalls, enforce
+from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.store.states import ALIVE, ContainerState, SandboxState
+from infranetes.pods.vm.host_ports import ports_in_force
 from infranetes.policies.interface import LocalPod
 from infranetes.providers.interface import Instance, InstanceSpec
 from infranetes.volumes.pod_volumes import PodVolumes

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from infranetes.cri import translate
-from infranetes.pods.events import EventType
+from infranetes.pods.node.events import EventType
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.wire import cri

@@ -16,7 +16,7 @@ from twisted.trial import unittest
 
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolState
-from infranetes.pods.states import SandboxState
+from infranetes.pods.store.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
 from tests.harness.durations import slow

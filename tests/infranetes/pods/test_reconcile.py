@@ -8,10 +8,10 @@ from typing import Any, cast
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 
-from infranetes.pods import listing
-from infranetes.pods.sandbox_stop import AGENT_SECONDS
-from infranetes.pods.sides import ProviderSide
-from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.sandboxes.stop import AGENT_SECONDS
+from infranetes.pods.store.states import ContainerState, SandboxState
+from infranetes.pods.vm import listing
 from infranetes.providers.interface import Instance, InstanceState
 from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes_common.concurrency import start

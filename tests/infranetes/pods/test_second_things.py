@@ -15,8 +15,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.machines.pool_record import PoolState
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 from tests.harness.durations import slow

@@ -21,9 +21,9 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.kubernetes import watch
 from infranetes.kubernetes.api_server import ApiServer
-from infranetes.pods import network_policies
-from infranetes.pods.inventory import Sandbox
-from infranetes.pods.network_policies import PodFirewalls
+from infranetes.pods.node import network_policies
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.network_policies import PodFirewalls
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes.policies.interface import LocalPod
 from infranetes_common.concurrency import Event, deferred, run_in_thread, start

@@ -7,9 +7,9 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.pods.inventory import Container, Sandbox
-from infranetes.pods.records import ContainerRecord, SandboxRecord
-from infranetes.pods.states import ContainerState, SandboxState
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.store.records import ContainerRecord, SandboxRecord
+from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.interface import Refused, Share
 from infranetes.services.timing import Progress
 from infranetes.stats import metrics

@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, DeferredQueue, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.pods.inventory import Container, Sandbox
+from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.volumes import own, sync, volumes
 from infranetes_common.errors import InfranetesError, NotFound
 from infranetes_common.filesync.apply import Applier

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 from twisted.python.monkey import MonkeyPatcher
 
-from infranetes.pods.states import SandboxState
+from infranetes.pods.store.states import SandboxState
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable

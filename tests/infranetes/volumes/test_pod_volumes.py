@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from twisted.internet.defer import Deferred, fail
 from twisted.python.monkey import MonkeyPatcher
 
-from infranetes.pods.records import AttachmentRecord
+from infranetes.pods.store.records import AttachmentRecord
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 
-from infranetes.pods.inventory import Container, Inventory
+from infranetes.pods.node.inventory import Container, Inventory
 from infranetes.volumes import volumes as module
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mounts import Source

@@ -7,7 +7,7 @@ from typing import cast
 
 from twisted.internet.defer import Deferred, fail, succeed
 
-from infranetes.pods.inventory import Sandbox
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.sync import VolumeSync

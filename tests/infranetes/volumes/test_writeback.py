@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.pods.inventory import Container
+from infranetes.pods.node.inventory import Container
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.mounts import Source
 from infranetes.volumes.volume import Volume

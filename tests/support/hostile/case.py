@@ -28,7 +28,7 @@ HONEST = repetitions(4, nightly=10)
 CONSTANTS = {  # so that the daemon soon asks an agent again whose answer it has refused or waited for
     "infranetes.machines.agent.container_watch.REFUSED_DELAY": 1.5,
     "infranetes.machines.agent.container_watch.LAST_DELAY": 1.5,
-    "infranetes.pods.reports.LOG_SECONDS": 1.0,
+    "infranetes.pods.vm.reports.LOG_SECONDS": 1.0,
     "infranetes.stats.gather.WAIT_SECONDS": 0.5,
 }
 WAIT_SECONDS = 60.0  # for an answer about an honest pod, on a machine of any speed

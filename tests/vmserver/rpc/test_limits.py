@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.machines.agent import checks, limits
 from infranetes.machines.agent.screen import AgentScreen
-from infranetes.pods.containers import MAX_EXEC_OUTPUT
+from infranetes.pods.containers.containers import MAX_EXEC_OUTPUT
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, MAX_PATH, SYMLINK, Entry
 from infranetes_common.filesync.scan import CHUNK_BYTES
 from infranetes_common.filesync.wire import pages, to_wire

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Creating, starting, stopping and removing containers."""

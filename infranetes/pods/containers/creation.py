@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CreateContainer: record a container and create it at its agent, or undo all of it."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError
+from twisted.logger import Logger
+
+from infranetes.ids import new_id
+from infranetes.images import Image
+from infranetes.machines.agent.client import AgentClient
+from infranetes.pods.containers import node_files, user_namespaces
+from infranetes.pods.images.image_loads import load_image
+from infranetes.pods.images.removal import remove_unused_later
+from infranetes.pods.node import apparmor
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handlers import check_image
+from infranetes.pods.node.inventory import Container, Sandbox, container_name
+from infranetes.pods.node.pinning import guests, pin, pin_later
+from infranetes.pods.sandboxes.machine_images import MachineImages, is_being_vacated
+from infranetes.pods.store.records import ContainerRecord
+from infranetes.pods.store.states import ContainerState, SandboxState
+from infranetes.pods.vm.huge_pages import check_huge_pages
+from infranetes.pods.vm.resize import Resizer
+from infranetes_common.concurrency import Flight, run_in_thread, shielded
+from infranetes_common.errors import AlreadyExists, FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.huge_pages import pages_of
+from infranetes_common.wire import cri
+
+UNDO_SECONDS = 10.0  # the time that an agent gets to remove a container whose creation failed
+
+_log = Logger()
+
+
+class ContainerCreation:
+    """Creates containers. Several requests for the same one share the work."""
+
+    def __init__(self, node: NodeContext, machine_images: MachineImages) -> None:
+        self._node = node
+        self._machine_images = machine_images
+        self._resizer = Resizer(node)
+
+    async def create(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container:
+        """Create the container, or join its creation.
+
+        Cancelling does not end the work: a repeated call joins it.
+
+        :raise AlreadyExists: another container has the name. :raise FailedPrecondition: there is no VM.
+        :raise InfranetesError: the creation failed and was undone."""
+        _check_vm(sandbox)
+        container = self._named(sandbox, config)
+        if container is None:
+            user_namespaces.check(config, sandbox.config)
+            image = await self._node.images.find(config.image.image)
+            # The VM may have been stopped meanwhile, and another request may have begun the container.
+            _check_vm(sandbox)
+            container = self._named(sandbox, config) or self._begin(sandbox, config, image)
+        if container.creating is not None:
+            await container.creating.join()
+        return container
+
+    def _named(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container | None:
+        """Return the container of this name, or None.
+
+        :raise AlreadyExists: it is not the one that this request asks for."""
+        container = self._node.inventory.container_named(sandbox, container_name(config.metadata))
+        if container is not None:
+            _check_same(container, config)
+        return container
+
+    def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, image: Image) -> Container:
+        sandbox.check_stays()
+        check_image(self._node, sandbox, image)
+        if image.machine and sandbox.containers:
+            raise FailedPrecondition(
+                f"sandbox {sandbox.id} is container {next(iter(sandbox.containers))}: a pod whose image is "
+                "the VM has one container"
+            )
+        node_files.check_target_container(config, sandbox.containers)
+        container = Container(
+            sandbox,
+            ContainerRecord(
+                id=new_id(),
+                sandbox_id=sandbox.id,
+                state=ContainerState.CREATING,
+                config=config.SerializeToString(deterministic=True),
+                image_ref=image.told_id or image.id,
+                image_id=image.id,
+                created_at=self._node.now(),
+            ),
+        )
+        container.being_created = True
+        self._node.inventory.add_container(container)
+        container.creating = Flight(self._create(container, image))
+        return container
+
+    async def _create(self, container: Container, image: Image) -> None:
+        name = container.config.metadata.name
+        with container.sandbox.timeline.step("the container is created", image.id, container=name):
+            await self._create_or_undo(container, image)
+
+    async def _create_or_undo(self, container: Container, image: Image) -> None:
+        sandbox = container.sandbox
+        asked: list[AgentClient] = []
+        try:
+            await self._node.store.put_container(container.record)
+            config = await self._with_profiles(container.config)
+            if image.machine:
+                await self._machine_images.boot(sandbox, image)
+            await pin(self._node, sandbox)
+            config = guests(config)
+            if pages := pages_of(config.linux.resources):
+                await check_huge_pages(sandbox.agent(), pages)
+                await self._resizer.make_room(container, config.linux.resources)
+            mounted = await node_files.mounted_images(config, self._node.images)
+            for needed in {one.id: one for one in (image, *mounted.values())}.values():
+                await load_image(self._node, sandbox, needed)
+            sandbox.agent()
+            config = node_files.with_image_ids(config, mounted)
+            nfs = self._node.nfs_volumes
+            if nfs is not None and nfs.concern(container):
+                # Removing the container at its agent unmounts its NFS exports, even if it was never created.
+                asked.append(sandbox.agent())
+                config = await nfs.prepare(container, config)
+            if self._node.pod_volumes is not None:
+                config = await self._node.pod_volumes.prepare(container, config)
+            config = await self._node.volumes.prepare(container, config)
+            agent = sandbox.agent()
+            if agent not in asked:
+                asked.append(agent)
+            report = await agent.create(container.id, image.id, config, sandbox.config)
+            created = container.record.to(
+                ContainerState.CREATED, created_at=report.created_at or container.record.created_at
+            )
+            await self._node.store.put_container(created)
+            container.record = created
+            container.reported = report
+        except BaseException as error:
+            if self._node.stopping:
+                raise
+            await shielded(self._undo(container, asked))
+            if image.machine:
+                await shielded(self._machine_images.give_up(sandbox))
+            if isinstance(error, CancelledError):
+                raise Unavailable(f"sandbox {sandbox.id} is being stopped") from None
+            raise
+        finally:
+            container.being_created = False
+
+    async def _with_profiles(self, config: cri.ContainerConfig) -> cri.ContainerConfig:
+        """Replace the names of the node's security profiles by the profiles' contents."""
+        if path := node_files.seccomp_path(config):
+            text = await run_in_thread(self._node.reactor, node_files.read_seccomp_profile, path)
+            config = node_files.with_seccomp_profile(config, text)
+        if name := apparmor.profile_name(config):
+            text = await run_in_thread(self._node.reactor, apparmor.find_profile, self._node.apparmor, name)
+            config = apparmor.with_profile(config, name, text)
+        return config
+
+    async def _undo(self, container: Container, asked: list[AgentClient]) -> None:
+        """Remove what exists of the container.
+
+        If its agent can't be reached now, it is removed after the agent's next snapshot, which shows a
+        container without a record."""
+        self._node.inventory.discard_container(container)
+        pin_later(self._node, container.sandbox)
+        for agent in asked:
+            try:
+                await agent.remove(container.id, within=UNDO_SECONDS)
+            except InfranetesError as error:
+                _log.info("container {container}, whose creation failed, is not removed yet: {error}",
+                          container=container.id, error=error)  # fmt: skip
+        await self._node.volumes.release(container)
+        remove_unused_later(self._node, container.sandbox)
+        self._node.note(
+            self._node.store.delete_container(container.id), f"the end of container {container.id}"
+        )
+
+
+def _check_vm(sandbox: Sandbox) -> None:
+    """Check that the sandbox has a VM, or gets one with its container.
+
+    :raise FailedPrecondition: the sandbox is not ready."""
+    gets_one = sandbox.state in (SandboxState.VACANT, SandboxState.BOOTING) or is_being_vacated(sandbox)
+    if not gets_one:
+        sandbox.agent()
+
+
+def _check_same(container: Container, config: cri.ContainerConfig) -> None:
+    """Check that this request may join the container's creation.
+
+    :raise AlreadyExists: it may not."""
+    joinable = container.state is ContainerState.CREATING or (
+        container.state is ContainerState.CREATED and not container.record.claimed
+    )
+    if not joinable or not node_files.same_request(container.config, config):
+        raise AlreadyExists(
+            f"container {config.metadata.name} (attempt {config.metadata.attempt}) of sandbox "
+            f"{container.sandbox.id} is {container.id} already: remove it, or ask for another attempt"
+        )

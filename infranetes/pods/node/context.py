@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The context shared by everything in `pods`: the collaborators, the settings and the inventory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from infranetes.agent_ports import AgentPorts
+from infranetes.authority import Authority
+from infranetes.handler_config import CNI, DOCKER, MACHINE
+from infranetes.hostports.hostports import HostPorts
+from infranetes.images import Image, LayerDisk
+from infranetes.machines.agent.client import Connect
+from infranetes.machines.agent.container_watch import WatchTimes
+from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.observer import NULL_OBSERVER, Observer
+from infranetes.overlay.overlay import Overlay
+from infranetes.pods.node import apparmor
+from infranetes.pods.node.handlers import Handler
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.logs import Logs
+from infranetes.pods.node.network_policies import PodFirewalls
+from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.store.records import ContainerRecord, SandboxRecord
+from infranetes.pods.store.states import SandboxState
+from infranetes.pods.store.store import Store
+from infranetes.providers.interface import IPodProvider
+from infranetes_common.concurrency import Event, KeyedLock
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri
+
+if TYPE_CHECKING:
+    from infranetes.kubernetes.pod_needs import PodNeeds
+    from infranetes.machines.pool import Pool
+    from infranetes.machines.renewal import Renewal
+    from infranetes.machines.timekeeping import Timekeeping
+    from infranetes.pods.node.shadows import Shadows
+    from infranetes.volumes.nfs_volumes import NfsVolumes
+    from infranetes.volumes.pod_volumes import PodVolumes
+    from infranetes.volumes.volumes import Volumes
+
+DAY = 86400.0
+# How long to wait for the rest of the log of a container that is the VM itself: the agent ends with it.
+MACHINE_DRAIN_SECONDS = 3.0
+
+
+@attrs.frozen
+class Times:
+    """Time limits and intervals, in seconds."""
+
+    launch: float = 600.0  # from the first request to a READY sandbox
+    desertion: float = 600.0  # how long a launch that no call waits for is kept, as it may be asked for again
+    listing: float = 0.25  # how long a list waits for VMs whose stream was just lost
+    drain: float = 15.0  # writing the rest of a log, once its container has ended
+    stopping: float = 20.0  # stopping the containers of a sandbox that is being stopped
+    destroy: float = 120.0  # the provider's part of ending a VM
+    sweep: float = 60.0  # between two passes over the provider's list
+    exec_limit: float = 3600.0  # the longest that an ExecSync may take
+    unused: float = 60.0  # how long a VM keeps an image that no container uses
+    certificate: float = DAY  # the validity of a VM's certificate, which is replaced after half of that
+    watch: WatchTimes = attrs.field(factory=WatchTimes)
+
+
+class Images(Protocol):
+    """The images of this node: `ImageStore` or `CatalogueStore`."""
+
+    @property
+    def machine_images(self) -> bool:
+        """Whether the images are whole machines: a sandbox then has no VM until a container names one."""
+
+    async def find(self, name_or_id: str) -> Image:
+        """Return the image that a reference, an id or a prefix of an id means now.
+
+        :raise NotFound: it is not pulled on this node. :raise InvalidArgument: it is ambiguous.
+        :raise Unavailable: this can't be determined now."""
+
+    def known(self, image_id: str) -> Image | None:
+        """Return the image if it is known without any I/O, or None."""
+
+    def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
+        """Iterate over the image as a tar archive, without its lowest `present` layers."""
+
+    async def config(self, image_id: str) -> bytes:
+        """Return the image's configuration, whose digest is its id.
+
+        :raise NotFound: the image is no longer on this node."""
+
+    async def disks(self, image_id: str) -> Sequence[LayerDisk]:
+        """Return the image's layers as disks, lowest first, making those that are missing.
+
+        :raise FailedPrecondition: the image can't be made into disks.
+        :raise ResourceExhausted: there is no room for them."""
+
+    def held(self, image_id: str) -> AbstractAsyncContextManager[None]:
+        """Keep the files of `disks` until the end of the block, even if the image is removed meanwhile.
+
+        :raise NotFound: the image is no longer on this node."""
+
+    async def check(self, image_id: str) -> None:
+        """Forget the image if the catalogue that it was found in no longer has it."""
+
+
+class TellsOfPods(Protocol):
+    """The reporter of pods' events to Kubernetes: `infranetes.kubernetes.pod_events.PodEvents`."""
+
+    def interrupted(self, pod: cri.PodSandboxMetadata, reason: str) -> None:
+        """Report that the cloud will take away the VM of a pod's sandbox."""
+
+    def moved(self, pod: cri.PodSandboxMetadata) -> None:
+        """Report that a pod has a new sandbox after its former one was interrupted."""
+
+
+def _no_dns() -> Awaitable[cri.DNSConfig]:
+    return succeed(cri.DNSConfig())
+
+
+class NodeContext:
+    """The collaborators of `pods` as one object.
+
+    :param store: the store, already open. :param images: holds the containers' images.
+    :param authority: issues the VMs' certificates. :param connect: makes the agents' clients.
+    :param logs: writes the containers' log files. :param volumes: carries the containers' mounts.
+    :param hostports: forwards ports of the node to pods.
+    :param parallel: how many agents are connected to at once.
+    :param provider: the node's own provider, for pods whose handler names none.
+    :ivar side: the side of the node's own provider. :ivar sides: the sides of all providers, by name.
+    :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. :ivar timekeeping: keeps VMs'
+        clocks right. All three are set before use.
+    :ivar pools: the pools of handlers that have their own.
+    :ivar apparmor: the directory of the node's AppArmor profiles.
+    :ivar contprovider: the ContainerProvider of pods that choose none; "": the first one of the VMs' image.
+    :ivar handlers: the runtime handlers by name; "": the node's own.
+    :ivar image_source: where pods are of several kinds, returns the source of an image: the name of its kind
+        or, for a machine image, of its provider.
+    :ivar services: the cluster's Services; None: the VMs do not learn them.
+    :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they are not enforced.
+    :ivar overlay: gives addresses of the pods' network to the pods of sides that use it.
+    :ivar agent_ports: keeps others from the agents of VMs in networks of others; None: nothing does here.
+    :ivar pod_needs: knows what pods request beyond what the CRI carries; None: nothing does.
+    :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
+    :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
+    :ivar nfs_volumes: has VMs mount the exports of NFS servers; None: they are carried as files are.
+    :ivar pod_events: reports what happens to pods to Kubernetes; None: it is not reported.
+    :ivar network: where there is an overlay, the network (one of NETWORKS) of pods that choose none.
+    :ivar resizing: locks by sandbox id, held while the sandbox's VM is resized.
+    :ivar dns: returns the node's own DNS settings, for pods that have none.
+    :ivar observer: is notified of launches, calls and losses.
+    """
+
+    pool: Pool
+    renewal: Renewal
+    timekeeping: Timekeeping
+
+    def __init__(
+        self,
+        reactor: IReactor,
+        store: Store,
+        provider: IPodProvider,
+        images: Images,
+        authority: Authority,
+        connect: Connect,
+        logs: Logs,
+        volumes: Volumes,
+        hostports: HostPorts,
+        names: NodeNames,
+        times: Times = Times(),
+        parallel: int = 64,
+    ) -> None:
+        self.reactor = reactor
+        self.clock: IReactorTime = reactor
+        self.resizing: KeyedLock[str] = KeyedLock()
+        self.store = store
+        self.side = ProviderSide(self, provider)
+        self.sides = {self.side.name: self.side}
+        self.images = images
+        self.authority = authority
+        self.connect = connect
+        self.logs = logs
+        self.volumes = volumes
+        self.hostports = hostports
+        self.names = names
+        self.apparmor = apparmor.DEFAULT_DIRECTORY
+        self.contprovider = ""
+        self.pools: list[Pool] = []
+        self.handlers = {"": Handler("", self.side, MACHINE if images.machine_images else DOCKER)}
+        self.image_source: Callable[[str], str] | None = None
+        self.services: ServiceRules | None = None
+        self.cluster_troubles: Callable[[], Sequence[str]] | None = None
+        self.firewalls: PodFirewalls | None = None
+        self.overlay: Overlay | None = None
+        self.agent_ports: AgentPorts | None = None
+        self.pod_needs: PodNeeds | None = None
+        self.shadows: Shadows | None = None
+        self.pod_volumes: PodVolumes | None = None
+        self.nfs_volumes: NfsVolumes | None = None
+        self.pod_events: TellsOfPods | None = None
+        self.network = "vpc"
+        self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
+        self.observer: Observer = NULL_OBSERVER
+        self.times = times
+        self.inventory = Inventory()
+        self.gate = DeferredSemaphore(parallel)  # held while connecting to an agent
+        self.stopping = False  # the daemon is stopping: it leaves unfinished work to the next one
+        self._log = Logger()
+
+    def now(self) -> int:
+        """Return the time in nanoseconds since 1970 UTC."""
+        return int(self.clock.seconds() * 1e9)
+
+    def save(self, sandbox: Sandbox, record: SandboxRecord) -> Deferred[None]:
+        """Make `record` the sandbox's, in memory at once. Fires when it is on the disk."""
+        if record.state is SandboxState.ABANDONED:
+            self.inventory.release_name(sandbox)
+        sandbox.record = record
+        return self.store.put_sandbox(record)
+
+    async def commit(self, sandbox: Sandbox, record: SandboxRecord) -> None:
+        """Make `record` the sandbox's once it is on the disk."""
+        await self.store.put_sandbox(record)
+        sandbox.record = record
+
+    def save_container(self, container: Container, record: ContainerRecord) -> Deferred[None]:
+        """Make `record` the container's, in memory at once. Fires when it is on the disk."""
+        container.record = record
+        return self.store.put_container(record)
+
+    def add_side(self, provider: IPodProvider) -> ProviderSide:
+        """Add another provider to this node, and return its side."""
+        side = self.sides[provider.name] = ProviderSide(self, provider)
+        return side
+
+    def side_of(self, record: SandboxRecord) -> ProviderSide:
+        """Return the side of the sandbox's VM. Once the records are loaded each of them has one."""
+        return self.sides[record.provider] if record.provider else self.side
+
+    def started(self, sandbox: Sandbox) -> Event[None]:
+        """Return the event that happens once the provider of the sandbox's VM has started."""
+        return self.side_of(sandbox.record).ready
+
+    def handler_named(self, name: str) -> Handler:
+        """Return the runtime handler of this name, or the node's own if it is no longer configured."""
+        return self.handlers.get(name) or self.handlers[""]
+
+    def handler_of(self, record: SandboxRecord) -> Handler:
+        """Return the sandbox's handler as it was when the sandbox was made."""
+        return self.handler_named(record.runtime_handler).recorded(record, self.side_of(record))
+
+    def pool_for(self, handler: Handler) -> Pool | None:
+        """Return the pool that may serve the handler's pods, or None.
+
+        It is the handler's own, or the node's if its VMs are made the same way."""
+        own = self.handlers[""]
+        like_own = handler.side is own.side and handler.kind == own.kind and not handler.annotations.set
+        return handler.pool or (self.pool if like_own and handler.network != CNI else None)
+
+    def all_pools(self) -> list[Pool]:
+        """Return every pool, the node's own first."""
+        return [self.pool, *self.pools]
+
+    def pools_of(self, side: ProviderSide) -> list[Pool]:
+        """Return the pools whose VMs are of this side."""
+        return [pool for pool in self.all_pools() if pool.context is side]
+
+    @property
+    def trouble(self) -> str:
+        """The reason why no provider can make VMs; "" if at least one can."""
+        troubles = [(side.name, side.trouble) for side in self.sides.values()]
+        if not all(trouble for _, trouble in troubles):
+            return ""
+        if len(troubles) == 1:
+            return troubles[0][1]
+        return "; ".join(f"provider {name}: {trouble}" for name, trouble in troubles)
+
+    def note(self, write: Deferred[None], what: str) -> None:
+        """Let a write finish in the background and log its failure: what it records can be learnt again."""
+        write.addErrback(lambda failure: self._log.error("{what} was not recorded: {error}",
+                                                         what=what, error=failure.value))  # fmt: skip

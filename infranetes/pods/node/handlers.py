@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runtime handlers: the settings that the pods of a RuntimeClass share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from infranetes.handler_config import ALL, DOCKER, MACHINE, SYSTEMD
+from infranetes.images import Image
+from infranetes.pods.node.sides import ProviderSide
+from infranetes.providers.interface import Size
+from infranetes_common.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from infranetes.machines.pool import Pool
+    from infranetes.pods.node.context import NodeContext
+    from infranetes.pods.node.inventory import Sandbox
+    from infranetes.pods.store.records import SandboxRecord
+
+# The annotations on which a provider or this node acts. All others belong to the pod and the cluster.
+_OURS = re.compile(r"infranetes\.[^/]*|(?:[^/]*\.)?infranetes\.io/.*")
+
+_WORDS = {DOCKER: "containers", SYSTEMD: "executables", MACHINE: "machine images"}
+
+
+@attrs.frozen
+class AnnotationRule:
+    """The annotations of Infranetes that a handler sets, and those that its pods may have.
+
+    The annotations that it sets apply to the VM: the sandbox keeps the annotations that its client gave.
+
+    :ivar handler: the handler's name, for messages. :ivar set: annotations by name.
+    :ivar allow: the allowed names; one that ends in `*` allows every name with that prefix.
+    """
+
+    handler: str = ""
+    set: Mapping[str, str] = attrs.field(factory=dict)
+    allow: tuple[str, ...] = (ALL,)
+
+    def check(self, annotations: Mapping[str, str]) -> None:
+        """Check a pod's annotations. :raise InvalidArgument: one is not allowed; the message names it."""
+        for name, value in annotations.items():
+            if not _OURS.fullmatch(name):
+                continue
+            if self.set.get(name, value) != value:
+                raise InvalidArgument(
+                    f"annotation {name[:80]}: handlers.{self.handler}.annotations.set has another value for "
+                    "the pods of this RuntimeClass; leave it out"
+                )
+            if name not in self.set and not any(_matches(name, pattern) for pattern in self.allow):
+                raise InvalidArgument(
+                    f"annotation {name[:80]} is not allowed by handlers.{self.handler}.annotations.allow for "
+                    "the pods of this RuntimeClass; leave it out, or choose another one"
+                )
+
+    def applied(self, annotations: Mapping[str, str]) -> dict[str, str]:
+        """Return the annotations of the pod's VM: the pod's, overridden by those that the handler sets."""
+        return {**annotations, **self.set}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith(ALL) else name == pattern
+
+
+@attrs.frozen
+class Handler:
+    """A runtime handler and its settings.
+
+    :ivar kind: the kind of its pods, one of KINDS. :ivar contprovider: the ContainerProvider of pods that
+        choose none; "": the node's for this kind. :ivar network: one of NETWORKS; "": the node's.
+    :ivar size: the size of a VM whose pod asks for none. :ivar pool: VMs that only its pods may have.
+    """
+
+    name: str
+    side: ProviderSide
+    kind: str = DOCKER
+    contprovider: str = ""
+    network: str = ""
+    size: Size = attrs.field(factory=Size)
+    annotations: AnnotationRule = AnnotationRule()
+    pool: Pool | None = None
+
+    def sized(self, asked: Size) -> Size:
+        """Return the size of the VM of a pod that asks for this size: what it leaves out is the handler's."""
+        return attrs.evolve(
+            asked,
+            cpu_millis=asked.cpu_millis or self.size.cpu_millis,
+            memory_bytes=asked.memory_bytes or self.size.memory_bytes,
+        )
+
+    def recorded(self, record: SandboxRecord, side: ProviderSide) -> Handler:
+        """Return this handler as it was when the sandbox was made: a changed configuration changes no pod."""
+        if side is self.side and record.kind in ("", self.kind):
+            return self
+        kind = record.kind or self.kind
+        contprovider = self.contprovider if kind == self.kind else SYSTEMD if kind == SYSTEMD else ""
+        return attrs.evolve(self, side=side, kind=kind, contprovider=contprovider, pool=None)
+
+
+def check_image(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
+    """Check that a container of the sandbox can have this image.
+
+    :raise InvalidArgument: the image is for pods of another kind; the message says what to do."""
+    handler = node.handler_of(sandbox.record)
+    if node.image_source is None or not sandbox.record.kind:
+        return  # all pods of this node are of one kind
+    source = node.image_source(image.id)
+    if source != (handler.side.name if handler.kind == MACHINE else handler.kind):
+        where = f" of provider {handler.side.name}" if handler.kind == MACHINE else ""
+        raise InvalidArgument(
+            f"image {image.id} is one of {source}, and pods of handler {handler.name!r} "
+            f"are made of {_WORDS[handler.kind]}{where}: name another image, or another RuntimeClass"
+        )

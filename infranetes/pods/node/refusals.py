@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was refused to a pod, because it had used up its share of what the node's kernel has once for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.providers.interface import ICountsRefusals, Refused, Share
+from infranetes_common.errors import NotFound
+
+
+def refusals(node: NodeContext, sandbox: Sandbox) -> Mapping[Share, Refused]:
+    """Return it by share; shares that sufficed are left out."""
+    provider = node.side_of(sandbox.record).provider
+    if not ICountsRefusals.providedBy(provider) or not sandbox.record.instance_id:
+        return {}
+    try:
+        return cast(ICountsRefusals, provider).refusals(sandbox.record.instance_id)
+    except NotFound:
+        return {}

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One provider of the node: the context of its machines, and its state. A node has one or several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from infranetes.authority import Authority
+from infranetes.handler_config import CNI
+from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.observer import Observer
+from infranetes.overlay.overlay import Overlay
+from infranetes.pods.store.store import Store
+from infranetes.providers.interface import IFirewallsPods, IPodProvider
+from infranetes_common.concurrency import Event
+from infranetes_common.errors import Unavailable
+
+if TYPE_CHECKING:
+    from infranetes.pods.node.context import NodeContext, Times
+
+
+class ProviderSide:
+    """One provider, with its own start, troubles and orphans: these do not affect other providers' pods.
+
+    It is the `MachineContext` of its VMs and the `PoolContext` of its pools; the rest of these is the node's.
+
+    :ivar ready: happens once the provider has started.
+    :ivar trouble: why no VM can be launched or destroyed; "": they can be.
+    :ivar orphans: the ids of its instances that had no record in the last pass.
+    :ivar overlay: gives its pods addresses of the pods' network; None: its VMs need none of these.
+    :ivar gets_subnet: whether it receives the subnet that kubelet gives to pods.
+    """
+
+    def __init__(self, node: NodeContext, provider: IPodProvider) -> None:
+        self._node = node
+        self.provider = provider
+        self.ready: Event[None] = Event()
+        self.trouble = "the daemon is starting"
+        self.orphans: set[str] = set()
+        self.overlay: Overlay | None = None
+        self.gets_subnet = True
+
+    @property
+    def name(self) -> str:
+        """The provider's name, as in records."""
+        return self.provider.name
+
+    def check_ready(self) -> None:
+        """Check that the provider can make VMs. :raise Unavailable: it can't; the message says why."""
+        if self.trouble:
+            raise Unavailable(f"provider {self.name} is not ready: {self.trouble}")
+
+    async def release_address(self, id: str) -> None:
+        """Remove the host ports and tunnel of the VM with this id: its address may become another VM's."""
+        await self._node.hostports.remove(id)
+        if self._node.agent_ports is not None:
+            self._node.agent_ports.release(id)
+        if self.overlay is not None:
+            await self.overlay.remove(id)
+
+    def connect(self, sandbox_id: str, host: str, port: int) -> AgentClient:
+        """Make a client of a VM's agent, to which the node forwards nothing from now on."""
+        ports = self._node.agent_ports
+        if ports is not None and not self._on_own_bridge(sandbox_id):
+            ports.keep(sandbox_id, host, port)
+        return self._node.connect(sandbox_id, host, port)
+
+    def _on_own_bridge(self, id: str) -> bool:
+        sandbox = self._node.inventory.sandboxes.get(id)
+        in_cni = sandbox is not None and sandbox.record.network == CNI
+        return IFirewallsPods.providedBy(self.provider) and not in_cni
+
+    # ---- the node's
+
+    @property
+    def services(self) -> ServiceRules | None:
+        return self._node.services
+
+    @property
+    def clock(self) -> IReactorTime:
+        return self._node.clock
+
+    @property
+    def authority(self) -> Authority:
+        return self._node.authority
+
+    @property
+    def names(self) -> NodeNames:
+        return self._node.names
+
+    @property
+    def times(self) -> Times:
+        return self._node.times
+
+    @property
+    def observer(self) -> Observer:
+        return self._node.observer
+
+    @property
+    def store(self) -> Store:
+        return self._node.store
+
+    @property
+    def contprovider(self) -> str:
+        return self._node.contprovider
+
+    @property
+    def stopping(self) -> bool:
+        return self._node.stopping
+
+    def now(self) -> int:
+        """Return the time in nanoseconds since 1970 UTC."""
+        return self._node.now()
+
+    def note(self, write: Deferred[None], what: str) -> None:
+        """Let a write finish in the background and log its failure."""
+        self._node.note(write, what)

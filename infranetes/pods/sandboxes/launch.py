@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launch of a sandbox: the steps from a recorded one to a READY one, and how they are undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError
+from twisted.logger import Logger
+
+from infranetes.machines.context import VmRequest
+from infranetes.machines.timeline import bounded
+from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.service_rules import tell_of_services
+from infranetes.pods.node.shadows import attachment_of
+from infranetes.pods.store.states import ContainerState, SandboxState
+from infranetes.pods.vm import node_names
+from infranetes.pods.vm.agent_events import connect
+from infranetes.pods.vm.asking import made_for
+from infranetes.pods.vm.container_providers import container_provider
+from infranetes.pods.vm.host_ports import ports_of
+from infranetes.pods.vm.pod_network import join_pod_network
+from infranetes.pods.vm.sandbox_vm import zone_for
+from infranetes.providers.annotations import wants_spot
+from infranetes.tracing.spans import step
+from infranetes_common.concurrency import shielded, within
+from infranetes_common.errors import Unavailable
+
+IDLE_SECONDS = 3.0  # without the start of a container, until a VM counts as idle
+
+_log = Logger()
+
+
+Undo = Callable[[Sandbox], Coroutine[Any, Any, None]]  # Any: what a coroutine yields
+"""Takes a sandbox out of LAUNCHING or BOOTING and destroys its VM, if there is one; logs failures."""
+
+
+async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
+    """Bring a LAUNCHING or BOOTING sandbox to READY, from wherever an earlier daemon left it.
+
+    A launch that fails or is cancelled is undone, unless the daemon is stopping: the next one continues it.
+
+    :raise InfranetesError: a step failed."""
+    what = "boot" if sandbox.state is SandboxState.BOOTING else "launch"
+    began = _Began(node.now(), LaunchKind.CLAIMED if sandbox.record.agent_host else LaunchKind.NEW)
+    try:
+        with step(what):
+            await _make_ready(node, sandbox)
+    except BaseException as error:
+        if node.stopping:
+            raise
+        reason = sandbox.aborted or f"the {what} was ended"
+        if not isinstance(error, CancelledError):
+            reason = str(error) or type(error).__name__
+        _log.warn("sandbox {sandbox} failed to {what}: {reason}",
+                  sandbox=sandbox.id, pod=sandbox.pod, what=what, reason=reason)  # fmt: skip
+        sandbox.failure = bounded(reason)
+        sandbox.timeline.note(f"the {what} has failed", error=reason)
+        _tell(node, sandbox, began, error, reason)
+        await shielded(undo(sandbox))
+        if isinstance(error, CancelledError):
+            raise Unavailable(f"sandbox {sandbox.id}: {reason}") from None
+        raise
+    sandbox.failure = ""
+    _tell(node, sandbox, began)
+
+
+@attrs.frozen
+class _Began:
+    """The beginning of a launch. :ivar at: nanoseconds since 1970 UTC."""
+
+    at: int
+    kind: LaunchKind
+
+
+def _tell(
+    node: NodeContext,
+    sandbox: Sandbox,
+    began: _Began,
+    error: BaseException | None = None,
+    message: str = "",
+) -> None:
+    """Report an ended launch to the observer.
+
+    :param error: the reason why the launch failed; None: it succeeded."""
+    steps = sandbox.timeline.launch_steps(began.at)
+    provider, reason = node.side_of(sandbox.record).name, "" if error is None else reason_of(error)
+    node.observer.launched(
+        Launch(sandbox.id, sandbox.pod, provider, began.kind, began.at / 1e9, steps, reason, message)
+    )
+
+
+def _connected(node: NodeContext, sandbox: Sandbox) -> None:
+    """Begin what can be done as soon as the VM runs, while its agent starts."""
+    connect(node, sandbox)
+    if node.pod_volumes is not None:
+        node.pod_volumes.at_launch.begin(sandbox)
+
+
+async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
+    timeline = sandbox.timeline
+    with timeline.step("the provider is waited for, until it has started", launch=LaunchStep.PREPARE):
+        await node.side_of(sandbox.record).ready.wait()
+    clock = node.clock
+    began = clock.seconds()
+    deadline = began + node.times.launch
+    found = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
+    config, handler = sandbox.config, node.handler_of(sandbox.record)
+    size, parent = handler.sized(made_for(sandbox)), config.linux.cgroup_parent
+    annotations = handler.annotations.applied(config.annotations)
+    attachment = None if found else await attachment_of(node.shadows, sandbox)
+    zone = "" if found else await zone_for(node, sandbox)
+    granted = frozenset(handler.annotations.set)
+    request = VmRequest(
+        size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone, granted
+    )
+    up = await sandbox.machine.bring_up(request, deadline, lambda: _connected(node, sandbox))
+    watch = sandbox.watch
+    assert sandbox.client is not None and watch is not None
+    with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):
+        if found:
+            await sandbox.machine.place(parent, size)
+            await sandbox.machine.replace_first_certificate()
+        config = node_names.with_host_name(sandbox.config)
+        provider = container_provider(node, config, handler)
+        await sandbox.machine.configure(config, await node.dns(), provider)
+    if node.pod_volumes is not None:
+        node.pod_volumes.at_launch.agent_answers(sandbox)
+    with timeline.step("the VM joins the pods' network", launch=LaunchStep.NETWORK):
+        await join_pod_network(node, sandbox)
+    tell_of_services(sandbox)
+    watch.start()
+    left = deadline - clock.seconds()
+    with timeline.step("the agent's stream of events begins", launch=LaunchStep.EVENTS):
+        await within(clock, left, watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
+    if not watch.live:
+        raise Unavailable(f"the agent of sandbox {sandbox.id} ended the connection")
+    with timeline.step("its host ports are opened, and it is recorded", launch=LaunchStep.RECORD):
+        await node.hostports.put(ports_of(sandbox))
+        more = " ".join(up.instance.more_addresses)
+        await node.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))
+    timeline.note("the pod is ready", f"{clock.seconds() - began:.2f} s after its launch began")
+    _log.info(
+        "sandbox {sandbox} is ready: vm {vm} at {address}, {seconds:.2f} s ({vm_seconds:.2f} s for the VM)",
+        sandbox=sandbox.id,
+        pod=sandbox.pod,
+        vm=up.instance.id,
+        address=sandbox.record.address,
+        seconds=clock.seconds() - began,
+        vm_seconds=up.vm_seconds,
+    )
+    if node.pod_events is not None and config.metadata.attempt and wants_spot(annotations):
+        node.pod_events.moved(config.metadata)
+    if not found:
+        node.renewal.soon(sandbox.machine, partial(_is_starting_containers, node, sandbox))
+
+
+def _is_starting_containers(node: NodeContext, sandbox: Sandbox) -> bool:
+    """Return whether containers are being created or started, or were a moment ago: more may follow."""
+    just_now = node.now() - int(IDLE_SECONDS * 1e9)
+    return sandbox.loads.busy or any(
+        one.state in (ContainerState.CREATING, ContainerState.CREATED, ContainerState.STARTING)
+        or max(one.record.created_at, one.record.started_at) > just_now
+        for one in sandbox.containers.values()
+    )

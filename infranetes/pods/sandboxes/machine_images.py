@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The VMs of pods whose image is the VM: booted when a container names the image, destroyed if that fails."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError
+from twisted.logger import Logger
+
+from infranetes.ids import new_id
+from infranetes.images import Image
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.sandboxes.launch import launch
+from infranetes.pods.store.states import SandboxState
+from infranetes.pods.vm.agent_events import disconnect
+from infranetes.pods.vm.sandbox_vm import machine_for
+from infranetes_common.concurrency import Flight, settled, start
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
+
+_log = Logger()
+
+
+def is_half_ended(sandbox: Sandbox) -> bool:
+    """Whether the sandbox has, or may have, a VM that is to be destroyed before it can have another.
+
+    A boot was begun by an earlier daemon, or is not undone yet, or destroying a VM that was up has failed."""
+    if sandbox.state is SandboxState.BOOTING:
+        return sandbox.launching is None or sandbox.launching.done
+    ending = sandbox.ending
+    return sandbox.state is SandboxState.READY and ending is not None and ending.done
+
+
+def is_being_vacated(sandbox: Sandbox) -> bool:
+    """Whether the VM of a READY sandbox, which is an image's, is being destroyed, or could not be."""
+    return sandbox.state is SandboxState.READY and sandbox.ending is not None
+
+
+class MachineImages:
+    """Boots the VMs of VACANT sandboxes from images, and makes sandboxes VACANT again."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+
+    async def boot(self, sandbox: Sandbox, image: Image) -> None:
+        """Boot the sandbox's VM from `image`. Does nothing if it runs from that already.
+
+        :raise FailedPrecondition: the VM runs from another image, or the sandbox is being stopped.
+        :raise InfranetesError: a step failed; the VM is destroyed."""
+        if sandbox.state is SandboxState.BOOTING or is_being_vacated(sandbox):
+            await self.vacate(sandbox).join()
+        if sandbox.state is SandboxState.READY and sandbox.record.image == image.machine:
+            return
+        if sandbox.state is not SandboxState.VACANT:
+            has = f" from image {sandbox.record.image}" if sandbox.record.image else ""
+            raise FailedPrecondition(
+                f"sandbox {sandbox.id} can't be booted: it is {sandbox.state.value}{has}; make another pod"
+            )
+        self._node.side_of(sandbox.record).check_ready()
+        sandbox.aborted, sandbox.ending = "", None
+        sandbox.launching = Flight(self._record_and_launch(sandbox, image))
+        await sandbox.launching.join()
+
+    async def _record_and_launch(self, sandbox: Sandbox, image: Image) -> None:
+        # A BOOTING sandbox without a `launching` flight counts as one that an earlier daemon left.
+        record = sandbox.record.to(SandboxState.BOOTING, image=image.machine)
+        try:
+            await self._node.save(sandbox, record)
+        except CancelledError:
+            raise Unavailable(f"sandbox {sandbox.id}: {sandbox.aborted or 'the boot was ended'}") from None
+        await self._launch(sandbox, image.id)
+
+    async def _launch(self, sandbox: Sandbox, image_id: str) -> None:
+        try:
+            await launch(self._node, sandbox, self._undo)
+        except Exception:
+            if not sandbox.aborted and not self._node.stopping:
+                # The image may have been removed from the catalogue, in which case it has to be pulled anew.
+                check = start(self._node.images.check(image_id))
+                self._node.note(check, f"whether image {image_id} still exists")
+            raise
+
+    async def _undo(self, sandbox: Sandbox) -> None:
+        try:
+            await self.vacate(sandbox).join()
+        except InfranetesError as error:
+            _log.error(
+                "the VM of sandbox {sandbox}, whose boot failed, is not destroyed yet: {error}; the next "
+                "pass tries again",
+                sandbox=sandbox.id,
+                error=error,
+            )
+
+    async def give_up(self, sandbox: Sandbox) -> None:
+        """End the boot and destroy the VM, because the container that it was booted for can't be created."""
+        flight = sandbox.launching
+        if flight is not None and not flight.done:
+            sandbox.aborted = sandbox.aborted or "its container was given up"
+            flight.cancel()
+            await settled([flight.join()])
+        if sandbox.state in (SandboxState.BOOTING, SandboxState.READY):
+            await self._undo(sandbox)
+
+    def vacate(self, sandbox: Sandbox) -> Flight[None]:
+        """Destroy the VM and make the sandbox VACANT, unless it is being stopped.
+
+        :raise InfranetesError: the VM is not destroyed; try again."""
+        if sandbox.ending is None or sandbox.ending.done:
+            sandbox.ending = Flight(self._vacate(sandbox))
+        return sandbox.ending
+
+    async def _vacate(self, sandbox: Sandbox) -> None:
+        node = self._node
+        disconnect(node, sandbox)
+        await sandbox.machine.tear_down()
+        if node.pod_volumes is not None:
+            await node.pod_volumes.ended(sandbox)
+        if sandbox.state not in (SandboxState.BOOTING, SandboxState.READY):
+            return
+        record = sandbox.record.to(
+            SandboxState.VACANT, token=new_id(), image="", instance_id="", address="", agent_host="",
+            agent_port=0, certificate_until=0, certificate_key="",
+        )  # fmt: skip
+        await node.store.put_sandbox(record)
+        if sandbox.state in (SandboxState.BOOTING, SandboxState.READY):
+            disconnect(node, sandbox)
+            node.inventory.become(sandbox, record)
+            sandbox.change_machine(machine_for(node, sandbox))

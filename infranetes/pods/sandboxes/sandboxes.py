@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running, stopping and removing sandboxes.
+
+A launch outlives the call that asked for it: kubelet gives up after 4 minutes and asks for the same attempt
+again, and the second call joins the launch. If no call waits for a launch during `Times.desertion` it is
+ended, and so is a sandbox whose id no client has received or used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes.handler_config import CNI, MACHINE
+from infranetes.hostports.mappings import host_ports_of
+from infranetes.ids import new_id
+from infranetes.machines.timeline import bounded
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox, sandbox_name
+from infranetes.pods.node.logs import LONGEST_SECONDS
+from infranetes.pods.node.shadows import end_shadow
+from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.sandboxes.launch import launch
+from infranetes.pods.sandboxes.stop import end_containers
+from infranetes.pods.store.records import SandboxRecord
+from infranetes.pods.store.states import SHOWN_READY, SandboxState
+from infranetes.pods.vm.agent_events import disconnect, vm_ended
+from infranetes.pods.vm.asking import asked_for
+from infranetes.pods.vm.container_providers import check_container_provider, check_user_namespace
+from infranetes.pods.vm.host_ports import taken_ports
+from infranetes.pods.vm.pod_network import check_network, network_of
+from infranetes.pods.vm.sandbox_vm import adopt, machine_for, zone_for
+from infranetes.providers.interface import Instance, InstanceState
+from infranetes_common.concurrency import Flight, settled, start
+from infranetes_common.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InfranetesError,
+    NotFound,
+    Unavailable,
+)
+from infranetes_common.wire import cri
+
+LOOK_SECONDS = 30.0
+END_SECONDS = 15.0  # what the end of a VM may take of the time that a stop's caller waits
+
+_log = Logger()
+
+
+class Sandboxes:
+    """Runs, stops and removes sandboxes: the sandbox calls of the CRI, without their messages."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+
+    async def run(self, config: cri.PodSandboxConfig, runtime_handler: str) -> str:
+        """Launch a sandbox, or join its launch, and return its id once it is READY, or VACANT where the image
+        is the VM. Cancelling does not end the launch.
+
+        :raise AlreadyExists: another sandbox has the name, or the client has received the id before.
+        :raise InfranetesError: the launch failed and was undone."""
+        name = sandbox_name(config.metadata)
+        blob = config.SerializeToString(deterministic=True)
+        sandbox = self._node.inventory.named(name)
+        if sandbox is None:
+            handler = self._node.handler_named(runtime_handler)
+            handler.side.check_ready()
+            handler.annotations.check(config.annotations)
+            check_container_provider(config, handler)
+            check_user_namespace(self._node, config, handler)
+            check_network(self._node, handler, config)
+            if handler.network != CNI:  # CNI plug-ins forward the ports themselves
+                self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
+            sandbox = self._begin(name, config, blob, runtime_handler)
+        else:
+            self._check_same(sandbox, blob, runtime_handler)
+        self._cancel_desertion(sandbox)
+        if sandbox.launching is not None:
+            await sandbox.launching.join()
+        self.claim(sandbox)
+        return sandbox.id
+
+    def claim(self, sandbox: Sandbox) -> None:
+        """Record that the client knows this sandbox, and will remove it."""
+        self._cancel_desertion(sandbox)
+        if not sandbox.record.claimed and sandbox.state is not SandboxState.LAUNCHING:
+            claimed = attrs.evolve(sandbox.record, claimed=True)
+            self._node.note(self._node.save(sandbox, claimed), f"sandbox {sandbox.id}")
+
+    def lookup(self, id: str) -> Sandbox:
+        """Return the sandbox with this id or prefix of one, if the CRI shows it, and record it as claimed.
+
+        :raise NotFound: there is none. :raise InvalidArgument: there are several."""
+        sandbox = self._node.inventory.sandbox(id)
+        if sandbox.state in (SandboxState.LAUNCHING, SandboxState.ABANDONED):
+            raise NotFound(f"sandbox {sandbox.id} is not there yet: its VM is being launched")
+        self.claim(sandbox)
+        return sandbox
+
+    async def stop(self, id: str, limit: float | None = None) -> None:
+        """End the sandbox's containers and VM. Idempotent. Does nothing if the sandbox is unknown.
+
+        :param limit: the seconds until the caller gives up; None: it does not say. So long the rest of logs
+            that advance is waited for, except for the time that the VM's end takes."""
+        try:
+            sandbox = self._node.inventory.sandbox(id)
+        except NotFound:
+            return
+        self._await(sandbox, limit)
+        self._cancel_desertion(sandbox)
+        await self._end(sandbox)
+
+    def _await(self, sandbox: Sandbox, limit: float | None) -> None:
+        seconds = LONGEST_SECONDS if limit is None else limit - min(END_SECONDS, limit / 4)
+        sandbox.awaited_until = max(sandbox.awaited_until, self._node.clock.seconds() + seconds)
+
+    async def remove(self, id: str, limit: float | None = None) -> None:
+        """End what is left of the sandbox and forget it. Does nothing if the sandbox is unknown.
+
+        :param limit: see `stop`."""
+        try:
+            sandbox = self._node.inventory.sandbox(id)
+        except NotFound:
+            return
+        self._await(sandbox, limit)
+        self._cancel_desertion(sandbox)
+        await self._forget(sandbox)
+
+    def resume(self, sandbox: Sandbox) -> None:
+        """Continue a launch that an earlier daemon began, and that no call waits for yet."""
+        sandbox.launching = Flight(self._launch(sandbox), lambda: self._begin_desertion(sandbox))
+        self._begin_desertion(sandbox)
+
+    def ended(self, side: ProviderSide, instance: Instance) -> None:
+        """Record that this side's provider reports that a VM has ended by itself."""
+        sandbox = self._node.inventory.by_token(instance.token)
+        if sandbox is None or self._node.side_of(sandbox.record) is not side:
+            return
+        sandbox.machine.instance = instance
+        starting = sandbox.state in (SandboxState.LAUNCHING, SandboxState.BOOTING)
+        if starting and sandbox.launching is not None:
+            self._abort(sandbox, f"its VM ended: {instance.detail or 'no reason known'}")
+        elif sandbox.state is SandboxState.READY:
+            self.lost(sandbox, f"the VM ended by itself: {instance.detail or 'no reason known'}")
+
+    def lost(self, sandbox: Sandbox, message: str) -> None:
+        """Record that a READY sandbox's VM is gone."""
+        _log.warn("sandbox {sandbox} is lost: {reason}", sandbox=sandbox.id, pod=sandbox.pod, reason=message)
+        sandbox.timeline.note("the pod is lost", error=message)
+        record = sandbox.record.to(SandboxState.LOST, message=message)
+        self._node.note(self._node.save(sandbox, record), f"sandbox {sandbox.id}")
+        vm_ended(self._node, sandbox, message)
+        closed = start(self._node.hostports.remove(sandbox.id))
+        self._node.note(closed, f"the end of the host ports of sandbox {sandbox.id}")
+
+    async def look(self, sandbox: Sandbox) -> None:
+        """Ask the provider whether a READY sandbox still has its VM, and make it LOST if not.
+
+        :raise InfranetesError: the provider does not answer."""
+        instance = await sandbox.machine.look(LOOK_SECONDS)
+        if instance is None:
+            if sandbox.state is SandboxState.READY:
+                self.lost(sandbox, "the provider no longer has the VM")
+        elif instance.state is InstanceState.ENDED:
+            self.ended(self._node.side_of(sandbox.record), instance)
+
+    def end_abandoned(self, sandbox: Sandbox) -> Flight[None]:
+        """Destroy what is left of a launch that failed, then forget it."""
+        if sandbox.ending is None or sandbox.ending.done:
+            sandbox.ending = Flight(self._end_abandoned(sandbox))
+        return sandbox.ending
+
+    # ---- launching
+
+    def _begin(self, name: str, config: cri.PodSandboxConfig, blob: bytes, runtime_handler: str) -> Sandbox:
+        handler = self._node.handler_named(runtime_handler)
+        sandbox = Sandbox(
+            SandboxRecord(
+                id=new_id(),
+                token=new_id(),
+                state=SandboxState.VACANT if handler.kind == MACHINE else SandboxState.LAUNCHING,
+                name=name,
+                config=blob,
+                runtime_handler=runtime_handler,
+                created_at=self._node.now(),
+                provider=handler.side.name,
+                kind=handler.kind,
+                network=network_of(self._node, handler, config),
+            ),
+            partial(machine_for, self._node),
+        )
+        self._node.inventory.add(sandbox)
+        words = f"{handler.kind} at {handler.side.name}"
+        sandbox.timeline.note("the pod is asked for", f"{words}, handler {runtime_handler or 'none'}")
+        sandbox.launching = Flight(self._record_and_launch(sandbox), lambda: self._begin_desertion(sandbox))
+        return sandbox
+
+    def _check_same(self, sandbox: Sandbox, blob: bytes, runtime_handler: str) -> None:
+        metadata = sandbox.config.metadata
+        named = f"{metadata.namespace}/{metadata.name} (uid {metadata.uid}, attempt {metadata.attempt})"
+        if sandbox.record.config != blob or sandbox.record.runtime_handler != runtime_handler:
+            raise AlreadyExists(
+                f"sandbox {sandbox.id} is pod {named} with another configuration: remove it, or ask for "
+                "another attempt"
+            )
+        ours = sandbox.state is SandboxState.LAUNCHING or (
+            sandbox.state in SHOWN_READY and not sandbox.record.claimed
+        )
+        if not ours:
+            raise AlreadyExists(
+                f"pod {named} is sandbox {sandbox.id} already: remove it, or ask for another attempt"
+            )
+
+    async def _record_and_launch(self, sandbox: Sandbox) -> None:
+        recording = Flight(self._record(sandbox))
+        try:
+            await recording.join()
+        except BaseException as error:
+            if self._node.stopping:
+                raise
+            sandbox.failure = sandbox.aborted or "the launch was ended"
+            if not isinstance(error, CancelledError):
+                sandbox.failure = bounded(str(error) or type(error).__name__)
+            sandbox.timeline.note("the launch has failed", error=sandbox.failure)
+            if not isinstance(error, CancelledError) or await _failed(recording):
+                self._node.inventory.discard(sandbox)
+                raise
+            if sandbox.state is SandboxState.VACANT:
+                await self._node.store.delete_sandbox(sandbox.id)
+                self._node.inventory.discard(sandbox)
+            else:
+                await self._abandon(sandbox)  # there is a record by now, and perhaps a VM from the pool
+            raise Unavailable(f"sandbox {sandbox.id}: {sandbox.failure}") from None
+        if sandbox.state is SandboxState.LAUNCHING:
+            await self._launch(sandbox)
+
+    async def _record(self, sandbox: Sandbox) -> None:
+        """Record the sandbox, with a VM of the pool and its id if there is one.
+
+        The VM's size is recorded with it, so that a continued launch asks for the same size."""
+        config, handler = sandbox.config, self._node.handler_of(sandbox.record)
+        size, _ = await asked_for(self._node, sandbox, config.linux.resources, config.linux.overhead)
+        sandbox.record = attrs.evolve(
+            sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes
+        )
+        if sandbox.state is SandboxState.LAUNCHING:
+            pool = self._node.pool_for(handler)
+            size, take_over = handler.sized(size), partial(adopt, self._node, sandbox)
+            zone = await zone_for(self._node, sandbox)
+            if pool and await pool.claim(size, config.annotations, take_over, zone):
+                sandbox.timeline.note("the pod has a VM of the pool", sandbox.record.instance_id)
+                return
+        await self._node.store.put_sandbox(sandbox.record)
+
+    def _launch(self, sandbox: Sandbox) -> Coroutine[Any, Any, None]:  # Any: what the coroutine yields
+        return launch(self._node, sandbox, self._abandon)
+
+    async def _abandon(self, sandbox: Sandbox) -> None:
+        if sandbox.state is not SandboxState.LAUNCHING:
+            return
+        abandoned = sandbox.record.to(SandboxState.ABANDONED, message=sandbox.failure)
+        try:
+            await self._node.save(sandbox, abandoned)
+        except InfranetesError as error:
+            _log.error(
+                "sandbox {sandbox}: its end was not recorded: {error}", sandbox=sandbox.id, error=error
+            )
+        try:
+            await self.end_abandoned(sandbox).join()
+        except InfranetesError as error:
+            _log.error(
+                "the VM of sandbox {sandbox}, whose launch failed, is not destroyed yet: {error}; the next "
+                "pass tries again",
+                sandbox=sandbox.id,
+                error=error,
+            )
+
+    async def _end_abandoned(self, sandbox: Sandbox) -> None:
+        disconnect(self._node, sandbox)
+        await sandbox.machine.tear_down()
+        if self._node.pod_volumes is not None:
+            await self._node.pod_volumes.ended(sandbox)
+        await end_shadow(self._node.shadows, sandbox)
+        await self._node.store.delete_sandbox(sandbox.id)
+        self._node.inventory.discard(sandbox)
+
+    def _abort(self, sandbox: Sandbox, reason: str) -> None:
+        sandbox.aborted = sandbox.aborted or reason
+        sandbox.timeline.note("the launch is ended", sandbox.aborted)
+        if sandbox.launching is not None and not sandbox.launching.done:
+            sandbox.launching.cancel()
+
+    # ---- desertion
+
+    def _cancel_desertion(self, sandbox: Sandbox) -> None:
+        if sandbox.deserted is not None and sandbox.deserted.active():
+            sandbox.deserted.cancel()
+        sandbox.deserted = None
+
+    def _begin_desertion(self, sandbox: Sandbox) -> None:
+        self._cancel_desertion(sandbox)
+        if not self._node.stopping:
+            sandbox.deserted = self._node.clock.callLater(
+                self._node.times.desertion, self._end_deserted, sandbox
+            )
+
+    def _end_deserted(self, sandbox: Sandbox) -> None:
+        if sandbox.id not in self._node.inventory.sandboxes:
+            return
+        _log.warn("sandbox {sandbox} is ended: nobody asked for it any more",
+                  sandbox=sandbox.id, pod=sandbox.pod)  # fmt: skip
+        sandbox.aborted = "nobody asked for it any more"
+        sandbox.timeline.note("the pod is ended", sandbox.aborted)
+        forgotten = start(self._forget(sandbox))
+        forgotten.addErrback(
+            lambda failure: _log.error(
+                "sandbox {sandbox}, which nobody asked for any more, is not ended: {error}",
+                sandbox=sandbox.id,
+                error=failure.value,
+            )
+        )
+
+    # ---- ending
+
+    async def _end(self, sandbox: Sandbox) -> None:
+        if sandbox.state is SandboxState.STOPPED:
+            return
+        if sandbox.state is SandboxState.LAUNCHING:
+            self._abort(sandbox, "it was stopped while its VM was being launched")
+            if sandbox.launching is not None:
+                await settled([sandbox.launching.join()])
+        if sandbox.state is SandboxState.ABANDONED:
+            if sandbox.id in self._node.inventory.sandboxes:
+                await self.end_abandoned(sandbox).join()
+            return
+        if sandbox.state is SandboxState.BOOTING:
+            self._abort(sandbox, "it was stopped while its VM was being booted")
+            if sandbox.launching is not None:
+                await settled([sandbox.launching.join()])
+        if sandbox.stopping is None or sandbox.stopping.done:
+            sandbox.stopping = Flight(self._stop(sandbox))
+        await sandbox.stopping.join()
+
+    async def _stop(self, sandbox: Sandbox) -> None:
+        try:
+            with sandbox.timeline.step("the pod is stopped"):
+                await self._stop_and_record(sandbox)
+        except InfranetesError as error:
+            sandbox.failure = bounded(f"it is not stopped yet: {error}")
+            raise
+        sandbox.failure = ""
+
+    async def _stop_and_record(self, sandbox: Sandbox) -> None:
+        began = self._node.clock.seconds()
+        record = sandbox.record
+        if sandbox.state is not SandboxState.STOPPING:
+            record = record.to(SandboxState.STOPPING, stopped_at=self._node.now())
+        await self._node.save(sandbox, record)  # also again: an earlier stop may not have got that far
+        with sandbox.timeline.step("its containers are ended"):
+            await end_containers(self._node, sandbox)
+        if self._node.nfs_volumes is not None:
+            await self._node.nfs_volumes.release(sandbox)
+        volumes = self._node.pod_volumes
+        if volumes is not None:
+            await volumes.release(sandbox)
+        vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
+        await sandbox.machine.tear_down()
+        if volumes is not None:
+            await volumes.ended(sandbox)
+        await end_shadow(self._node.shadows, sandbox)
+        await self._node.commit(sandbox, sandbox.record.to(SandboxState.STOPPED))
+        _log.info(
+            "sandbox {sandbox} is stopped, its VM destroyed: {seconds:.2f} s",
+            sandbox=sandbox.id,
+            pod=sandbox.pod,
+            seconds=self._node.clock.seconds() - began,
+        )
+
+    async def _forget(self, sandbox: Sandbox) -> None:
+        if sandbox.removing is None or sandbox.removing.done:
+            sandbox.removing = Flight(self._remove(sandbox))
+        await sandbox.removing.join()
+
+    async def _remove(self, sandbox: Sandbox) -> None:
+        await self._end(sandbox)
+        if sandbox.id not in self._node.inventory.sandboxes:
+            return
+        if sandbox.state is not SandboxState.STOPPED:
+            raise FailedPrecondition(f"sandbox {sandbox.id} is {sandbox.state.value}: stop it first")
+        await self._node.store.delete_sandbox(sandbox.id)
+        sandbox.timeline.note("the pod is removed")
+        self._node.inventory.discard(sandbox)
+        _log.info("sandbox {sandbox} is removed", sandbox=sandbox.id, pod=sandbox.pod)
+
+
+async def _failed(flight: Flight[None]) -> bool:
+    """Wait until the flight has ended; return whether it failed."""
+    [result] = await settled([flight.join()])
+    return isinstance(result, Failure)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stream of each sandbox's agent, and what its events do to the containers' records."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from infranetes.machines.agent.container_watch import ContainerWatch, IContainerListener, Reach
+from infranetes.machines.agent.limits import PURGES
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.network_policies import enforce_again
+from infranetes.pods.node.service_rules import tell_of_services
+from infranetes.pods.store.states import ContainerState, SandboxState
+from infranetes.pods.vm.pod_network import join_again
+from infranetes.pods.vm.reports import GONE_REASON, apply_report, end_log, record_loss
+from infranetes_common.concurrency import start
+from infranetes_common.errors import InfranetesError
+from infranetes_common.wire import vmserver
+from txgrpc.limits import Allowance
+
+VM_ENDED_REASON = "VMEnded"
+
+_log = Logger()
+
+
+def vm_ended(node: NodeContext, sandbox: Sandbox, message: str) -> None:
+    """Record that a sandbox's VM is gone, and with it all that ran in it."""
+    for container in list(sandbox.containers.values()):
+        record_loss(node, container, VM_ENDED_REASON, message)
+        end_log(node, container, message)
+    node.volumes.forget(sandbox)
+    disconnect(node, sandbox)
+
+
+def disconnect(node: NodeContext, sandbox: Sandbox) -> None:
+    """Cancel the loads that are under way into the sandbox's VM, and close the connection to its agent."""
+    if node.firewalls is not None:
+        node.firewalls.forget(sandbox)
+    sandbox.loads.cancel()
+    watch, sandbox.watch = sandbox.watch, None
+    if watch is not None:
+        watch.stop()
+    sandbox.machine.disconnect()
+
+
+def connect(node: NodeContext, sandbox: Sandbox) -> None:
+    """Make the client of the sandbox's agent and its event stream, without starting the stream. Idempotent.
+
+    From then on the sandbox's firewall is kept up to date."""
+    client = sandbox.machine.connect()
+    if node.firewalls is not None:
+        node.firewalls.keep(sandbox)
+    if sandbox.watch is None:
+        sandbox.watch = ContainerWatch(
+            node.clock, client, AgentListener(node, sandbox), node.gate, node.times.watch
+        )
+
+
+@implementer(IContainerListener)
+class AgentListener:
+    """Keeps the records of one sandbox's containers up to date with what its agent reports."""
+
+    def __init__(self, node: NodeContext, sandbox: Sandbox) -> None:
+        self._node = node
+        self._sandbox = sandbox
+        self._expected: list[Container] = []
+        self._purging: set[str] = set()
+        self._bringing: Deferred[None] | None = None
+        self._purges = Allowance(4 * PURGES, 1.0, node.clock.seconds())
+
+    def snapshot_requested(self) -> None:
+        """Remember which containers the snapshot must contain: all except those being created."""
+        self._expected = [
+            container for container in self._sandbox.containers.values() if not container.being_created
+        ]
+
+    def snapshot(self, states: dict[str, vmserver.ContainerState]) -> None:
+        """Apply every report, and record as lost each expected container that the agent does not know."""
+        for state in states.values():
+            self.changed(state)
+        for container in self._expected:
+            if container.id not in states:
+                self._lost(container)
+        self._expected = []
+
+    def changed(self, state: vmserver.ContainerState) -> None:
+        """Apply the report. A container without a record was abandoned during its creation: remove it."""
+        container = self._sandbox.containers.get(state.id)
+        if container is not None:
+            apply_report(self._node, container, state)
+        else:
+            self._purge(state.id)
+
+    def removed(self, container_id: str) -> None:
+        """Record a container as lost if it still has a record: then this daemon did not remove it."""
+        container = self._sandbox.containers.get(container_id)
+        if container is not None:
+            self._lost(container)
+
+    def interrupted(self, interruption: vmserver.Interruption) -> None:
+        """Show the sandbox as not ready, so that its pod is moved while the VM still exists."""
+        if self._sandbox.interrupted:
+            return
+        reason = interruption.reason or "its cloud will reclaim its VM"
+        _log.warn("sandbox {sandbox} is interrupted: {reason}",
+                  sandbox=self._sandbox.id, pod=self._sandbox.pod, reason=reason)  # fmt: skip
+        self._sandbox.timeline.note("the VM will be reclaimed", error=reason)
+        self._sandbox.interrupt(reason)
+        if self._node.pod_events is not None:
+            self._node.pod_events.interrupted(self._sandbox.config.metadata, reason)
+
+    def reach_changed(self, reach: Reach) -> None:
+        """Log the change, bring a reachable VM up to date, and discard the containers' cached states."""
+        watch = self._sandbox.watch
+        if self._sandbox.state is SandboxState.READY:
+            trouble = "" if watch is None else watch.trouble
+            self._sandbox.timeline.note(f"the agent is {reach.value}", error=trouble)
+        if reach is Reach.UNREACHABLE and watch is not None:
+            _log.warn(
+                "the agent of sandbox {sandbox} can't be reached: {error}",
+                sandbox=self._sandbox.id,
+                error=watch.trouble,
+            )
+            self._node.observer.agent_lost(self._node.side_of(self._sandbox.record).name)
+        if reach is Reach.LIVE:
+            tell_of_services(self._sandbox)  # a restarted daemon has not done so yet
+            join_again(self._node, self._sandbox)
+            enforce_again(self._node, self._sandbox)
+            self._bring_volumes_again()
+        for container in self._sandbox.containers.values():
+            container.cache.clear()
+
+    def _bring_volumes_again(self) -> None:
+        """Restore the pod's volumes in the VM, which has lost them if it has rebooted."""
+        if self._bringing is not None:
+            self._bringing.cancel()
+        self._bringing = start(_bring_volumes_again(self._node, self._sandbox))
+        self._bringing.addErrback(_log_unless_cancelled)
+
+    def _lost(self, container: Container) -> None:
+        if container.id not in self._sandbox.containers:
+            return
+        if container.state is ContainerState.CREATING:
+            if not container.being_created:
+                self._node.inventory.discard_container(container)
+                self._node.note(
+                    self._node.store.delete_container(container.id), f"the end of container {container.id}"
+                )
+            return
+        record_loss(self._node, container, GONE_REASON, "its VM no longer knows this container")
+        end_log(self._node, container, "the VM no longer knows this container")
+
+    def _purge(self, container_id: str) -> None:
+        """Remove a container without a record, at most PURGES at a time; the next snapshot shows the rest."""
+        if container_id in self._purging or len(self._purging) >= PURGES:
+            return
+        if not self._purges.spend(self._node.clock.seconds()):
+            self._purges.earn(1)  # a purge that was not allowed costs nothing
+            return
+        self._purging.add(container_id)
+        purged = start(self._purge_one(container_id))
+        purged.addErrback(
+            lambda failure: _log.failure("removing a container that is not on record", failure=failure)
+        )
+        purged.addCallback(lambda _: self._purging.discard(container_id))
+
+    async def _purge_one(self, container_id: str) -> None:
+        if self._sandbox.client is None:
+            return
+        try:
+            await self._sandbox.client.remove(container_id)
+        except InfranetesError as error:
+            _log.info(
+                "container {container}, which is not on record, is still in the VM of sandbox {sandbox}: "
+                "{error}",
+                container=container_id,
+                sandbox=self._sandbox.id,
+                error=error,
+            )
+
+
+async def _bring_volumes_again(node: NodeContext, sandbox: Sandbox) -> None:
+    try:
+        await node.volumes.bring_again(sandbox)
+        if node.nfs_volumes is not None:
+            await node.nfs_volumes.bring_again(sandbox)
+    except InfranetesError as error:
+        if sandbox.watch is None:
+            return  # the VM has been given up
+        _log.warn(
+            "if the VM of sandbox {sandbox} has rebooted, some of its volumes are missing there: {error}",
+            sandbox=sandbox.id,
+            error=error,
+        )
+
+
+def _log_unless_cancelled(failure: Failure) -> None:
+    if not failure.check(CancelledError):
+        _log.failure("mounting volumes in a VM again failed", failure)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sandbox's PodMachine: making and recording it, and taking it over from the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twisted.internet.defer import Deferred, succeed
+
+from infranetes.machines.context import VmFacts
+from infranetes.machines.pod_machine import PodMachine
+from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.store.states import SandboxState
+
+_HAS_OR_GETS_VM = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.READY)
+
+
+class SandboxVm:
+    """The sandbox as its VM's `VmOwner`: it keeps the VM's facts in the sandbox's record."""
+
+    def __init__(self, node: NodeContext, sandbox: Sandbox) -> None:
+        self._node = node
+        self._sandbox = sandbox
+
+    @property
+    def facts(self) -> VmFacts:
+        return VmFacts.of(self._sandbox.record)
+
+    def note(self, facts: VmFacts) -> None:
+        self._sandbox.record = facts.put_into(self._sandbox.record)
+
+    def write(self, facts: VmFacts) -> Deferred[None]:
+        if self._sandbox.state not in _HAS_OR_GETS_VM:
+            return succeed(None)  # the sandbox is being ended, and its record may be deleted
+        return self._node.save(self._sandbox, facts.put_into(self._sandbox.record))
+
+
+def machine_for(node: NodeContext, sandbox: Sandbox) -> PodMachine:
+    """Return a new PodMachine for the VM that the sandbox's record describes."""
+    return PodMachine(node.side_of(sandbox.record), SandboxVm(node, sandbox))
+
+
+async def adopt(node: NodeContext, sandbox: Sandbox, machine: PodMachine) -> None:
+    """Give a VM of the pool to a LAUNCHING sandbox, which takes on the VM's id and token.
+
+    :raise FailedPrecondition: the pool no longer has the VM: it was claimed before.
+    :raise InfranetesError: the claim could not be recorded."""
+    record = machine.facts.put_into(sandbox.record)
+    await node.store.claim(record)
+    node.inventory.become(sandbox, record)
+    machine.hand_over(SandboxVm(node, sandbox))
+    sandbox.change_machine(machine)
+
+
+async def zone_for(node: NodeContext, sandbox: Sandbox) -> str:
+    """Return the zone that the sandbox's VM has to be in, because of its pod's volumes; "": any.
+
+    :raise FailedPrecondition: the volumes are in several zones.
+    :raise Unavailable: the zone can't be determined now."""
+    if sandbox.zone is None:
+        sandbox.zone = await node.pod_volumes.at_launch.zone(sandbox) if node.pod_volumes else ""
+    return sandbox.zone
+
+
+def reachable_machines(node: NodeContext) -> Iterator[PodMachine]:
+    """Yield the VMs of pods and of the pools whose agents can be reached now."""
+    for sandbox in node.inventory:
+        if sandbox.state is SandboxState.READY and sandbox.watch is not None and sandbox.watch.live:
+            yield sandbox.machine
+    for pool in node.all_pools():
+        for member in pool.idle():
+            if member.machine.client is not None:
+                yield member.machine

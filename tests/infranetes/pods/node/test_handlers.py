@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runtime handlers: providers, kinds of pods, sizes, annotations and pools side by side on one node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from infranetes.handler_config import DOCKER, MACHINE, SYSTEMD
+from infranetes.machines.pool import Pool
+from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.machines.pooled import Purpose
+from infranetes.pods.node.handlers import AnnotationRule, Handler
+from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.store.records import SandboxRecord
+from infranetes.pods.store.states import SandboxState
+from infranetes.providers.interface import Instance, InstanceState, Size
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.wire import cri
+from tests.infranetes.pods.case import PodsTestCase
+from tests.infranetes.pods.fake_agent import FakeAgent
+from tests.infranetes.pods.fakes import FakeImages, FakeNode, FakeProvider, box, image, pod
+
+MACHINE_IMAGE = "sha256:" + "2" * 64
+SUBNET = {"infranetes.io/subnet": "tenants"}
+
+
+class East(FakeProvider):
+    """The other provider. :ivar hanging: its lists never arrive."""
+
+    name = "east"
+    hanging = False
+
+    def list(self) -> Deferred[list[Instance]]:
+        return Deferred() if self.hanging else super().list()
+
+
+class TwoKindsOfImages(FakeImages):
+    """busybox is a container image, and appliance is a machine image."""
+
+    async def find(self, name_or_id: str) -> Any:
+        if name_or_id == "appliance":
+            return attrs.evolve(image(machine="ami-7"), id=MACHINE_IMAGE)
+        return await super().find(name_or_id)
+
+    @staticmethod
+    def source(image_id: str) -> str:
+        return "east" if image_id == MACHINE_IMAGE else DOCKER
+
+
+class MixedNode(FakeNode):
+    """A node with two providers; the handler of the second one is `east`.
+
+    :ivar pooled: how many VMs the pool of that handler has."""
+
+    east_kind = DOCKER
+    east_rule = AnnotationRule("east")
+    east_provider = "east"
+    pooled = 0
+
+    def __init__(self, **times: Any) -> None:
+        self.east = East(self)
+        super().__init__(**times)
+
+    def made(self) -> None:
+        side = self.node.add_side(self.east)  # type: ignore[arg-type]
+        given = Handler(
+            "east",
+            self.node.sides[self.east_provider],
+            self.east_kind,
+            size=Size(cpu_millis=500, memory_bytes=2**29),
+            annotations=self.east_rule,
+        )
+        if self.pooled:
+            config = PoolConfig(sizes=(PoolSize(count=self.pooled, cpu_millis=500),))
+            pool = Pool(side, config, Purpose("east", self.east_rule.set))
+            self.node.pools, given = [pool], attrs.evolve(given, pool=pool)
+            contents = self.store.contents()
+            pool.load([each for each in contents.pool if each.handler == "east"], contents.settings)
+        self.node.handlers["east"] = given
+        self.node.handlers["infranetes"] = Handler("infranetes", self.side)
+
+    def make_agent(self, sandbox_id: str) -> FakeAgent:
+        agent = super().make_agent(sandbox_id)
+        agent.loaded.add(MACHINE_IMAGE)  # in case it is the machine
+        return agent
+
+    def make_images(self) -> FakeImages:
+        return TwoKindsOfImages()
+
+    @property
+    def east_side(self) -> ProviderSide:
+        return self.node.sides["east"]
+
+    def east_ready(self) -> None:
+        """The other provider has started."""
+        side = self.east_side
+        self.east.ended = lambda instance: self.sandboxes.ended(side, instance)
+        side.trouble = ""
+        side.ready.succeed(None)
+        for pool in self.node.pools_of(side):
+            pool.provider_ready()
+        self.reconciler.provider_ready(side)
+
+
+class MixedCase(PodsTestCase):
+    world: MixedNode
+
+    def make_world(self) -> MixedNode:
+        return MixedNode()
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.east_ready()
+
+    def east_pod(self, config: Any = None) -> str:
+        id: str = self.successResultOf(self.start(config or pod("east", "u2"), "east"))
+        return id
+
+
+class ProviderTests(MixedCase):
+    """The pods of a handler are VMs of its provider."""
+
+    def vms(self) -> tuple[int, int]:
+        return len(self.world.provider.instances), len(self.world.east.instances)
+
+    def test_each_pod_has_a_vm_of_its_handlers_provider_and_the_record_says_so(self) -> None:
+        own, other = self.run_pod(), self.east_pod()
+        self.assertEqual(self.vms(), (1, 1))
+        self.assertEqual((self.record(own).provider, self.record(other).provider), ("fake", "east"))
+        for id in (own, other):
+            self.do(self.world.sandboxes.remove(id))
+        self.assertEqual(self.vms(), (0, 0))
+        self.assertNothingLeft()
+
+    def test_one_that_does_not_start_stops_no_pod_of_another(self) -> None:
+        self.world.east_side.trouble = "no credentials"
+        error = self.failureResultOf(self.start(handler="east"), Unavailable)
+        self.assertEqual(str(error.value), "provider east is not ready: no credentials")
+        self.run_pod()
+        self.assertEqual((self.vms(), self.world.node.trouble), ((1, 0), ""))
+        self.world.side.trouble = "no KVM"
+        self.assertEqual(self.world.node.trouble, "provider fake: no KVM; provider east: no credentials")
+
+    def test_another_configuration_changes_no_pod_that_runs(self) -> None:
+        id = self.east_pod()
+        self.world.east_provider = "fake"
+        self.world.restart()
+        self.world.east_ready()
+        sandbox = self.world.node.inventory.sandboxes[id]
+        self.assertEqual(self.world.node.handler_of(sandbox.record).side.name, "east")
+        self.do(self.world.sandboxes.stop(id))
+        self.assertEqual(self.world.east.calls[-1][0], "destroy")
+        self.assertEqual(self.vms(), (0, 0))
+        self.successResultOf(self.start(pod("next", "u3"), "east"))
+        self.assertEqual(self.vms(), (1, 0))
+
+    def test_a_launch_that_a_killed_daemon_began_goes_on_at_its_provider(self) -> None:
+        self.world.east.booting = Deferred()
+        self.assertNoResult(self.start(handler="east"))
+        self.world.east.booting = None
+        self.world.restart()
+        ((sandbox),) = self.world.node.inventory
+        self.assertEqual(sandbox.state, SandboxState.LAUNCHING, "its provider has not started")
+        self.world.east_ready()
+        self.assertEqual((sandbox.state, self.vms()), (SandboxState.READY, (0, 1)))
+
+    def test_records_of_a_release_with_one_provider_are_its(self) -> None:
+        record = SandboxRecord("1" * 32, "2" * 32, SandboxState.STOPPED, "n", b"", "", 1)
+        self.assertIs(self.world.node.side_of(record), self.world.side)
+        self.assertEqual(self.world.node.handler_of(record).name, "")
+
+
+class SweepTests(MixedCase):
+    """Reconciliation passes over the VMs of each provider."""
+
+    def orphan(self, provider: FakeProvider, token: str = "lost") -> None:  # noqa: S107 - no password
+        provider.instances[f"vm-{token}"] = Instance(f"vm-{token}", token, "s", InstanceState.RUNNING)
+
+    def passes(self) -> None:
+        for _ in range(2):
+            self.world.wait(self.world.times.sweep + 1)
+
+    def test_one_that_hangs_hides_no_orphan_of_another(self) -> None:
+        self.world.restart()
+        self.world.east.hanging = True
+        self.world.east_ready()
+        self.orphan(self.world.provider)
+        self.passes()
+        self.assertEqual(self.world.provider.instances, {})
+
+    def test_a_vm_is_an_orphan_of_its_provider_though_another_has_its_token_on_record(self) -> None:
+        token = self.record(self.run_pod()).token
+        self.orphan(self.world.east, token)
+        self.passes()
+        self.assertEqual((len(self.world.provider.instances), self.world.east.instances), (1, {}))
+
+    def test_its_end_is_no_end_of_anothers_pod(self) -> None:
+        id = self.run_pod()
+        self.orphan(self.world.east, self.record(id).token)
+        self.world.east.end(f"vm-{self.record(id).token}", "power cut")
+        self.assertEqual(self.record(id).state, SandboxState.READY)
+
+    def test_a_pod_is_lost_when_its_own_provider_has_its_vm_no_more(self) -> None:
+        own, other = self.run_pod(), self.east_pod()
+        self.world.east.instances.clear()
+        self.passes()
+        self.assertEqual(self.record(own).state, SandboxState.READY)
+        self.assertEqual(self.record(other).state, SandboxState.LOST)
+
+    def test_orphans_are_told_though_one_provider_can_not_be_asked(self) -> None:
+        self.orphan(self.world.provider)
+        self.world.east_side.trouble = "no credentials"
+        ((side, instance),), (trouble,) = self.do(self.world.reconciler.orphans())
+        self.assertEqual((side, instance.id), (self.world.side, "vm-lost"))
+        self.assertIn("no credentials", trouble)
+        self.world.side.trouble = "no KVM"
+        self.failureResultOf(start(self.world.reconciler.orphans()), Unavailable)
+
+
+class SizeAndAnnotationTests(MixedCase):
+    """How the VM of a handler's pod is made."""
+
+    def make_world(self) -> MixedNode:
+        world = MixedNode()
+        world.east_rule = AnnotationRule("east", SUBNET, ("infranetes.io/sp*", "infranetes.io/image"))
+        world.kill()
+        world.begin()
+        return world
+
+    def test_a_pod_that_asks_for_nothing_has_its_handlers_size(self) -> None:
+        self.east_pod()
+        self.assertEqual(self.world.east.specs[-1].size, Size(cpu_millis=500, memory_bytes=2**29))
+        self.assertFalse(self.world.east.specs[-1].size.memory_limited)
+        resources = cri.LinuxContainerResources(memory_limit_in_bytes=2**30)
+        linux = cri.LinuxPodSandboxConfig(resources=resources)
+        self.east_pod(pod("large", "u3", linux=linux))
+        self.assertEqual(self.world.east.specs[-1].size, Size(cpu_millis=500, memory_bytes=2**30))
+
+    def test_what_is_set_is_the_vms_and_the_sandbox_keeps_what_its_client_gave(self) -> None:
+        config = pod("east", "u2", annotations={"infranetes.io/spot": "true", "example.org/team": "a"})
+        id = self.east_pod(config)
+        self.assertEqual(
+            self.world.east.specs[-1].annotations,
+            {"infranetes.io/spot": "true", "example.org/team": "a", **SUBNET},
+        )
+        self.assertEqual(self.world.east.specs[-1].granted, frozenset(SUBNET))
+        self.assertEqual(self.world.node.inventory.sandboxes[id].config, config)
+
+    def test_what_is_not_allowed_is_refused_before_there_is_anything(self) -> None:
+        for annotation, words in (
+            ({"infranetes.io/region": "eu"}, ("infranetes.io/region", "handlers.east.annotations.allow")),
+            ({"infranetes.io/subnet": "mine"}, ("infranetes.io/subnet", "handlers.east.annotations.set")),
+            ({"infranetes.aws.subnet": "mine"}, ("infranetes.aws.subnet", "annotations.allow")),
+        ):
+            error = self.failureResultOf(self.start(pod(annotations=annotation), "east"), InvalidArgument)
+            for word in words:
+                self.assertIn(word, str(error.value))
+        self.assertNothingLeft()
+        self.run_pod(pod(annotations={"infranetes.io/region": "eu"}))  # other handlers allow this
+        self.east_pod(pod("same", "u3", annotations=SUBNET))
+
+
+class KindTests(MixedCase):
+    """Pods of containers and pods that are machines, side by side."""
+
+    def make_world(self) -> MixedNode:
+        world = MixedNode()
+        world.east_kind = MACHINE
+        world.kill()
+        world.begin()
+        return world
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.node.image_source = TwoKindsOfImages.source
+
+    def create(self, sandbox: str, name: str) -> Deferred[Any]:
+        return start(self.world.containers.create(sandbox, box(image=name)))
+
+    def test_both_run_and_end(self) -> None:
+        own, machine = self.run_pod(), self.east_pod()
+        self.assertEqual((self.record(own).kind, self.record(machine).kind), (DOCKER, MACHINE))
+        self.assertEqual(self.record(machine).state, SandboxState.VACANT)
+        self.successResultOf(self.create(own, "busybox"))
+        made = self.successResultOf(self.create(machine, "appliance"))
+        container = self.world.node.inventory.containers[made]
+        self.assertEqual(
+            (self.world.east.specs[-1].image, container.record.image_id), ("ami-7", MACHINE_IMAGE)
+        )
+        self.assertEqual(self.record(machine).state, SandboxState.READY)
+        for id in (own, machine):
+            self.do(self.world.sandboxes.remove(id))
+        self.assertEqual(self.world.east.instances, {})
+        self.assertNothingLeft()
+
+    def test_a_machine_is_as_large_as_its_pod_asks(self) -> None:
+        config = pod("east", "u2", annotations={"infranetes.io/memory": "3Gi"})
+        machine = self.east_pod(config)
+        self.successResultOf(self.create(machine, "appliance"))
+        self.assertEqual(self.world.east.specs[-1].size, Size(500, 3 << 30))
+
+    def test_an_image_of_the_other_kind_is_refused(self) -> None:
+        own, machine = self.run_pod(), self.east_pod()
+        for sandbox, name, words in (
+            (own, "appliance", "containers"),
+            (machine, "busybox", "machine images"),
+        ):
+            error = self.failureResultOf(self.create(sandbox, name), InvalidArgument)
+            self.assertIn(f"are made of {words}", str(error.value))
+        self.assertEqual(self.world.store.contents().containers, ())
+
+    def test_nothing_chooses_what_runs_containers_in_a_machine(self) -> None:
+        wish = pod("east", "u2", annotations={"infranetes.io/containers": "oci"})
+        self.failureResultOf(self.start(wish, "east"), InvalidArgument)
+        self.run_pod(pod(annotations={"infranetes.io/containers": "oci"}))
+
+    def test_executables_have_a_vm_that_is_told_to_run_them(self) -> None:
+        side = self.world.node.sides["east"]
+        self.world.node.handlers["tools"] = Handler("tools", side, SYSTEMD, SYSTEMD)
+        self.world.node.contprovider = "oci"
+        id = self.successResultOf(self.start(handler="tools"))
+        self.assertEqual(self.world.agents[id].chosen, ["systemd"])
+        self.assertEqual(self.record(id).kind, SYSTEMD)
+
+    def test_a_record_keeps_its_kind_under_another_configuration(self) -> None:
+        id = self.east_pod()
+        self.world.east_kind = DOCKER
+        self.world.restart()
+        self.world.east_ready()
+        handler = self.world.node.handler_of(self.world.node.inventory.sandboxes[id].record)
+        self.assertEqual((handler.kind, handler.side.name), (MACHINE, "east"))
+
+
+class RecordedTests(MixedCase):
+    """A handler as its pods were made, whatever the configuration has become."""
+
+    def test_what_is_recorded_counts_and_of_an_earlier_release_what_there_was(self) -> None:
+        node = self.world.node
+        handler = node.handlers["east"]
+        handler = attrs.evolve(handler, contprovider="oci")
+        record = self.record(self.run_pod())
+        for side, kind, has in (
+            (handler.side, "", (handler.kind, "oci")),
+            (handler.side, handler.kind, (handler.kind, "oci")),
+            (node.side, "", (handler.kind, "oci")),
+            (node.side, handler.kind, (handler.kind, "oci")),
+            (handler.side, SYSTEMD, (SYSTEMD, SYSTEMD)),
+            (handler.side, MACHINE, (MACHINE, "")),
+        ):
+            found = handler.recorded(attrs.evolve(record, kind=kind), side)
+            self.assertEqual((found.kind, found.contprovider), has, (side.name, kind))
+            self.assertIs(found.side, side)
+
+
+class PoolTests(MixedCase):
+    """A handler's pool has VMs of the handler's provider, for the handler's pods alone."""
+
+    def make_world(self) -> MixedNode:
+        world = MixedNode()
+        world.pooled, world.east_rule = 1, AnnotationRule("east", SUBNET)
+        world.kill()
+        world.begin()
+        return world
+
+    def tokens(self) -> list[str]:
+        return [each.token for each in self.world.store.contents().pool]
+
+    def test_its_vms_are_made_as_those_of_its_pods(self) -> None:
+        (spec,) = self.world.east.specs
+        self.assertEqual((spec.annotations, self.world.provider.specs), (SUBNET, []))
+        self.assertEqual(spec.granted, frozenset(SUBNET), "the configuration says it, no pod")
+        (record,) = self.world.store.contents().pool
+        self.assertEqual((record.provider, record.handler), ("east", "east"))
+
+    def test_only_its_pods_have_them(self) -> None:
+        (token,) = self.tokens()
+        resources = cri.LinuxContainerResources(cpu_shares=256)
+        small = cri.LinuxPodSandboxConfig(resources=resources)
+        self.assertNotEqual(self.record(self.run_pod(pod("own", "u3", linux=small))).token, token)
+        side = self.world.node.sides["east"]
+        self.world.node.handlers["plain"] = Handler("plain", side)
+        other = self.successResultOf(self.start(pod("plain", "u4", linux=small), "plain"))
+        self.assertNotEqual(self.record(other).token, token)
+        self.world.node.handlers["east"] = attrs.evolve(self.world.node.handlers["east"], size=Size())
+        self.assertEqual(self.record(self.east_pod()).token, token)
+
+    def test_the_sweep_knows_them_and_the_next_daemon_has_them(self) -> None:
+        for _ in range(2):
+            self.do(self.world.reconciler.once(self.world.east_side))
+        self.assertEqual(len(self.world.east.instances), 1)
+        tokens = self.tokens()
+        self.world.restart()
+        self.world.east_ready()
+        self.assertEqual(self.tokens(), tokens)
+        self.assertEqual(len(self.world.node.pools[0].idle()), 1)
+
+    def test_each_is_drained_by_itself(self) -> None:
+        self.do(self.world.node.pool.drain())
+        self.assertEqual(len(self.tokens()), 1)
+        self.do(self.world.node.pools[0].drain())
+        self.assertEqual(self.tokens(), [])
+        settings = self.world.store.contents().settings
+        self.assertEqual((settings["pool_drained"], settings["pool_drained:east"]), ("1", "1"))
+
+    def test_a_vm_is_not_claimed_for_a_pod_of_another_provider(self) -> None:
+        (record,) = self.world.store.contents().pool
+        wrong = SandboxRecord(
+            record.id, record.token, SandboxState.LAUNCHING, "n", b"", "", 1, instance_id=record.instance_id,
+            provider="fake",
+        )  # fmt: skip
+        self.failureResultOf(self.world.store.claim(wrong), FailedPrecondition)
+        self.assertEqual(self.tokens(), [record.token])
