@@ -35,7 +35,7 @@ TOOLS = ROOT / "build" / "tools"
 GUEST_IMAGES = Path("/var/lib/infranetes/guest")
 IMAGES_VARIABLE = "INFRANETES_TEST_IMAGES"
 NIGHTLY_VARIABLE = "INFRANETES_TEST_NIGHTLY"
-CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # capabilities(7)
+CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_SYS_NICE = 12, 21, 23  # capabilities(7)
 
 
 class Tier(enum.IntEnum):
@@ -69,7 +69,7 @@ class Need:
     @property
     def asks_for_root(self) -> bool:
         """Whether only root has it."""
-        return self in (ROOT_USER, NETWORK, MOUNTS, VMS)
+        return self in (ROOT_USER, NETWORK, MOUNTS, REALTIME, VMS)
 
     @property
     def is_met(self) -> bool:
@@ -158,6 +158,12 @@ MOUNTS = Need(
     Tier.TEST,
     lambda: os.geteuid() == 0 and capable(CAP_SYS_ADMIN),
 )
+REALTIME = Need(
+    "SYS_NICE",
+    "run as root, or docker run --cap-add SYS_NICE",
+    Tier.TEST,
+    lambda: os.geteuid() == 0 and capable(CAP_SYS_NICE),
+)
 VMS = Need("real VMs", "make image, and run as root", Tier.ALL, lambda: NETWORK.is_met and _guest_image())
 KUBERNETES = tool("kubernetes", Tier.NIGHTLY, "cluster-tools")
 NIGHT = Need("hours", "make test-nightly", Tier.NIGHTLY, lambda: True)
@@ -202,6 +208,7 @@ def needs_tools(*names: str) -> Callable[[T], T]:
 needs_root = needs(ROOT_USER)
 needs_netns = needs(NETWORK, program("ip"), program("nft"))
 needs_mounts = needs(MOUNTS)
+needs_realtime = needs(REALTIME)
 needs_vms = needs(VMS)
 needs_docker = needs(MOUNTS, program("dockerd"), program("docker"))
 needs_crun = needs(MOUNTS, program("crun"), program("conmon"))

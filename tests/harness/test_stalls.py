@@ -11,7 +11,7 @@ import time
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.harness import stalls
-from tests.harness.needs import needs_root
+from tests.harness.needs import needs_realtime
 
 LONG = 0.04  # seconds
 # It runs on the processor whose number is its argument, with a priority above the watchers'.
@@ -39,7 +39,7 @@ class WatcherTests(SynchronousTestCase):
         time.sleep(2 * stalls.INTERVAL_NANOS / 1e9)  # long enough for a watcher to wake
         return self.stalls.nanoseconds(self.processor, began, time.perf_counter_ns()) / 1e9
 
-    @needs_root
+    @needs_realtime
     def test_a_processor_that_runs_no_watcher_stands_still(self) -> None:
         self.assertGreater(self.stalled_meanwhile(TAKES_IT), LONG / 2)
 

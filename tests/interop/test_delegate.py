@@ -10,7 +10,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
-from tests.harness.needs import needs_tools
+from tests.harness.needs import needs_mounts, needs_tools
 from tests.interop.critest_images import PAUSE, REGISTRIES
 from tests.interop.critest_runtimes import removed
 from tests.interop.killable import Killable
@@ -128,6 +128,7 @@ class DelegateCase(CrictlCase):
         self.assertEqual(await self.vms(), [])
 
 
+@needs_mounts
 @slow(5, "containerd and the daemon start twice")
 @needs_tools("crictl")
 class ContainerdTests(DelegateCase):

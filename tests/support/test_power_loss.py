@@ -9,12 +9,13 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.harness.needs import needs_programs
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.support.power_loss import VolatileFile
 
 SIZE = 1 << 20
 
 
+@needs_mounts
 @needs_programs("nbdkit")
 class VolatileFileTests(SynchronousTestCase):
     def setUp(self) -> None:

@@ -125,8 +125,8 @@ class CsiCase(TestCase):
         """Return the loop devices of this test's raw volumes."""
         found = []
         for path in loop_devices_of(BACKING_FILE):
-            # Devices of other tests running beside this one may disappear at any time.
-            with contextlib.suppress(FileNotFoundError), open_loop_device(path) as device:
+            # Devices of other tests running beside this one may disappear at any time, or be another user's.
+            with contextlib.suppress(FileNotFoundError, PermissionError), open_loop_device(path) as device:
                 if os.fsencode(f'"{self.root}/') in device.read(4096):
                     found.append(path)
         return found

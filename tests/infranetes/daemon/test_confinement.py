@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tests.harness.needs import needs_programs, needs_registry, needs_systemd
+from tests.harness.needs import needs_mounts, needs_programs, needs_registry, needs_systemd
 from tests.harness.tools import need
 from tests.infranetes.daemon import confined
 from tests.infranetes.daemon.case import ROOT
@@ -182,6 +182,7 @@ class MountTests(TestCase):
 class ImageTests(TestCase):
     timeout = 300
 
+    @needs_mounts
     async def test_images_are_pulled_and_their_layers_made_disks(self) -> None:
         registry = await deferToThread(Registry().start)
         self.addCleanup(deferToThread, registry.stop)

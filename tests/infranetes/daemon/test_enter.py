@@ -20,7 +20,7 @@ from twisted.internet.threads import deferToThread
 from infranetes.ctl.cli import DONE, DOWN, FAILED, INTERRUPTED
 from tests.contract.container_sessions import living
 from tests.harness.durations import slow
-from tests.harness.needs import needs_registry
+from tests.harness.needs import needs_mounts, needs_registry
 from tests.infranetes.daemon.case import ROOT
 from tests.infranetes.daemon.ctl import CtlCase
 from tests.infranetes.daemon.terminal import OnTerminal
@@ -253,6 +253,7 @@ class EndTests(EnterCase):
         await self.gone(seconds)
 
 
+@needs_mounts
 @slow(6, "a machine boots, whose agent is then killed")
 class OwnMachineTests(EnterCase):
     """A VM like those of clouds: its agent is a process in it, with the VM's own users and processes."""

@@ -10,7 +10,7 @@ from typing import Any
 from infranetes.volumes.mounts import Source
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
-from tests.harness.needs import needs_registry
+from tests.harness.needs import needs_registry, needs_root
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support.user_namespaces import FIRST, ids, namespaces, of_container, of_pod
 from txgrpc import Code
@@ -18,6 +18,7 @@ from txgrpc import Code
 OUTSIDE = 70000  # an id that is not mapped in the pod
 
 
+@needs_root
 @slow(6, "a machine boots, and its containers have users of their own")
 @needs_registry
 class UserNamespaceTests(DaemonCase):

@@ -12,7 +12,7 @@ from twisted.web.http_headers import Headers
 from infranetes_common.concurrency.files import SUFFIX
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
-from tests.harness.needs import needs_tools
+from tests.harness.needs import needs_netns, needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.soap import parameters_of
@@ -30,6 +30,7 @@ MOMENTS = (
 )
 
 
+@needs_netns
 @needs_tools("vcsim")
 class AddressTests(CloudDaemonCase):
     """A node with three addresses, and VMs that are separate machines, in which agents set the addresses."""

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from tests.harness.durations import slow
-from tests.harness.needs import needs_tools
+from tests.harness.needs import needs_mounts, needs_tools
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.daemon.machine_pods import MachinePods
 from tests.support.clouds import tls, vcsim
 from tests.support.clouds.vsphere import SimulatedVcenter
 
 
+@needs_mounts
 @slow(5, "machines of their own boot, at a simulated vCenter")
 @needs_tools("vcsim")
 class VsphereMachineTests(MachinePods, CloudDaemonCase):

@@ -24,6 +24,7 @@ from infranetes.images.disks import Built, Source
 from infranetes.images.manifest import host_platform
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
+from tests.harness.needs import needs_mounts
 from tests.support import containerd
 from tests.support.oci import BuiltImage, BuiltIndex
 from tests.support.registry import Registry
@@ -138,6 +139,7 @@ class SocketCase(ImagesCase):
         return removal
 
 
+@needs_mounts
 class ContentCase(SocketCase):
     """containerd.
 

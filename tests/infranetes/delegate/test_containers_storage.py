@@ -26,7 +26,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from infranetes_common.wire import cri
 from tests.contract import layer_source
-from tests.harness.needs import needs_programs
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.harness.tools import need
 from tests.infranetes.delegate.content_case import ImagesCase, reactor
 from tests.infranetes.images.support import small
@@ -129,6 +129,7 @@ class StorageCase(ImagesCase):
         return image_id.removeprefix("sha256:")
 
 
+@needs_mounts
 class ContractTests(layer_source.LayerSourceContract, StorageCase):
     """The contract that holds for every runtime."""
 
@@ -186,6 +187,7 @@ class BoundsTests(SynchronousTestCase):
                 self.storage.thd_manifest(id)
 
 
+@needs_mounts
 class DamageTests(StorageCase):
     """Contents of a storage from which no VM image can be made."""
 

@@ -19,7 +19,7 @@ from infranetes_common.errors import (
     NotFound,
     Unavailable,
 )
-from tests.harness.needs import needs_registry
+from tests.harness.needs import needs_registry, needs_root
 from tests.infranetes.images.disks_case import BASE, TOP, DisksCase
 from tests.infranetes.images.support import small
 from tests.support import oci
@@ -188,6 +188,7 @@ class MakingTests(DisksCase):
 class ChangedTests(DisksCase):
     """A file that was changed after it was made is detected before it is used."""
 
+    @needs_root
     def test_whatever_is_done_to_it_it_is_made_again_as_it_was(self) -> Any:
         async def body() -> None:
             image = await self.pulled("one", small("1"))

@@ -165,6 +165,7 @@ class VmTests(SynchronousTestCase):
         self.assertEqual([made.state, ended.state], [InstanceState.PENDING, InstanceState.ENDED])
 
 
+@needs_root
 class TemplateTests(SynchronousTestCase):
     """Whether a template on disk can be used."""
 

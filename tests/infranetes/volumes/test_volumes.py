@@ -347,6 +347,7 @@ class DaemonTests(VolumesCase):
         self.clock.advance(10 * VolumesConfig().interval)
         self.assertEqual(self.agent.calls, [])
 
+    @needs_root
     def test_it_goes_on_with_the_ids_that_the_pod_sees(self) -> None:
         ids = [cri.IDMapping(host_id=100_000, container_id=0, length=65536)]
         self.prepared("c1", self.mount(uidMappings=ids, gidMappings=ids))

@@ -326,6 +326,7 @@ class HostileTests(TreeCase):
         self.unharmed()
         self.assertEqual([name for name in os.listdir(self.node) if name.startswith(".infra")], [])
 
+    @needs_root
     def test_through_a_link_nothing_is_written_removed_or_read(self) -> None:
         out = os.fsencode(self.outside)
         for at in (b"link", b"deep/link"):
@@ -343,6 +344,7 @@ class HostileTests(TreeCase):
             self.assertNotIn(inner, scan(self.ours, BOUNDS))
             self.unharmed()
 
+    @needs_root
     def test_a_directory_in_the_place_of_a_link_leaves_what_the_link_led_to(self) -> None:
         self.feed(Entry(b"link", SYMLINK, 0o777, 0, 0, target=os.fsencode(self.outside)))
         self.feed(Entry(b"link", DIRECTORY, 0o700, 0, 0), Entry(b"link/f", FILE, 0o600, 0, 0))
@@ -372,6 +374,7 @@ class HostileTests(TreeCase):
             self.assertRaises(InvalidArgument, self.feed, Entry(b"", kind, 0o600, 0, 0, target=target))
         self.assertEqual((self.node / "file").read_bytes(), b"content")
 
+    @needs_root
     def test_a_file_of_the_wrong_length_leaves_nothing(self) -> None:
         entry = Entry(b"file", FILE, 0o600, 0, 0, 4)
         self.assertRaises(InvalidArgument, self.feed, entry, b"abc")

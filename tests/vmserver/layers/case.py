@@ -14,7 +14,7 @@ from twisted.internet import reactor as installed
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import Work
-from tests.harness.needs import needs_programs, needs_root
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.support.erofs import Layer
 from vmserver.layers.arrival import BroughtLayer
 from vmserver.layers.disks import ScsiDisks
@@ -91,7 +91,7 @@ class Shown:
         return ScsiDisks(self.sys)
 
 
-@needs_root
+@needs_mounts
 @needs_programs("mkfs.erofs")
 class LayersTestCase(TestCase):
     """Directories, stores, and unmounting of what the test leaves."""

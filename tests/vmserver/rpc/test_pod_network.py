@@ -9,7 +9,7 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
-from tests.harness.needs import needs_programs
+from tests.harness.needs import needs_netns, needs_programs
 from tests.support.spaces import Space
 from tests.vmserver.harness import SANDBOX
 from tests.vmserver.rpc.test_agent import AgentCase
@@ -18,6 +18,7 @@ from vmserver.pod_tunnel import PodTunnel
 reactor = installed()
 
 
+@needs_netns
 @needs_programs("busybox")
 class JoinPodNetworkTests(AgentCase):
     async def setUp(self) -> None:

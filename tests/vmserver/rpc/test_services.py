@@ -14,7 +14,7 @@ from infranetes.services.table import Table
 from infranetes_common.concurrency import Notifier
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
-from tests.harness.needs import needs_programs
+from tests.harness.needs import needs_netns, needs_programs
 from tests.infranetes.services import objects as written
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX
@@ -67,6 +67,7 @@ class ServiceRulesCase(AgentCase):
         return set(self.space.reached(f"10.96.0.{number}", 80))
 
 
+@needs_netns
 @needs_programs("busybox")
 class ServiceRulesTests(ServiceRulesCase):
     async def test_what_changes_is_in_force_when_the_vm_says_so(self) -> None:

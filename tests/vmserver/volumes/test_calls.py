@@ -18,7 +18,7 @@ from infranetes_common.filesync.scan import scan
 from infranetes_common.filesync.wire import PREFIX, change_to_wire
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
-from tests.harness.needs import needs_mounts, needs_programs
+from tests.harness.needs import needs_mounts, needs_programs, needs_root
 from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
 from vmserver.mounts import mounts_below
@@ -28,6 +28,7 @@ from vmserver.volumes.store import VolumeStore
 BOUNDS = messages.VolumeBounds(entries=100, bytes=1_000_000)
 
 
+@needs_root
 @needs_programs("busybox")
 class VolumeCallTests(AgentCase):
     async def put(self, *changes: Change, id: str = "v1", file: bool = False, **fields: Any) -> None:

@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.volume_disks import checked_options, serial_of
+from tests.harness.needs import needs_mounts
 from tests.vmserver.volumes.disk_case import SERIAL, SIZE, XFS_SIZE, PodDiskCase, reactor
 from vmserver.layers.disks import ScsiDisks
 from vmserver.mounts import Flag, mount, mounts_below
@@ -32,6 +33,7 @@ def may_grow_ext4() -> bool:
     return bool(int(line.split()[1], 16) >> _SYS_RESOURCE & 1)
 
 
+@needs_mounts
 class PodDiskTests(PodDiskCase):
     async def test_a_blank_disk_is_formatted_once_and_keeps_what_is_written(self) -> None:
         for text in ("first", "second"):

@@ -15,6 +15,7 @@ from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
+from tests.harness.needs import needs_mounts
 from tests.vmserver.volumes.disk_case import SERIAL, SIZE, XFS_SIZE, PodDiskCase, reactor
 from vmserver.containers.machine.provider import MachineConfig, MachineProvider
 from vmserver.layers.disks import ScsiDisks
@@ -24,6 +25,7 @@ from vmserver.volumes import filesystems, making
 from vmserver.volumes.disks import PodDisks
 
 
+@needs_mounts
 class DiskEndTests(PodDiskCase):
     @slow(6, "fourteen file systems are made and mounted")
     async def test_what_ends_while_a_file_system_is_made_is_made_again(self) -> None:

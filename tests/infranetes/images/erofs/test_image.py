@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images.erofs import writer
-from tests.harness.needs import needs_programs
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.infranetes.images.erofs.support import (
     Member,
     check,
@@ -39,6 +39,7 @@ class ImageCase(SynchronousTestCase):
         return path
 
 
+@needs_mounts
 class MountTests(ImageCase):
     def test_files_of_all_sizes_have_their_content(self) -> None:
         sizes = (

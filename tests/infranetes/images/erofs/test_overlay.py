@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images.erofs.limits import BadLayer, Limits
-from tests.harness.needs import needs_programs
+from tests.harness.needs import needs_mounts, needs_programs
 from tests.infranetes.images.erofs.support import Member, check, converted, member, overlaid, shown, tar
 
 DIR, LINK = tarfile.DIRTYPE, tarfile.LNKTYPE
@@ -25,6 +25,7 @@ BASE = (
 )
 
 
+@needs_mounts
 @needs_programs("fsck.erofs")
 class OverlayTests(SynchronousTestCase):
     def merged(self, *layers: tuple[Member, ...]) -> dict[str, bytes]:
@@ -81,6 +82,7 @@ class OverlayTests(SynchronousTestCase):
         self.assertEqual(set(found), {"kept/file", "d/one", "d/two", "d/sub/deep", "gone", "new"})
 
 
+@needs_mounts
 @needs_programs("fsck.erofs")
 class LinkTests(SynchronousTestCase):
     """Hard links to files of the layers below."""

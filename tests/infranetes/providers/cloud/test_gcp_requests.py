@@ -22,6 +22,7 @@ from infranetes_common import config
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from tests.contract.pod_provider_case import reactor
+from tests.harness.needs import needs_mounts
 from tests.infranetes.providers.cloud.case import GcpCase
 from tests.support.clouds import google_identity
 from tests.support.clouds.faults import FaultKind
@@ -254,6 +255,7 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual(instance.size, "g2-standard-4")
         self.assertEqual(self.world.bodies[0]["scheduling"]["onHostMaintenance"], "TERMINATE")
 
+    @needs_mounts
     async def test_gpus_that_the_image_has_no_driver_for_are_not_paid(self) -> None:
         self.settings["sizes"] = ["e2-*", "g2-*"]
         provider = await self.started()
