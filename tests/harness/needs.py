@@ -219,7 +219,7 @@ nightly = needs(NIGHT)
 
 
 def in_tier(tier: Tier) -> Callable[[T], T]:
-    """Return a decorator that puts a test into a smaller tier than its needs do."""
+    """Return a decorator that puts a test into another tier than its needs do."""
 
     def decorate(thing: T) -> T:
         setattr(thing, "declared_tier", tier)  # noqa: B010 - a function or a class

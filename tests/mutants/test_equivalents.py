@@ -8,6 +8,7 @@ import tomllib
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.harness.durations import slow
+from tests.harness.needs import Tier, in_tier
 from tests.mutants import equivalents
 from tests.mutants.mutant import Mutant, mutants
 from tests.mutants.run_tests import ROOT
@@ -16,6 +17,7 @@ from tests.mutants.run_tests import ROOT
 class ListTests(SynchronousTestCase):
     """The list of this repository."""
 
+    @in_tier(Tier.TEST)
     @slow(10, "it makes all mutants of the modules that are listed")
     def test_each_entry_is_a_mutant_and_has_a_reason(self) -> None:
         listed = equivalents.read()
