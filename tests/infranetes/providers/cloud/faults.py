@@ -46,11 +46,11 @@ class PassingFaults(FaultCase):
         self.assertGreaterEqual(time.monotonic() - begun, 0.9)
 
     async def test_errors_of_the_server(self) -> None:
-        self.world.faults.add(FaultKind.ERROR, share=0.3)
+        self.world.faults.add(FaultKind.ERROR, share=0.2)
         await self.run_lifecycles(4)
 
     async def test_errors_after_the_cloud_acted(self) -> None:
-        self.world.faults.add(FaultKind.ACTED, share=0.3)
+        self.world.faults.add(FaultKind.ACTED, share=0.2)
         await self.run_lifecycles(4)
 
     async def test_answers_that_are_lost_after_the_cloud_acted(self) -> None:
