@@ -75,7 +75,7 @@ class Firewall:
         self._script = ""  # the script in force; empty: this process has put none there
         self._listing = b""
         tables = [(family, TABLE) for family in FAMILIES.values()]
-        self.watch = TablesWatch(reactor, tables, lambda _sure: self.mend(), opener)
+        self.watch = TablesWatch(reactor, tables, self.mend, opener)
 
     async def prepare(self) -> None:
         """Make the kernel track connections from now on. A firewall in force stays; without one, all is open.
@@ -103,10 +103,13 @@ class Firewall:
             except InfranetesError as error:
                 raise Unavailable(f"the firewall is not in force: {error}") from error
 
-    async def mend(self) -> None:
-        """Restore the firewall in force if another program has changed the tables."""
+    async def mend(self, changed: bool = False) -> None:
+        """Restore the firewall in force if another program has changed the tables.
+
+        :param changed: the kernel has told of a change. The tables may have been looked at only after it.
+        """
         async with self._lock:
-            if self._script and await self._listed() != self._listing:
+            if self._script and (changed or not (listed := await self._listed()) or listed != self._listing):
                 _log.warn("the pod's firewall was changed by somebody else, and is restored")
                 await self._apply(self._script)
 

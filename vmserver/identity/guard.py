@@ -62,7 +62,7 @@ class PortGuard:
         self._timer: IDelayedCall | None = None
         self._script = ""  # the one in force
         self._listing = b""
-        self.watch = TablesWatch(reactor, [(FAMILY, TABLE)], lambda _sure: self.mend(), opener)
+        self.watch = TablesWatch(reactor, [(FAMILY, TABLE)], self.mend, opener)
 
     async def shut(self, port: int, node: Sequence[Network]) -> None:
         """Keep a port for these addresses from now on; none: for nobody. Never fails: it is logged.
@@ -99,10 +99,13 @@ class PortGuard:
     async def prepare(self) -> None:
         """Do nothing: what there is to guard is known with the identity."""
 
-    async def mend(self) -> None:
-        """Restore the table if another program has changed it, or the kernel refused it before."""
+    async def mend(self, changed: bool = False) -> None:
+        """Restore the table if another program has changed it, or the kernel refused it before.
+
+        :param changed: the kernel has told of a change. The table may have been looked at only after it.
+        """
         async with self._lock:
-            if self._script and await self._listed() != self._listing:
+            if self._script and (changed or not (listed := await self._listed()) or listed != self._listing):
                 _log.warn("the rule that keeps the agent's port was changed by somebody else; it is restored")
                 await self._apply(self._script)
         await self._enforce()

@@ -239,6 +239,27 @@ class FirewallTests(TestCase):
             await blocking(subprocess.check_output, [*inside, "--handle", "list", "ruleset"]), before
         )
 
+    async def test_what_somebody_changes_before_it_was_looked_at_is_mended_too(self) -> None:
+        inserted = f"insert rule ip {TABLE} ingress accept"
+        for change, told in ((inserted, True), ("flush ruleset", True), ("flush ruleset", False)):
+            await self.put_and_change(change)
+            await self.reaches(self.other, self.pod)
+            await self.firewall.mend(told)
+            await self.cannot_reach(self.other, self.pod)
+
+    async def put_and_change(self, change: str) -> None:
+        """Put a firewall, which somebody changes before its tables are listed."""
+        listed = self.firewall._listed
+        command = ["ip", "netns", "exec", self.pod.name, "nft", change]
+
+        async def changed() -> bytes:
+            await blocking(subprocess.run, command, check=True)
+            return await listed()
+
+        looking = self.patch(self.firewall, "_listed", changed)
+        await self.put([], [])
+        looking.restore()
+
     async def test_what_somebody_changes_is_soon_mended_by_itself(self) -> None:
         firewall = Firewall(reactor, self.pod.name, lambda: thd_in_namespace(self.pod.name, open_socket))
         await firewall.put(CLOSED, NODE)

@@ -244,6 +244,37 @@ class GuardTests(TestCase):
         await self.guard.mend()
         await self.reaches(self.other, False)
 
+    async def test_one_that_is_removed_before_it_was_looked_at_is_made_again_too(self) -> None:
+        async def later() -> None:
+            pass
+
+        looking = self.patch(self.guard, "_note", later)
+        await self.guard.shut(AGENT_PORT, AT)
+        self.guard.connected(self.node.address)
+        await blocking(ip, "netns", "exec", self.vm.name, "nft", "flush", "ruleset")
+        looking.restore()
+        await self.guard._note()
+        await self.guard.mend()
+        await self.reaches(self.other, False)
+
+    async def test_one_that_is_changed_before_it_was_looked_at_is_made_again_once_that_is_told(self) -> None:
+        async def later() -> None:
+            pass
+
+        looking = self.patch(self.guard, "_note", later)
+        self.guard.watch.begin()
+        await self.guard.shut(AGENT_PORT, AT)
+        self.guard.connected(self.node.address)
+        inside = ["netns", "exec", self.vm.name, "nft"]
+        await blocking(ip, *inside, "insert", "rule", "inet", guard_module.TABLE, "agent", "accept")
+        looking.restore()
+        await self.guard._note()
+        await until(lambda: self.cut_off(self.other), "it is made again")
+
+    def cut_off(self, client: Machine) -> bool:
+        """Whether a client does not get to the agent's port."""
+        return not connects(client, VM, AGENT_PORT, DOES_NOT)
+
     async def test_a_kernel_that_refuses_is_asked_again(self) -> None:
         async def refuse(script: str) -> None:
             raise InfranetesError("no nftables here")
