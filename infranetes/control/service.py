@@ -24,7 +24,7 @@ from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import WITH_VM, SandboxState
-from infranetes.pods.vm.asking import made_for
+from infranetes.pods.vm.vm_size import recorded_size
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
 from infranetes_common.concurrency import settled, shielded, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
@@ -112,7 +112,7 @@ def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
     pod.containers = len(sandbox.containers)
     pod.agent = sandbox.watch.reach.value if sandbox.watch is not None else ""
     pod.provider = node.side_of(record).name
-    asked = node.handler_of(record).sized(made_for(sandbox))
+    asked = node.handler_of(record).sized(recorded_size(sandbox))
     size = size_words(_had(sandbox.machine)) or size_words(asked)
     vm = shown_vm(sandbox.instance, record, size)
     pod.size = vm.size

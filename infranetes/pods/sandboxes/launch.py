@@ -21,11 +21,11 @@ from infranetes.pods.node.shadows import attachment_of
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm import node_names
 from infranetes.pods.vm.agent_events import connect
-from infranetes.pods.vm.asking import made_for
 from infranetes.pods.vm.container_providers import container_provider
 from infranetes.pods.vm.host_ports import ports_of
 from infranetes.pods.vm.pod_network import join_pod_network
 from infranetes.pods.vm.sandbox_vm import zone_for
+from infranetes.pods.vm.vm_size import recorded_size
 from infranetes.providers.annotations import wants_spot
 from infranetes.tracing.spans import step
 from infranetes_common.concurrency import shielded, within
@@ -111,7 +111,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     deadline = began + node.times.launch
     found = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
     config, handler = sandbox.config, node.handler_of(sandbox.record)
-    size, parent = handler.sized(made_for(sandbox)), config.linux.cgroup_parent
+    size, parent = handler.sized(recorded_size(sandbox)), config.linux.cgroup_parent
     annotations = handler.annotations.applied(config.annotations)
     attachment = None if found else await attachment_of(node.shadows, sandbox)
     zone = "" if found else await zone_for(node, sandbox)

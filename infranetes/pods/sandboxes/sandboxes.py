@@ -31,11 +31,11 @@ from infranetes.pods.sandboxes.stop import end_containers
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SHOWN_READY, SandboxState
 from infranetes.pods.vm.agent_events import disconnect, vm_ended
-from infranetes.pods.vm.asking import asked_for
 from infranetes.pods.vm.container_providers import check_container_provider, check_user_namespace
 from infranetes.pods.vm.host_ports import taken_ports
 from infranetes.pods.vm.pod_network import check_network, network_of
 from infranetes.pods.vm.sandbox_vm import adopt, machine_for, zone_for
+from infranetes.pods.vm.vm_size import requested_size
 from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common.concurrency import Flight, settled, start
 from infranetes_common.errors import (
@@ -245,7 +245,7 @@ class Sandboxes:
 
         The VM's size is recorded with it, so that a continued launch asks for the same size."""
         config, handler = sandbox.config, self._node.handler_of(sandbox.record)
-        size, _ = await asked_for(self._node, sandbox, config.linux.resources, config.linux.overhead)
+        size, _ = await requested_size(self._node, sandbox, config.linux.resources, config.linux.overhead)
         sandbox.record = attrs.evolve(
             sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes
         )

@@ -19,8 +19,8 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.store.states import ALIVE, SandboxState
-from infranetes.pods.vm.asking import asked_for, limits_in, made_for
 from infranetes.pods.vm.huge_pages import huge_bytes
+from infranetes.pods.vm.vm_size import limits_in, recorded_size, requested_size
 from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
 from infranetes_common.concurrency import backoff, shielded, sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable, Unimplemented
@@ -49,7 +49,7 @@ class Resizer:
         :raise FailedPrecondition: the VM can't grow that much, or does not give back what it has.
         :raise InfranetesError: the VM is not known to have that size.
         """
-        asked, complete = await asked_for(self._node, sandbox, resources, overhead)
+        asked, complete = await requested_size(self._node, sandbox, resources, overhead)
         async with self._node.resizing.held(sandbox.id):
             _check_ready(sandbox)
             before = size_now(sandbox)
@@ -252,7 +252,7 @@ def size_now(sandbox: Sandbox, without: Container | None = None) -> Size:
     """Return the size for which the pod was made or last resized, with its containers' huge pages.
 
     :param without: a container whose huge pages are not counted."""
-    return attrs.evolve(made_for(sandbox), huge_bytes=huge_bytes(sandbox, without))
+    return attrs.evolve(recorded_size(sandbox), huge_bytes=huge_bytes(sandbox, without))
 
 
 def _needed(container: Container, limits: cri.LinuxContainerResources) -> Size:

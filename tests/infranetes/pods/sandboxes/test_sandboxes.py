@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.states import ContainerState, SandboxState
-from infranetes.pods.vm.asking import size_of
+from infranetes.pods.vm.vm_size import size_of
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes.volumes.nfs_volumes import NfsVolumes
 from infranetes_common.concurrency import start

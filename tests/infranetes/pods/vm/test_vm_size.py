@@ -9,7 +9,7 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred
 
 from infranetes.cri.sandboxes import SandboxCalls
-from infranetes.pods.vm.asking import SOURCE
+from infranetes.pods.vm.vm_size import SOURCE
 from infranetes.providers.interface import Size
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument, ResourceExhausted

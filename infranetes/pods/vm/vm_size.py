@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size that a pod asks for its VM to have. docs/resources.md has the rule as a table."""
+"""The size of a pod's VM, as requested and as recorded. docs/resources.md has the rule as a table."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ API_SERVER = "api"
 
 def size_of(config: cri.PodSandboxConfig) -> Size:
     """Return the size that the pod asks for through the CRI, with its RuntimeClass's overhead."""
-    return size_with(config.linux.resources, config.linux.overhead)
+    return size_of_resources(config.linux.resources, config.linux.overhead)
 
 
-def size_with(resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources) -> Size:
+def size_of_resources(resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources) -> Size:
     """Return the size that these resources ask for.
 
     The overhead's CPU is not counted: it is spent outside the VM."""
@@ -46,7 +46,7 @@ def limits_in(resources: cri.LinuxContainerResources) -> Size:
     return Size(_cpu_limit(resources), _memory(resources))
 
 
-def made_for(sandbox: Sandbox) -> Size:
+def recorded_size(sandbox: Sandbox) -> Size:
     """Return the size that the VM was launched with or last resized to, without its handler's defaults."""
     record, said = sandbox.record, size_of(sandbox.config)
     return attrs.evolve(
@@ -56,7 +56,7 @@ def made_for(sandbox: Sandbox) -> Size:
     )
 
 
-async def asked_for(
+async def requested_size(
     node: NodeContext,
     sandbox: Sandbox,
     resources: cri.LinuxContainerResources,
@@ -68,7 +68,7 @@ async def asked_for(
     :param resources: the sum of its containers' resources, as kubelet gives it.
     :raise InvalidArgument: an annotation is malformed; the message names it."""
     annotations = node.handler_of(sandbox.record).annotations.applied(sandbox.config.annotations)
-    said, by_annotation = size_with(resources, overhead), requests(annotations)
+    said, by_annotation = size_of_resources(resources, overhead), requests(annotations)
     if by_annotation.cpu_millis and by_annotation.memory_bytes:
         return _at_least(said, by_annotation), True
     needs = await _needs(node, sandbox, annotations)
