@@ -42,7 +42,7 @@ NAMES = {Way.INGRESS: "ingress", Way.EGRESS: "egress"}
 _log = Logger()
 
 
-class Guarded(Protocol):
+class FirewalledPod(Protocol):
     """A pod that has a firewall; hashable."""
 
     @property
@@ -54,11 +54,11 @@ class Guarded(Protocol):
         """The name that its chains' names are made from."""
 
 
-G = TypeVar("G", bound=Guarded)
-G_contra = TypeVar("G_contra", bound=Guarded, contravariant=True)
+G = TypeVar("G", bound=FirewalledPod)
+G_contra = TypeVar("G_contra", bound=FirewalledPod, contravariant=True)
 
 
-class Beside(Protocol[G_contra]):
+class ExtraTable(Protocol[G_contra]):
     """The additions that one kind of device needs to the table `ip`: a table of another family, and rules.
 
     :ivar family: nftables' name of that family. :ivar needs: the kernel's configuration that it requires.
@@ -90,7 +90,7 @@ class Firewalls(Generic[G]):
         reactor: IReactor,
         table: str,
         device: str,
-        beside: Beside[G] | None = None,
+        beside: ExtraTable[G] | None = None,
         inside: Sequence[str] = (),
         opener: Callable[[], socket.socket] = open_socket,
     ) -> None:
@@ -319,11 +319,11 @@ class Firewalls(Generic[G]):
             await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
 
 
-def _chain(pod: Guarded, way: Way) -> str:
+def _chain(pod: FirewalledPod, way: Way) -> str:
     return f"{NAMES[way]}-{pod.name}"
 
 
-def _chains(pod: Guarded, firewall: PodFirewall) -> dict[str, list[str]]:
+def _chains(pod: FirewalledPod, firewall: PodFirewall) -> dict[str, list[str]]:
     """Return a pod's chains."""
     found: dict[str, list[str]] = {}
     for way in Way:

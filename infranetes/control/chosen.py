@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pods that a question is about."""
+"""Finds the pods that a command names."""
 
 from __future__ import annotations
 

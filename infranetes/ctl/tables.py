@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with which answers are written."""
+"""Text tables for infranetes-ctl."""
 
 from __future__ import annotations
 

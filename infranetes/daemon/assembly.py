@@ -59,7 +59,7 @@ from infranetes.machines.timekeeping import Timekeeping
 from infranetes.node_addresses import sources
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
-from infranetes.overlay.walls import Walls
+from infranetes.overlay.walls import OverlayFirewalls
 from infranetes.pods.containers.lifelog import log_container_events
 from infranetes.pods.node.context import NodeContext, Times
 from infranetes.pods.node.logs import Logs
@@ -174,7 +174,7 @@ class Daemon(OrderedServices):
             return None
         config = self._config
         networks = [each for each in config.kubernetes.networks if isinstance(each, IPv4Network)]
-        walls = Walls(
+        walls = OverlayFirewalls(
             self._reactor,
             config.overlay.device,
             config.state_dir / "overlay-firewalls",
@@ -307,15 +307,15 @@ class Daemon(OrderedServices):
             streams.url,
             partial(run_in_thread, self._reactor, lambda: self._known.now.shown()),
         )
-        delegate, told = self._backends.delegate, self._backends.told
-        images = GrpcService(cri.ImageService, ImageService(told))
+        delegate, cri_images = self._backends.delegate, self._backends.cri_images
+        images = GrpcService(cri.ImageService, ImageService(cri_images))
         services = [
             each.intercept(logged(self._reactor, self._observer)).intercept(traced(self._tracer))
             for each in (runtime.service, images)
         ]
         unknown = None
-        if delegate is not None and isinstance(told, CatalogueSet):
-            inventory, owns = pods.node.inventory, told.owns
+        if delegate is not None and isinstance(cri_images, CatalogueSet):
+            inventory, owns = pods.node.inventory, cri_images.owns
             router = make_router(self._reactor, config, delegate, inventory, owns, services, runtime.events)
             services, unknown = router.services(), router.unknown
         server = Server(self._reactor, services, translate_error=errors.to_grpc, unknown=unknown)

@@ -43,12 +43,12 @@ Images = Store | SeveralStores | NodeImages
 class Backends:
     """The configured providers, the node's own first, and the image store; not yet started.
 
-    :ivar told: the images that we list to kubelet. :ivar make: makes a further provider, by its name.
+    :ivar cri_images: the images that we list to kubelet. :ivar make: makes a further provider, by its name.
     :ivar delegate: the node's own runtime; None: none."""
 
     providers: Sequence[IPodProvider]
     images: Images
-    told: Store | SeveralStores | CatalogueSet
+    cri_images: Store | SeveralStores | CatalogueSet
     make: Callable[[str], IPodProvider]
     delegate: Delegate | None = None
 
@@ -120,12 +120,12 @@ def make_backends(
     stores = make_stores(reactor, config, providers, source)
     delegate = make_delegate(reactor, config, source)
     images: Images
-    told: Store | SeveralStores | CatalogueSet
+    cri_images: Store | SeveralStores | CatalogueSet
     if delegate is None:
-        images = told = as_one(stores)
+        images = cri_images = as_one(stores)
     else:
-        images, told = images_beside(reactor, config, delegate, stores)
-    return Backends(list(providers.values()), images, told, make, delegate)
+        images, cri_images = images_beside(reactor, config, delegate, stores)
+    return Backends(list(providers.values()), images, cri_images, make, delegate)
 
 
 def make_stores(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shadow sandboxes: the delegate's sandboxes that hold the network of pods of ours, and that nobody is shown.
+"""Filters shadow sandboxes, the delegate's that hold the network of pods of ours, out of its answers.
 
 They are known by a label. Where that is not told, as with metrics and with events of what is removed, they
 are known by the ids that were seen with it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two lists made one: messages that are joined in bytes are one message with the items of both."""
+"""Merges serialized lists: concatenated protobuf messages parse as one."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from twisted.logger import Logger
 
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.tunnels import Peer, Tunnels
-from infranetes.overlay.walls import Walls
+from infranetes.overlay.walls import OverlayFirewalls
 from infranetes.providers.qemu.subnet import free_address, gateway, subnet
 from infranetes_common.concurrency import deferred, settled
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
@@ -48,7 +48,11 @@ class Overlay:
     """
 
     def __init__(
-        self, tunnels: Tunnels, walls: Walls, config: OverlayConfig, networks: Sequence[IPv4Network] = ()
+        self,
+        tunnels: Tunnels,
+        walls: OverlayFirewalls,
+        config: OverlayConfig,
+        networks: Sequence[IPv4Network] = (),
     ) -> None:
         self._tunnels = tunnels
         self._walls = walls

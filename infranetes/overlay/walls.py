@@ -43,7 +43,7 @@ class _Pod:
         return f"{int(IPv4Address(self.address)):08x}"
 
 
-class Walls:
+class OverlayFirewalls:
     """The firewalls of one node's overlay.
 
     :param device: the node's end of the tunnels. :param directory: where the firewalls are saved.

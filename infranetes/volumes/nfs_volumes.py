@@ -75,7 +75,7 @@ class NfsVolumes:
                 volume = await self._find(mount.host_path, uid)
                 if volume is None:
                     continue
-                id = await self._have(container, mount, volume)
+                id = await self._ensure_in_vm(container, mount, volume)
             except InfranetesError as error:
                 raise type(error)(f"{mounts.describe(index, mount)}: {error}") from None
             mount.host_path = PREFIX + id + (f"/{volume.below}" if volume.below else "")
@@ -93,9 +93,9 @@ class NfsVolumes:
             for mount in container.config.mounts:
                 volume = await self._find(mount.host_path, uid) if may_be_nfs(mount.host_path, uid) else None
                 if volume is not None:
-                    await self._have(container, mount, volume)
+                    await self._ensure_in_vm(container, mount, volume)
 
-    async def _have(self, container: Container, mount: cri.Mount, volume: NfsVolume) -> str:
+    async def _ensure_in_vm(self, container: Container, mount: cri.Mount, volume: NfsVolume) -> str:
         if mount.uidMappings or mount.gidMappings:
             raise FailedPrecondition(
                 "an NFS volume can't be mounted with mapped ids: leave out hostUsers: false"

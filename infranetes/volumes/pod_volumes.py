@@ -57,7 +57,7 @@ _GONE = (SandboxState.LOST, SandboxState.STOPPED, SandboxState.VACANT)
 _log = Logger()
 
 
-class LooksUp(Protocol):
+class PublishedVolumes(Protocol):
     """The part of `infranetes.volumes.published_mounts.PublishedMounts` that is used here."""
 
     def find(self, paths: Sequence[str]) -> Awaitable[Sequence[PublishedVolume | InfranetesError | None]]: ...
@@ -72,7 +72,7 @@ class PodVolumes:
 
     :ivar at_launch: does what can be done before there is a container."""
 
-    def __init__(self, node: NodeContext, published: LooksUp) -> None:
+    def __init__(self, node: NodeContext, published: PublishedVolumes) -> None:
         self._node = node
         self._find = published.find
         self._lent = LentDevices(published.find_block_devices)
@@ -107,7 +107,7 @@ class PodVolumes:
             with _named(mounts.describe(index, mount)):
                 if (volume := _told(next(volumes))) is not None:
                     check_mount(mount, volume)
-                    mount.host_path = await self._have(container.sandbox, volume)
+                    mount.host_path = await self._ensure_in_vm(container.sandbox, volume)
                     mount.readonly = mount.readonly or volume.read_only
         for index, device in enumerate(changed.devices):
             with _named(describe_device(index, device)):
@@ -115,12 +115,12 @@ class PodVolumes:
                 if volume is None:
                     continue  # the device is the VM's own
                 check_device(changed, volume)
-                device.host_path = await self._have(container.sandbox, volume)
+                device.host_path = await self._ensure_in_vm(container.sandbox, volume)
                 if volume.read_only:
                     device.permissions = (device.permissions or "rwm").replace("w", "") or "r"
         return changed
 
-    async def _have(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
+    async def _ensure_in_vm(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
         """Have the sandbox's VM mount a volume, or find it; return how its agent knows it as a host_path."""
         checked_options(wanted.mount_flags)
         self._volumes_of(self._node.side_of(sandbox.record))

@@ -27,7 +27,7 @@ from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
-from infranetes.overlay.walls import Walls
+from infranetes.overlay.walls import OverlayFirewalls
 from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
@@ -325,7 +325,7 @@ class VmNetworkTests(PodCase):
         """Check both ends of a tunnel, where the node filters, while the VM filters everything else."""
         config = OverlayConfig(pod_cidr=SUBNET, device="infvxtest0")
         networks = [IPv4Network(CLUSTER)]
-        walls = Walls(reactor, config.device, self.root / "overlay-firewalls")
+        walls = OverlayFirewalls(reactor, config.device, self.root / "overlay-firewalls")
         overlay = Overlay(Tunnels(reactor, config, networks), walls, config, networks)
         try:
             self.assertEqual(overlay.lease("web"), POD)

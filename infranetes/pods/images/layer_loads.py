@@ -32,7 +32,7 @@ from infranetes_common.wire import vmserver
 
 PATIENCE_SECONDS = 60.0  # how long a load goes on without receiving a byte while the agent can't be reached
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between two attempts
-SHOWINGS = 2  # how many times a disk that does not appear in the VM is plugged
+PLUG_ATTEMPTS = 2  # how many times a disk that does not appear in the VM is plugged
 
 _log = Logger()
 
@@ -199,7 +199,7 @@ async def _show(
     instance_id = sandbox.record.instance_id
     files = [ReadOnlyDisk(disk_name(disk.diff_id), disk.path) for disk in disks]
     failed: InfranetesError | None = None
-    for _ in range(SHOWINGS):
+    for _ in range(PLUG_ATTEMPTS):
         if failed is not None:
             _log.warn("attaching the disks of sandbox {sandbox} is tried again: {error}",
                       sandbox=sandbox.id, error=failed)  # fmt: skip

@@ -107,7 +107,7 @@ class Images(Protocol):
         """Forget the image if the catalogue that it was found in no longer has it."""
 
 
-class TellsOfPods(Protocol):
+class PodEventReporter(Protocol):
     """The reporter of pods' events to Kubernetes: `infranetes.kubernetes.pod_events.PodEvents`."""
 
     def interrupted(self, pod: cri.PodSandboxMetadata, reason: str) -> None:
@@ -200,7 +200,7 @@ class NodeContext:
         self.shadows: Shadows | None = None
         self.pod_volumes: PodVolumes | None = None
         self.nfs_volumes: NfsVolumes | None = None
-        self.pod_events: TellsOfPods | None = None
+        self.pod_events: PodEventReporter | None = None
         self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.observer: Observer = NULL_OBSERVER

@@ -18,7 +18,7 @@ from infranetes.providers.cloud.errors import classify
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, D, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
-from infranetes.providers.cloud.turns import Turns
+from infranetes.providers.cloud.turns import CallQueue
 from infranetes.tracing.spans import Kind, note, step
 from infranetes_common.concurrency import backoff, run_in_thread, sleep
 from infranetes_common.errors import InfranetesError
@@ -69,7 +69,7 @@ class Calls(Generic[D]):
         # with a session of its own, as calls at a time, not as threads. Appending and popping need no lock.
         self._idle_drivers: list[D] = []
         self._stopped = False
-        self._turns: dict[Action, Turns] = {}
+        self._turns: dict[Action, CallQueue] = {}
         # One for each kind of call: launches may fail while everything else works.
         self._circuits: dict[str, CircuitBreaker] = {}
         self.made = 0
@@ -210,12 +210,12 @@ class Calls(Generic[D]):
     def _tell(self, action: Action, outcome: str, waited: float, seconds: float) -> None:
         self._observer.cloud_called(self._cloud.name, _word(action), outcome, waited, seconds)
 
-    def _turns_of(self, action: Action) -> Turns:
+    def _turns_of(self, action: Action) -> CallQueue:
         if action not in self._turns:
             configured = self._settings.calls_per_second
             rate = Rate(configured, configured * 2) if configured else self._cloud.rates[action]
             limit = RateLimit(self._reactor.seconds, rate.per_second, rate.burst)
-            self._turns[action] = Turns(self._reactor, limit)
+            self._turns[action] = CallQueue(self._reactor, limit)
         return self._turns[action]
 
     def slowed(self) -> dict[Action, float]:
@@ -224,7 +224,7 @@ class Calls(Generic[D]):
         return {action: limit.current for action, limit in limits.items() if limit.current < limit.rate}
 
     async def _wait_for_turn(
-        self, what: str, deadline: float, breaker: CircuitBreaker, turns: Turns, again: bool
+        self, what: str, deadline: float, breaker: CircuitBreaker, turns: CallQueue, again: bool
     ) -> None:
         """Wait until the circuit breaker and the rate limit let a call through."""
         while True:
@@ -326,7 +326,9 @@ class Calls(Generic[D]):
             self._drivers.discard(driver)
             self._cloud._thd_disconnect(driver)
 
-    def _record_failure(self, what: str, error: CloudError, breaker: CircuitBreaker, turns: Turns) -> None:
+    def _record_failure(
+        self, what: str, error: CloudError, breaker: CircuitBreaker, turns: CallQueue
+    ) -> None:
         self.failed += 1
         if error.kind is ErrorKind.THROTTLED:
             turns.limit.throttled(error.retry_after)

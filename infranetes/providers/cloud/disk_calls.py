@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from infranetes.providers.cloud.disks import CloudDisk, CloudDisks, DiskState
 from infranetes.providers.cloud.interface import Action, CloudError, D, ErrorKind
-from infranetes.providers.cloud.looks import Looks
+from infranetes.providers.cloud.looks import BatchedLookup
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.concurrency import backoff, sleep
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
@@ -42,7 +42,7 @@ class Wait:
         await sleep(self._clock, next(self._pauses))
 
 
-class MakesCalls(Protocol[D_co]):
+class CloudCaller(Protocol[D_co]):
     """The part of `calls.Calls` that is used here."""
 
     async def call(
@@ -66,15 +66,15 @@ class DiskCalls(Generic[D]):
         location: str,
         disks: CloudDisks[D],
         settings: CloudSettings,
-        calls: MakesCalls[D],
+        calls: CloudCaller[D],
     ) -> None:
         self._clock = clock
         self.location = location
         self._disks = disks
         self._settings = settings
         self._calls = calls
-        self._by_id = Looks(self._get_all, lambda disk: disk.id, disks.at_once)
-        self._by_name = Looks(self._find_all, lambda disk: disk.name, disks.at_once)
+        self._by_id = BatchedLookup(self._get_all, lambda disk: disk.id, disks.at_once)
+        self._by_name = BatchedLookup(self._find_all, lambda disk: disk.name, disks.at_once)
 
     def wait(self, what: str) -> Wait:
         """Return the pauses of a call that begins now."""

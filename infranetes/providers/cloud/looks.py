@@ -13,7 +13,7 @@ from infranetes_common.concurrency import start
 T = TypeVar("T")
 
 
-class Looks(Generic[T]):
+class BatchedLookup(Generic[T]):
     """Looks things up by key. Keys that are asked for while a call is under way wait for the next call, whose
     answer is therefore never older than the question.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns: calls to a cloud wait in a queue until the rate limit lets them through."""
+"""CallQueue: calls to a cloud wait in a queue until the rate limit lets them through."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from infranetes.providers.cloud.throttle import RateLimit
 
 
-class Turns:
+class CallQueue:
     """The queue of calls that one limit counts."""
 
     def __init__(self, clock: IReactorTime, limit: RateLimit) -> None:

@@ -31,7 +31,7 @@ from infranetes.providers.interface import InstanceState
 from infranetes.providers.qemu import mirrors
 from infranetes.providers.qemu.command_line import SCSI
 from infranetes.providers.qemu.connections import VmConnections
-from infranetes.providers.qemu.disks import entries, told
+from infranetes.providers.qemu.disks import as_unavailable, entries
 from infranetes.providers.qemu.vm import Vm
 from infranetes.providers.qemu.volume_open import VolumeFile, make_direct, open_volume
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, settled
@@ -88,7 +88,7 @@ class AttachedVolumes:
                 await _plug(monitor, serial, lun, file, read_only)
             except InfranetesError as error:
                 await self._undo(vm, serial)
-                raise told(vm, f"can't be given volume {volume}", error) from error
+                raise as_unavailable(vm, f"can't be given volume {volume}", error) from error
             finally:
                 os.close(file.descriptor)
         return serial
@@ -116,7 +116,7 @@ class AttachedVolumes:
             try:
                 await monitor.qmp.execute("block_resize", node_name=_node_id(serial), size=size)
             except InfranetesError as error:
-                raise told(vm, f"does not see the new size of volume {volume}", error) from error
+                raise as_unavailable(vm, f"does not see the new size of volume {volume}", error) from error
         return True
 
     async def mirror(self, vm: Vm, volume: str, target: int) -> float | None:
@@ -203,7 +203,7 @@ class AttachedVolumes:
             if isinstance(answer, Failure):
                 if not isinstance(answer.value, InfranetesError):
                     answer.raiseException()
-                raise told(vm, "does not say which volumes it has", answer.value) from answer.value
+                raise as_unavailable(vm, "does not say which volumes it has", answer.value) from answer.value
         devices, nodes, file_sets = (entries(answer) for answer in answers)
         found = [match for entry in devices if (match := _DEVICE.fullmatch(str(entry.get("name"))))]
         named = [(_NODE.fullmatch(str(entry.get("node-name"))), entry.get("ro") is True) for entry in nodes]

@@ -141,7 +141,7 @@ class Disks:
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         if failures:
             await self._undo(vm, added)
-            raise told(vm, "can't be shown its disks", failures[0])
+            raise as_unavailable(vm, "can't be shown its disks", failures[0])
         return {disk.name: disk for disk in added}
 
     async def _undo(self, vm: Vm, added: Sequence[ShownDisk]) -> None:
@@ -166,7 +166,7 @@ class Disks:
         left = (await self._tidied(vm)).leftovers()
         for outcome in outcomes:
             if isinstance(outcome, Failure):
-                raise told(vm, "does not give up its disks", outcome)
+                raise as_unavailable(vm, "does not give up its disks", outcome)
         beginnings = {name[:_BEGINNING] for name in names}
         if held := [node for node in left if node.rpartition("-")[2] in beginnings]:
             raise Unavailable(f"VM {vm.record.id}: QEMU still uses the files of {', '.join(held)}; try later")
@@ -224,7 +224,7 @@ async def _read(monitor: VmConnections, vm: Vm) -> _State:
         nodes = entries(await monitor.qmp.execute("query-named-block-nodes", flat=True))
         file_sets = entries(await monitor.qmp.execute("query-fdsets"))
     except InfranetesError as error:
-        raise told(vm, "does not say which disks it has", error) from error
+        raise as_unavailable(vm, "does not say which disks it has", error) from error
     found = [match for entry in devices if (match := _DEVICE.fullmatch(str(entry.get("name"))))]
     shown = (ShownDisk(match[3], *_place(match)) for match in found)
     return _State(
@@ -287,7 +287,7 @@ def _open(path: Path) -> int:
         raise FailedPrecondition(f"{path} can't be shown as a disk: {error.strerror}") from None
 
 
-def told(vm: Vm, what: str, error: InfranetesError | Failure) -> Unavailable:
+def as_unavailable(vm: Vm, what: str, error: InfranetesError | Failure) -> Unavailable:
     """Return the error for a caller: what QEMU refuses or leaves unanswered may succeed later."""
     words = error.getErrorMessage() if isinstance(error, Failure) else str(error)
     return Unavailable(f"VM {vm.record.id} {what}: {words}")

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from infranetes.providers.interface import InstanceState
-from infranetes.providers.qemu.disks import entries, told
+from infranetes.providers.qemu.disks import as_unavailable, entries
 from infranetes.providers.qemu.qmp import QmpConnection, QmpError
 from infranetes.providers.qemu.vm import Vm
 from infranetes_common.concurrency import sleep
@@ -57,7 +57,7 @@ async def mirror(reactor: IReactor, vm: Vm, serial: str, source: str, target: in
         finally:
             await clear(reactor, (await vm.monitor(reactor)).qmp, serial)
     except InfranetesError as error:
-        raise told(vm, "can't have its volume copied", error) from error
+        raise as_unavailable(vm, "can't have its volume copied", error) from error
 
 
 async def clear(reactor: IReactor, qmp: QmpConnection, serial: str) -> None:
@@ -97,7 +97,7 @@ async def clear_all(reactor: IReactor, vm: Vm) -> None:
             if match:
                 await clear(reactor, qmp, match[1])
     except InfranetesError as error:
-        raise told(vm, "does not end the copying of its volumes", error) from error
+        raise as_unavailable(vm, "does not end the copying of its volumes", error) from error
 
 
 async def _begin(qmp: QmpConnection, name: str, source: str, target: int, direct: bool) -> None:

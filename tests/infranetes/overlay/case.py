@@ -17,7 +17,7 @@ from twisted.trial.unittest import TestCase
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import Invitation, Overlay
 from infranetes.overlay.tunnels import Tunnels
-from infranetes.overlay.walls import Walls
+from infranetes.overlay.walls import OverlayFirewalls
 from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
@@ -93,7 +93,7 @@ class TunnelCase(TestCase):
             return thd_in_namespace(self.node.name, open_socket)
 
         tunnels = Tunnels(reactor, config, networks, self.proc_sys, self.node.name, opener)
-        walls = Walls(reactor, config.device, self.remembered, self.enforcing, inside, opener)
+        walls = OverlayFirewalls(reactor, config.device, self.remembered, self.enforcing, inside, opener)
         overlay = Overlay(tunnels, walls, config, networks)
         if self.last is not None:
             await self.last.stop()

@@ -166,7 +166,7 @@ class MemoryDisks:
 
 
 class MemoryCalls:
-    """See `disk_calls.MakesCalls`: calls are made at once, and again if their answer is lost."""
+    """See `disk_calls.CloudCaller`: calls are made at once, and again if their answer is lost."""
 
     async def call(
         self,

@@ -147,7 +147,7 @@ class ShownTests(LayersTestCase):
         said = self.fails(Unavailable, self.start_create(self.of("a")))
         self.assertIn("does not see a layer", said)
         self.assertEqual(self.shown, [])
-        self.assertEqual([call for call, _ in self.provider.calls].count("show"), layer_loads.SHOWINGS)
+        self.assertEqual([call for call, _ in self.provider.calls].count("show"), layer_loads.PLUG_ATTEMPTS)
         self.agent.blind = False
         self.create(self.of("a"))
 

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import SAFE_MTU, Overlay
 from infranetes.overlay.tunnels import Peer, Tunnels, WayTo
-from infranetes.overlay.walls import Walls
+from infranetes.overlay.walls import OverlayFirewalls
 from infranetes.pods.node.network_policies import enforce
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.vm.pod_network import restore_pod_network
@@ -124,7 +124,7 @@ class Node(FakeNode):
         self.node.overlay = self.side.overlay = self.make_overlay()
 
     def make_overlay(self) -> Overlay:
-        return Overlay(cast(Tunnels, self.tunnels), cast(Walls, self.walls), CONFIG, CLUSTER)
+        return Overlay(cast(Tunnels, self.tunnels), cast(OverlayFirewalls, self.walls), CONFIG, CLUSTER)
 
     def begin(self) -> None:
         super().begin()
