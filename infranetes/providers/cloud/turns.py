@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CallQueue: calls to a cloud wait in a queue until the rate limit lets them through."""
+"""The queue in which calls to a cloud wait until the rate limit lets them through."""
 
 from __future__ import annotations
 

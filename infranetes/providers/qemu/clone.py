@@ -24,7 +24,7 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes.providers.qemu.bridge import open_tap
 from infranetes.providers.qemu.command_line import Fd
 from infranetes.providers.qemu.connections import VmConnections
-from infranetes.providers.qemu.open_files import OpenFiles
+from infranetes.providers.qemu.open_files import OpenFiles, open_files
 from infranetes.providers.qemu.paths import VmPaths
 from infranetes.providers.qemu.privileges import unprivileged
 from infranetes.providers.qemu.process import WatchedProcess, spawn
@@ -76,21 +76,14 @@ async def start_process(
     :raise FailedPrecondition: a program or right is missing.
     :raise OSError: a file can't be opened.
     """
-    with OpenFiles() as files:
+    async with open_files(reactor) as files:
         files.add(Fd.RAM, ram)
         await run_in_thread(reactor, _thd_open, files, template, record, paths)
         command_line = template.command_line
-        try:
-            command = [
-                find_program(command_line.qemu), "-name", record.process_name, *command_line.clone_arguments()
-            ]  # fmt: skip
-            child = spawn(
-                reactor, unprivileged(command, paths.user, dies_with_parent=False), files.by_number()
-            )
-        except BaseException:
-            # Without a QEMU the tap goes with its descriptor, and the kernel takes its time for that.
-            await run_in_thread(reactor, files.close)
-            raise
+        command = [
+            find_program(command_line.qemu), "-name", record.process_name, *command_line.clone_arguments()
+        ]  # fmt: skip
+        child = spawn(reactor, unprivileged(command, paths.user, dies_with_parent=False), files.by_number())
     return WatchedProcess(reactor, child.pid, ended, child)
 
 

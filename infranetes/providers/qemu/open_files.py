@@ -6,25 +6,34 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
-from types import TracebackType
 
 from infranetes.providers.qemu.command_line import Fd
+from infranetes_common.concurrency import run_in_thread
+from infranetes_common.reactors import IReactor
+
+
+@contextlib.asynccontextmanager
+async def open_files(reactor: IReactor) -> AsyncIterator[OpenFiles]:
+    """Hold the files of a QEMU that the block starts, and close them at its end.
+
+    If the block fails, they are closed in a thread: no QEMU has the tap, so it goes with its descriptor, and
+    the kernel takes its time for that."""
+    files = OpenFiles()
+    try:
+        yield files
+    except BaseException:
+        await run_in_thread(reactor, files.close)
+        raise
+    files.close()
 
 
 class OpenFiles:
-    """Descriptors by the number that QEMU gets them as. A context manager, which closes them all."""
+    """Descriptors by the number that QEMU gets them as."""
 
     def __init__(self) -> None:
         self._descriptors: dict[int, int] = {}
-
-    def __enter__(self) -> OpenFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close all of them. Idempotent."""

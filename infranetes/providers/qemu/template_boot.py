@@ -12,7 +12,7 @@ import attrs
 from infranetes.providers.qemu.bridge import open_tap
 from infranetes.providers.qemu.command_line import LINK, Fd
 from infranetes.providers.qemu.consoles import tail
-from infranetes.providers.qemu.open_files import OpenFiles
+from infranetes.providers.qemu.open_files import OpenFiles, open_files
 from infranetes.providers.qemu.privileges import QemuUser, unprivileged
 from infranetes.providers.qemu.process import WatchedProcess, spawn
 from infranetes.providers.qemu.record import CONSOLE, OUTPUT
@@ -86,17 +86,13 @@ class TemplateBoot:
 
     async def _start(self) -> WatchedProcess:
         command_line = self._template.command_line
-        with OpenFiles() as files:
+        async with open_files(self._reactor) as files:
             await run_in_thread(self._reactor, self._thd_open, files)
-            try:
-                command = [find_program(self._settings.qemu), "-name", self._process_name]
-                command += command_line.template_arguments()
-                child = spawn(
-                    self._reactor, unprivileged(command, self._user, dies_with_parent=True), files.by_number()
-                )
-            except BaseException:
-                await run_in_thread(self._reactor, files.close)  # as for a clone
-                raise
+            command = [find_program(self._settings.qemu), "-name", self._process_name]
+            command += command_line.template_arguments()
+            child = spawn(
+                self._reactor, unprivileged(command, self._user, dies_with_parent=True), files.by_number()
+            )
         return WatchedProcess(self._reactor, child.pid, lambda: None, child)
 
     def _thd_open(self, files: OpenFiles) -> None:

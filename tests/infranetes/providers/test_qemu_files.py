@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -181,7 +182,7 @@ class TemplateTests(SynchronousTestCase):
 
     def test_as_it_was_made(self) -> None:
         self.assertTrue(self.template.intact())
-        with OpenFiles() as files:
+        with contextlib.closing(OpenFiles()) as files:
             self.template.open_for_clone(files)
             self.assertTrue(self.template.intact(), "use does not change it")
 
@@ -219,7 +220,7 @@ class TemplateTests(SynchronousTestCase):
         (template.directory / "images").write_text("content")
         template.seal(template.directory)
         self.assertTrue(template.intact())
-        with OpenFiles() as files:
+        with contextlib.closing(OpenFiles()) as files:
             template.open_for_clone(files)
             self.assertIn(Fd.IMAGES, files.by_number())
         (template.directory / "images").unlink()
@@ -241,7 +242,7 @@ class OpenFilesTests(SynchronousTestCase):
         path = Path(self.mktemp())
         path.mkdir()
         before = self.open_files()
-        with OpenFiles() as files:
+        with contextlib.closing(OpenFiles()) as files:
             files.listen(Fd.QMP, path / "qmp")
             files.open(Fd.CONSOLE, path / "console", os.O_RDWR | os.O_CREAT)
             files.open(Fd.KERNEL, path / "console")

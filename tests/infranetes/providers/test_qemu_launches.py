@@ -111,7 +111,7 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
         self.patch(OpenFiles, "close", closed)
         with self.assertRaises(InfranetesError):
             await self.running(provider, self.spec())
-        self.assertTrue(threads)
+        self.assertEqual(len(threads), 1)
         self.assertNotIn(threading.get_ident(), threads)
 
     async def test_a_size_beyond_the_templates_is_plugged_in(self) -> None:

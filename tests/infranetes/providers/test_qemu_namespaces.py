@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable
 from functools import partial
@@ -191,6 +192,28 @@ class FrameTests(NamespaceCase):
         host.send(_PLAIN + question)
         self.assertEqual(await run_in_thread(reactor, arrivals, tap, question), 1)
         self.assertEqual(await run_in_thread(reactor, answers, 0), 0)
+
+    async def test_the_tap_of_the_self_test_ends_in_a_thread(self) -> None:
+        """For which the kernel takes its time."""
+        descriptors: list[int] = []
+        threads: list[int] = []
+        close = os.close
+
+        def opened(name: str) -> int:
+            descriptors.append(open_tap(name))
+            return descriptors[-1]
+
+        def closed(descriptor: int) -> None:
+            if descriptor in descriptors:
+                descriptors.remove(descriptor)  # others get its number
+                threads.append(threading.get_ident())
+            close(descriptor)
+
+        self.patch(namespaces, "open_tap", opened)
+        self.patch(os, "close", closed)
+        await self.namespaces.self_test()
+        self.assertEqual(len(threads), 1)
+        self.assertNotIn(threading.get_ident(), threads)
 
     async def test_the_kernel_passes_the_test_of_the_start(self) -> None:
         word = secrets.token_hex(4)

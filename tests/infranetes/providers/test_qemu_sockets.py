@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -102,7 +103,7 @@ class HandedTests(SynchronousTestCase):
     def test_a_socket_is_listened_on_at_once_whatever_was_there_before(self) -> None:
         path = self.directory / QMP
         for _ in range(2):
-            with OpenFiles() as files:
+            with contextlib.closing(OpenFiles()) as files:
                 files.listen(Fd.QMP, path)
                 client = socket.socket(socket.AF_UNIX)
                 self.addCleanup(client.close)
@@ -114,7 +115,7 @@ class HandedTests(SynchronousTestCase):
     def test_its_output_goes_on_in_a_file_that_is_its_daemons_alone(self) -> None:
         output = self.directory / "qemu.log"
         for words in (b"one\n", b"two\n"):
-            with OpenFiles() as files:
+            with contextlib.closing(OpenFiles()) as files:
                 files.set_standard_streams(output)
                 numbers = files.by_number()
                 self.assertEqual(sorted(numbers), [0, 1, 2])

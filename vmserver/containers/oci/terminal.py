@@ -58,7 +58,7 @@ class Terminal(FileDescriptor):
         self._over = over
         self._paused = False
         self._ended = False
-        self._deaf = False  # whether what is written can't come any more
+        self._dropping = False  # whether what is written is dropped, since nobody can read it
         fdesc.setNonBlocking(descriptor)
         self.connected = 1
         self.registerProducer(gate, True)
@@ -94,7 +94,7 @@ class Terminal(FileDescriptor):
 
     def connectionLost(self, reason: Failure) -> None:
         """Drop what is not written yet, and read on: called by the reactor if writing fails."""
-        self._deaf = True
+        self._dropping = True
         self.stopWriting()  # type: ignore[no-untyped-call]
         self._gate.stopProducing()
         self._read_on()
@@ -116,7 +116,7 @@ class Terminal(FileDescriptor):
 
     def write(self, data: bytes) -> None:
         """Write, or drop it once nobody can read it."""
-        if not self._deaf:
+        if not self._dropping:
             super().write(data)
 
     def writeSomeData(self, data: bytes) -> int | BaseException:

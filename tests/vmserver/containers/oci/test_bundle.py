@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_root
 from vmserver.containers.oci import bundle as module
@@ -77,10 +78,10 @@ class BundleTests(SynchronousTestCase):
         self.etc = self.top / "etc"
         self.etc.mkdir()
         self.machine: Any = Machine()
-        self.index = ContainerIndex(None, self.top / "containers")  # type: ignore[arg-type]  # it is not used
+        self.index = ContainerIndex(installed(), self.top / "containers")
         everything: Any = self.machine
         self.bundles = Bundles(
-            None, self.index, everything, everything, everything, everything, self.etc  # type: ignore[arg-type]
+            installed(), self.index, everything, everything, everything, everything, self.etc
         )  # fmt: skip
         self.bundles._profiles = everything
         self.kernel(Kernel())

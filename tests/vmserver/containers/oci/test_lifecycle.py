@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.oci import index as index_module
@@ -123,7 +124,7 @@ class LifecycleTests(SynchronousTestCase):
         self.addCleanup(shutil.rmtree, top)
         self.clock, self.told = Clock(), list[int]()
         self.machine = Machine()
-        self.index = ContainerIndex(None, top)  # type: ignore[arg-type]  # it is not used
+        self.index = ContainerIndex(installed(), top)
         self.index.watch(lambda state: self.told.append(state.state), lambda id: self.told.append(-1))
         every: Any = self.machine
         clock: Any = self.clock

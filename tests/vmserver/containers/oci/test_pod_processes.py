@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -17,8 +17,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.reactors import installed
 from tests.harness.needs import needs_programs
 from vmserver.containers.oci import pod_processes as module
+from vmserver.containers.oci import runtime
 from vmserver.containers.oci.cgroup import Cgroup
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.pod_processes import PodProcesses, init_spec
@@ -95,8 +97,8 @@ class PodProcessesTests(SynchronousTestCase):
         self.strays: list[str] = []
         self.patch(module, "kill_strays", self.strays.append)
         self.patch(Cgroup, "kill", lambda group: self.strays.append("its cgroup"))
-        self.crun: Any = Crun()
-        self.processes = PodProcesses(None, self.crun, self.directory, "/none")  # type: ignore[arg-type]
+        self.crun = Crun()
+        self.processes = PodProcesses(installed(), cast(runtime.Crun, self.crun), self.directory, "/none")
 
     async def in_this_thread(self, reactor: object, work: Any, *args: Any) -> Any:
         return work(*args)

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted
+from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.oci import index as index_module
@@ -155,7 +156,7 @@ class IndexTests(SynchronousTestCase):
         return work(*args)
 
     def made(self) -> ContainerIndex:
-        found = ContainerIndex(None, self.directory)  # type: ignore[arg-type]  # it is not used
+        found = ContainerIndex(installed(), self.directory)
         found.watch(lambda state: self.told.append(f"{state.id} changed"), lambda id: self.told.append(id))
         return found
 
