@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 class ObservedTests(PoolTestCase):
-    """Whoever observes launches is told of the pool's, too."""
+    """Observers are told of launches for the pool, as of those for pods."""
 
     config = PoolConfig(sizes=(PoolSize(count=1),))
 

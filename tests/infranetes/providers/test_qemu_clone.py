@@ -35,7 +35,7 @@ class Connections(VmConnections):
 
 
 class ExecuteTests(SynchronousTestCase):
-    """What a clone waits for before it executes."""
+    """A clone executes once its state is loaded and its tap is a port of the bridge."""
 
     def setUp(self) -> None:
         self.clock = Clock()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from infranetes.providers.qemu import connections
 from infranetes.providers.qemu.command_line import LINK, CommandLine
 from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.identity_port import IdentityPort
-from infranetes.providers.qemu.qmp import QmpConnection
+from infranetes.providers.qemu.qmp import QmpConnection, QmpEvent
 from infranetes.providers.qemu.settings import MIB
 from infranetes.providers.qemu.sizes import Hotplug
 from infranetes_common.concurrency import start
@@ -37,7 +38,12 @@ class ConnectionsTests(SynchronousTestCase):
         self.port_transport = StringTransport()
         self.answered = 0
 
-        async def connect(reactor: IReactor, sockets: Path, on_event: Any, on_lost: Any) -> object:
+        async def connect(
+            reactor: IReactor,
+            sockets: Path,
+            on_event: Callable[[QmpEvent], None],
+            on_lost: Callable[[], None],
+        ) -> object:
             self.qmp, port = QmpConnection(reactor, on_event, on_lost), IdentityPort()
             self.qmp.makeConnection(self.transport)
             self.qmp.dataReceived(b'{"QMP": {"version": {}, "capabilities": []}}\r\n')
@@ -67,7 +73,7 @@ class ConnectionsTests(SynchronousTestCase):
     def taken(self, device: str, source: int = 1, status: int = 0) -> None:
         self.event("ACPI_DEVICE_OST", info={"device": device, "source": source, "status": status})
 
-    def words(self, failing: Deferred[Any], kind: type[InfranetesError]) -> str:
+    def words(self, failing: Deferred[None], kind: type[InfranetesError]) -> str:
         return str(self.failureResultOf(failing, kind).value)
 
     def hotplug(self) -> Deferred[None]:

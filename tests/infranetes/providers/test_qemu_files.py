@@ -113,7 +113,7 @@ class RecordTests(SynchronousTestCase):
 
 @needs_root
 class VmTests(SynchronousTestCase):
-    """A VM as the pods' side sees it."""
+    """The instance, as the provider's callers get it, of a VM."""
 
     def vm(self, **fields: Any) -> Vm:
         record = attrs.evolve(VmRecord(TOKEN, "sandbox", "c", "n", "10.7.0.2", 12.5), **fields)

@@ -37,7 +37,7 @@ class Monitor(Protocol):
         self.transport.write(b'{"QMP": {"version": {}, "capabilities": []}}\r\n')
         self.transport.write(b'{"event": "STOP", "data": {}, "timestamp": {}}\r\n')
 
-    def connectionLost(self, reason: Any = None) -> None:
+    def connectionLost(self, reason: object = None) -> None:
         self.gone.callback(None)
 
 

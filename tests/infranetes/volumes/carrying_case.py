@@ -23,6 +23,7 @@ from infranetes_common.filesync.apply import Applier
 from infranetes_common.filesync.manifest import Bounds, Change, Entry, Manifest
 from infranetes_common.filesync.scan import read, scan
 from infranetes_common.filesync.tree import Tree
+from tests.support.threads import in_this_thread
 
 T = TypeVar("T")
 BOUNDS = Bounds(1000, 1_000_000)
@@ -42,10 +43,6 @@ class Lanes:
 
     def close(self) -> None:
         self.closed = True
-
-
-async def in_this_thread(reactor: object, work: Callable[..., T], *args: Any) -> T:
-    return work(*args)
 
 
 class Agent:

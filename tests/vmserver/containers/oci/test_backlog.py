@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container is held back while too much of its log is unread, and never without need."""
+"""conmon is stopped while too much of its container's log is unread, and at no other time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Case(TestCase):
         self.log = self.directory / "log"
 
     def write(self, number: int, size: int) -> None:
-        """Make a file of the log that has been renamed."""
+        """Write a rotated file of the log."""
         renamed(self.log, number).write_bytes(bytes(size))
 
 

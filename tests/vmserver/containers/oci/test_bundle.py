@@ -19,6 +19,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, Resour
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_root
+from tests.support.threads import in_this_thread
 from vmserver.containers.oci import bundle as module
 from vmserver.containers.oci import index as index_module
 from vmserver.containers.oci import state
@@ -74,7 +75,7 @@ class BundleTests(SynchronousTestCase):
         self.top = Path(tempfile.mkdtemp(prefix="bundle-"))
         self.addCleanup(shutil.rmtree, self.top)
         for each in (module, index_module):
-            self.patch(each, "run_in_thread", self.in_this_thread)
+            self.patch(each, "run_in_thread", in_this_thread)
         self.etc = self.top / "etc"
         self.etc.mkdir()
         self.machine: Any = Machine()
@@ -85,9 +86,6 @@ class BundleTests(SynchronousTestCase):
         )  # fmt: skip
         self.bundles._profiles = everything
         self.kernel(Kernel())
-
-    async def in_this_thread(self, reactor: object, work: Any, *args: Any) -> Any:
-        return work(*args)
 
     def kernel(self, kernel: Kernel) -> None:
         """Let this be the VM's kernel."""

@@ -19,6 +19,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFou
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from tests.support.threads import in_this_thread
 from vmserver.containers.oci import index as index_module
 from vmserver.containers.oci import lifecycle as module
 from vmserver.containers.oci import record as records
@@ -113,8 +114,8 @@ class Machine:
 
 class LifecycleTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.patch(index_module, "run_in_thread", self.in_this_thread)
-        self.patch(module, "run_in_thread", self.in_this_thread)
+        self.patch(index_module, "run_in_thread", in_this_thread)
+        self.patch(module, "run_in_thread", in_this_thread)
         self.patch(module, "kill_strays", lambda id: self.machine.calls.append(f"strays of {id}"))
         self.fresh()
 
@@ -133,9 +134,6 @@ class LifecycleTests(SynchronousTestCase):
         self.container.directory.mkdir(parents=True)
         self.successResultOf(start(self.index.add(self.container)))
         self.told.clear()
-
-    async def in_this_thread(self, reactor: object, work: Any, *args: Any) -> Any:
-        return work(*args)
 
     def started(self) -> Deferred[None]:
         return start(self.lifecycle.start(self.container))

@@ -19,6 +19,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_programs
+from tests.support.threads import in_this_thread
 from vmserver.containers.oci import pod_processes as module
 from vmserver.containers.oci import runtime
 from vmserver.containers.oci.cgroup import Cgroup
@@ -93,15 +94,12 @@ class PodProcessesTests(SynchronousTestCase):
         top = Path(tempfile.mkdtemp(prefix="pod-processes-"))
         self.addCleanup(shutil.rmtree, top)
         self.directory = top / "state" / "init"
-        self.patch(module, "run_in_thread", self.in_this_thread)
+        self.patch(module, "run_in_thread", in_this_thread)
         self.strays: list[str] = []
         self.patch(module, "kill_strays", self.strays.append)
         self.patch(Cgroup, "kill", lambda group: self.strays.append("its cgroup"))
         self.crun = Crun()
         self.processes = PodProcesses(installed(), cast(runtime.Crun, self.crun), self.directory, "/none")
-
-    async def in_this_thread(self, reactor: object, work: Any, *args: Any) -> Any:
-        return work(*args)
 
     def got(self) -> Deferred[int]:
         return start(self.processes.get(None, Kernel()))

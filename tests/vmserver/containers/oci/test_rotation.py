@@ -16,6 +16,7 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import Unavailable
+from tests.support.threads import in_this_thread
 from vmserver.containers.oci import rotation as module
 from vmserver.containers.oci.backlog import MOST_BYTES
 from vmserver.containers.oci.log import numbers, renamed
@@ -73,15 +74,12 @@ class RotationTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="rotation-"))
         self.addCleanup(shutil.rmtree, self.directory)
-        self.patch(module, "run_in_thread", self.in_this_thread)
+        self.patch(module, "run_in_thread", in_this_thread)
         self.clock = Clock()
         self.clock.advance(1000)
         self.rotation = self.made(FULL, 3)
         self.addCleanup(lambda: self.rotation.close())
         self.conmon, self.reader = Conmon(), Reader()
-
-    async def in_this_thread(self, reactor: object, work: Any, *args: Any) -> Any:
-        return work(*args)
 
     def made(self, *limits: int) -> Rotation:
         clock: Any = self.clock  # Any: it has no threads

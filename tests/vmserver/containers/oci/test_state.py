@@ -19,6 +19,7 @@ from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhau
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from tests.support.threads import in_this_thread
 from vmserver.containers.oci import index as index_module
 from vmserver.containers.oci import limit_changes, record, state
 from vmserver.containers.oci.conmon import LOST_CODE, Exit
@@ -148,12 +149,9 @@ class IndexTests(SynchronousTestCase):
         self.top = Path(tempfile.mkdtemp(prefix="index-"))
         self.addCleanup(shutil.rmtree, self.top)
         self.directory = self.top / "state" / "containers"
-        self.patch(index_module, "run_in_thread", self.in_this_thread)
+        self.patch(index_module, "run_in_thread", in_this_thread)
         self.told: list[str] = []
         self.index = self.made()
-
-    async def in_this_thread(self, reactor: object, work: Any, *args: Any) -> Any:
-        return work(*args)
 
     def made(self) -> ContainerIndex:
         found = ContainerIndex(installed(), self.directory)

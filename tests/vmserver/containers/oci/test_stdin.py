@@ -23,7 +23,7 @@ NULL = subprocess.DEVNULL
 
 
 class StdinTests(TestCase):
-    """A process of the test's stands for conmon: it has the writing end of a pipe that the test reads."""
+    """A child process in conmon's place holds the writing end of a pipe, which the test reads."""
 
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="stdin-"))
