@@ -33,3 +33,17 @@ def loop_device(case: SynchronousTestCase, file: Path) -> str:
     device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     case.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
     return device
+
+
+def mount_slave(shared: Path, at: Path) -> None:
+    """Mount a new file system at `shared`, and at `at` as a slave: who has mounts of its own, as kubelet may,
+    does not see what is mounted there."""
+    for path in (shared, at):
+        path.mkdir(parents=True)
+    for words in (
+        ("-t", "tmpfs", "tmpfs", shared),
+        ("--make-shared", shared),
+        ("--bind", shared, at),
+        ("--make-slave", at),
+    ):
+        subprocess.run(["mount", *words], check=True)

@@ -39,6 +39,7 @@ from infranetes.volumes.tmpfs import Tmpfs, bind, unmount
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_mounts, needs_root
+from tests.support.file_systems import mount_slave
 
 
 @needs_root
@@ -98,17 +99,8 @@ class PublishTests(PublishedCase):
         self.assertEqual(self.mounts_at(self.target), 1)
 
     def test_where_kubelet_would_not_see_it_it_is_refused(self) -> None:
-        """A slave mount is one whose mounts kubelet, with mounts of its own, does not see."""
-        top, slave = self.top / "shared", Path(self.target).parent
-        for path in (top, slave):
-            path.mkdir(parents=True)
-        for words in (
-            ("-t", "tmpfs", "tmpfs", top),
-            ("--make-shared", top),
-            ("--bind", top, slave),
-            ("--make-slave", slave),
-        ):
-            subprocess.run(["mount", *words], check=True)
+        slave = Path(self.target).parent
+        mount_slave(self.top / "shared", slave)
         self.assertRaisesRegex(FailedPrecondition, "kubelet", self.publish)
         self.assertEqual(os.listdir(slave), [])
 

@@ -25,6 +25,7 @@ from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidA
 from infranetes_common.loop_devices import LoopDevice, loop_devices_of, open_loop_device
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_mounts, needs_root
+from tests.support.file_systems import mount_slave
 from tests.support.loop_devices import end_loop_device, left_of
 
 
@@ -192,17 +193,8 @@ class PublishTests(DeviceCase):
         self.assertRaisesRegex(FailedPrecondition, "systemd-csi.conf", self.publish)
 
     def test_where_kubelet_would_not_see_it_it_is_refused(self) -> None:
-        """A slave mount is one whose mounts kubelet, with mounts of its own, does not see."""
-        top, slave = self.top / "shared", Path(self.target).parent
-        for path in (top, slave):
-            path.mkdir(parents=True)
-        for words in (
-            ("-t", "tmpfs", "tmpfs", top),
-            ("--make-shared", top),
-            ("--bind", top, slave),
-            ("--make-slave", slave),
-        ):
-            subprocess.run(["mount", *words], check=True)
+        slave = Path(self.target).parent
+        mount_slave(self.top / "shared", slave)
         self.assertRaisesRegex(FailedPrecondition, "kubelet", self.publish)
         self.assertEqual(os.listdir(slave), [])
 
