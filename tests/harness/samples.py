@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 # Code that blocks, which the product must not do; it runs as if it were a module of the product.
+# It sleeps for so long that it is seen asleep once at least, however busy the machine is.
 PRODUCT = """
 import time
 from twisted.internet.protocol import Protocol
@@ -52,7 +53,7 @@ async def waits(reactor, error=None):
 
 async def sleep_after_a_wait(reactor):
     await deferLater(reactor, 0)
-    time.sleep(0.1)
+    time.sleep(0.3)
 
 
 class Sleepy(Protocol):
@@ -60,7 +61,7 @@ class Sleepy(Protocol):
         self.done = done
 
     def dataReceived(self, data):
-        time.sleep(0.1)
+        time.sleep(0.3)
         self.done.callback(None)
 """
 product: dict[str, Any] = {"__name__": "infranetes.pretended"}
@@ -94,13 +95,13 @@ class Blocking(TestCase):
     """Tests that each block the reactor, and so fail."""
 
     def test_timed_call_sleeps(self) -> Deferred[None]:
-        return deferLater(reactor, 0.01, time.sleep, 0.1)
+        return deferLater(reactor, 0.01, time.sleep, 0.3)
 
     def test_timed_call_computes(self) -> Deferred[float]:
         return deferLater(reactor, 0.01, product["compute"], 0.2)
 
     async def test_call_from_thread_sleeps(self) -> None:
-        await threads.deferToThread(reactor.callFromThread, time.sleep, 0.1)
+        await threads.deferToThread(reactor.callFromThread, time.sleep, 0.3)
         await deferLater(reactor, 0.01)
 
     async def test_coroutine_sleeps(self) -> None:
