@@ -9,25 +9,21 @@ killed is left alone. The result is valid until the node reboots, or QEMU or the
 
 from __future__ import annotations
 
-import grp
 import json
 import os
-import pwd
 import shutil
-import stat
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twisted.logger import Logger
 
+from infranetes.providers.qemu import kvm
 from infranetes.providers.qemu.privileges import QemuUser, unprivileged
 from infranetes_common.commands import find_program, run
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition
 from infranetes_common.reactors import IReactor
 
-KVM = "/dev/kvm"
 PROBE_SECONDS = 5.0
 KERNEL_SECONDS = 20.0  # a boot takes 1 s under KVM, and 3 s where KVM itself is emulated
 KERNEL_SAYS = b"Unable to mount root fs"
@@ -117,8 +113,8 @@ async def _kvm_fault(
 ) -> str:
     conditions = _conditions(version, user.uid, kernel)
     if conditions is None:
-        return f"there is no {KVM}"
-    if closed := closed_to(user):
+        return f"there is no {kvm.KVM}"
+    if closed := kvm.closed_to(user):
         return closed
     fault = _cached(cache, conditions)
     if fault is None:
@@ -130,37 +126,10 @@ async def _kvm_fault(
     return fault
 
 
-def closed_to(user: QemuUser) -> str:
-    """Return why a user may not open the device, and what would mend it; "": the user may."""
-    status = os.stat(KVM)
-    mode = stat.S_IMODE(status.st_mode)
-    if user.uid == status.st_uid:
-        permissions = mode >> 6
-    elif status.st_gid in (user.gid, *user.groups):
-        permissions = mode >> 3
-    else:
-        permissions = mode
-    if user.uid == 0 or permissions & 0o6 == 0o6:
-        return ""
-    names = f"{_name(pwd.getpwuid, status.st_uid)}:{_name(grp.getgrgid, status.st_gid)}"
-    return (
-        f"{KVM} belongs to {names} with mode {mode:04o}, so that QEMU's user may not open it: "
-        f"`chgrp kvm {KVM} && chmod 0660 {KVM}`, and for the next boot a udev rule "
-        """`KERNEL=="kvm", GROUP="kvm", MODE="0660"`; then restart the daemon"""
-    )
-
-
-def _name(look_up: Callable[[int], Sequence[object]], number: int) -> str:
-    try:
-        return str(look_up(number)[0])
-    except KeyError:
-        return str(number)
-
-
 def _conditions(version: str, uid: int, kernel: Path) -> dict[str, object] | None:
     """Return the conditions under which a cached result is valid; None: there is no device."""
     try:
-        status = os.stat(KVM)
+        status = os.stat(kvm.KVM)
     except OSError:
         return None
     booted = kernel.stat()

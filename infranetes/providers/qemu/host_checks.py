@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the host for what the provider needs: root, programs, QEMU and a user for it, directories."""
+"""Checks of the host for what the provider needs: root, programs, QEMU, directories."""
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import shutil
 from pathlib import Path
 
@@ -34,32 +32,6 @@ _PROGRAMS = {
     "bridge": "iproute2",
     "nft": "nftables",
 }
-
-
-def qemu_user(name: str) -> QemuUser:
-    """Look up the user that QEMU runs as, with /dev/kvm's group if that group may use it.
-
-    :raise FailedPrecondition: there is no such user; says how to make it.
-    """
-    try:
-        entry = pwd.getpwnam(name)
-    except KeyError:
-        raise FailedPrecondition(
-            f"there is no user {name} for QEMU to run as; make it with "
-            f"`useradd --system --shell /usr/sbin/nologin {name}`, or set providers.qemu.user"
-        ) from None
-    return QemuUser(entry.pw_uid, entry.pw_gid, kvm_groups())
-
-
-def kvm_groups() -> list[int]:
-    """Return the group of /dev/kvm, as a list, if that group may use it."""
-    try:
-        status = os.stat(accelerator.KVM)
-        if status.st_mode & 0o060 == 0o060 and status.st_gid != 0:
-            return [grp.getgrgid(status.st_gid).gr_gid]
-    except (OSError, KeyError):
-        pass
-    return []
 
 
 def check_rights() -> None:

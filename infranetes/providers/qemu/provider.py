@@ -49,6 +49,7 @@ from infranetes.providers.qemu.bridge import BridgePort
 from infranetes.providers.qemu.command_line import CommandLine
 from infranetes.providers.qemu.disks import Disks
 from infranetes.providers.qemu.find import find_vms
+from infranetes.providers.qemu.kvm import qemu_user
 from infranetes.providers.qemu.launcher import Launcher
 from infranetes.providers.qemu.maintenance import Maintenance
 from infranetes.providers.qemu.os_errors import as_infranetes_error
@@ -115,7 +116,7 @@ class QemuProvider:
     @deferred
     async def start(self, progress: Progress) -> None:
         host_checks.check_rights()
-        user = host_checks.qemu_user(self._settings.user)
+        user = qemu_user(self._settings.user)
         try:
             images.current(self._settings.image_dir)
         except images.NoGuestImage as error:

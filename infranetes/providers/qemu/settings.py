@@ -12,6 +12,7 @@ import attrs
 
 from infranetes.guest.image import DEFAULT_DIR, NoGuestImage, current
 from infranetes.providers.qemu import uids
+from infranetes.providers.qemu.kvm import look_at_kvm, qemu_user
 from infranetes.providers.qemu.shares import SHARE
 from infranetes.providers.qemu.subnet import subnet
 from infranetes_common import config_outside as outside
@@ -81,8 +82,6 @@ def _images(path: Path) -> Iterator[outside.Finding]:
 
 
 def _user(name: str) -> Iterator[outside.Finding]:
-    from infranetes.providers.qemu.host_checks import qemu_user  # imported late: it runs programs
-
     return outside.tried(lambda: qemu_user(name))
 
 
@@ -164,6 +163,4 @@ class QemuSettings:
 
     def look_outside(self, is_set: Callable[[str], bool]) -> Iterator[outside.Finding]:
         """Look whether QEMU's user may use KVM, also where no key names it: KVM is the default."""
-        from infranetes.providers.qemu.look import look_at_kvm  # imported late: it runs programs
-
         return look_at_kvm(self.accelerator, self.user, is_set("accelerator"))

@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.config import Config
 from infranetes.ctl.session import DONE, USAGE
 from infranetes.providers import registry
-from infranetes.providers.qemu import accelerator
+from infranetes.providers.qemu import kvm
 from infranetes_common.config_outside import _NAMES
 from tests.harness.needs import needs_root
 from tests.infranetes.ctl.test_config_files import said
@@ -115,7 +115,7 @@ class FaultTests(OutsideTestCase):
             self.assertEqual(status, USAGE)
             wrong = [re.match(rf"F:\d: providers.{provider}.(\w+): .*/no/such", each) for each in found]
             self.assertEqual([each[1] for each in wrong if each], keys, found)
-        self.patch(accelerator, "KVM", "/no/such/kvm")
+        self.patch(kvm, "KVM", "/no/such/kvm")
         for key in ("qemu", "qemu_img", "user"):
             status, (words,) = self.checked("[providers.qemu]", f'{key} = "no-such"', provider="qemu")
             self.assertEqual(status, USAGE)
@@ -134,7 +134,7 @@ class WarningTests(OutsideTestCase):
             _, (words, _) = self.checked(f'socket = "{path}"')
             self.assertIn("socket: not looked at: another program, or the daemon itself, listens on", words)
             self.assertEqual(self.checked(f'delegate.socket = "{path}"'), (DONE, ["nothing is wrong with F"]))
-        self.patch(accelerator, "KVM", "/no/such/kvm")
+        self.patch(kvm, "KVM", "/no/such/kvm")
         _, (words, _) = self.checked("[providers.qemu]", f'image_dir = "{self.directory}"', provider="qemu")
         self.assertIn("image_dir: warning: there is no guest image in", words)
 
@@ -143,7 +143,7 @@ class KvmTests(OutsideTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.kvm = self.put("kvm")
-        self.patch(accelerator, "KVM", str(self.kvm))
+        self.patch(kvm, "KVM", str(self.kvm))
 
     def of(self, *lines: str) -> tuple[int, list[str]]:
         return self.checked("[providers.qemu]", *lines, provider="qemu")

@@ -20,6 +20,7 @@ from infranetes.providers.interface import Awaited, Instance, InstanceState
 from infranetes.providers.qemu import consoles, host_checks, record
 from infranetes.providers.qemu.command_line import CommandLine, Fd
 from infranetes.providers.qemu.connections import VmConnections
+from infranetes.providers.qemu.kvm import qemu_user
 from infranetes.providers.qemu.open_files import OpenFiles
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.paths import ProviderPaths
@@ -302,7 +303,7 @@ class HostTests(SynchronousTestCase):
 
     def test_a_user_that_is_not_there_is_named_with_the_way_to_make_it(self) -> None:
         with self.assertRaises(FailedPrecondition) as caught:
-            host_checks.qemu_user("no-such-user")
+            qemu_user("no-such-user")
         self.assertIn("useradd --system", str(caught.exception))
 
     def test_a_program_that_is_not_installed_yet_is_waited_for_and_its_package_named(self) -> None:

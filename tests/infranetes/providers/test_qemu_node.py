@@ -18,9 +18,9 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.interface import ProviderContext
-from infranetes.providers.qemu import accelerator, bridge, process
+from infranetes.providers.qemu import accelerator, bridge, kvm, process
 from infranetes.providers.qemu.bridge import MAC, Bridge, BridgePort, open_tap, port_group
-from infranetes.providers.qemu.look import look_at_kvm
+from infranetes.providers.qemu.kvm import look_at_kvm
 from infranetes.providers.qemu.parts import make_parts
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.privileges import QemuUser
@@ -392,7 +392,7 @@ class AcceleratorTests(TestCase):
         await until(lambda: not pids_by_argument(["66.25"]), "it is killed")
 
     async def test_where_it_does_not_it_is_emulation(self) -> None:
-        self.patch(accelerator, "KVM", str(self.kernel()))
+        self.patch(kvm, "KVM", str(self.kernel()))
         qemu = self.script(
             f'case "$*" in *-kernel*) echo no luck; exit 1;; esac; exit {accelerator._EXIT_CODE}'
         )
@@ -409,7 +409,7 @@ class AcceleratorTests(TestCase):
     async def test_the_answer_is_remembered_for_this_boot_and_this_qemu(self) -> None:
         device = Path(self.mktemp())
         device.touch()
-        self.patch(accelerator, "KVM", str(device))
+        self.patch(kvm, "KVM", str(device))
         count = Path(self.mktemp()).absolute()
         says = accelerator.KERNEL_SAYS.decode()
         working = self.script(f"echo x >>{count}; echo {says}; exit {accelerator._EXIT_CODE}")
@@ -423,7 +423,7 @@ class AcceleratorTests(TestCase):
     async def test_a_device_that_qemu_may_not_open_is_said_how_to_open(self) -> None:
         device = Path(self.mktemp()).absolute()
         device.touch()
-        self.patch(accelerator, "KVM", str(device))
+        self.patch(kvm, "KVM", str(device))
         os.chown(device, 0, 0)
         kernel, memory = self.kernel(), Path(self.mktemp())
         for mode, user, opens in (
@@ -434,7 +434,7 @@ class AcceleratorTests(TestCase):
             (0o666, QemuUser(65534, 65534), True),
         ):
             device.chmod(mode)
-            self.assertEqual(accelerator.closed_to(user) == "", opens, (oct(mode), user))
+            self.assertEqual(kvm.closed_to(user) == "", opens, (oct(mode), user))
         device.chmod(0o600)
         nobody = QemuUser(65534, 65534)
         chosen, reason = await accelerator.choose(reactor, "auto", QEMU, "7.2", nobody, kernel, memory)
@@ -446,7 +446,7 @@ class AcceleratorTests(TestCase):
         device = Path(self.mktemp()).absolute()
         device.touch()
         device.chmod(0o666)
-        self.patch(accelerator, "KVM", str(device))
+        self.patch(kvm, "KVM", str(device))
         for setting in ("auto", "kvm"):
             self.assertEqual(list(look_at_kvm(setting, "nobody", False)), [])
             [unseen] = look_at_kvm(setting, "nobody", True)
@@ -454,7 +454,7 @@ class AcceleratorTests(TestCase):
         self.assertEqual(list(look_at_kvm("tcg", "nobody", True)), [])
 
     async def test_without_the_device_it_is_emulation(self) -> None:
-        self.patch(accelerator, "KVM", "/nonexistent")
+        self.patch(kvm, "KVM", "/nonexistent")
         kernel, memory = self.kernel(), Path(self.mktemp())
         chosen, reason = await accelerator.choose(reactor, "auto", QEMU, "7.2", ME, kernel, memory)
         self.assertEqual(chosen, "tcg")
