@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Awaitable, Callable
-from ipaddress import IPv4Address, IPv4Network
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -30,11 +29,9 @@ from infranetes.providers.qemu.privileges import unprivileged
 from infranetes.providers.qemu.process import WatchedProcess, spawn
 from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.sockets import IDENTITY, QMP
-from infranetes.providers.qemu.subnet import gateway, mac_of
 from infranetes.providers.qemu.template import Template
 from infranetes_common.commands import find_program
 from infranetes_common.concurrency import run_in_thread, start
-from infranetes_common.identity import Network as GuestNetwork
 from infranetes_common.reactors import IReactor
 
 
@@ -124,13 +121,3 @@ async def execute(
     await loaded()
     await connections.resume()
     steps.done("execute")
-
-
-def guest_network(record: VmRecord, network: IPv4Network, mtu: int) -> GuestNetwork:
-    """Return the network configuration that the guest is given."""
-    return GuestNetwork(
-        mac=mac_of(IPv4Address(record.address)),
-        address=f"{record.address}/{network.prefixlen}",
-        gateway=str(gateway(network)),
-        mtu=mtu,
-    )

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from infranetes.providers.interface import Attachment
-from infranetes.providers.qemu import clone
 from infranetes.providers.qemu.namespaces import Namespaces
 from infranetes.providers.qemu.pod_network import PodNetwork
+from infranetes.providers.qemu.subnet import gateway
 from infranetes.providers.qemu.vm import Vm
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.identity import Network
@@ -67,7 +67,13 @@ class BridgeUplink:
         await self._network.leave(vm.record.bridge_port)
 
     async def guest_network(self, vm: Vm) -> Network:
-        return clone.guest_network(vm.record, await self._network.subnet(), self._network.bridge.mtu)
+        subnet = await self._network.subnet()
+        return Network(
+            mac=vm.record.bridge_port.mac,
+            address=f"{vm.record.address}/{subnet.prefixlen}",
+            gateway=str(gateway(subnet)),
+            mtu=self._network.bridge.mtu,
+        )
 
     async def set_firewall(self, vm: Vm, firewall: PodFirewall) -> None:
         await self._network.set_firewall(vm.record.bridge_port, vm.paths.directory, firewall)
