@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 from twisted.logger import Logger
 
-from infranetes.providers.qemu import host_checks, process
+from infranetes.providers.qemu import process
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.placement import Placement
 from infranetes.providers.qemu.privileges import QemuUser
@@ -45,7 +47,7 @@ async def find_vms(
         await run_in_thread(reactor, vm.explain_missing_process)
         if vm.record.phase is Phase.READY and vm.process is not None:
             await _place(placement, vm, vm.process.pid)
-    await run_in_thread(reactor, host_checks.remove_other_sockets, paths.run, set(vms))
+    await run_in_thread(reactor, remove_other_sockets, paths.run, set(vms))
     running = sum(vm.alive for vm in vms.values())
     _log.info("found {count} VMs, {running} of them running", count=len(vms), running=running)
     return vms
@@ -57,3 +59,10 @@ async def _place(placement: Placement, vm: Vm, pid: int) -> None:
         await placement.place(vm.record, pid)
     except InfranetesError as error:
         _log.warn("VM {vm} may not be accounted to its pod: {error}", vm=vm.record.id, error=error)
+
+
+def remove_other_sockets(directory: Path, tokens: set[str]) -> None:
+    """Remove the sockets of VMs with none of these tokens, and of templates."""
+    for path in directory.iterdir():
+        if path.name not in tokens:
+            shutil.rmtree(path, ignore_errors=True)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from twisted.internet.interfaces import IReactorTime
@@ -74,13 +73,6 @@ def make_directories(paths: ProviderPaths, templates: Path) -> None:
             raise FailedPrecondition(
                 f"{path} can't be made: {error.strerror}; see state_dir and run_dir"
             ) from error
-
-
-def remove_other_sockets(directory: Path, tokens: set[str]) -> None:
-    """Remove the sockets of VMs with none of these tokens, and of templates."""
-    for path in directory.iterdir():
-        if path.name not in tokens:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 async def take_lock(clock: IReactorTime, paths: ProviderPaths) -> int:

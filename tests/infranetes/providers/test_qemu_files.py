@@ -20,6 +20,7 @@ from infranetes.providers.interface import Awaited, Instance, InstanceState
 from infranetes.providers.qemu import consoles, host_checks, record
 from infranetes.providers.qemu.command_line import CommandLine, Fd
 from infranetes.providers.qemu.connections import VmConnections
+from infranetes.providers.qemu.find import remove_other_sockets
 from infranetes.providers.qemu.kvm import qemu_user
 from infranetes.providers.qemu.open_files import OpenFiles
 from infranetes.providers.qemu.os_errors import as_infranetes_error
@@ -264,7 +265,7 @@ class HostTests(SynchronousTestCase):
         for name in (TOKEN, "f" * 32, "template-x"):
             (directory / name).mkdir(parents=True)
             (directory / name / "qmp").write_text("")
-        host_checks.remove_other_sockets(directory, {TOKEN})
+        remove_other_sockets(directory, {TOKEN})
         self.assertEqual([path.name for path in directory.iterdir()], [TOKEN])
 
     def test_a_directory_that_can_not_be_made_is_named_with_its_setting(self) -> None:
