@@ -25,7 +25,7 @@ from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.os_errors import as_infranetes_error
 from infranetes.providers.qemu.parts import Parts
 from infranetes.providers.qemu.paths import ProviderPaths
-from infranetes.providers.qemu.pod_cgroups import PodRoom
+from infranetes.providers.qemu.placement import PodRoom
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.ram import SharedRam
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords

@@ -12,7 +12,6 @@ from infranetes.providers.qemu.firewalls import Firewalls
 from infranetes.providers.qemu.namespaces import Namespaces
 from infranetes.providers.qemu.paths import ProviderPaths
 from infranetes.providers.qemu.placement import Placement
-from infranetes.providers.qemu.pod_cgroups import PodCgroups
 from infranetes.providers.qemu.pod_network import PodNetwork
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.uplink import BridgeUplink, NamespaceUplink, Uplink, UplinkOfRecord
@@ -46,4 +45,4 @@ def make_parts(
         BridgeUplink(network), NamespaceUplink(Namespaces(reactor), context.joins_namespaces)
     )
     consoles = ConsoleArchive(paths.consoles, settings.kept_consoles, settings.console_size)
-    return Parts(network, uplink, PodCgroups(reactor), consoles)
+    return Parts(network, uplink, Placement(reactor), consoles)

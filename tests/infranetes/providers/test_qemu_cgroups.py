@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes.providers.cgroup_parents import group_path, is_slice, slice_path
 from infranetes.providers.qemu import cgroupfs
 from infranetes.providers.qemu.cgroupfs import CgroupFiles, Kills, hierarchies, kills, memberships
-from infranetes.providers.qemu.pod_cgroups import PodCgroups
+from infranetes.providers.qemu.placement import Placement
 from infranetes.providers.qemu.record import VmRecord
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -187,7 +187,7 @@ class PinTests(CgroupCase):
     async def test_a_vm_has_those_that_it_is_given_until_it_is_given_others(self) -> None:
         process, last = self.sleeping(), self.cpus[-1]
         record = attrs.evolve(ALONE, cgroup_parent=f"/{self.parent}", token=self.name.partition("-")[2])
-        placement = PodCgroups(reactor, self.groups, booted=Path(self.mktemp()))
+        placement = Placement(reactor, self.groups, booted=Path(self.mktemp()))
         await placement.place(record, process.pid)
         everything = frozenset(self.cpus)
         for cpus, wanted in ((str(last), {last}), ("", everything), (f"0-{last}", everything)):
@@ -215,7 +215,7 @@ class PinTests(CgroupCase):
         self.addCleanup(self._end, process)
         while len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 2:
             time.sleep(0.01)
-        placement = PodCgroups(reactor, self.groups, booted=Path(self.mktemp()))
+        placement = Placement(reactor, self.groups, booted=Path(self.mktemp()))
         with capturedLogs() as told:
             await placement.pin(ALONE, process.pid, str(self.cpus[0]), "0")
         self.assertEqual(self.allowed(process.pid), {frozenset(self.cpus[:1])})

@@ -26,7 +26,7 @@ from infranetes.providers.interface import Instance, Progress, Size
 from infranetes.providers.qemu import bridge, clone, firewalls, launcher, record, template_boot, uids
 from infranetes.providers.qemu.command_line import Fd
 from infranetes.providers.qemu.open_files import OpenFiles
-from infranetes.providers.qemu.pod_cgroups import PodCgroups
+from infranetes.providers.qemu.placement import Placement
 from infranetes.providers.qemu.process import WatchedProcess
 from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.settings import QemuSettings
@@ -164,7 +164,7 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
         await provider.place(later.id, "", Size())
         self.assertEqual(len(placed), 4, "there is none to put it into")
         await self.within(provider.stop())
-        self.patch(PodCgroups, "place", lambda groups, its, pid: place(its, pid))
+        self.patch(Placement, "place", lambda groups, its, pid: place(its, pid))
         await self.started()
         self.assertIn((later.id, "/kubepods/pod2", pid), placed[4:], "the next daemon puts it there, too")
 

@@ -14,8 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu import cgroupfs
 from infranetes.providers.qemu.cgroupfs import memberships
-from infranetes.providers.qemu.own_slice import MOST_TASKS
-from infranetes.providers.qemu.pod_cgroups import PodCgroups, PodRoom
+from infranetes.providers.qemu.placement import MOST_TASKS, Placement, PodRoom
 from infranetes.providers.qemu.record import VmRecord
 from infranetes.providers.qemu.scopes import SystemdScopes
 from infranetes_common.errors import Unavailable
@@ -31,7 +30,7 @@ class PodCgroupTests(CgroupCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.placement = PodCgroups(reactor, booted=Path(self.mktemp()))
+        self.placement = Placement(reactor, booted=Path(self.mktemp()))
 
     def vm(self, parent: str) -> VmRecord:
         token = self.name.partition("-")[2]
@@ -97,7 +96,7 @@ class PodCgroupTests(CgroupCase):
             async def place(self, *_: object, **__: object) -> None:
                 raise Unavailable("systemd does not answer on its socket")
 
-        placement = PodCgroups(reactor, scopes=Scopes(reactor), booted=Path("/"))
+        placement = Placement(reactor, scopes=Scopes(reactor), booted=Path("/"))
         with capturedLogs() as events:
             for _ in range(2):
                 await placement.place(self.vm(""), 42)
@@ -112,7 +111,7 @@ class PodCgroupTests(CgroupCase):
             async def place(self, pid: int, parent: str, name: str, *_: object, **__: object) -> None:
                 asked.append((pid, parent, name))
 
-        placement = PodCgroups(reactor, scopes=Scopes(reactor), booted=Path("/"))
+        placement = Placement(reactor, scopes=Scopes(reactor), booted=Path("/"))
         vm = self.vm("/kubepods.slice/kubepods-pod1.slice")
         await placement.place(vm, 42)
         self.assertEqual(asked, [(42, "/kubepods.slice/kubepods-pod1.slice", self.name)])
@@ -155,7 +154,7 @@ class OwnSliceTests(ScopeCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.placement = PodCgroups(reactor, scopes=self.scopes, booted=Path("/"))
+        self.placement = Placement(reactor, scopes=self.scopes, booted=Path("/"))
         token = self.name.partition("-")[2]
         self.vm = VmRecord(token, "s" * 32, "c", "n", "10.0.0.2", 0.0)
         self.own = f"/infranetes.slice/infranetes-vm-{token}.scope"

@@ -20,7 +20,7 @@ from infranetes.providers.qemu.connections import VmConnections
 from infranetes.providers.qemu.launcher import Launcher
 from infranetes.providers.qemu.parts import make_parts
 from infranetes.providers.qemu.paths import ProviderPaths
-from infranetes.providers.qemu.pod_cgroups import PodCgroups
+from infranetes.providers.qemu.placement import Placement
 from infranetes.providers.qemu.privileges import QemuUser
 from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.settings import QemuSettings
@@ -160,7 +160,7 @@ class TornDownTests(TestCase):
         records.open()
         done: list[str] = []
 
-        class Places(PodCgroups):
+        class Places(Placement):
             async def forget(self, record: VmRecord) -> None:
                 done.append(f"forgotten {record.id}")
 
