@@ -47,7 +47,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.infranetes.providers.test_qemu_firewalls": ("bridge",),
     "tests.infranetes.providers.test_qemu_launches": ("bridge",),
     "tests.infranetes.providers.test_qemu_neighbours": ("bridge",),
-    "tests.infranetes.providers.test_qemu_node": ("bridge",),
+    "tests.infranetes.providers.test_qemu_bridge": ("bridge",),
     # They publish volumes of the same names among the node's mounts.
     "tests.infranetes.csi": ("published volumes",),
     # They use the same addresses on the node.

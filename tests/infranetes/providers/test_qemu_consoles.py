@@ -166,3 +166,24 @@ class FoundTests(SynchronousTestCase):
         self.assertEqual(
             self.found(detail="its process was killed by SIGKILL").detail, "its process was killed by SIGKILL"
         )
+
+
+class FileTests(SynchronousTestCase):
+    """The file of a console, which QEMU appends to."""
+
+    def test_a_consoles_end_is_plain_text(self) -> None:
+        console = Path(self.mktemp())
+        self.assertEqual(consoles.tail(console), "")
+        console.write_bytes(b"x" * 5000 + b"\n\x1b[0;1;31mFailed\x1b[0m to start\x00\xff\r\n")
+        self.assertTrue(consoles.tail(console).endswith("\nFailed to start\ufffd"))
+
+    def test_a_console_keeps_its_end_under_a_bound(self) -> None:
+        console = Path(self.mktemp())
+        with console.open("ab", buffering=0) as writer:
+            writer.write(b"a" * 900)
+            consoles.trim(console, 1000)
+            self.assertEqual(console.stat().st_size, 900)
+            writer.write(b"b" * 500)
+            consoles.trim(console, 1000)
+            writer.write(b"c" * 10)
+        self.assertEqual(console.read_bytes(), b"b" * 500 + b"c" * 10)

@@ -32,8 +32,8 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import Identity, Route
 from infranetes_common.pod_firewall import CLOSED
 from infranetes_common.reactors import installed
-from tests.infranetes.providers.test_qemu_files import COMMAND_LINE
 from tests.infranetes.providers.test_qemu_namespaces import MAC, NamespaceCase, arrivals, failed
+from tests.infranetes.providers.test_qemu_template import COMMAND_LINE
 from tests.support.frames import IPV4, ethernet, udp
 
 reactor = installed()

@@ -1,117 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The QEMU provider's effects on the node: processes, bridge, taps, nftables, and the test of KVM."""
+"""The pods' bridge and its table, on this machine's kernel."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import stat
 import subprocess
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.task import deferLater
 from twisted.logger import capturedLogs, formatEvent
-from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.trial.unittest import TestCase
 
 from infranetes.providers.interface import ProviderContext
-from infranetes.providers.qemu import accelerator, bridge, kvm, process
+from infranetes.providers.qemu import bridge
 from infranetes.providers.qemu.bridge import MAC, Bridge, BridgePort, open_tap, port_group
-from infranetes.providers.qemu.kvm import look_at_kvm
 from infranetes.providers.qemu.parts import make_parts
 from infranetes.providers.qemu.paths import ProviderPaths
-from infranetes.providers.qemu.privileges import QemuUser
-from infranetes.providers.qemu.process import WatchedProcess, pids_by_argument
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.shares import table_of
 from infranetes_common import commands
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
-from tests.harness.needs import needs_netns, needs_root
-from tests.support.waiting import until
+from tests.harness.needs import needs_netns
 
 reactor = installed()
 BRIDGE = "inftest1"
 SUBNET = IPv4Network("10.217.0.0/24")
-QEMU = "/usr/bin/qemu-system-x86_64"
-ME = QemuUser(os.getuid(), os.getgid())
 
 
 def said(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-class WatchedProcessTests(TestCase):
-    """Processes that outlive the daemon."""
-
-    async def start(self, marker: str) -> int:
-        with open(os.devnull) as null:
-            pid = process.spawn(reactor, ["sleep", marker], {0: null.fileno(), 1: null.fileno()}).pid
-        while marker not in pids_by_argument([marker]):
-            await deferLater(reactor, 0.01, lambda: None)
-        return pid
-
-    async def test_its_end_is_told_once_and_kill_waits_for_it(self) -> None:
-        ended: list[None] = []
-        pid = await self.start("62.5")
-        self.assertEqual(pids_by_argument(["62.5", "other"]), {"62.5": [pid]})
-        watched = WatchedProcess(reactor, pid, lambda: ended.append(None))
-        self.assertTrue(watched.alive)
-        await watched.kill()
-        await watched.kill()
-        self.assertEqual((watched.alive, watched.gone), (False, True))
-        self.assertEqual((ended, pids_by_argument(["62.5"])), ([None], {}))
-
-    async def test_one_that_ends_by_itself_is_told(self) -> None:
-        done: Deferred[None] = Deferred()
-        pid = await self.start("63.5")
-        WatchedProcess(reactor, pid, lambda: done.callback(None))
-        os.kill(pid, signal.SIGTERM)
-        await done.addTimeout(10.0, reactor)
-
-    async def test_how_it_ended_is_known_of_those_started_here(self) -> None:
-        for script, words in (
-            ("exit 3", "ended with exit code 3"),
-            ("kill -TERM $$", "was killed by SIGTERM"),
-            ("kill -KILL $$", "was killed by SIGKILL (by a person, or by the kernel for want of memory"),
-        ):
-            with open(os.devnull) as null:
-                child = process.spawn(reactor, ["sh", "-c", f"read x; {script}"], {0: "w", 1: null.fileno()})  # type: ignore[dict-item]
-            done: Deferred[None] = Deferred()
-            watched = WatchedProcess(reactor, child.pid, lambda: done.callback(None), child)  # noqa: B023
-            child.transport.closeStdin()  # type: ignore[union-attr]
-            await done.addTimeout(10.0, reactor)
-            self.assertIn(words, watched.end)
-        pid = await self.start("69.5")
-        stranger = WatchedProcess(reactor, pid, lambda: None)
-        await stranger.kill()
-        self.assertIn("not known", stranger.end)
-
-    async def test_an_event_that_is_not_its_end_is_no_end(self) -> None:
-        pid = await self.start("66.25")
-        watched = WatchedProcess(reactor, pid, lambda: self.fail("told"))
-        watched.doRead()
-        self.assertTrue(watched.alive)
-        watched.unwatch()
-        await WatchedProcess(reactor, pid, lambda: None).kill()
-
-    async def test_one_that_is_forgotten_goes_on(self) -> None:
-        pid = await self.start("64.5")
-        watched = WatchedProcess(reactor, pid, lambda: self.fail("told"))
-        watched.unwatch()
-        watched.unwatch()
-        self.assertEqual((watched.alive, watched.gone), (False, False))
-        self.assertEqual(pids_by_argument(["64.5"]), {"64.5": [pid]})
-        await WatchedProcess(reactor, pid, lambda: None).kill()
-
-    async def test_one_that_is_gone_is_no_process(self) -> None:
-        pid = await self.start("65.5")
-        await WatchedProcess(reactor, pid, lambda: None).kill()
-        await until(lambda: not os.path.exists(f"/proc/{pid}"), "it is reaped")
-        self.assertRaises(ProcessLookupError, WatchedProcess, reactor, pid, lambda: None)
 
 
 @needs_netns
@@ -349,128 +270,3 @@ class BridgeTests(TestCase):
             self.patch(bridge, "check", lambda *_, answer=answer: succeed(answer))
             found = await Bridge(reactor, BRIDGE, 0)._uplink_mtu([lo, first, second])  # type: ignore[list-item]
             self.assertEqual(found, mtu, routes)
-
-
-@needs_root
-class AcceleratorTests(TestCase):
-    """KVM has to prove that it works."""
-
-    def script(self, body: str) -> str:
-        path = Path(self.mktemp()).absolute()
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        return str(path)
-
-    async def test_the_guest_proves_what_works(self) -> None:
-        """Emulation always works, so there the guest's proof must succeed."""
-        self.assertEqual(await accelerator.probe(reactor, QEMU, "tcg", ME, 60.0), "")
-
-    async def test_a_guest_that_hangs_proves_nothing_and_is_killed(self) -> None:
-        hanging = self.script("exec sleep 66.5")
-        fault = await accelerator.probe(reactor, hanging, "kvm", ME, 0.5)
-        self.assertIn("hung for 0.5 s", fault)
-        await until(lambda: not pids_by_argument(["66.5"]), "it is killed")
-
-    async def test_a_qemu_that_refuses_is_quoted(self) -> None:
-        fault = await accelerator.probe(
-            reactor, self.script("echo Could not access KVM kernel module >&2; exit 1"), "kvm", ME, 10.0
-        )
-        self.assertIn("Could not access KVM", fault)
-        self.assertTrue(await accelerator.probe(reactor, self.script("exit 0"), "kvm", ME, 10.0))
-
-    async def test_the_kernel_of_the_image_has_to_boot_too(self) -> None:
-        """KVM in a virtual machine may run 512 bytes of code, but not a kernel."""
-        kernel = self.kernel()
-        says = self.script(f"echo 'VFS: {accelerator.KERNEL_SAYS.decode()} on unknown-block(0,0)'")
-        self.assertEqual(await accelerator.probe_kernel(reactor, says, "kvm", ME, kernel, 10.0), "")
-        broken = self.script("echo KVM internal error. Suberror: 1 >&2")
-        fault = await accelerator.probe_kernel(reactor, broken, "kvm", ME, kernel, 10.0)
-        self.assertIn("did not boot: KVM internal error", fault)
-        hanging = self.script("exec sleep 66.25")
-        fault = await accelerator.probe_kernel(reactor, hanging, "kvm", ME, kernel, 0.5)
-        self.assertIn("kernel hung for 0.5 s", fault)
-        await until(lambda: not pids_by_argument(["66.25"]), "it is killed")
-
-    async def test_where_it_does_not_it_is_emulation(self) -> None:
-        self.patch(kvm, "KVM", str(self.kernel()))
-        qemu = self.script(
-            f'case "$*" in *-kernel*) echo no luck; exit 1;; esac; exit {accelerator._EXIT_CODE}'
-        )
-        memory = Path(self.mktemp())
-        chosen, reason = await accelerator.choose(reactor, "auto", qemu, "1", ME, self.kernel(), memory)
-        self.assertEqual(chosen, "tcg")
-        self.assertIn("no luck", reason)
-
-    def kernel(self) -> Path:
-        path = Path(self.mktemp()).absolute()
-        path.write_bytes(b"kernel")
-        return path
-
-    async def test_the_answer_is_remembered_for_this_boot_and_this_qemu(self) -> None:
-        device = Path(self.mktemp())
-        device.touch()
-        self.patch(kvm, "KVM", str(device))
-        count = Path(self.mktemp()).absolute()
-        says = accelerator.KERNEL_SAYS.decode()
-        working = self.script(f"echo x >>{count}; echo {says}; exit {accelerator._EXIT_CODE}")
-        kernel = self.kernel()
-        memory = Path(self.mktemp())
-        for version, asked in (("1", 2), ("1", 2), ("2", 4)):
-            chosen = await accelerator.choose(reactor, "auto", working, version, ME, kernel, memory)
-            self.assertEqual(chosen[0], "kvm")
-            self.assertEqual(count.read_text().count("x"), asked)
-
-    async def test_a_device_that_qemu_may_not_open_is_said_how_to_open(self) -> None:
-        device = Path(self.mktemp()).absolute()
-        device.touch()
-        self.patch(kvm, "KVM", str(device))
-        os.chown(device, 0, 0)
-        kernel, memory = self.kernel(), Path(self.mktemp())
-        for mode, user, opens in (
-            (0o600, QemuUser(65534, 65534), False),
-            (0o660, QemuUser(65534, 65534, [0]), True),
-            (0o660, QemuUser(65534, 65534), False),
-            (0o640, QemuUser(65534, 0), False),
-            (0o666, QemuUser(65534, 65534), True),
-        ):
-            device.chmod(mode)
-            self.assertEqual(kvm.closed_to(user) == "", opens, (oct(mode), user))
-        device.chmod(0o600)
-        nobody = QemuUser(65534, 65534)
-        chosen, reason = await accelerator.choose(reactor, "auto", QEMU, "7.2", nobody, kernel, memory)
-        self.assertEqual(chosen, "tcg")
-        for words in (f"{device} belongs to root:root with mode 0600", f"chmod 0660 {device}"):
-            self.assertIn(words, reason)
-
-    def test_a_check_of_the_configuration_runs_no_guest_and_says_so_where_it_was_asked_to_look(self) -> None:
-        device = Path(self.mktemp()).absolute()
-        device.touch()
-        device.chmod(0o666)
-        self.patch(kvm, "KVM", str(device))
-        for setting in ("auto", "kvm"):
-            self.assertEqual(list(look_at_kvm(setting, "nobody", False)), [])
-            [unseen] = look_at_kvm(setting, "nobody", True)
-            self.assertIn("no guest was run", str(unseen))
-        self.assertEqual(list(look_at_kvm("tcg", "nobody", True)), [])
-
-    async def test_without_the_device_it_is_emulation(self) -> None:
-        self.patch(kvm, "KVM", "/nonexistent")
-        kernel, memory = self.kernel(), Path(self.mktemp())
-        chosen, reason = await accelerator.choose(reactor, "auto", QEMU, "7.2", ME, kernel, memory)
-        self.assertEqual(chosen, "tcg")
-        self.assertIn("/nonexistent", reason)
-        error = await self.assertFailure(
-            Deferred.fromCoroutine(accelerator.choose(reactor, "kvm", QEMU, "7.2", ME, kernel, memory)),
-            FailedPrecondition,
-        )
-        self.assertIn("accelerator", str(error))
-
-
-@needs_root
-class DependencyTests(SynchronousTestCase):
-    """Tests here need root and Debian's tools, and fail without them."""
-
-    def test_this_runs_as_root_with_the_tools(self) -> None:
-        self.assertEqual(os.geteuid(), 0, "bridges and taps are made by root")
-        for program in ("ip", "nft", "setpriv", "setsid", QEMU, "qemu-img"):
-            commands.find_program(program)
