@@ -116,7 +116,7 @@ setup(
             "**/*.sh",
             "**/*.in",
             "**/*.css",
-            "configuration.md",
+            "config/configuration.md",
             "py.typed",
         ],
         "vmserver": ["**/*.json", "**/*.toml", "**/*.in", "py.typed"],

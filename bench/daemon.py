@@ -19,7 +19,7 @@ from twisted.internet.task import deferLater
 
 from bench.client import Client
 from bench.figures import Missing
-from infranetes.config import CONTROL_SOCKET
+from infranetes.config.schema import CONTROL_SOCKET
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control, cri
 from txgrpc import Channel, GrpcError

@@ -16,11 +16,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes import config as configuration
-from infranetes.config import FORMATS, LEVELS, Reading
-from infranetes.config_in_force import ConfigInForce
+from infranetes.config import Reading
+from infranetes.config.in_force import ConfigInForce
+from infranetes.config.schema import FORMATS, LEVELS
 from infranetes.daemon.assembly import Daemon
+from infranetes.daemon.reload import Reload
 from infranetes.daemon.service_manager import ServiceManager
-from infranetes.reload import Reload
 from infranetes_common.commandline import DaemonOptions
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ConfigError, InfranetesError

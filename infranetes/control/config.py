@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from infranetes.config_in_force import ConfigInForce, InForce, Origin
+from infranetes.config.in_force import ConfigInForce, InForce, Origin
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.config_text import Setting
 from infranetes_common.reactors import IReactor

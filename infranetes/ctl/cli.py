@@ -14,8 +14,9 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import react
 
 from infranetes import config as configuration
-from infranetes.config import CONTROL_SOCKET, Config
-from infranetes.config_check import Make, made_of_keys
+from infranetes.config import Config
+from infranetes.config.check import Make, made_of_keys
+from infranetes.config.schema import CONTROL_SOCKET
 from infranetes.ctl.arguments import DEFAULT_CONFIG, exactly
 from infranetes.ctl.command_line import CommandLine
 from infranetes.ctl.commands import COMMANDS, Command

@@ -11,10 +11,10 @@ from importlib import resources
 import attrs
 
 from infranetes.config import Config
-from infranetes.config_check import Checked, check_file
+from infranetes.config.check import Checked, check_file
 from infranetes.ctl.arguments import DEFAULT_CONFIG
 from infranetes.ctl.session import DONE, USAGE
-from infranetes.handler_config import HandlerConfig
+from infranetes.pods.node.handler_config import HandlerConfig
 from infranetes.providers import registry
 from infranetes_common import config_reference
 from infranetes_common.config_faults import Fault
@@ -54,7 +54,7 @@ def reference(of_machine: bool = True) -> Iterator[Table]:
     """Yield all tables of infranetes.toml, with those of plug-ins whose keys are known.
 
     :param of_machine: include defaults that depend on this machine."""
-    page = resources.files("infranetes").joinpath(PAGE).read_text(encoding="utf-8")
+    page = resources.files("infranetes.config").joinpath(PAGE).read_text(encoding="utf-8")
     yield from config_reference.tables(
         page, "infranetes.toml", Config, without=OWN_TABLES, of_machine=of_machine
     )

@@ -7,8 +7,8 @@ import argparse
 import tomllib
 from datetime import UTC, datetime
 
-from infranetes.config import COMMAND_LINE
-from infranetes.config_in_force import HIDDEN
+from infranetes.config.in_force import HIDDEN
+from infranetes.config.reading import COMMAND_LINE
 from infranetes.ctl.tables import Json, lines, table
 from infranetes_common.wire import control
 

@@ -14,8 +14,9 @@ from infranetes.agent_ports import AgentPorts
 from infranetes.agent_ports import table_name as agents_table
 from infranetes.authority import Authority
 from infranetes.claims import StateLock, clear_socket, make_directories
-from infranetes.config import ADDRESSING, Config, Reading
-from infranetes.config_in_force import ConfigInForce
+from infranetes.config import Config, Reading
+from infranetes.config.in_force import ConfigInForce
+from infranetes.config.schema import ADDRESSING
 from infranetes.control.config import ConfigCalls
 from infranetes.control.describe import DescribeCalls
 from infranetes.control.enter import EnterCalls

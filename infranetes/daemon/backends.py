@@ -12,7 +12,6 @@ from infranetes.config import Config
 from infranetes.daemon.delegate import images_beside, make_delegate
 from infranetes.delegate.channel import Delegate
 from infranetes.delegate.node_images import NodeImages
-from infranetes.handler_config import CNI, DOCKER, MACHINE, SYSTEMD
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.catalogues import CatalogueSet
@@ -22,6 +21,7 @@ from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.images.several import SeveralStores, Store, as_one, container_images
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.pods.images.layer_loads import disk_name
+from infranetes.pods.node.handler_config import CNI, DOCKER, MACHINE, SYSTEMD
 from infranetes.providers.interface import (
     IHasCatalogue,
     IPodProvider,

@@ -13,10 +13,10 @@ from infranetes.delegate.channel import Delegate
 from infranetes.delegate.events import DelegateEvents
 from infranetes.delegate.node_images import NodeImages
 from infranetes.delegate.router import Router
-from infranetes.handler_config import DOCKER
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import SeveralStores, Store, as_one
+from infranetes.pods.node.handler_config import DOCKER
 from infranetes.pods.node.inventory import Inventory
 from infranetes_common.reactors import IReactor
 from infranetes_common.services import StartStop

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from infranetes.config import ADDRESSING, Config
+from infranetes.config import Config
+from infranetes.config.schema import ADDRESSING
 from infranetes.delegate.node_images import NodeImages
-from infranetes.handler_config import SYSTEMD, HandlerConfig
 from infranetes.images.several import SeveralStores
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Purpose
 from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handler_config import SYSTEMD, HandlerConfig
 from infranetes.pods.node.handlers import AnnotationRule, Handler
 from infranetes.providers.interface import IInVpc, IPodProvider
 from infranetes_common.errors import ConfigError

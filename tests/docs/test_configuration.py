@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
-from infranetes.handler_config import HandlerConfig
+from infranetes.pods.node.handler_config import HandlerConfig
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.cloud.azure.settings import Settings as AzureSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings

@@ -20,8 +20,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes import agent_ports
 from infranetes.agent_ports import FAMILY, AgentPorts, script, table_name
-from infranetes.handler_config import CNI
 from infranetes.machines.agent.marked import marked_endpoint
+from infranetes.pods.node.handler_config import CNI
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.identity import AGENT_PORT

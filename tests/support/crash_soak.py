@@ -29,7 +29,7 @@ from twisted.internet.defer import gatherResults
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.threads import deferToThread
 
-from infranetes.config import CONTROL_SOCKET
+from infranetes.config.schema import CONTROL_SOCKET
 from infranetes.pods.store.store import FILE
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.reactors import IReactor

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infranetes import config_checks
 from infranetes.config import Config
+from infranetes.config import rules as config_checks
 from tests.infranetes.daemon import crashing
 
 

@@ -14,7 +14,6 @@ from twisted.logger import Logger
 
 from infranetes.agent_ports import AgentPorts
 from infranetes.authority import Authority
-from infranetes.handler_config import CNI, DOCKER, MACHINE
 from infranetes.hostports.hostports import HostPorts
 from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import Connect
@@ -23,6 +22,7 @@ from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node import apparmor
+from infranetes.pods.node.handler_config import CNI, DOCKER, MACHINE
 from infranetes.pods.node.handlers import Handler
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.node.logs import Logs

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from infranetes.handler_config import ALL, DOCKER, MACHINE, SYSTEMD
 from infranetes.images import Image
+from infranetes.pods.node.handler_config import ALL, DOCKER, MACHINE, SYSTEMD
 from infranetes.pods.node.sides import ProviderSide
 from infranetes.providers.interface import Size
 from infranetes_common.errors import InvalidArgument

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from twisted.logger import Logger
 
-from infranetes.handler_config import CNI
 from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.providers.annotations import wants_service_proxy
 

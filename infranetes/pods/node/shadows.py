@@ -24,7 +24,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from infranetes.handler_config import CNI
+from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState

@@ -9,11 +9,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from infranetes.authority import Authority
-from infranetes.handler_config import CNI
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.observer import Observer
 from infranetes.overlay.overlay import Overlay
+from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.store.store import Store
 from infranetes.providers.interface import IFirewallsPods, IPodProvider
 from infranetes_common.concurrency import Event

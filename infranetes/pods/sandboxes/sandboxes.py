@@ -17,11 +17,11 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.handler_config import CNI, MACHINE
 from infranetes.hostports.mappings import host_ports_of
 from infranetes.ids import new_id
 from infranetes.machines.timeline import bounded
 from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handler_config import CNI, MACHINE
 from infranetes.pods.node.inventory import Sandbox, sandbox_name
 from infranetes.pods.node.logs import LONGEST_SECONDS
 from infranetes.pods.node.shadows import end_shadow

@@ -6,8 +6,8 @@ The VM's agent learns the choice when the VM becomes the pod's, and refuses one 
 
 from __future__ import annotations
 
-from infranetes.handler_config import DOCKER, MACHINE
 from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handler_config import DOCKER, MACHINE
 from infranetes.pods.node.handlers import Handler
 from infranetes.providers.annotations import CONTAINERS, PREFIX
 from infranetes.providers.interface import IHasGuestImage

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from infranetes.handler_config import CNI
 from infranetes.hostports.hostports import PodPorts
 from infranetes.hostports.mappings import host_ports_of
+from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import SandboxState
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import attrs
 from twisted.logger import Logger
 
-from infranetes.handler_config import CNI
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.handlers import Handler
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import SandboxState

@@ -16,7 +16,7 @@ from infranetes.config import Config, load
 from infranetes.ctl.__main__ import main
 from infranetes.ctl.config_files import reference
 from infranetes.ctl.session import DONE, USAGE
-from infranetes.handler_config import HandlerConfig
+from infranetes.pods.node.handler_config import HandlerConfig
 from infranetes.providers import registry
 from infranetes_common.config_text import defaults
 

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config
 from infranetes.ctl.session import USAGE
-from infranetes.handler_config import HandlerConfig
+from infranetes.pods.node.handler_config import HandlerConfig
 from infranetes.providers import registry
 from infranetes_common import config
 from infranetes_common.errors import ConfigError

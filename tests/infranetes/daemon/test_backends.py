@@ -9,14 +9,15 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from infranetes.config import Config, DelegateConfig
+from infranetes.config import Config
+from infranetes.config.schema import DelegateConfig
 from infranetes.daemon.backends import Images, make_backends, make_stores
-from infranetes.handler_config import CNI, HandlerConfig
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables
 from infranetes.images.several import SeveralStores, as_one
 from infranetes.machines.pool_config import PoolConfig, PoolSize
+from infranetes.pods.node.handler_config import CNI, HandlerConfig
 from infranetes.providers.interface import IHasCatalogue, ProviderContext
 from infranetes_common.errors import ConfigError
 

@@ -9,7 +9,7 @@ import json
 import signal
 from typing import Any
 
-from infranetes.config import CONTROL_SOCKET
+from infranetes.config.schema import CONTROL_SOCKET
 from infranetes.ctl.cli import DONE, ask, parser, socket_of
 from infranetes_common.wire import cri
 from tests.harness.needs import needs_registry

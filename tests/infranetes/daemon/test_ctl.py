@@ -13,7 +13,7 @@ from typing import IO
 
 from twisted.internet.threads import deferToThread
 
-from infranetes.config import CONTROL_SOCKET
+from infranetes.config.schema import CONTROL_SOCKET
 from infranetes.ctl.cli import DONE, DOWN, FAILED, INTERRUPTED, USAGE
 from infranetes.ctl.commands import COMMANDS
 from infranetes.pods.store.store import FILE

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
 
-from infranetes.config import CONTROL_SOCKET
+from infranetes.config.schema import CONTROL_SOCKET
 from infranetes_common.wire import control, cri, vmserver
 from tests.harness.durations import slow
 from tests.harness.needs import repetitions

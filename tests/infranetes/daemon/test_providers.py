@@ -13,13 +13,14 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import TestCase
 from zope.interface import implementer
 
-from infranetes.config import Config, KubernetesConfig
+from infranetes.config import Config
+from infranetes.config.schema import KubernetesConfig
 from infranetes.daemon.assembly import Daemon
 from infranetes.daemon.pods_service import PodsService
-from infranetes.handler_config import AnnotationsConfig, HandlerConfig
 from infranetes.images.several import SeveralStores
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolRecord, PoolState
+from infranetes.pods.node.handler_config import AnnotationsConfig, HandlerConfig
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.store.store import Store

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.config import CONTROL_SOCKET, Config
+from infranetes.config import Config
+from infranetes.config.schema import CONTROL_SOCKET
 from infranetes.ctl import arguments as ctl
 from infranetes.flexvolume.cli import DEFAULT_CONFIG, DEFAULT_SOCKET, SOCKET_NAME, answer, parser, socket_of
 from infranetes.flexvolume.cli import Refused as NotDone

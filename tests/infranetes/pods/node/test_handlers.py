@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 
-from infranetes.handler_config import DOCKER, MACHINE, SYSTEMD
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pooled import Purpose
+from infranetes.pods.node.handler_config import DOCKER, MACHINE, SYSTEMD
 from infranetes.pods.node.handlers import AnnotationRule, Handler
 from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.store.records import SandboxRecord

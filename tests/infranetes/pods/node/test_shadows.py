@@ -11,7 +11,7 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.cri.translate import sandbox_status
-from infranetes.handler_config import CNI
+from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.handlers import Handler
 from infranetes.pods.node.shadows import Shadows
 from infranetes.pods.store.records import SandboxRecord

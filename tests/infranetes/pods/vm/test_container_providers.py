@@ -9,7 +9,7 @@ from typing import Any, cast
 import attrs
 from zope.interface import implementer
 
-from infranetes.handler_config import MACHINE
+from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.handlers import Handler
 from infranetes.pods.vm.container_providers import check_user_namespace, has_user_namespaces
 from infranetes.providers.interface import IHasGuestImage

@@ -6,8 +6,8 @@ from __future__ import annotations
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.handler_config import CNI
 from infranetes.hostports.mappings import HostPort
+from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
-from infranetes.handler_config import CNI, DOCKER, SYSTEMD, handler_faults, name_faults
 from infranetes.monitoring.config import metrics_faults
+from infranetes.pods.node.handler_config import CNI, DOCKER, SYSTEMD, handler_faults, name_faults
 
 if TYPE_CHECKING:
-    from infranetes.config import Config, StreamingConfig
+    from infranetes.config.schema import Config, StreamingConfig
 
 IMAGE_PROVIDERS = (DOCKER, SYSTEMD)
 MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero

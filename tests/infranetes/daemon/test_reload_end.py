@@ -9,12 +9,12 @@ from typing import cast
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes import reload
 from infranetes.config import read
-from infranetes.config_in_force import ConfigInForce
+from infranetes.config.in_force import ConfigInForce
+from infranetes.daemon import reload
 from infranetes.daemon.assembly import Daemon
+from infranetes.daemon.reload import Reload
 from infranetes.daemon.service_manager import ServiceManager
-from infranetes.reload import Reload
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ConfigError
 from infranetes_common.logging import Output

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import attrs
 
-from infranetes.config import Config
-from infranetes.config_checks import faults
+from infranetes.config.rules import faults
+from infranetes.config.schema import Config
 from infranetes.providers import registry
 from infranetes_common import config, config_files
 from infranetes_common.config_faults import Fault, located

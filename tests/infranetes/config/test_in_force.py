@@ -11,9 +11,9 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config, Reading, read
-from infranetes.config_in_force import ConfigInForce, InForce
+from infranetes.config.in_force import ConfigInForce, InForce
+from infranetes.daemon.reload import in_force
 from infranetes.providers import registry
-from infranetes.reload import in_force
 from infranetes_common.config_text import defaults
 
 AWS = """\

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from infranetes.config import COMMAND_LINE, Config, Reading
+from infranetes.config.reading import COMMAND_LINE, Reading
+from infranetes.config.schema import Config
 from infranetes.providers.registry import settings_class
 from infranetes_common import config_text
 from infranetes_common.config import structure

@@ -9,8 +9,9 @@ import attrs
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
-from infranetes.config import LEVELS, Config, Reading
-from infranetes.config_in_force import ConfigInForce
+from infranetes.config import Config, Reading
+from infranetes.config.in_force import ConfigInForce
+from infranetes.config.schema import LEVELS
 from infranetes.daemon.assembly import Daemon
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes_common.concurrency import run_in_thread
