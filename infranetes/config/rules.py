@@ -7,21 +7,15 @@ A fault reads as the dotted key, a colon, and an explanation.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
-from ipaddress import IPv4Address
-from typing import TYPE_CHECKING
 
+from infranetes.config.schema import Config
 from infranetes.monitoring.config import metrics_faults
-from infranetes.pods.node.handler_config import CNI, DOCKER, SYSTEMD, handler_faults, name_faults
+from infranetes.pods.node.handler_config import CNI, DOCKER, IMAGE_PROVIDERS, handler_faults, name_faults
+from infranetes.streaming.config import streaming_faults
 
-if TYPE_CHECKING:
-    from infranetes.config.schema import Config, StreamingConfig
-
-IMAGE_PROVIDERS = (DOCKER, SYSTEMD)
 MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
 _OF_CRIO = "crio.sock"
-_HOST = re.compile(r"([0-9A-Za-z.-]{1,253}|\[[0-9A-Fa-f:.]+\])?")
 
 
 def faults(found: Config) -> Iterator[str]:
@@ -102,21 +96,3 @@ def _of_delegate(found: Config) -> Iterator[str]:
         yield f"delegate.socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
     if path and os.path.realpath(path) == os.path.realpath(found.socket_path):
         yield f"delegate.socket: {path!r} is this daemon's own (socket): name that of containerd or CRI-O"
-
-
-def streaming_faults(found: StreamingConfig) -> Iterator[str]:
-    """Yield what is wrong with the table `streaming`."""
-    try:
-        address = IPv4Address(found.host)
-    except ValueError:
-        yield f"streaming.host: {found.host!r} is not an IPv4 address"
-    else:
-        if address.is_unspecified and not found.advertise:
-            yield (
-                f"streaming.advertise: with the host {address} it has to say by which name or address "
-                "kubelet reaches this node"
-            )
-    if not 0 <= found.port < 65536:
-        yield f"streaming.port: {found.port} is not 0 to 65535"
-    if not _HOST.fullmatch(found.advertise):
-        yield f"streaming.advertise: {found.advertise!r} is not a host name or address"

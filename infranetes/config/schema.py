@@ -13,14 +13,15 @@ import attrs
 from attrs import Attribute
 from attrs.validators import ge, gt, in_, instance_of
 
-from infranetes.config.rules import IMAGE_PROVIDERS, streaming_faults
 from infranetes.csi.config import CsiConfig
+from infranetes.delegate.config import DelegateConfig
 from infranetes.images.config import ImagesConfig
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.overlay.config import OverlayConfig
-from infranetes.pods.node.handler_config import MACHINE, HandlerConfig
+from infranetes.pods.node.handler_config import IMAGE_PROVIDERS, MACHINE, HandlerConfig
 from infranetes.providers.annotations import CONTAINER_PROVIDERS, NETWORKS
+from infranetes.streaming.config import StreamingConfig
 from infranetes.tracing.config import TracingConfig
 from infranetes.volumes.config import VolumesConfig
 from infranetes_common import config
@@ -56,24 +57,6 @@ class TimesConfig:
     unused_images: float = attrs.field(default=60.0, validator=gt(0))  # kept in a VM that takes layers
     certificate: float = attrs.field(default=86400.0, validator=ge(2))  # how long a VM's certificate is valid
     shutdown: float = attrs.field(default=5.0, validator=ge(0))  # for calls that run when the daemon stops
-
-
-@attrs.frozen
-class StreamingConfig:
-    """Where exec, attach and port-forward are served."""
-
-    host: str = "127.0.0.1"  # an IPv4 address of the node
-    port: int = 0  # 0: any that is free
-    advertise: str = ""  # the host in the URLs that kubelet is given; empty: host
-
-    def look_outside(self, is_set: Callable[[str], bool]) -> Iterator[outside.Finding]:
-        """Look whether it can be listened on."""
-        if any(streaming_faults(self)):
-            return
-        for key in ("port", "host"):
-            if is_set(key):
-                yield from (attrs.evolve(said, key=key) for said in outside.listening(self.host, self.port))
-                return
 
 
 def _is_ip(instance: object, attribute: Attribute[str], value: str) -> None:
@@ -126,19 +109,6 @@ def _authority(path: str) -> Iterator[outside.Finding]:
 
 def _default_node() -> str:
     return socket.gethostname() or "localhost"
-
-
-@attrs.frozen
-class DelegateConfig:
-    """The node's own runtime, which gets the pods of all handlers not named here. Empty: there is none."""
-
-    # Of its CRI: a path, or unix://PATH.
-    socket: str = attrs.field(default="", metadata=outside.names(outside.server))
-
-    @property
-    def socket_path(self) -> str:
-        """The socket's path; "": there is no delegate."""
-        return self.socket.removeprefix("unix://")
 
 
 @attrs.frozen
@@ -202,9 +172,9 @@ class Config:
     log: LogConfig = LogConfig()
     times: TimesConfig = TimesConfig()
     pool: PoolConfig = attrs.field(factory=PoolConfig)
-    streaming: StreamingConfig = StreamingConfig()
+    streaming: StreamingConfig = attrs.field(factory=StreamingConfig)
     control: ControlConfig = ControlConfig()
-    delegate: DelegateConfig = DelegateConfig()
+    delegate: DelegateConfig = attrs.field(factory=DelegateConfig)
     csi: CsiConfig = attrs.field(factory=CsiConfig)
     metrics: MetricsConfig = attrs.field(factory=MetricsConfig)
     tracing: TracingConfig = attrs.field(factory=TracingConfig)

@@ -27,6 +27,9 @@ DOCKER, SYSTEMD, MACHINE = "docker", "systemd", "machine"
 KINDS = (DOCKER, SYSTEMD, MACHINE)
 """The kinds of pods, by their images: container images, executables, and images that are the VM."""
 
+IMAGE_PROVIDERS = (DOCKER, SYSTEMD)
+"""The kinds whose images the node has, not a cloud."""
+
 CNI = "cni"  # the network of the node's own runtime
 ALL = "*"
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")

@@ -10,8 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from infranetes.config import Config
-from infranetes.config.schema import DelegateConfig
 from infranetes.daemon.backends import Images, make_backends, make_stores
+from infranetes.delegate.config import DelegateConfig
 from infranetes.images import ImageStore
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.executables import Executables

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from twisted.internet.threads import deferToThread
 
 from infranetes.config import Config
-from infranetes.config.schema import DelegateConfig
 from infranetes.daemon.backends import make_backends
+from infranetes.delegate.config import DelegateConfig
 from infranetes.delegate.containerd_content import DISCARDED
 from infranetes.images import ImagesConfig
 from infranetes.providers.interface import ProviderContext

@@ -8,7 +8,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import load
-from infranetes.config.schema import StreamingConfig
+from infranetes.streaming.config import StreamingConfig
 from infranetes_common.errors import ConfigError
 
 
