@@ -11,6 +11,7 @@ The tests of how a daemon starts don't use it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import shutil
@@ -120,7 +121,8 @@ class Process:
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # its server knows already, and tells it next
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Ask it to end."""
