@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from bench.figures import Missing
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.providers import registry
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.cloud.settings import CloudSettings

@@ -24,7 +24,7 @@ from twisted.internet.threads import deferToThread
 
 from bench import fleet_vms
 from bench.figures import Missing, Report
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.machines.agent.client import connector
 from infranetes.service import GC_THRESHOLDS

@@ -30,7 +30,7 @@ from twisted.internet.task import react
 from twisted.protocols.basic import LineReceiver
 
 from bench.figures import percentile
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver

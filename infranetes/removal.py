@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from infranetes import config
-from infranetes.agent_ports import FAMILY
-from infranetes.agent_ports import table_name as agents_table
 from infranetes.config import Config
+from infranetes.firewalls.agent_ports import FAMILY
+from infranetes.firewalls.agent_ports import table_name as agents_table
 from infranetes.hostports.hostports import table_name
 from infranetes.hostports.table import Routes, is_open, localnet_of, script, write_route_localnet
 from infranetes.pods.store.states import SandboxState

@@ -102,7 +102,7 @@ class KubernetesConfig:
 
 
 def _authority(path: str) -> Iterator[outside.Finding]:
-    from infranetes.authority import Authority  # imported late, as above
+    from infranetes.identity.authority import Authority  # imported late, as above
 
     return outside.tried(lambda: Authority("/nonexistent", path=path), "ca")
 

@@ -10,10 +10,6 @@ from pathlib import Path
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 
-from infranetes.agent_ports import AgentPorts
-from infranetes.agent_ports import table_name as agents_table
-from infranetes.authority import Authority
-from infranetes.claims import StateLock, clear_socket, make_directories
 from infranetes.config import Config, Reading
 from infranetes.config.in_force import ConfigInForce
 from infranetes.config.schema import ADDRESSING
@@ -33,6 +29,7 @@ from infranetes.cri.runtime import RuntimeService
 from infranetes.cri.traced import traced
 from infranetes.csi.publisher import Publisher
 from infranetes.daemon.backends import MakeProvider, make_backends
+from infranetes.daemon.claims import StateLock, clear_socket, make_directories
 from infranetes.daemon.csi import CsiService, MountedVolumes, no_volumes, volumes_of
 from infranetes.daemon.delegate import delegate_service, make_router
 from infranetes.daemon.handlers import make_handlers
@@ -43,8 +40,12 @@ from infranetes.daemon.service_manager import ServiceManager
 from infranetes.daemon.sockets import SocketService
 from infranetes.delegate.node_images import NodeImages
 from infranetes.delegate.shadow import ShadowSandboxes
+from infranetes.firewalls.agent_ports import AgentPorts
+from infranetes.firewalls.agent_ports import table_name as agents_table
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.table import Table
+from infranetes.identity.authority import Authority
+from infranetes.identity.node_addresses import sources
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import container_images
 from infranetes.kubernetes.api_server import ApiServer
@@ -57,7 +58,6 @@ from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames
 from infranetes.machines.renewal import Renewal
 from infranetes.machines.timekeeping import Timekeeping
-from infranetes.node_addresses import sources
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import OverlayFirewalls

@@ -9,7 +9,6 @@ from typing import Protocol
 from twisted.application.service import Service
 from zope.interface import implementer
 
-from infranetes.claims import clear_socket
 from infranetes.cri.instrument import logged
 from infranetes.csi.config import CsiConfig
 from infranetes.csi.controller import Controller
@@ -19,6 +18,7 @@ from infranetes.csi.node import Node
 from infranetes.csi.publisher import Publisher
 from infranetes.csi.registration import Registration
 from infranetes.csi.snapshots import Snapshots
+from infranetes.daemon.claims import clear_socket
 from infranetes.daemon.sockets import SocketService
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.providers.interface import IPodProvider

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,6 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.delegate.errors import as_error
-from infranetes.ids import new_id
 from infranetes_common.errors import DataLoss, InfranetesError, Unavailable
 from infranetes_common.wire import containerd
 from txgrpc import GrpcError
@@ -106,7 +106,7 @@ class ContainerdApi:
 
         :param digests: whether they are there is not looked at.
         """
-        lease = f"infranetes-{new_id()}"
+        lease = f"infranetes-{secrets.token_hex(16)}"
         until = datetime.fromtimestamp(self._reactor.seconds(), UTC) + LEASE
         labels = {"containerd.io/gc.expire": until.isoformat(timespec="seconds")}
         request = containerd.CreateLeaseRequest(id=lease, labels=labels)

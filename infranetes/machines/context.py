@@ -10,7 +10,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.machines.agent.client import AgentClient, Connect
 from infranetes.observer import Observer
 from infranetes.providers.interface import Attachment, IPodProvider, Size

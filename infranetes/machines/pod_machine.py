@@ -34,7 +34,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from infranetes.certificates import Signed
+from infranetes.identity.certificates import Signed
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.clock_reading import correct_clock, read_clock
 from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner, VmRequest

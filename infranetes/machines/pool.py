@@ -27,8 +27,8 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.ids import new_id
 from infranetes.machines.context import VmFacts, VmRequest
+from infranetes.machines.ids import new_id
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_context import Adopt, PoolContext

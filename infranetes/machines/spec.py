@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 
-from infranetes.certificates import Signed
+from infranetes.identity.certificates import Signed
 from infranetes.machines.context import MachineContext, VmFacts, VmRequest
 from infranetes.providers.interface import IGivesIdentityPrivately, InstanceSpec
 from infranetes_common.identity import Identity

@@ -20,7 +20,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from infranetes.firewalls import Firewalls
+from infranetes.firewalls.pods import Firewalls
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.nftables_watch import open_socket

@@ -17,7 +17,6 @@ from twisted.internet.interfaces import IAddress, IListeningPort, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from infranetes.crowding import one_too_many, source_of
 from infranetes.streaming import protocols
 from infranetes.streaming.channels import Channel, ChannelClosed
 from infranetes.streaming.connection import (
@@ -43,6 +42,7 @@ from infranetes.streaming.tokens import Tokens
 from infranetes.streaming.tunnel import TunnelWire
 from infranetes.streaming.websocketwire import WebSocketWire
 from infranetes_common.concurrency import start as run
+from infranetes_common.crowding import one_too_many, source_of
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri, vmserver

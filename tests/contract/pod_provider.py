@@ -31,7 +31,7 @@ from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.protocol import Factory, Protocol
 from zope.interface.verify import verifyObject
 
-from infranetes.certificates import key_id
+from infranetes.identity.certificates import key_id
 from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.providers.interface import (
     Instance,

@@ -20,7 +20,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.providers import registry
 from infranetes.providers.interface import (

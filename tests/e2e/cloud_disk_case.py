@@ -20,8 +20,8 @@ from twisted.internet.endpoints import wrapClientTLS
 from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 
-from infranetes.authority import Authority
 from infranetes.guest import cloud_time
+from infranetes.identity.authority import Authority
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.machines.clock_reading import ClockReading, correct_clock, read_clock

@@ -22,11 +22,11 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import TestCase
 
-from infranetes.authority import Authority
 from infranetes.delegate.channel import Delegate
 from infranetes.delegate.hidden import SHADOW_OF
 from infranetes.delegate.shadow import ShadowSandboxes
-from infranetes.node_addresses import sources
+from infranetes.identity.authority import Authority
+from infranetes.identity.node_addresses import sources
 from infranetes.providers.interface import Attachment, Instance, ProviderContext
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.wire import cri

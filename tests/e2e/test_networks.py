@@ -20,8 +20,8 @@ from typing import Any
 from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.threads import deferToThread
 
-from infranetes.authority import Authority
 from infranetes.ctl.cli import ask, parser, socket_of
+from infranetes.identity.authority import Authority
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.overlay.config import OverlayConfig

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes import removal
-from infranetes.agent_ports import table_name as agents_table
+from infranetes.firewalls.agent_ports import table_name as agents_table
 from infranetes.hostports.hostports import table_name
 from infranetes.hostports.mappings import HostPort
 from infranetes.hostports.table import Routes, script

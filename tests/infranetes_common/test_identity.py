@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes_common import identity
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import Identity, Neighbour, Network, Route

@@ -27,7 +27,7 @@ import attrs
 from twisted.internet.defer import gatherResults
 from twisted.internet.threads import deferToThread
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.providers import registry
 from infranetes.providers.cloud.disks import VOLUME
 from infranetes.providers.cloud.interface import CLUSTER

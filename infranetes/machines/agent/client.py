@@ -9,7 +9,7 @@ from typing import TypeVar
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import wrapClientTLS
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.machines.agent import checks, limits
 from infranetes.machines.agent.calls import CHUNK_BYTES, closing
 from infranetes.machines.agent.clock import ClockClient

@@ -6,9 +6,9 @@ from __future__ import annotations
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
-from infranetes.ids import new_id
 from infranetes.images import Image
 from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.ids import new_id
 from infranetes.pods.containers import node_files, user_namespaces
 from infranetes.pods.images.image_loads import load_image
 from infranetes.pods.images.removal import remove_unused_later

@@ -12,9 +12,9 @@ from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.agent_ports import AgentPorts
-from infranetes.authority import Authority
+from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.hostports.hostports import HostPorts
+from infranetes.identity.authority import Authority
 from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import Connect
 from infranetes.machines.agent.container_watch import WatchTimes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.observer import Observer

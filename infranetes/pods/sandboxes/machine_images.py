@@ -6,8 +6,8 @@ from __future__ import annotations
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
-from infranetes.ids import new_id
 from infranetes.images import Image
+from infranetes.machines.ids import new_id
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.sandboxes.launch import launch

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.hostports.mappings import host_ports_of
-from infranetes.ids import new_id
+from infranetes.machines.ids import new_id
 from infranetes.machines.timeline import bounded
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import CNI, MACHINE

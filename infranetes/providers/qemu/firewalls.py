@@ -2,7 +2,7 @@
 """The firewalls of a bridge's VMs: what the bridge needs, so that all that they send is routed and judged.
 
 Two tables of nftables judge what comes from and goes to its VMs, beside those in `bridge`: `ip` is that of
-`infranetes.firewalls`, and this is `bridge`:
+`infranetes.firewalls.pods`, and this is `bridge`:
 
     hook        what it does
     prerouting  hands all that VMs send to one address to the node, which routes it: also what is for another
@@ -15,8 +15,8 @@ To its address a VM is held by the table of `bridge`.
 
 from __future__ import annotations
 
-from infranetes import firewalls
-from infranetes.firewalls import NAMES
+from infranetes.firewalls import pods
+from infranetes.firewalls.pods import NAMES
 from infranetes.providers.qemu.bridge import MAC, BridgePort, port_group
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.pod_firewall_rules import Way
@@ -28,7 +28,7 @@ _TO_ONE = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00"
 _TO_MANY = "ether daddr & 01:00:00:00:00:00 != 00:00:00:00:00:00"
 
 
-class Firewalls(firewalls.Firewalls[BridgePort]):
+class Firewalls(pods.Firewalls[BridgePort]):
     """The tables of one bridge. :param bridge: its name."""
 
     def __init__(self, reactor: IReactor, bridge: str) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.authority import Authority
 from infranetes.config import Config
+from infranetes.identity.authority import Authority
 from infranetes.providers.interface import Size
 from infranetes.service import Options
 from infranetes_common.errors import ConfigError, FailedPrecondition

@@ -24,7 +24,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from infranetes.agent_ports import table_name as agents_table
+from infranetes.firewalls.agent_ports import table_name as agents_table
 from infranetes.images import ImagesConfig, ImageStore
 from infranetes_common.wire import cri
 from infranetes_simulation.provider.farm_client import FarmClient

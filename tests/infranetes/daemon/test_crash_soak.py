@@ -8,7 +8,7 @@ import secrets
 import attrs
 from twisted.trial.unittest import TestCase
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes_common.identity import Identity
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri

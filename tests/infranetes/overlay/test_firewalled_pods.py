@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from zope.interface import implementer
 
-from infranetes.firewalls import Firewalls
+from infranetes.firewalls.pods import Firewalls
 from infranetes.overlay.overlay import Overlay
 from infranetes.providers.interface import IFirewallsPods
 from infranetes_common.concurrency import deferred, run_in_thread

@@ -16,11 +16,11 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
-from infranetes.authority import Authority
-from infranetes.certificates import Signed
 from infranetes.hostports.hostports import HostPorts
 from infranetes.hostports.mappings import HostPort
 from infranetes.hostports.table import Table, elements
+from infranetes.identity.authority import Authority
+from infranetes.identity.certificates import Signed
 from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.container_watch import WatchTimes

@@ -20,8 +20,8 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.protocol import Factory
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.authority import Authority as NodeAuthority
-from infranetes.node_addresses import MOST, own_addresses, sources
+from infranetes.identity.authority import Authority as NodeAuthority
+from infranetes.identity.node_addresses import MOST, own_addresses, sources
 from infranetes_common.addresses import Address, Network
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.trial import unittest
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.machines.agent import limits
 from infranetes.machines.agent.calls import CHUNK_BYTES
 from infranetes.machines.agent.client import AgentClient, connector

@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from zope.interface import alsoProvides
 
 from infranetes.hostports.mappings import HostPort
-from infranetes.ids import new_id
+from infranetes.machines.ids import new_id
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.renewal import LATEST_SECONDS, SOON_SECONDS
 from infranetes.pods.node.inventory import Sandbox

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import attrs
 from twisted.internet.defer import Deferred
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.providers.cloud.interface import NODE, CloudError, CloudVM
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.cloud.translate import to_infranetes_error

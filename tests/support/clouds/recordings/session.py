@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import attrs
 from twisted.internet.defer import Deferred
 
-from infranetes.authority import Authority
+from infranetes.identity.authority import Authority
 from infranetes.providers import registry
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext

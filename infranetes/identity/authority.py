@@ -33,7 +33,7 @@ from twisted.internet.ssl import (
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from zope.interface import implementer
 
-from infranetes.certificates import (
+from infranetes.identity.certificates import (
     NODE_AT_URI_PREFIX,
     NODE_URI,
     VM_URI_PREFIX,

@@ -18,8 +18,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import ILogObserver, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes import agent_ports
-from infranetes.agent_ports import FAMILY, AgentPorts, script, table_name
+from infranetes.firewalls import agent_ports
+from infranetes.firewalls.agent_ports import FAMILY, AgentPorts, script, table_name
 from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.pods.node.handler_config import CNI
 from infranetes_common.concurrency import run_in_thread

@@ -30,8 +30,8 @@ from twisted.internet.ssl import (
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
-from infranetes.authority import NODE_LIFETIME_SECONDS, Authority
-from infranetes.certificates import key_id, vm_name
+from infranetes.identity.authority import NODE_LIFETIME_SECONDS, Authority
+from infranetes.identity.certificates import key_id, vm_name
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 
 reactor: Any = _reactor
@@ -79,7 +79,7 @@ class FileTests(SynchronousTestCase):
     def test_killed_before_it_is_in_place_a_new_one_is_made(self) -> None:
         """SIGKILL right after the temporary file is written, before it is renamed."""
         script = (
-            "import os, signal, sys; from infranetes.authority import Authority\n"
+            "import os, signal, sys; from infranetes.identity.authority import Authority\n"
             "os.link = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
             "Authority(sys.argv[1])"
         )
@@ -402,4 +402,4 @@ class HandshakeTests(TestCase):
             )
 
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
