@@ -18,9 +18,6 @@ import attrs
 
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 
-REFUSALS = (ErrorKind.CAPACITY, ErrorKind.FULL_ZONE, ErrorKind.FAMILY_QUOTA, ErrorKind.QUOTA)
-"""The kinds of failures of a launch that another attempt may help against. Nothing was launched."""
-
 
 @attrs.frozen
 class Attempt:

@@ -13,9 +13,8 @@ from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
 
 from infranetes.observer import CANCELLED, NULL_OBSERVER, OK, Observer, reason_of
-from infranetes.providers.cloud.attempts import REFUSALS
 from infranetes.providers.cloud.errors import classify
-from infranetes.providers.cloud.interface import Action, Cloud, CloudError, D, ErrorKind, Rate
+from infranetes.providers.cloud.interface import REFUSALS, Action, Cloud, CloudError, D, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
 from infranetes.providers.cloud.turns import CallQueue

@@ -47,6 +47,10 @@ class ErrorKind(enum.Enum):
     UNEXPECTED = "unexpected"  # a bug of ours, or an answer that makes no sense
 
 
+REFUSALS = (ErrorKind.CAPACITY, ErrorKind.FULL_ZONE, ErrorKind.FAMILY_QUOTA, ErrorKind.QUOTA)
+"""The kinds of failures of a launch that another attempt may help against. Nothing was launched."""
+
+
 class CloudError(Exception):
     """A call that failed.
 

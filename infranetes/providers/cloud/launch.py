@@ -15,12 +15,13 @@ from twisted.logger import Logger
 
 from infranetes.providers.annotations import PREFIX, Wishes, read, refuse_unknown
 from infranetes.providers.cloud.allowed import check_allowed
-from infranetes.providers.cloud.attempts import REFUSALS, Attempts
+from infranetes.providers.cloud.attempts import Attempts
 from infranetes.providers.cloud.calls import Calls
 from infranetes.providers.cloud.interface import (
     ADDRESS,
     CLUSTER,
     NODE,
+    REFUSALS,
     SANDBOX,
     TOKEN,
     Action,
