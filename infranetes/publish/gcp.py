@@ -24,8 +24,8 @@ from pathlib import Path
 import requests
 from libcloud.common.google import GoogleBaseError
 
-from infranetes.providers.cloud import errors as cloud_errors
-from infranetes.providers.cloud.connections import close_session
+from infranetes.providers.cloud.calls import errors as cloud_errors
+from infranetes.providers.cloud.calls.connections import close_session
 from infranetes.providers.cloud.gcp import errors
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.images import NAME, OURS, VERSION

@@ -16,7 +16,7 @@ from infranetes.monitoring.gauges import node_gauges
 from infranetes.monitoring.metrics import Metrics
 from infranetes.observer import CANCELLED, OK, Launch, LaunchKind, LaunchStep
 from infranetes.pods.store.states import ContainerState, SandboxState
-from infranetes.providers.cloud.calls import HELD_BACK
+from infranetes.providers.cloud.calls.calls import HELD_BACK
 from infranetes.providers.cloud.interface import Action, ErrorKind
 from tests.infranetes.pods.fakes import FakeNode
 

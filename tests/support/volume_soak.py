@@ -29,8 +29,8 @@ from twisted.internet.threads import deferToThread
 
 from infranetes.identity.authority import Authority
 from infranetes.providers import registry
-from infranetes.providers.cloud.disks import VOLUME
 from infranetes.providers.cloud.interface import CLUSTER
+from infranetes.providers.cloud.volumes.disks import VOLUME
 from infranetes.providers.interface import InstanceSpec, ProviderContext
 from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import sleep, start

@@ -31,27 +31,27 @@ from twisted.python.failure import Failure
 from zope.interface import alsoProvides, implementer
 
 from infranetes.providers.annotations import Wishes
-from infranetes.providers.cloud.boots import Boots
-from infranetes.providers.cloud.calls import Calls
-from infranetes.providers.cloud.catalogue import MachineImages
-from infranetes.providers.cloud.disk_calls import DiskCalls
-from infranetes.providers.cloud.disk_snapshots import DiskSnapshots
-from infranetes.providers.cloud.disks import CloudDisks
+from infranetes.providers.cloud.calls.calls import Calls
+from infranetes.providers.cloud.calls.tasks import Tasks
+from infranetes.providers.cloud.calls.translate import to_infranetes_error
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, CloudVM, D, ErrorKind
-from infranetes.providers.cloud.launch import Launcher
-from infranetes.providers.cloud.ledger import Ledger
-from infranetes.providers.cloud.offer_book import OfferBook
-from infranetes.providers.cloud.offer_refresh import OfferRefresh
-from infranetes.providers.cloud.own_prices import OwnPrices
+from infranetes.providers.cloud.offers.book import OfferBook
+from infranetes.providers.cloud.offers.own_prices import OwnPrices
+from infranetes.providers.cloud.offers.refresh import OfferRefresh
+from infranetes.providers.cloud.offers.size_choices import explain
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.size_choices import explain
-from infranetes.providers.cloud.snapshots import give_snapshots
-from infranetes.providers.cloud.sweep import Sweeper
-from infranetes.providers.cloud.tasks import Tasks
-from infranetes.providers.cloud.tombstones import Tombstones
-from infranetes.providers.cloud.translate import to_infranetes_error
-from infranetes.providers.cloud.volumes import CloudVolumes, Vms
-from infranetes.providers.cloud.watch import Watcher
+from infranetes.providers.cloud.vms.boots import Boots
+from infranetes.providers.cloud.vms.catalogue import MachineImages
+from infranetes.providers.cloud.vms.launch import Launcher
+from infranetes.providers.cloud.vms.ledger import Ledger
+from infranetes.providers.cloud.vms.sweep import Sweeper
+from infranetes.providers.cloud.vms.tombstones import Tombstones
+from infranetes.providers.cloud.vms.watch import Watcher
+from infranetes.providers.cloud.volumes.disk_calls import DiskCalls
+from infranetes.providers.cloud.volumes.disk_snapshots import DiskSnapshots
+from infranetes.providers.cloud.volumes.disks import CloudDisks
+from infranetes.providers.cloud.volumes.snapshots import give_snapshots
+from infranetes.providers.cloud.volumes.volumes import CloudVolumes, Vms
 from infranetes.providers.interface import (
     IHasCatalogue,
     IInVpc,

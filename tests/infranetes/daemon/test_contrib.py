@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.monitoring.metrics import Metrics
 from infranetes.observer import OK
-from infranetes.providers.cloud.calls import HELD_BACK
+from infranetes.providers.cloud.calls.calls import HELD_BACK
 from infranetes.providers.cloud.interface import Action, ErrorKind
 from infranetes_simulation.provider.settings import BEHAVIOUR_ANNOTATION, FAILS
 from tests.contrib.queries import OF_THE_TARGET, alerts, dashboard, panels, uses

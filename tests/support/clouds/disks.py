@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import attrs
 
-from infranetes.providers.cloud.disks import CloudDisk, DiskRequest, DiskState, Hold, HoldState
 from infranetes.providers.cloud.interface import Action, CloudError, ErrorKind
+from infranetes.providers.cloud.volumes.disks import CloudDisk, DiskRequest, DiskState, Hold, HoldState
 
 T = TypeVar("T")
 GIB = 1 << 30

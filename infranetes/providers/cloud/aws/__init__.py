@@ -11,8 +11,8 @@ from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.offers import AwsOffers
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.aws.snapshots import AwsSnapshots
-from infranetes.providers.cloud.offer_book import OfferBook
-from infranetes.providers.cloud.own_prices import OwnPrices
+from infranetes.providers.cloud.offers.book import OfferBook
+from infranetes.providers.cloud.offers.own_prices import OwnPrices
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext
 from infranetes_common import config

@@ -15,7 +15,7 @@ from infranetes.providers.cloud.aws.images import Images
 from infranetes.providers.cloud.aws.launch_parameters import launch_parameters, root_disk_mappings
 from infranetes.providers.cloud.aws.libcloud_types import Instance, InstanceExtra
 from infranetes.providers.cloud.aws.settings import Settings
-from infranetes.providers.cloud.connections import close_session, connection_arguments
+from infranetes.providers.cloud.calls.connections import close_session, connection_arguments
 from infranetes.providers.cloud.interface import (
     ADDRESS,
     CLUSTER,
@@ -32,7 +32,7 @@ from infranetes.providers.cloud.interface import (
     Offer,
     Rate,
 )
-from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypedDict, cast
 
-from infranetes.providers.cloud.errors import message_of
+from infranetes.providers.cloud.calls.errors import message_of
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 # Codes of STS and of the SSO portal. An expired web identity token may pass: its issuer writes a new one.

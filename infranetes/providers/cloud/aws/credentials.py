@@ -17,8 +17,8 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from infranetes.providers.cloud.aws.credential_errors import broken, classify
+from infranetes.providers.cloud.calls.renewal import Renewed
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
-from infranetes.providers.cloud.renewal import Renewed
 
 _LOOK_AGAIN = 60.0  # seconds until keys without an expiry are looked up again, as they may have been replaced
 _SPARE = 5.0  # seconds before their expiry from which keys are no longer used

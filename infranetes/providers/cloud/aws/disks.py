@@ -33,8 +33,15 @@ from infranetes.providers.cloud.aws.addresses import filter_parameters, tag_para
 from infranetes.providers.cloud.aws.driver import Driver, items, text
 from infranetes.providers.cloud.aws.libcloud_types import Element, Response
 from infranetes.providers.cloud.aws.settings import Settings
-from infranetes.providers.cloud.disks import VOLUME, CloudDisk, DiskRequest, DiskState, Hold, HoldState
 from infranetes.providers.cloud.interface import CLUSTER, CloudError, ErrorKind
+from infranetes.providers.cloud.volumes.disks import (
+    VOLUME,
+    CloudDisk,
+    DiskRequest,
+    DiskState,
+    Hold,
+    HoldState,
+)
 from infranetes.providers.volumes import FromSnapshot
 from infranetes_common.errors import FailedPrecondition
 

@@ -9,7 +9,7 @@ from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import InvalidCredsError
 from libcloud.compute.drivers.ec2 import IdempotentParamError
 
-from infranetes.providers.cloud.errors import message_of, retry_after
+from infranetes.providers.cloud.calls.errors import message_of, retry_after
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _CODES = {

@@ -13,7 +13,7 @@ from infranetes.providers.cloud.aws.price_list import PriceList
 from infranetes.providers.cloud.aws.quotas import quota_of
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
-from infranetes.providers.cloud.offer_book import MAX_OFFERS, Sources
+from infranetes.providers.cloud.offers.book import MAX_OFFERS, Sources
 
 _PAGE = "100"  # how many types EC2 describes at most in one page
 _OFFERINGS_PAGE = "1000"

@@ -17,7 +17,7 @@ from libcloud.common.types import MalformedResponseError
 
 from infranetes.providers.cloud.aws.credentials import Keys
 from infranetes.providers.cloud.aws.regions import Endpoint
-from infranetes.providers.cloud.connections import connection_arguments
+from infranetes.providers.cloud.calls.connections import connection_arguments
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _TARGET = "AWSPriceListService.GetProducts"

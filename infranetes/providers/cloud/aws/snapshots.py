@@ -25,8 +25,13 @@ from infranetes.providers.cloud.aws.addresses import filter_parameters, tag_para
 from infranetes.providers.cloud.aws.disks import literally
 from infranetes.providers.cloud.aws.driver import Driver, items, text
 from infranetes.providers.cloud.aws.libcloud_types import Element
-from infranetes.providers.cloud.disk_snapshots import SNAPSHOT, CloudSnapshot, SnapshotRequest, SnapshotState
 from infranetes.providers.cloud.interface import CLUSTER, ErrorKind
+from infranetes.providers.cloud.volumes.disk_snapshots import (
+    SNAPSHOT,
+    CloudSnapshot,
+    SnapshotRequest,
+    SnapshotState,
+)
 
 _ID = re.compile(r"snap-[0-9a-f]{8,17}")
 _STATES = {

@@ -10,8 +10,8 @@ from infranetes.providers.cloud.azure.driver import Driver
 from infranetes.providers.cloud.azure.names import Group
 from infranetes.providers.cloud.azure.offers import AzureOffers
 from infranetes.providers.cloud.azure.settings import Settings
-from infranetes.providers.cloud.offer_book import OfferBook
-from infranetes.providers.cloud.own_prices import OwnPrices
+from infranetes.providers.cloud.offers.book import OfferBook
+from infranetes.providers.cloud.offers.own_prices import OwnPrices
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext
 from infranetes_common import config

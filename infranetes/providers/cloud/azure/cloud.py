@@ -25,7 +25,7 @@ from infranetes.providers.cloud.azure.resources import Operation, Status, Tagged
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.azure.sizes import zone_name
 from infranetes.providers.cloud.azure.states import state_of, statuses_of
-from infranetes.providers.cloud.connections import close_session
+from infranetes.providers.cloud.calls.connections import close_session
 from infranetes.providers.cloud.interface import (
     CLUSTER,
     NODE,
@@ -41,7 +41,7 @@ from infranetes.providers.cloud.interface import (
     Offer,
     Rate,
 )
-from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 

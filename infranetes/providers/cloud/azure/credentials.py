@@ -25,10 +25,10 @@ from libcloud.common.base import Connection, JsonResponse
 from libcloud.common.exceptions import BaseHTTPError
 
 from infranetes.providers.cloud.azure.settings import Settings
-from infranetes.providers.cloud.connections import connection_arguments
-from infranetes.providers.cloud.errors import classify, message_of, retry_after
+from infranetes.providers.cloud.calls.connections import connection_arguments
+from infranetes.providers.cloud.calls.errors import classify, message_of, retry_after
+from infranetes.providers.cloud.calls.renewal import Renewed, TimedLease
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
-from infranetes.providers.cloud.renewal import Renewed, TimedLease
 
 _METADATA = "http://169.254.169.254"
 _METADATA_PATH = "/metadata/identity/oauth2/token"

@@ -39,7 +39,7 @@ from infranetes.providers.cloud.azure.resources import (
     Vm,
 )
 from infranetes.providers.cloud.azure.settings import Settings
-from infranetes.providers.cloud.connections import connection_arguments
+from infranetes.providers.cloud.calls.connections import connection_arguments
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 COMPUTE, NETWORK = "2025-04-01", "2024-10-01"  # versions of the API

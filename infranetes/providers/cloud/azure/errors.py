@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from libcloud.common.exceptions import BaseHTTPError
 
-from infranetes.providers.cloud.errors import classify as classify_status
-from infranetes.providers.cloud.errors import message_of, retry_after
+from infranetes.providers.cloud.calls.errors import classify as classify_status
+from infranetes.providers.cloud.calls.errors import message_of, retry_after
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _CODES = {

@@ -12,7 +12,7 @@ from infranetes.providers.cloud.azure.prices import RetailPrices
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.azure.sizes import Wanted, offers
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
-from infranetes.providers.cloud.offer_book import Sources
+from infranetes.providers.cloud.offers.book import Sources
 
 _PRICE_SECONDS = 10.0  # the timeout of one page of prices
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from libcloud.common.base import Connection, JsonResponse
 from libcloud.common.types import MalformedResponseError
 
-from infranetes.providers.cloud.connections import connection_arguments
+from infranetes.providers.cloud.calls.connections import connection_arguments
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _HOST = "https://prices.azure.com"

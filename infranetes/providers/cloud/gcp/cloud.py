@@ -11,7 +11,7 @@ import attrs
 from libcloud.common.google import GoogleBaseError
 
 from infranetes.providers.annotations import PREFIX, Wishes
-from infranetes.providers.cloud.connections import close_session
+from infranetes.providers.cloud.calls.connections import close_session
 from infranetes.providers.cloud.gcp import body, errors, images
 from infranetes.providers.cloud.gcp.credentials import Credentials
 from infranetes.providers.cloud.gcp.driver import Driver
@@ -47,7 +47,7 @@ from infranetes.providers.cloud.interface import (
     Offer,
     Rate,
 )
-from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 

@@ -16,12 +16,12 @@ import os
 import time
 from pathlib import Path
 
+from infranetes.providers.cloud.calls.renewal import Renewed, TimedLease
 from infranetes.providers.cloud.gcp.credential_files import _thd_read
 from infranetes.providers.cloud.gcp.identities import Identity, Instance, impersonated
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.gcp.token_requests import TokenRequests, broken
 from infranetes.providers.cloud.gcp.tokens import _thd_token
-from infranetes.providers.cloud.renewal import Renewed, TimedLease
 
 SCOPE = "https://www.googleapis.com/auth/compute"
 _ENVIRONMENT = "GOOGLE_APPLICATION_CREDENTIALS"

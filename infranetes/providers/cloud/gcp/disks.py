@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 from libcloud.common.google import GoogleBaseError
 
-from infranetes.providers.cloud.disks import VOLUME, CloudDisk, DiskRequest, DiskState, Hold
 from infranetes.providers.cloud.gcp import errors
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.libcloud_types import AttachedDisk, Disk, Instance, Operation
@@ -43,6 +42,7 @@ from infranetes.providers.cloud.gcp.names import (
 )
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import CLUSTER, CloudError, ErrorKind
+from infranetes.providers.cloud.volumes.disks import VOLUME, CloudDisk, DiskRequest, DiskState, Hold
 from infranetes.providers.volumes import FromSnapshot, FromVolume, VolumeSource
 from infranetes_common.volume_disks import serial_of
 

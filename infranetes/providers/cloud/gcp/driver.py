@@ -28,7 +28,7 @@ from libcloud.compute.base import Node, NodeLocation
 from libcloud.compute.drivers.gce import API_VERSION, GCEConnection, GCENodeDriver, GCEResponse
 from libcloud.compute.types import NodeState
 
-from infranetes.providers.cloud.connections import connection_arguments
+from infranetes.providers.cloud.calls.connections import connection_arguments
 from infranetes.providers.cloud.gcp.credentials import Credentials
 from infranetes.providers.cloud.gcp.libcloud_types import (
     Address,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from libcloud.common.google import GoogleBaseError
 
-from infranetes.providers.cloud.errors import retry_after
+from infranetes.providers.cloud.calls.errors import retry_after
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _CODES = {

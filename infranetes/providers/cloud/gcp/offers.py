@@ -16,7 +16,7 @@ from infranetes.providers.cloud.gcp.price_list import SCOPE, PriceList
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.gcp.sizes import _thd_types, bundled_price
 from infranetes.providers.cloud.interface import Offer
-from infranetes.providers.cloud.offer_book import Sources
+from infranetes.providers.cloud.offers.book import Sources
 
 _PRICE_SECONDS = 10.0  # the timeout of one page of the price list
 

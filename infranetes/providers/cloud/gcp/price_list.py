@@ -14,7 +14,7 @@ import attrs
 from libcloud.common.base import Connection, JsonResponse
 from libcloud.common.types import MalformedResponseError
 
-from infranetes.providers.cloud.connections import connection_arguments
+from infranetes.providers.cloud.calls.connections import connection_arguments
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 
 SCOPE = "https://www.googleapis.com/auth/cloud-billing.readonly"

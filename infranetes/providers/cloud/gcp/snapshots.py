@@ -18,7 +18,6 @@ from datetime import datetime
 
 from libcloud.common.google import GoogleBaseError
 
-from infranetes.providers.cloud.disk_snapshots import SNAPSHOT, CloudSnapshot, SnapshotRequest, SnapshotState
 from infranetes.providers.cloud.gcp import errors
 from infranetes.providers.cloud.gcp.disks import NO_ZONE, as_text
 from infranetes.providers.cloud.gcp.driver import Driver
@@ -35,6 +34,12 @@ from infranetes.providers.cloud.gcp.names import (
 )
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import CLUSTER, ErrorKind
+from infranetes.providers.cloud.volumes.disk_snapshots import (
+    SNAPSHOT,
+    CloudSnapshot,
+    SnapshotRequest,
+    SnapshotState,
+)
 
 _STATES = {
     "CREATING": SnapshotState.TAKING,

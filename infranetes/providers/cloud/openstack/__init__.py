@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from infranetes.providers.cloud.offers.own_prices import OwnPrices
 from infranetes.providers.cloud.openstack.cloud import OpenStackCloud
 from infranetes.providers.cloud.openstack.driver import Driver
 from infranetes.providers.cloud.openstack.settings import Settings
-from infranetes.providers.cloud.own_prices import OwnPrices
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext
 from infranetes_common import config

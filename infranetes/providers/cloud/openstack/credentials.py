@@ -18,14 +18,14 @@ from datetime import datetime
 import attrs
 from libcloud.common.base import ConnectionUserAndKey, Response
 
-from infranetes.providers.cloud.errors import classify
+from infranetes.providers.cloud.calls.errors import classify
+from infranetes.providers.cloud.calls.renewal import Renewed, TimedLease
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.openstack import clouds_file
 from infranetes.providers.cloud.openstack.clouds_file import Access
 from infranetes.providers.cloud.openstack.driver import Trusting, words_of
 from infranetes.providers.cloud.openstack.libcloud_types import Token
 from infranetes.providers.cloud.openstack.settings import Settings
-from infranetes.providers.cloud.renewal import Renewed, TimedLease
 
 _PATH = "/v3/auth/tokens"
 SERVICES = ("compute", "network", "image")

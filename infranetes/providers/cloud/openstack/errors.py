@@ -10,7 +10,7 @@ import re
 
 from libcloud.common.exceptions import BaseHTTPError
 
-from infranetes.providers.cloud.errors import message_of, retry_after
+from infranetes.providers.cloud.calls.errors import message_of, retry_after
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 # Nova and Cinder refuse over quota with 403 or 413, Neutron with 409; these statuses have other meanings too.

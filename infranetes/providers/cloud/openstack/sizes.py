@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 import attrs
 
 from infranetes.providers.cloud.interface import Offer
-from infranetes.providers.cloud.offer_book import OWN
+from infranetes.providers.cloud.offers.book import OWN
 from infranetes.providers.cloud.openstack.libcloud_types import Flavor, Image
 
 # Source: Nova's administrator guide, "Attaching physical PCI devices to guests", "Virtual GPU".

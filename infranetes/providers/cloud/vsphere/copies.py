@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable
 import attrs
 from pyVmomi import vim
 
-from infranetes.providers.cloud.disks import DiskRequest
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.volumes.disks import DiskRequest
 from infranetes.providers.cloud.vsphere.disk_names import DiskNames
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.errors import classify

@@ -30,8 +30,8 @@ from typing import cast
 
 from pyVmomi import vim, vmodl
 
-from infranetes.providers.cloud.disks import CloudDisk, DiskRequest, DiskState, Hold
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.volumes.disks import CloudDisk, DiskRequest, DiskState, Hold
 from infranetes.providers.cloud.vsphere.copies import Copies, Copying
 from infranetes.providers.cloud.vsphere.disk_names import DiskNames, is_disk_id
 from infranetes.providers.cloud.vsphere.driver import Driver

@@ -14,8 +14,8 @@ from __future__ import annotations
 import threading
 import time
 
-from infranetes.providers.cloud.disk_snapshots import CloudSnapshot, SnapshotRequest, SnapshotState
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.volumes.disk_snapshots import CloudSnapshot, SnapshotRequest, SnapshotState
 from infranetes.providers.cloud.vsphere.disk_names import is_snapshot_id, snapshot_id
 from infranetes.providers.cloud.vsphere.disks import VsphereDisks, refusals
 from infranetes.providers.cloud.vsphere.driver import Driver

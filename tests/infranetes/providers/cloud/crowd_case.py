@@ -12,11 +12,11 @@ from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.cloud import calls
-from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.calls import calls
+from infranetes.providers.cloud.calls.calls import Calls
+from infranetes.providers.cloud.calls.throttle import RateLimit
 from infranetes.providers.cloud.interface import Action, CloudError, Rate
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.throttle import RateLimit
 from infranetes_common.concurrency import start
 
 T = TypeVar("T")

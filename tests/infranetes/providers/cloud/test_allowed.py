@@ -9,8 +9,8 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.annotations import PREFIX, Wishes, read
-from infranetes.providers.cloud.allowed import check_allowed
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.vms.allowed import check_allowed
 from infranetes_common.errors import InvalidArgument
 from tests.infranetes.providers.cloud.case import AwsCase, AzureCase, GcpCase, OpenStackCase
 from tests.infranetes.providers.cloud.vsphere_case import VsphereCase

@@ -8,8 +8,8 @@ from functools import partial
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.cloud.attempts import Attempt, Attempts
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
+from infranetes.providers.cloud.vms.attempts import Attempt, Attempts
 
 OFFERS = (
     Offer("a1", 1000, 1 << 30, quota="A"),

@@ -8,8 +8,8 @@ from typing import Any
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.aws.driver import Driver
-from infranetes.providers.cloud.disk_snapshots import SNAPSHOT
 from infranetes.providers.cloud.interface import CLUSTER
+from infranetes.providers.cloud.volumes.disk_snapshots import SNAPSHOT
 from infranetes.providers.volumes import FromSnapshot
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from tests.infranetes.providers.cloud.test_aws_volumes import GIB, AwsVolumesCase

@@ -10,8 +10,8 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.aws.driver import Driver
-from infranetes.providers.cloud.disks import VOLUME
 from infranetes.providers.cloud.interface import CLUSTER, NODE
+from infranetes.providers.cloud.volumes.disks import VOLUME
 from infranetes.providers.volumes import ZONE, IHasVolumes
 from infranetes_common.concurrency import settled
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable

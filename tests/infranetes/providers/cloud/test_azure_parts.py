@@ -20,7 +20,7 @@ from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.azure.sizes import Wanted, offers
 from infranetes.providers.cloud.azure.states import state_of
 from infranetes.providers.cloud.interface import Cloud, ErrorKind
-from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError

@@ -15,7 +15,7 @@ from zope.interface.verify import verifyObject
 from infranetes.images.interface import CatalogueImage, IImageCatalogue
 from infranetes.images.reference import is_digest
 from infranetes.providers.cloud.aws.settings import Settings
-from infranetes.providers.cloud.catalogue import parse
+from infranetes.providers.cloud.vms.catalogue import parse
 from infranetes.providers.interface import IHasCatalogue
 from infranetes_common.config import structure
 from infranetes_common.errors import (

@@ -10,7 +10,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.calls.calls import Calls
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.errors import InfranetesError, NotFound

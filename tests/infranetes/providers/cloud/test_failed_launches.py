@@ -12,12 +12,12 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.providers.annotations import Wishes
-from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.calls.calls import Calls
 from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, ErrorKind, LaunchRequest, Offer
-from infranetes.providers.cloud.launch import Launcher
-from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.watch import Watcher
+from infranetes.providers.cloud.vms.launch import Launcher
+from infranetes.providers.cloud.vms.ledger import Ledger
+from infranetes.providers.cloud.vms.watch import Watcher
 from infranetes.providers.interface import InstanceSpec, InstanceState, ProviderContext
 from infranetes_common.concurrency import start
 from infranetes_common.identity import Identity

@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.logger import globalLogPublisher
 
-from infranetes.providers.cloud import renewal
+from infranetes.providers.cloud.calls import renewal
 from infranetes.providers.cloud.gcp import credentials as module
 from infranetes.providers.cloud.gcp.credentials import SCOPE
 from infranetes.providers.cloud.interface import CloudError, ErrorKind

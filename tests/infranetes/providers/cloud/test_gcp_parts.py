@@ -17,7 +17,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.providers import registry
-from infranetes.providers.cloud.errors import classify
+from infranetes.providers.cloud.calls.errors import classify
 from infranetes.providers.cloud.gcp import errors, names
 from infranetes.providers.cloud.gcp.cloud import GcpCloud
 from infranetes.providers.cloud.gcp.driver import Driver, Response
@@ -26,7 +26,7 @@ from infranetes.providers.cloud.gcp.offers import GcpOffers
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.gcp.sizes import bundled_price, offer
 from infranetes.providers.cloud.interface import Cloud, CloudError, ErrorKind
-from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError

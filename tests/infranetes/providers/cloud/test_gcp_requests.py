@@ -16,7 +16,7 @@ from infranetes.providers.cloud.gcp.cloud import GcpCloud
 from infranetes.providers.cloud.gcp.offers import GcpOffers
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
-from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common import config
 from infranetes_common.concurrency import run_in_thread

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from infranetes.observer import NullObserver
-from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.calls.calls import Calls
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common.concurrency import deferred

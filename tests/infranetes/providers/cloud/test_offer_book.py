@@ -13,10 +13,10 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes.providers.cloud import offer_refresh
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
-from infranetes.providers.cloud.offer_book import MAX_OFFERS, OfferBook, Sources
-from infranetes.providers.cloud.offer_refresh import OfferRefresh
+from infranetes.providers.cloud.offers import refresh as offer_refresh
+from infranetes.providers.cloud.offers.book import MAX_OFFERS, OfferBook, Sources
+from infranetes.providers.cloud.offers.refresh import OfferRefresh
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import Unavailable
 from tests.contract.pod_provider_case import reactor

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.providers import registry
-from infranetes.providers.cloud.errors import classify
+from infranetes.providers.cloud.calls.errors import classify
 from infranetes.providers.cloud.interface import Cloud, CloudError, ErrorKind
 from infranetes.providers.cloud.openstack import clouds_file, errors, names
 from infranetes.providers.cloud.openstack.cloud import OpenStackCloud

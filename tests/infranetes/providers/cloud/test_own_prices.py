@@ -10,8 +10,8 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.cloud import own_prices
-from infranetes.providers.cloud.own_prices import OwnPrices
+from infranetes.providers.cloud.offers import own_prices
+from infranetes.providers.cloud.offers.own_prices import OwnPrices
 from infranetes.providers.interface import IPodProvider, Size
 from infranetes.providers.size_choices import IChoosesSizes
 from infranetes_common.concurrency import start

@@ -29,14 +29,14 @@ from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.offers import AwsOffers
 from infranetes.providers.cloud.aws.quotas import quota_of
 from infranetes.providers.cloud.aws.settings import Settings
-from infranetes.providers.cloud.boots import Boots
-from infranetes.providers.cloud.errors import classify
+from infranetes.providers.cloud.calls.errors import classify
+from infranetes.providers.cloud.calls.throttle import CircuitBreaker, RateLimit
 from infranetes.providers.cloud.interface import Cloud, CloudVM, ErrorKind, Offer
-from infranetes.providers.cloud.ledger import Ledger
-from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offers.book import OfferBook
+from infranetes.providers.cloud.offers.sizes import choose, estimated_prices, need_of
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.sizes import choose, estimated_prices, need_of
-from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
+from infranetes.providers.cloud.vms.boots import Boots
+from infranetes.providers.cloud.vms.ledger import Ledger
 from infranetes.providers.interface import InstanceState, ProviderContext, Size
 from infranetes_common import config
 from infranetes_common.concurrency import start

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from twisted.logger import LogEvent, LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.cloud import renewal
 from infranetes.providers.cloud.azure import credentials as azure_credentials
+from infranetes.providers.cloud.calls import renewal
 from infranetes.providers.cloud.openstack import credentials as openstack_credentials
 from infranetes_common.errors import Unavailable
 from tests.infranetes.providers.cloud.case import AzureCase, CloudCase, OpenStackCase

@@ -10,12 +10,12 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.cloud.disk_calls import DiskCalls
-from infranetes.providers.cloud.disks import CloudDisk, DiskState, Hold, HoldState
+from infranetes.providers.cloud.calls.tasks import Tasks
 from infranetes.providers.cloud.interface import CloudError, CloudVM, ErrorKind
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.tasks import Tasks
-from infranetes.providers.cloud.volumes import CloudVolumes, Vms
+from infranetes.providers.cloud.volumes.disk_calls import DiskCalls
+from infranetes.providers.cloud.volumes.disks import CloudDisk, DiskState, Hold, HoldState
+from infranetes.providers.cloud.volumes.volumes import CloudVolumes, Vms
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.volumes import ZONE, IVolumes
 from infranetes_common.errors import (

@@ -11,11 +11,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.calls.calls import Calls
 from infranetes.providers.cloud.interface import Cloud, CloudVM
-from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.watch import Watcher
+from infranetes.providers.cloud.vms.ledger import Ledger
+from infranetes.providers.cloud.vms.watch import Watcher
 from infranetes.providers.interface import InstanceState
 from infranetes_common.concurrency import start
 

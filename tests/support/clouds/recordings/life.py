@@ -26,9 +26,9 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.identity.authority import Authority
+from infranetes.providers.cloud.calls.translate import to_infranetes_error
 from infranetes.providers.cloud.interface import NODE, CloudError, CloudVM
 from infranetes.providers.cloud.provider import CloudProvider
-from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.interface import Instance, InstanceSpec
 from infranetes_common.concurrency import sleep, within
 from infranetes_common.errors import (

@@ -10,9 +10,9 @@ from typing import Generic
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.logger import Logger
 
-from infranetes.providers.cloud.calls import BY_THE_WAY, Calls
+from infranetes.providers.cloud.calls.calls import BY_THE_WAY, Calls
 from infranetes.providers.cloud.interface import CloudError, D
-from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes_common.concurrency import run_in_thread, sleep, start
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor

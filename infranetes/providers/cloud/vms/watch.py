@@ -22,11 +22,11 @@ from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.calls.calls import Calls
+from infranetes.providers.cloud.calls.translate import to_infranetes_error
 from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, D, ErrorKind
-from infranetes.providers.cloud.ledger import Ledger, LedgerEntry
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.translate import to_infranetes_error
+from infranetes.providers.cloud.vms.ledger import Ledger, LedgerEntry
 from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common.concurrency import Notifier
 

@@ -24,16 +24,16 @@ from typing import Generic
 from twisted.internet.defer import Deferred
 from zope.interface import alsoProvides, implementer
 
-from infranetes.providers.cloud.disk_calls import DiskCalls, Wait
-from infranetes.providers.cloud.disk_snapshots import (
+from infranetes.providers.cloud.interface import D
+from infranetes.providers.cloud.volumes.disk_calls import DiskCalls, Wait
+from infranetes.providers.cloud.volumes.disk_snapshots import (
     CloudSnapshot,
     DiskSnapshots,
     SnapshotRequest,
     SnapshotState,
 )
-from infranetes.providers.cloud.disks import DiskState
-from infranetes.providers.cloud.interface import D
-from infranetes.providers.cloud.volumes import CloudVolumes, check_name
+from infranetes.providers.cloud.volumes.disks import DiskState
+from infranetes.providers.cloud.volumes.volumes import CloudVolumes, check_name
 from infranetes.providers.volumes import (
     FromSnapshot,
     IHasSnapshots,

@@ -10,10 +10,10 @@ from typing import Generic
 
 from twisted.internet.defer import Deferred
 
-from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.calls.calls import Calls
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, CloudVM, D
-from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.vms.ledger import Ledger
 from infranetes.providers.interface import InstanceState
 from infranetes_common.errors import NotFound, Unavailable
 from infranetes_common.redaction import redacted_end

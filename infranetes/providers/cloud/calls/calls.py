@@ -13,11 +13,11 @@ from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
 
 from infranetes.observer import CANCELLED, NULL_OBSERVER, OK, Observer, reason_of
-from infranetes.providers.cloud.errors import classify
+from infranetes.providers.cloud.calls.errors import classify
+from infranetes.providers.cloud.calls.throttle import CircuitBreaker, RateLimit
+from infranetes.providers.cloud.calls.turns import CallQueue
 from infranetes.providers.cloud.interface import REFUSALS, Action, Cloud, CloudError, D, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.throttle import CircuitBreaker, RateLimit
-from infranetes.providers.cloud.turns import CallQueue
 from infranetes.tracing.spans import Kind, note, step
 from infranetes_common.concurrency import backoff, run_in_thread, sleep
 from infranetes_common.errors import InfranetesError

@@ -14,9 +14,8 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.providers.annotations import PREFIX, Wishes, read, refuse_unknown
-from infranetes.providers.cloud.allowed import check_allowed
-from infranetes.providers.cloud.attempts import Attempts
-from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.calls.calls import Calls
+from infranetes.providers.cloud.calls.translate import to_infranetes_error
 from infranetes.providers.cloud.interface import (
     ADDRESS,
     CLUSTER,
@@ -32,10 +31,11 @@ from infranetes.providers.cloud.interface import (
     ErrorKind,
     LaunchRequest,
 )
-from infranetes.providers.cloud.ledger import Ledger
+from infranetes.providers.cloud.offers.sizes import Need, choose, need_of
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.sizes import Need, choose, need_of
-from infranetes.providers.cloud.translate import to_infranetes_error
+from infranetes.providers.cloud.vms.allowed import check_allowed
+from infranetes.providers.cloud.vms.attempts import Attempts
+from infranetes.providers.cloud.vms.ledger import Ledger
 from infranetes.providers.interface import InstanceSpec, InstanceState, ProviderContext, Size
 from infranetes_common.concurrency import sleep
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import attrs
 
-from infranetes.providers.cloud.disks import D_contra
+from infranetes.providers.cloud.volumes.disks import D_contra
 
 # The tag that marks a snapshot as made by us; its value is the name. The tag `interface.CLUSTER` is set too.
 SNAPSHOT = "infranetes-snapshot"

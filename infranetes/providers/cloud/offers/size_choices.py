@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infranetes.providers.cloud.interface import D, Offer
-from infranetes.providers.cloud.offer_book import OfferBook
+from infranetes.providers.cloud.offers.book import OfferBook
+from infranetes.providers.cloud.offers.sizes import Need, cheapest_first, estimated_prices, why_not
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.sizes import Need, cheapest_first, estimated_prices, why_not
 from infranetes.providers.interface import Size
 from infranetes.providers.size_choices import SizeChoice, SizeOnOffer
 

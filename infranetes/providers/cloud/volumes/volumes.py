@@ -33,8 +33,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from infranetes.providers.cloud.disk_calls import DiskCalls, Wait, is_going
-from infranetes.providers.cloud.disks import (
+from infranetes.providers.cloud.calls.tasks import Tasks
+from infranetes.providers.cloud.calls.translate import to_infranetes_error
+from infranetes.providers.cloud.interface import Action, CloudError, CloudVM, D, ErrorKind
+from infranetes.providers.cloud.volumes.disk_calls import DiskCalls, Wait, is_going
+from infranetes.providers.cloud.volumes.disks import (
     CloudDisk,
     CloudDisks,
     DiskRequest,
@@ -43,9 +46,6 @@ from infranetes.providers.cloud.disks import (
     HoldState,
     TellsRoom,
 )
-from infranetes.providers.cloud.interface import Action, CloudError, CloudVM, D, ErrorKind
-from infranetes.providers.cloud.tasks import Tasks
-from infranetes.providers.cloud.translate import to_infranetes_error
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.volumes import MAX_NAME, ZONE, ISnapshots, IVolumes, VolumeDisk, VolumeSource
 from infranetes_common.concurrency import KeyedLock

@@ -8,7 +8,7 @@ from collections import deque
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from infranetes.providers.cloud.throttle import RateLimit
+from infranetes.providers.cloud.calls.throttle import RateLimit
 
 
 class CallQueue:

@@ -11,11 +11,11 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.providers.cloud.calls import Calls
+from infranetes.providers.cloud.calls.calls import Calls
+from infranetes.providers.cloud.calls.translate import to_infranetes_error
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, D, Leftover
-from infranetes.providers.cloud.ledger import Ledger
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.translate import to_infranetes_error
+from infranetes.providers.cloud.vms.ledger import Ledger
 from infranetes_common.concurrency import sleep
 
 _log = Logger()

@@ -9,10 +9,10 @@ from typing import Generic, Protocol, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes.providers.cloud.disks import CloudDisk, CloudDisks, DiskState
+from infranetes.providers.cloud.calls.looks import BatchedLookup
 from infranetes.providers.cloud.interface import Action, CloudError, D, ErrorKind
-from infranetes.providers.cloud.looks import BatchedLookup
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.volumes.disks import CloudDisk, CloudDisks, DiskState
 from infranetes_common.concurrency import backoff, sleep
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 
