@@ -16,7 +16,7 @@ These tests show the rows of the manual's table:
     the agent does not answer                  the same: "an agent that is away"
     the VM was killed                          here: PostgresqlTests
     the daemon was killed                      tests.infranetes.volumes.test_pod_volumes: KilledAnywhereTests
-    a cloud's node is gone                     tests.infranetes.providers.cloud.test_volumes: "that is gone"
+    a cloud's node is gone                     providers.cloud.volumes.test_volumes: "that is gone"
 
 PostgreSQL on a volume loses no acknowledged transaction, however its VM ends: pgbench runs outside of the VM
 and records which commits are acknowledged. The VM is killed in the middle, the pod is made anew with the same

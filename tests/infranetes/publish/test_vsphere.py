@@ -21,7 +21,7 @@ from infranetes.publish.vsphere_command import publisher
 from infranetes.publish.vsphere_library import Shelf
 from infranetes_common import config
 from infranetes_common.errors import AlreadyExists, InfranetesError, Unavailable
-from tests.infranetes.providers.cloud.test_vsphere_library import LibraryCase
+from tests.infranetes.providers.cloud.vsphere.test_library import LibraryCase
 from tests.infranetes.publish import disks
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.library import DEPLOY

@@ -2,8 +2,8 @@
 """Compute Engine's resources, as far as the provider uses them. No HTTP, no clock.
 
 Source: Compute Engine API reference, v1. Answers are checked against those recorded by libcloud's tests
-(tests/infranetes/providers/cloud/test_gce_simulator.py). Deletions and launches take the time that `later`
-gives them; meanwhile there is an operation.
+(tests/infranetes/providers/cloud/gcp/test_gce_simulator.py). Deletions and launches take the time that
+`later` gives them; meanwhile there is an operation.
 """
 
 from __future__ import annotations
