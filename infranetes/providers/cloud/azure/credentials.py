@@ -13,10 +13,8 @@ threads share one, in memory.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TypedDict
 from urllib.parse import urlencode
 
@@ -24,6 +22,7 @@ from libcloud.common.azure_arm import publicEnvironments
 from libcloud.common.base import Connection, JsonResponse
 from libcloud.common.exceptions import BaseHTTPError
 
+from infranetes.providers.cloud.azure.secret_files import thd_read
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.calls.connections import connection_arguments
 from infranetes.providers.cloud.calls.errors import classify, message_of, retry_after
@@ -36,7 +35,6 @@ _METADATA_VERSION = "2018-02-01"
 _ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 # Statuses of temporary refusals; the metadata service answers 410 while it is being updated.
 _PASSING = (408, 410, 429)
-_MAX_FILE = 64 * 1024
 
 
 class _Environment(TypedDict):
@@ -99,9 +97,9 @@ class Credentials:
         settings, begun = self._settings, time.monotonic()
         try:
             if settings.secret_file:
-                answer = self._thd_log_in({"client_secret": _thd_read(settings.secret_file, "secret_file")})
+                answer = self._thd_log_in({"client_secret": thd_read(settings.secret_file, "secret_file")})
             elif settings.federated_token_file:
-                assertion = _thd_read(settings.federated_token_file, "federated_token_file")
+                assertion = thd_read(settings.federated_token_file, "federated_token_file")
                 answer = self._thd_log_in(
                     {"client_assertion_type": _ASSERTION, "client_assertion": assertion}
                 )
@@ -153,21 +151,3 @@ class Credentials:
             return answer
         finally:
             service.connection.session.close()
-
-
-def _thd_read(path: str, key: str) -> str:
-    """Read a secret. :raise CloudError: it can't be used; says why, without its content."""
-    try:
-        with Path(path).open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            content = file.read(_MAX_FILE)
-    except OSError as error:
-        raise CloudError(ErrorKind.CREDENTIALS, f"{key} {path} can't be read: {error.strerror}") from None
-    if mode & 0o077:
-        raise CloudError(
-            ErrorKind.CREDENTIALS, f"{key} {path} may be read by others (mode {mode:04o}): chmod 600 it"
-        )
-    text = content.decode(errors="replace").strip()
-    if not text or not text.isprintable():
-        raise CloudError(ErrorKind.CREDENTIALS, f"{key} {path} has no secret in one line")
-    return text

@@ -22,6 +22,7 @@ from infranetes.providers.cloud.azure.names import (
     UUID,
     ZONE,
 )
+from infranetes.providers.cloud.azure.secret_files import thd_read
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes_common import config_outside as outside
 
@@ -56,9 +57,7 @@ _application_groups = _all(APPLICATION_GROUP, "application security groups' name
 
 
 def _secret(key: str, path: str) -> Iterator[outside.Finding]:
-    from infranetes.providers.cloud.azure.credentials import _thd_read  # late: it needs these settings
-
-    return outside.tried(lambda: _thd_read(path, key), key)
+    return outside.tried(lambda: thd_read(path, key), key)
 
 
 @attrs.frozen(kw_only=True)
