@@ -11,6 +11,7 @@ import twisted
 from infranetes.machines.context import ServiceRules
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.store.records import POD_CIDR
 from infranetes.pods.vm.container_providers import has_user_namespaces
 from infranetes_common import __version__
 from infranetes_common.addresses import parse_network
@@ -23,7 +24,6 @@ from txgrpc import Call
 RUNTIME_NAME = "infranetes"
 API_VERSION = "v1"
 KUBELET_API_VERSION = "0.1.0"
-POD_CIDR = "pod_cidr"  # the setting in the store
 PROVIDER_CONDITION = "InfranetesProvider/"  # a condition's type, before the provider's name
 CLUSTER_CONDITION = "InfranetesKubernetes"  # whether the objects that the daemon needs can be followed
 CGROUP_DRIVERS = {"systemd": cri.SYSTEMD, "cgroupfs": cri.CGROUPFS}
@@ -159,8 +159,8 @@ class StatusCalls:
         for side in self._node.sides.values():
             if side.gets_subnet:
                 await side.provider.configure_network(subnet)
-        if self._node.overlay is not None:
-            self._node.overlay.configure(subnet)
+            if side.overlay is not None:
+                side.overlay.configure(subnet)
         await self._node.store.put_setting(POD_CIDR, subnet)
 
 

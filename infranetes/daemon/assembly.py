@@ -62,10 +62,16 @@ from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import OverlayFirewalls
 from infranetes.pods.containers.lifelog import log_container_events
+from infranetes.pods.features.agent_ports import AgentPortRules
+from infranetes.pods.features.host_ports import PodHostPorts
+from infranetes.pods.features.network_policies import FirewallEnforcer, PodFirewalls
+from infranetes.pods.features.overlay import NetworkChoice, PodOverlay
+from infranetes.pods.features.pod_events import PodEventReports
+from infranetes.pods.features.services import PodServices
+from infranetes.pods.features.shadows import NoShadows, Shadows
 from infranetes.pods.node.context import NodeContext, Times
+from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.logs import Logs
-from infranetes.pods.node.network_policies import PodFirewalls, enforce
-from infranetes.pods.node.shadows import Shadows
 from infranetes.pods.store.store import Store
 from infranetes.pods.streams import Streams
 from infranetes.pods.vm.node_names import node_dns
@@ -134,10 +140,9 @@ class Daemon(OrderedServices):
         self._services = self._make_services(server)
         self._pod_events = PodEvents(reactor, server, config.node) if server is not None else None
         self._pods = PodsService(self._make_node(), self._backends.make)
-        if (delegate := self._backends.delegate) is not None:
-            node, sandboxes = self._pods.node, self._pods.sandboxes
-            shadows = ShadowSandboxes(delegate, str(config.state_dir))
-            node.shadows = Shadows(node, shadows, sandboxes.lost, sandboxes.end_abandoned)
+        self._pods.node.features = self._make_features()
+        volumes, mounted = volumes_of(self._backends.providers), MountedVolumes(self._volumes)
+        self._publisher = Publisher(reactor, volumes, mounted) if volumes is not None else None
         self._provider_start = ProviderStart(self._pods, self._manager, self._backends.delegate is not None)
         self._add("lock", lock)
         self._metrics = None
@@ -185,8 +190,6 @@ class Daemon(OrderedServices):
 
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config
-        self._published = PublishedMounts(reactor)
-        self._nfs = NfsMounts(reactor)
         own, *others = self._backends.providers
         authority = Authority(config.state_dir, path=config.ca, sources=sources(config.node_addresses))
         store = Store(reactor, config.state_dir)
@@ -198,8 +201,6 @@ class Daemon(OrderedServices):
             authority,
             connector(reactor, authority, lambda id: self._pods.known_key(id)),
             Logs(reactor, store),
-            Volumes(reactor, config.state_dir / "volumes", config.volumes),
-            HostPorts(Table(reactor, table_name(config.state_dir))),
             NodeNames(config.cluster, config.node),
             times(config),
             config.parallel_agents,
@@ -213,29 +214,51 @@ class Daemon(OrderedServices):
         node.services = self._services
         if followed := [each for each in (self._services, self._policies) if each is not None]:
             node.cluster_troubles = partial(troubles, followed)
-        if self._policies is not None:
-            node.firewalls = PodFirewalls(reactor, self._policies, partial(enforce, node), node.started)
-        node.pod_events = self._pod_events
         if self._api_server is not None:
             node.pod_needs = ApiServerNeeds(reactor, self._api_server)
         node.network = config.kubernetes.network
-        node.overlay = self._make_overlay()
+        self._overlay = self._make_overlay()
         node.agent_ports = self._agent_ports = AgentPorts(reactor, agents_table(config.state_dir))
         addressed = False
         for side in node.sides.values():
             if IInVpc.providedBy(side.provider):
-                side.overlay = node.overlay
+                side.overlay = self._overlay
             elif side.name in ADDRESSING:  # only one of these providers gets the subnet
                 side.gets_subnet, addressed = not addressed, True
-        node.pod_volumes = PodVolumes(node, self._published)
-        volumes, pods = volumes_of(self._backends.providers), MountedVolumes(node.pod_volumes)
-        self._publisher = Publisher(reactor, volumes, pods) if volumes is not None else None
-        node.nfs_volumes = NfsVolumes(node, self._nfs.find)
         make_handlers(node, config, self._source)
         node.renewal = Renewal(node.side, partial(reachable_machines, node))
         node.timekeeping = Timekeeping(reactor, partial(reachable_machines, node))
         log_container_events(node)
         return node
+
+    def _make_features(self) -> Features:
+        """Make the features of pods, in the order of `infranetes.pods.node.hooks`."""
+        reactor, config, node, sandboxes = self._reactor, self._config, self._pods.node, self._pods.sandboxes
+        self._published, self._nfs = PublishedMounts(reactor), NfsMounts(reactor)
+        self._volumes = PodVolumes(node, self._published)
+        self._firewalls = None
+        if self._policies is not None:
+            enforcer = FirewallEnforcer(node.side_of)
+            self._firewalls = PodFirewalls(reactor, self._policies, enforcer, node.started)
+        shadows: PodFeature = NoShadows()
+        if (delegate := self._backends.delegate) is not None:
+            runtime = ShadowSandboxes(delegate, str(config.state_dir))
+            shadows = Shadows(node, runtime, sandboxes.lost, sandboxes.end_abandoned)
+        host_ports = HostPorts(Table(reactor, table_name(config.state_dir)))
+        features = (
+            shadows,
+            NfsVolumes(reactor, self._nfs.find),
+            self._volumes,
+            Volumes(reactor, config.state_dir / "volumes", config.volumes),
+            NetworkChoice(config.kubernetes.network),
+            PodOverlay(node, self._overlay) if self._overlay is not None else None,
+            self._firewalls,
+            PodServices(),
+            AgentPortRules(self._agent_ports),
+            PodHostPorts(host_ports, node.inventory),
+            PodEventReports(self._pod_events, node.handler_of) if self._pod_events is not None else None,
+        )
+        return Features(*(feature for feature in features if feature is not None))
 
     def _add_in_order(self) -> None:
         """Add the services. Each is started after those above it, and stopped before them."""
@@ -284,7 +307,7 @@ class Daemon(OrderedServices):
         node = self._pods.node
         pods = ControlService(node, self._pods.reconciler)
         services = ServiceCalls(node, self._services)
-        policies = PolicyCalls(node, self._policies, node.firewalls)
+        policies = PolicyCalls(node, self._policies, self._firewalls)
         volumes = VolumeCalls(self._publisher, self._config.volumes.flexvolumes)
         sizes, settings = SizeCalls(node), ConfigCalls(self._reactor, self._known)
         lives = DescribeCalls(node), UsageCalls(node)
@@ -330,8 +353,7 @@ class Daemon(OrderedServices):
         if self._publisher is None:
             raise no_volumes(self._backends.providers, self._source)
         publisher, drain = self._publisher, config.times.shutdown
-        pods = self._pods.node.pod_volumes
-        mounted = MountedVolumes(pods) if pods is not None else None
+        mounted = MountedVolumes(self._volumes)
         return CsiService(
             reactor, config.csi, config.node, publisher, lambda: self.serves, drain, mounted, self._observer
         )

@@ -13,17 +13,14 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.cri.status import POD_CIDR
 from infranetes.daemon.handlers import pools_with
 from infranetes.pods.containers.containers import Containers
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.reconcile import Reconciler
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
-from infranetes.pods.store.records import Contents
+from infranetes.pods.store.records import POD_CIDR, Contents
 from infranetes.pods.store.states import SHOWN_SANDBOXES
-from infranetes.pods.vm.host_ports import ports_in_force
-from infranetes.pods.vm.pod_network import restore_pod_network
 from infranetes.providers.absent import AbsentProvider
 from infranetes.providers.interface import Instance, IPodProvider
 from infranetes_common.concurrency import deferred, settled, sleep, start
@@ -56,19 +53,15 @@ class PodsService(Service):
         node = self.node
         contents = await node.store.open()
         self.pod_cidr = contents.settings.get(POD_CIDR, "")
-        await node.volumes.load()
         self._find_sides(contents)
         contents = await self._completed(contents)
-        if node.pod_volumes is not None:
-            node.pod_volumes.load(contents.attachments)
+        await node.features.load(contents)
         for pool, records in pools_with(node, contents.pool):
             pool.load(records, contents.settings)
         await self.reconciler.load(contents, lambda: sleep(node.clock, 0))
         node.renewal.start()
         node.timekeeping.start()
-        await node.volumes.resume(node.inventory)
-        await restore_pod_network(node, self.pod_cidr)
-        await node.hostports.restore(ports_in_force(node.inventory))
+        await node.features.resume(node.inventory)
 
     def _find_sides(self, contents: Contents) -> None:
         """Find or make the providers of all records, also of those that no handler names any more."""
@@ -139,14 +132,10 @@ class PodsService(Service):
         self.reconciler.stop()
         node.renewal.stop()
         node.timekeeping.stop()
-        if node.firewalls is not None:
-            node.firewalls.stop()
-        if node.overlay is not None:
-            await node.overlay.stop()
         for pool in node.all_pools():
             await pool.stop()
         await node.logs.stop(node.inventory.containers.values())
-        await node.volumes.stop()
+        await node.features.stop()
         closing: list[Deferred[None]] = []
         for sandbox in node.inventory:
             sandbox.leave()

@@ -95,10 +95,7 @@ class Reconciler:
             elif sandbox.state is SandboxState.BOOTING:
                 self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
         if not self._passes:
-            self._begin(self.sweep, "host ports and tunnels could not be compared with the records")
-            if self._node.shadows is not None:
-                words = "the delegate's sandboxes of pods' networks could not be compared with the records"
-                self._begin(self._node.shadows.sweep, words)
+            self._begin(lambda: self._node.features.sweep(), "the pods' features could not be swept")
         words = f"the VMs of provider {side.name} could not be compared with the records"
         self._begin(partial(self.once, side), words)
 
@@ -127,14 +124,6 @@ class Reconciler:
                 _log.failure("{words}", words=words)
             await sleep(self._node.clock, self._node.times.sweep)
 
-    async def sweep(self) -> None:
-        """Remove host ports and tunnels of pods that no longer exist."""
-        await self._node.hostports.sweep()
-        if self._node.agent_ports is not None:
-            await self._node.agent_ports.sweep()
-        if self._node.overlay is not None:
-            await self._node.overlay.sweep()
-
     async def once(self, side: ProviderSide) -> None:
         """Make one pass over a provider's VMs.
 
@@ -158,8 +147,6 @@ class Reconciler:
                     self._sandboxes.ended(side, instance)
         for pool in self._node.pools_of(side):
             await pool.check(by_token)
-        if self._node.pod_volumes is not None:
-            await self._node.pod_volumes.sweep(side)
 
     async def orphans(self) -> tuple[list[Orphan], list[str]]:
         """Return the VMs that are tagged as this node's but have no record, and failed providers' error

@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.store.states import SandboxState
 from infranetes.providers.volumes import IHasVolumes, IVolumes, VolumeDisk
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import Event, Flight, settled, start, within
@@ -25,6 +26,8 @@ from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.volume_disks import checked_options
 
 LOOK_SECONDS = 60.0
+
+_LAUNCHED = (SandboxState.LAUNCHING, SandboxState.BOOTING)
 
 FindForPod = Callable[[str], Awaitable[Sequence[PublishedVolume]]]
 """Look up which volumes are published for the pod with a UID."""
@@ -92,8 +95,8 @@ class VolumesAtLaunch:
             return None
 
     def begin(self, sandbox: Sandbox) -> None:
-        """Begin to attach a sandbox's volumes to its VM, which runs. Idempotent."""
-        if sandbox in self._launches or not self._has_volumes(sandbox):
+        """Begin to attach volumes to the VM, which runs, of a sandbox that is being launched. Idempotent."""
+        if sandbox.state not in _LAUNCHED or sandbox in self._launches or not self._has_volumes(sandbox):
             return
         answers = Event[None]()
         self._launches[sandbox] = launch = _Launch(Flight(self._all(sandbox, answers)), answers)

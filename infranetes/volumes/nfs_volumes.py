@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.store.states import ContainerState
 from infranetes.volumes import mounts
@@ -48,23 +49,23 @@ class NfsMounts:
         self._table.close()
 
 
-class NfsVolumes:
+class NfsVolumes(PodFeature):
     """Has VMs mount the NFS volumes of their pods' containers."""
 
-    def __init__(self, node: NodeContext, find: Find) -> None:
-        self._node = node
-        self._find = find
+    name = "NFS volumes"
 
-    def concern(self, container: Container) -> bool:
-        """Return whether the container may have an NFS volume, judging by its mounts' paths."""
-        return _may_have_one(container.sandbox, container.config.mounts)
+    def __init__(self, clock: IReactorTime, find: Find) -> None:
+        self._clock = clock
+        self._find = find
 
     async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
         """Have the VM mount the container's NFS volumes; return `config` with mounts that name them.
 
-        The agent gives them up when the container is removed, or was never created.
+        The agent gives them up when the container is removed there, even if it was never created.
 
         :raise InfranetesError: a volume can't be had; names the mount."""
+        if not _may_have_one(container.sandbox, config.mounts):
+            return config
         changed = cri.ContainerConfig()
         changed.CopyFrom(config)
         uid = container.sandbox.config.metadata.uid
@@ -82,7 +83,7 @@ class NfsVolumes:
             mount.readonly = mount.readonly or volume.read_only
         return changed
 
-    async def bring_again(self, sandbox: Sandbox) -> None:
+    async def live(self, sandbox: Sandbox) -> None:
         """Have the VM mount what its running containers have, if it has rebooted.
 
         :raise InfranetesError: a volume can't be had."""
@@ -100,7 +101,7 @@ class NfsVolumes:
             raise FailedPrecondition(
                 "an NFS volume can't be mounted with mapped ids: leave out hostUsers: false"
             )
-        began = self._node.clock.seconds()
+        began = self._clock.seconds()
         try:
             id = await container.sandbox.agent().mount_nfs(container.id, volume.mount)
         except Unimplemented:
@@ -112,11 +113,11 @@ class NfsVolumes:
             "{source} is mounted in the VM of sandbox {sandbox}: {seconds:.2f} s",
             source=volume.mount.source,
             sandbox=container.sandbox.id,
-            seconds=self._node.clock.seconds() - began,
+            seconds=self._clock.seconds() - began,
         )
         return id
 
-    async def release(self, sandbox: Sandbox) -> None:
+    async def stopping(self, sandbox: Sandbox) -> None:
         """Have the VM of a sandbox that is being stopped write its pending data.
 
         What fails is logged: the VM ends all the same."""

@@ -17,7 +17,7 @@ there    its VM is gone                           detach, which then has nothing
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -26,9 +26,10 @@ from twisted.logger import Logger
 
 from infranetes.machines.agent.client import AgentClient
 from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.node.sides import ProviderSide
-from infranetes.pods.store.records import AttachmentRecord
+from infranetes.pods.store.records import AttachmentRecord, Contents
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes.volumes import mounts
@@ -67,22 +68,36 @@ class PublishedVolumes(Protocol):
     def find_block_devices(self, paths: Sequence[str]) -> Awaitable[Sequence[str]]: ...
 
 
-class PodVolumes:
-    """Attaches, mounts and detaches volumes. Operations on one volume are done in order.
+class PodVolumes(PodFeature):
+    """Attaches, mounts and detaches volumes. Operations on one volume are done in order."""
 
-    :ivar at_launch: does what can be done before there is a container."""
+    name = "volumes"
 
     def __init__(self, node: NodeContext, published: PublishedVolumes) -> None:
         self._node = node
         self._find = published.find
         self._lent = LentDevices(published.find_block_devices)
-        self.at_launch = VolumesAtLaunch(node, published.find_for_pod, self._attach, self._mount)
+        self._at_launch = VolumesAtLaunch(node, published.find_for_pod, self._attach, self._mount)
         self._records: dict[str, AttachmentRecord] = {}  # by volume
         self._in_work: KeyedLock[str] = KeyedLock()
 
-    def load(self, records: Iterable[AttachmentRecord]) -> None:
-        """Take up what an earlier daemon recorded."""
-        self._records.update({record.id: record for record in records})
+    async def load(self, contents: Contents) -> None:
+        """Take up the recorded attachments."""
+        self._records.update({record.id: record for record in contents.attachments})
+
+    # ---- at a sandbox's launch
+
+    async def zone(self, sandbox: Sandbox) -> str:
+        """Return the zone of the pod's volumes; "": any."""
+        return await self._at_launch.zone(sandbox)
+
+    def connected(self, sandbox: Sandbox) -> None:
+        """Begin to attach the volumes of a sandbox that is being launched."""
+        self._at_launch.begin(sandbox)
+
+    async def answered(self, sandbox: Sandbox) -> None:
+        """Have what is attached mounted too; that is not waited for."""
+        self._at_launch.agent_answers(sandbox)
 
     # ---- over a container's life
 
@@ -195,32 +210,35 @@ class PodVolumes:
         await self._put(record)
         return record
 
-    # ---- over a sandbox's life
+    # ---- at a sandbox's end
 
-    async def release(self, sandbox: Sandbox) -> None:
+    async def stopping(self, sandbox: Sandbox) -> None:
         """Unmount and detach the volumes of a sandbox that is being stopped.
 
-        What fails is left to `ended`."""
-        await self.at_launch.end(sandbox)
+        What fails is left to `vm_destroyed`."""
+        await self._at_launch.end(sandbox)
         for record in self._of(sandbox):
             async with self._in_work.held(record.id):
                 await self._unmount(sandbox, record)
                 await self._end(record)
 
-    async def ended(self, sandbox: Sandbox) -> None:
+    async def vm_destroyed(self, sandbox: Sandbox) -> None:
         """Free the volumes of a sandbox whose VM no longer exists."""
-        await self.at_launch.end(sandbox)
+        await self._at_launch.end(sandbox)
         for record in self._of(sandbox):
             async with self._in_work.held(record.id):
                 await self._end(record)
 
-    async def sweep(self, side: ProviderSide) -> None:
-        """Free the volumes of a provider's VMs that no longer exist."""
-        for record in [one for one in self._records.values() if one.provider == side.name]:
-            if self._is_over(record):
+    async def sweep(self) -> None:
+        """Free the volumes of VMs that no longer exist, of providers that have started."""
+        for record in list(self._records.values()):
+            side = self._node.sides.get(record.provider)
+            if side is not None and side.ready.happened and self._is_over(record):
                 async with self._in_work.held(record.id):
                     if self._is_over(record):
                         await self._end(record)
+
+    # ---- questions about a volume that is in use
 
     async def flush(self, volume: str, target: str) -> None:
         """Have a pod's VM write its pending data to a volume, if the pod of that path still has the volume.
@@ -250,8 +268,6 @@ class PodVolumes:
             return None
         sandbox = self._node.inventory.sandboxes.get(record.sandbox_id)
         return sandbox if sandbox is not None and sandbox.config.metadata.uid in target.split("/") else None
-
-    # ---- questions about a volume that is in use
 
     async def usage(self, volume: str, *, grow: bool = False) -> vmserver.DiskUsageResponse | None:
         """Measure a volume where it is mounted; None: it is in no VM.

@@ -20,7 +20,9 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.store.records import Contents
 from infranetes.volumes import mounts
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mount_table import Layout, MountTable
@@ -46,11 +48,13 @@ TRIES = 5  # to carry a tree that is being written meanwhile
 _log = Logger()
 
 
-class Volumes:
+class Volumes(PodFeature):
     """The volumes of every sandbox.
 
     :param directory: where their records are.
     """
+
+    name = "files and directories of the node"
 
     def __init__(self, reactor: IReactor, directory: Path, config: VolumesConfig) -> None:
         self._reactor = reactor
@@ -67,8 +71,8 @@ class Volumes:
 
     # ---- over the daemon's life
 
-    async def load(self) -> None:
-        """Load what an earlier daemon recorded; before the sandboxes are loaded."""
+    async def load(self, contents: Contents) -> None:
+        """Load the volumes' own records."""
         records = await run_in_thread(self._reactor, self._records.load)
         for sandbox_id, of_sandbox in records.items():
             for record in of_sandbox:
@@ -92,8 +96,8 @@ class Volumes:
                     await run_in_thread(self._reactor, self._records.delete, sandbox.id, volume.source.id)
             self._watch.watch(sandbox)
 
-    async def bring_again(self, sandbox: Sandbox) -> None:
-        """Bring what the VM of a sandbox, which is connected again, has lost if it has rebooted meanwhile."""
+    async def live(self, sandbox: Sandbox) -> None:
+        """Bring what the VM of a sandbox has lost if it has rebooted."""
         for volume in self._volumes.get(sandbox.id, {}).values():
             volume.unsure = True  # so that the next look compares it
         await self._own.bring_again(sandbox)
@@ -105,8 +109,8 @@ class Volumes:
         self._lanes.close()
         self._mounts.close()
 
-    def forget(self, sandbox: Sandbox) -> None:
-        """Forget the volumes of a sandbox whose VM is gone."""
+    def disconnected(self, sandbox: Sandbox) -> None:
+        """Forget the volumes of a sandbox whose VM ends."""
         self._watch.forget(sandbox.id)
         own = self._own.forget(sandbox)
         if self._volumes.pop(sandbox.id, None) is not None or own:
@@ -218,25 +222,24 @@ class Volumes:
                           path=volume.source.path, sandbox=sandbox.id, error=error)  # fmt: skip
         await run_in_thread(self._reactor, self._records.delete, sandbox.id, id)
 
-    def flush(self, container: Container) -> Deferred[str]:
+    async def collect(self, container: Container) -> str:
         """Bring all that an ended container wrote to the node.
 
-        Fires with "", or with words for what is missing because it can't be written or did not come in time.
-        """
+        Return what is missing because it can't be written or did not come in time, as a message."""
         flight = self._flushes.get(container.id)
         if flight is None:
             flight = self._flushes[container.id] = Flight(
                 self._write_back.run(container, self._written_by(container))
             )
-        return flight.join()
+        return await flight.join()
 
-    async def catch_up(self, container: Container) -> None:
+    async def caught_up(self, container: Container) -> None:
         """Bring what a command in a running container has written to the node, if that is soon done."""
         compare = partial(self._watch.compare, container.sandbox)
         await catch_up(self._reactor, self._written_by(container), compare)
 
-    def possibly_missing(self, container: Container) -> str:
-        """Words for what may be missing on the node of a container whose VM is gone; "": nothing."""
+    def unwritten(self, container: Container) -> str:
+        """Return what the container may have written last to volumes, as a message; "": nothing."""
         paths = sorted(volume.source.path for volume in self._written_by(container))
         return f"what it wrote last to {', '.join(paths)} may be missing on the node" if paths else ""
 

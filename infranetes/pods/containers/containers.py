@@ -149,7 +149,7 @@ class Containers:
         outcome = f"ended: exit code {result.exit_code}"
         log_command(container, command, outcome, self._node.clock.seconds() - began, routine=True)
         # The caller may next read on the node what the command wrote: other runtimes' containers share files.
-        await self._node.volumes.catch_up(container)
+        await self._node.features.caught_up(container)
         return _cut(result)
 
     async def reopen_log(self, id: str) -> None:

@@ -101,7 +101,7 @@ class ContainerCreation:
 
     async def _create_or_undo(self, container: Container, image: Image) -> None:
         sandbox = container.sandbox
-        asked: list[AgentClient] = []
+        asked: AgentClient | None = None
         try:
             await self._node.store.put_container(container.record)
             config = await self._with_profiles(container.config)
@@ -115,20 +115,10 @@ class ContainerCreation:
             mounted = await node_files.mounted_images(config, self._node.images)
             for needed in {one.id: one for one in (image, *mounted.values())}.values():
                 await load_image(self._node, sandbox, needed)
-            sandbox.agent()
             config = node_files.with_image_ids(config, mounted)
-            nfs = self._node.nfs_volumes
-            if nfs is not None and nfs.concern(container):
-                # Removing the container at its agent unmounts its NFS exports, even if it was never created.
-                asked.append(sandbox.agent())
-                config = await nfs.prepare(container, config)
-            if self._node.pod_volumes is not None:
-                config = await self._node.pod_volumes.prepare(container, config)
-            config = await self._node.volumes.prepare(container, config)
-            agent = sandbox.agent()
-            if agent not in asked:
-                asked.append(agent)
-            report = await agent.create(container.id, image.id, config, sandbox.config)
+            asked = sandbox.agent()
+            config = await self._node.features.prepare(container, config)
+            report = await sandbox.agent().create(container.id, image.id, config, sandbox.config)
             created = container.record.to(
                 ContainerState.CREATED, created_at=report.created_at or container.record.created_at
             )
@@ -157,20 +147,22 @@ class ContainerCreation:
             config = apparmor.with_profile(config, name, text)
         return config
 
-    async def _undo(self, container: Container, asked: list[AgentClient]) -> None:
+    async def _undo(self, container: Container, asked: AgentClient | None) -> None:
         """Remove what exists of the container.
+
+        :param asked: the agent that has been asked for something of the container's; None: none has.
 
         If its agent can't be reached now, it is removed after the agent's next snapshot, which shows a
         container without a record."""
         self._node.inventory.discard_container(container)
         pin_later(self._node, container.sandbox)
-        for agent in asked:
+        if asked is not None:
             try:
-                await agent.remove(container.id, within=UNDO_SECONDS)
+                await asked.remove(container.id, within=UNDO_SECONDS)
             except InfranetesError as error:
                 _log.info("container {container}, whose creation failed, is not removed yet: {error}",
                           container=container.id, error=error)  # fmt: skip
-        await self._node.volumes.release(container)
+        await self._node.features.release(container)
         remove_unused_later(self._node, container.sandbox)
         self._node.note(
             self._node.store.delete_container(container.id), f"the end of container {container.id}"

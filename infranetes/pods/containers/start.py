@@ -8,7 +8,6 @@ from twisted.logger import Logger
 from infranetes.machines.agent.client import AgentClient
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container
-from infranetes.pods.node.service_rules import wait_for_rules
 from infranetes.pods.store.states import ContainerState
 from infranetes.pods.vm.reports import (
     GONE_REASON,
@@ -66,7 +65,7 @@ async def _start(node: NodeContext, container: Container, agent: AgentClient) ->
     container.starting = over = Event[None]()
     container.requested_at = node.clock.seconds()
     try:
-        await _wait_for_network(node, container)
+        await node.features.before_start(container)
         if container.state is ContainerState.CREATED:
             await node.store.put_container(container.record.to(ContainerState.STARTING))
             if container.state is ContainerState.CREATED:
@@ -96,17 +95,6 @@ async def _start(node: NodeContext, container: Container, agent: AgentClient) ->
         if held is not None:
             apply_report(node, container, held)
         over.succeed(None)
-
-
-async def _wait_for_network(node: NodeContext, container: Container) -> None:
-    """Wait until the pod's NetworkPolicies are in force, and for a while for the rules of Services."""
-    timeline, name = container.sandbox.timeline, container.config.metadata.name
-    if node.firewalls is not None:
-        with timeline.step("its NetworkPolicies are waited for", container=name):
-            await node.firewalls.wait(container.sandbox)
-    if container.sandbox.machine.rules is not None:
-        with timeline.step("the rules of Services are waited for", container=name):
-            await wait_for_rules(node, container.sandbox)
 
 
 async def _record_failed_start(

@@ -118,7 +118,7 @@ class ContainerStop:
             await self._remove_from_vm(container)
         elif sandbox.state is SandboxState.STOPPING and sandbox.stopping is not None:
             await sandbox.stopping.join()
-        await self._node.volumes.release(container)
+        await self._node.features.release(container)
         self._node.logs.abort(container, "the container was removed")
         await self._node.store.delete_container(container.id)
         self._node.inventory.discard_container(container)

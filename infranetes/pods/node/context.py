@@ -13,20 +13,18 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.firewalls.agent_ports import AgentPorts
-from infranetes.hostports.hostports import HostPorts
 from infranetes.identity.authority import Authority
 from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import Connect
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.observer import NULL_OBSERVER, Observer
-from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node import apparmor
 from infranetes.pods.node.handler_config import CNI, DOCKER, MACHINE
 from infranetes.pods.node.handlers import Handler
+from infranetes.pods.node.hooks import Features
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.node.logs import Logs
-from infranetes.pods.node.network_policies import PodFirewalls
 from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.store.records import ContainerRecord, SandboxRecord
 from infranetes.pods.store.states import SandboxState
@@ -41,10 +39,6 @@ if TYPE_CHECKING:
     from infranetes.machines.pool import Pool
     from infranetes.machines.renewal import Renewal
     from infranetes.machines.timekeeping import Timekeeping
-    from infranetes.pods.node.shadows import Shadows
-    from infranetes.volumes.nfs_volumes import NfsVolumes
-    from infranetes.volumes.pod_volumes import PodVolumes
-    from infranetes.volumes.volumes import Volumes
 
 DAY = 86400.0
 # How long to wait for the rest of the log of a container that is the VM itself: the agent ends with it.
@@ -107,16 +101,6 @@ class Images(Protocol):
         """Forget the image if the catalogue that it was found in no longer has it."""
 
 
-class PodEventReporter(Protocol):
-    """The reporter of pods' events to Kubernetes: `infranetes.kubernetes.pod_events.PodEvents`."""
-
-    def interrupted(self, pod: cri.PodSandboxMetadata, reason: str) -> None:
-        """Report that the cloud will take away the VM of a pod's sandbox."""
-
-    def moved(self, pod: cri.PodSandboxMetadata) -> None:
-        """Report that a pod has a new sandbox after its former one was interrupted."""
-
-
 def _no_dns() -> Awaitable[cri.DNSConfig]:
     return succeed(cri.DNSConfig())
 
@@ -126,8 +110,7 @@ class NodeContext:
 
     :param store: the store, already open. :param images: holds the containers' images.
     :param authority: issues the VMs' certificates. :param connect: makes the agents' clients.
-    :param logs: writes the containers' log files. :param volumes: carries the containers' mounts.
-    :param hostports: forwards ports of the node to pods.
+    :param logs: writes the containers' log files.
     :param parallel: how many agents are connected to at once.
     :param provider: the node's own provider, for pods whose handler names none.
     :ivar side: the side of the node's own provider. :ivar sides: the sides of all providers, by name.
@@ -140,14 +123,9 @@ class NodeContext:
     :ivar image_source: where pods are of several kinds, returns the source of an image: the name of its kind
         or, for a machine image, of its provider.
     :ivar services: the cluster's Services; None: the VMs do not learn them.
-    :ivar firewalls: keeps the pods' NetworkPolicies in force; None: they are not enforced.
-    :ivar overlay: gives addresses of the pods' network to the pods of sides that use it.
+    :ivar features: join in the pods' lives.
     :ivar agent_ports: keeps others from the agents of VMs in networks of others; None: nothing does here.
     :ivar pod_needs: knows what pods request beyond what the CRI carries; None: nothing does.
-    :ivar shadows: have the node's CNI give pods its network, where there is a delegate.
-    :ivar pod_volumes: attaches the volumes that kubelet has published; None: there are none.
-    :ivar nfs_volumes: has VMs mount the exports of NFS servers; None: they are carried as files are.
-    :ivar pod_events: reports what happens to pods to Kubernetes; None: it is not reported.
     :ivar network: where there is an overlay, the network (one of NETWORKS) of pods that choose none.
     :ivar resizing: locks by sandbox id, held while the sandbox's VM is resized.
     :ivar dns: returns the node's own DNS settings, for pods that have none.
@@ -167,8 +145,6 @@ class NodeContext:
         authority: Authority,
         connect: Connect,
         logs: Logs,
-        volumes: Volumes,
-        hostports: HostPorts,
         names: NodeNames,
         times: Times = Times(),
         parallel: int = 64,
@@ -183,8 +159,6 @@ class NodeContext:
         self.authority = authority
         self.connect = connect
         self.logs = logs
-        self.volumes = volumes
-        self.hostports = hostports
         self.names = names
         self.apparmor = apparmor.DEFAULT_DIRECTORY
         self.contprovider = ""
@@ -193,14 +167,9 @@ class NodeContext:
         self.image_source: Callable[[str], str] | None = None
         self.services: ServiceRules | None = None
         self.cluster_troubles: Callable[[], Sequence[str]] | None = None
-        self.firewalls: PodFirewalls | None = None
-        self.overlay: Overlay | None = None
+        self.features = Features()
         self.agent_ports: AgentPorts | None = None
         self.pod_needs: PodNeeds | None = None
-        self.shadows: Shadows | None = None
-        self.pod_volumes: PodVolumes | None = None
-        self.nfs_volumes: NfsVolumes | None = None
-        self.pod_events: PodEventReporter | None = None
         self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.observer: Observer = NULL_OBSERVER

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from infranetes.images import Image
-from infranetes.pods.node.handler_config import ALL, DOCKER, MACHINE, SYSTEMD
+from infranetes.pods.node.handler_config import ALL, CNI, DOCKER, MACHINE, SYSTEMD
 from infranetes.pods.node.sides import ProviderSide
+from infranetes.providers.annotations import network
 from infranetes.providers.interface import Size
 from infranetes_common.errors import InvalidArgument
 
@@ -91,6 +92,15 @@ class Handler:
             cpu_millis=asked.cpu_millis or self.size.cpu_millis,
             memory_bytes=asked.memory_bytes or self.size.memory_bytes,
         )
+
+    def network_of(self, annotations: Mapping[str, str], default: str) -> str:
+        """Return the network of a pod's address, as recorded: CNI, one of NETWORKS, or "" without a choice.
+
+        :param default: the network, where there is an overlay, of pods that choose none."""
+        if self.network == CNI:
+            return CNI
+        chosen = network(annotations) or self.network
+        return chosen or (default if self.side.overlay is not None else "")
 
     def recorded(self, record: SandboxRecord, side: ProviderSide) -> Handler:
         """Return this handler as it was when the sandbox was made: a changed configuration changes no pod."""

@@ -55,12 +55,8 @@ class ProviderSide:
             raise Unavailable(f"provider {self.name} is not ready: {self.trouble}")
 
     async def release_address(self, id: str) -> None:
-        """Remove the host ports and tunnel of the VM with this id: its address may become another VM's."""
-        await self._node.hostports.remove(id)
-        if self._node.agent_ports is not None:
-            self._node.agent_ports.release(id)
-        if self.overlay is not None:
-            await self.overlay.remove(id)
+        """Remove what leads to the VM with this id: its address may become another VM's."""
+        await self._node.features.address_released(id)
 
     def connect(self, sandbox_id: str, host: str, port: int) -> AgentClient:
         """Make a client of a VM's agent, to which the node forwards nothing from now on."""

@@ -16,17 +16,12 @@ from infranetes.machines.timeline import bounded
 from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.node.service_rules import tell_of_services
-from infranetes.pods.node.shadows import attachment_of
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm import node_names
 from infranetes.pods.vm.agent_events import connect
 from infranetes.pods.vm.container_providers import container_provider
-from infranetes.pods.vm.host_ports import ports_of
-from infranetes.pods.vm.pod_network import join_pod_network
 from infranetes.pods.vm.sandbox_vm import zone_for
 from infranetes.pods.vm.vm_size import recorded_size
-from infranetes.providers.annotations import wants_spot
 from infranetes.tracing.spans import step
 from infranetes_common.concurrency import shielded, within
 from infranetes_common.errors import Unavailable
@@ -95,13 +90,6 @@ def _tell(
     )
 
 
-def _connected(node: NodeContext, sandbox: Sandbox) -> None:
-    """Begin what can be done as soon as the VM runs, while its agent starts."""
-    connect(node, sandbox)
-    if node.pod_volumes is not None:
-        node.pod_volumes.at_launch.begin(sandbox)
-
-
 async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     timeline = sandbox.timeline
     with timeline.step("the provider is waited for, until it has started", launch=LaunchStep.PREPARE):
@@ -113,13 +101,13 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     config, handler = sandbox.config, node.handler_of(sandbox.record)
     size, parent = handler.sized(recorded_size(sandbox)), config.linux.cgroup_parent
     annotations = handler.annotations.applied(config.annotations)
-    attachment = None if found else await attachment_of(node.shadows, sandbox)
+    attachment = None if found else await node.features.attachment(sandbox)
     zone = "" if found else await zone_for(node, sandbox)
     granted = frozenset(handler.annotations.set)
     request = VmRequest(
         size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone, granted
     )
-    up = await sandbox.machine.bring_up(request, deadline, lambda: _connected(node, sandbox))
+    up = await sandbox.machine.bring_up(request, deadline, partial(connect, node, sandbox))
     watch = sandbox.watch
     assert sandbox.client is not None and watch is not None
     with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):
@@ -129,19 +117,15 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         config = node_names.with_host_name(sandbox.config)
         provider = container_provider(node, config, handler)
         await sandbox.machine.configure(config, await node.dns(), provider)
-    if node.pod_volumes is not None:
-        node.pod_volumes.at_launch.agent_answers(sandbox)
-    with timeline.step("the VM joins the pods' network", launch=LaunchStep.NETWORK):
-        await join_pod_network(node, sandbox)
-    tell_of_services(sandbox)
+    with timeline.step("the VM joins the pods' network, host ports are opened", launch=LaunchStep.NETWORK):
+        await node.features.answered(sandbox)
     watch.start()
     left = deadline - clock.seconds()
     with timeline.step("the agent's stream of events begins", launch=LaunchStep.EVENTS):
         await within(clock, left, watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
     if not watch.live:
         raise Unavailable(f"the agent of sandbox {sandbox.id} ended the connection")
-    with timeline.step("its host ports are opened, and it is recorded", launch=LaunchStep.RECORD):
-        await node.hostports.put(ports_of(sandbox))
+    with timeline.step("it is recorded as ready", launch=LaunchStep.RECORD):
         more = " ".join(up.instance.more_addresses)
         await node.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))
     timeline.note("the pod is ready", f"{clock.seconds() - began:.2f} s after its launch began")
@@ -154,8 +138,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         seconds=clock.seconds() - began,
         vm_seconds=up.vm_seconds,
     )
-    if node.pod_events is not None and config.metadata.attempt and wants_spot(annotations):
-        node.pod_events.moved(config.metadata)
+    node.features.ready(sandbox)
     if not found:
         node.renewal.soon(sandbox.machine, partial(_is_starting_containers, node, sandbox))
 

@@ -112,8 +112,7 @@ class MachineImages:
         node = self._node
         disconnect(node, sandbox)
         await sandbox.machine.tear_down()
-        if node.pod_volumes is not None:
-            await node.pod_volumes.ended(sandbox)
+        await node.features.vm_destroyed(sandbox)
         if sandbox.state not in (SandboxState.BOOTING, SandboxState.READY):
             return
         record = sandbox.record.to(

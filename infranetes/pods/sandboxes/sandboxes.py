@@ -17,14 +17,12 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.hostports.mappings import host_ports_of
 from infranetes.machines.ids import new_id
 from infranetes.machines.timeline import bounded
 from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.handler_config import CNI, MACHINE
+from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.inventory import Sandbox, sandbox_name
 from infranetes.pods.node.logs import LONGEST_SECONDS
-from infranetes.pods.node.shadows import end_shadow
 from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.sandboxes.launch import launch
 from infranetes.pods.sandboxes.stop import end_containers
@@ -32,8 +30,6 @@ from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SHOWN_READY, SandboxState
 from infranetes.pods.vm.agent_events import disconnect, vm_ended
 from infranetes.pods.vm.container_providers import check_container_provider, check_user_namespace
-from infranetes.pods.vm.host_ports import taken_ports
-from infranetes.pods.vm.pod_network import check_network, network_of
 from infranetes.pods.vm.sandbox_vm import adopt, machine_for, zone_for
 from infranetes.pods.vm.vm_size import requested_size
 from infranetes.providers.interface import Instance, InstanceState
@@ -74,9 +70,7 @@ class Sandboxes:
             handler.annotations.check(config.annotations)
             check_container_provider(config, handler)
             check_user_namespace(self._node, config, handler)
-            check_network(self._node, handler, config)
-            if handler.network != CNI:  # CNI plug-ins forward the ports themselves
-                self._node.hostports.check(host_ports_of(config), taken_ports(self._node.inventory))
+            self._node.features.check(handler, config)
             sandbox = self._begin(name, config, blob, runtime_handler)
         else:
             self._check_same(sandbox, blob, runtime_handler)
@@ -156,8 +150,7 @@ class Sandboxes:
         record = sandbox.record.to(SandboxState.LOST, message=message)
         self._node.note(self._node.save(sandbox, record), f"sandbox {sandbox.id}")
         vm_ended(self._node, sandbox, message)
-        closed = start(self._node.hostports.remove(sandbox.id))
-        self._node.note(closed, f"the end of the host ports of sandbox {sandbox.id}")
+        self._node.features.lost(sandbox)
 
     async def look(self, sandbox: Sandbox) -> None:
         """Ask the provider whether a READY sandbox still has its VM, and make it LOST if not.
@@ -191,7 +184,7 @@ class Sandboxes:
                 created_at=self._node.now(),
                 provider=handler.side.name,
                 kind=handler.kind,
-                network=network_of(self._node, handler, config),
+                network=handler.network_of(config.annotations, self._node.network),
             ),
             partial(machine_for, self._node),
         )
@@ -284,9 +277,7 @@ class Sandboxes:
     async def _end_abandoned(self, sandbox: Sandbox) -> None:
         disconnect(self._node, sandbox)
         await sandbox.machine.tear_down()
-        if self._node.pod_volumes is not None:
-            await self._node.pod_volumes.ended(sandbox)
-        await end_shadow(self._node.shadows, sandbox)
+        await self._node.features.vm_destroyed(sandbox)
         await self._node.store.delete_sandbox(sandbox.id)
         self._node.inventory.discard(sandbox)
 
@@ -364,16 +355,10 @@ class Sandboxes:
         await self._node.save(sandbox, record)  # also again: an earlier stop may not have got that far
         with sandbox.timeline.step("its containers are ended"):
             await end_containers(self._node, sandbox)
-        if self._node.nfs_volumes is not None:
-            await self._node.nfs_volumes.release(sandbox)
-        volumes = self._node.pod_volumes
-        if volumes is not None:
-            await volumes.release(sandbox)
+        await self._node.features.stopping(sandbox)
         vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
         await sandbox.machine.tear_down()
-        if volumes is not None:
-            await volumes.ended(sandbox)
-        await end_shadow(self._node.shadows, sandbox)
+        await self._node.features.vm_destroyed(sandbox)
         await self._node.commit(sandbox, sandbox.record.to(SandboxState.STOPPED))
         _log.info(
             "sandbox {sandbox} is stopped, its VM destroyed: {seconds:.2f} s",

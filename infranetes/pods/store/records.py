@@ -98,6 +98,9 @@ class AttachmentRecord:
     serial: str = ""  # the disk's serial number in the VM; "": not attached yet
 
 
+POD_CIDR = "pod_cidr"  # the setting that has the subnet for pods, as kubelet has set it
+
+
 @attrs.frozen
 class Contents:
     """Everything in the store."""

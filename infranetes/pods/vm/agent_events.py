@@ -12,10 +12,7 @@ from infranetes.machines.agent.container_watch import ContainerWatch, IContainer
 from infranetes.machines.agent.limits import PURGES
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container, Sandbox
-from infranetes.pods.node.network_policies import enforce_again
-from infranetes.pods.node.service_rules import tell_of_services
 from infranetes.pods.store.states import ContainerState, SandboxState
-from infranetes.pods.vm.pod_network import join_again
 from infranetes.pods.vm.reports import GONE_REASON, apply_report, end_log, record_loss
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
@@ -32,14 +29,12 @@ def vm_ended(node: NodeContext, sandbox: Sandbox, message: str) -> None:
     for container in list(sandbox.containers.values()):
         record_loss(node, container, VM_ENDED_REASON, message)
         end_log(node, container, message)
-    node.volumes.forget(sandbox)
     disconnect(node, sandbox)
 
 
 def disconnect(node: NodeContext, sandbox: Sandbox) -> None:
     """Cancel the loads that are under way into the sandbox's VM, and close the connection to its agent."""
-    if node.firewalls is not None:
-        node.firewalls.forget(sandbox)
+    node.features.disconnected(sandbox)
     sandbox.loads.cancel()
     watch, sandbox.watch = sandbox.watch, None
     if watch is not None:
@@ -48,12 +43,9 @@ def disconnect(node: NodeContext, sandbox: Sandbox) -> None:
 
 
 def connect(node: NodeContext, sandbox: Sandbox) -> None:
-    """Make the client of the sandbox's agent and its event stream, without starting the stream. Idempotent.
-
-    From then on the sandbox's firewall is kept up to date."""
+    """Make the client of the sandbox's agent, and its event stream without starting that. Idempotent."""
     client = sandbox.machine.connect()
-    if node.firewalls is not None:
-        node.firewalls.keep(sandbox)
+    node.features.connected(sandbox)
     if sandbox.watch is None:
         sandbox.watch = ContainerWatch(
             node.clock, client, AgentListener(node, sandbox), node.gate, node.times.watch
@@ -110,8 +102,7 @@ class AgentListener:
                   sandbox=self._sandbox.id, pod=self._sandbox.pod, reason=reason)  # fmt: skip
         self._sandbox.timeline.note("the VM will be reclaimed", error=reason)
         self._sandbox.interrupt(reason)
-        if self._node.pod_events is not None:
-            self._node.pod_events.interrupted(self._sandbox.config.metadata, reason)
+        self._node.features.interrupted(self._sandbox, reason)
 
     def reach_changed(self, reach: Reach) -> None:
         """Log the change, bring a reachable VM up to date, and discard the containers' cached states."""
@@ -127,18 +118,15 @@ class AgentListener:
             )
             self._node.observer.agent_lost(self._node.side_of(self._sandbox.record).name)
         if reach is Reach.LIVE:
-            tell_of_services(self._sandbox)  # a restarted daemon has not done so yet
-            join_again(self._node, self._sandbox)
-            enforce_again(self._node, self._sandbox)
-            self._bring_volumes_again()
+            self._bring_up_to_date()
         for container in self._sandbox.containers.values():
             container.cache.clear()
 
-    def _bring_volumes_again(self) -> None:
-        """Restore the pod's volumes in the VM, which has lost them if it has rebooted."""
+    def _bring_up_to_date(self) -> None:
+        """Restore what the VM has lost if it has rebooted."""
         if self._bringing is not None:
             self._bringing.cancel()
-        self._bringing = start(_bring_volumes_again(self._node, self._sandbox))
+        self._bringing = start(self._node.features.live(self._sandbox))
         self._bringing.addErrback(_log_unless_cancelled)
 
     def _lost(self, container: Container) -> None:
@@ -183,21 +171,6 @@ class AgentListener:
             )
 
 
-async def _bring_volumes_again(node: NodeContext, sandbox: Sandbox) -> None:
-    try:
-        await node.volumes.bring_again(sandbox)
-        if node.nfs_volumes is not None:
-            await node.nfs_volumes.bring_again(sandbox)
-    except InfranetesError as error:
-        if sandbox.watch is None:
-            return  # the VM has been given up
-        _log.warn(
-            "if the VM of sandbox {sandbox} has rebooted, some of its volumes are missing there: {error}",
-            sandbox=sandbox.id,
-            error=error,
-        )
-
-
 def _log_unless_cancelled(failure: Failure) -> None:
     if not failure.check(CancelledError):
-        _log.failure("mounting volumes in a VM again failed", failure)
+        _log.failure("bringing a VM up to date failed", failure)

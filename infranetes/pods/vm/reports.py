@@ -181,7 +181,7 @@ async def _collect_output(node: NodeContext, container: Container) -> None:
 
 
 async def _write_back(node: NodeContext, container: Container) -> None:
-    container.unwritten = await node.volumes.flush(container)
+    container.unwritten = await node.features.collect(container)
 
 
 async def _wait_for_output(
@@ -232,7 +232,7 @@ def record_loss(node: NodeContext, container: Container, reason: str, message: s
         record_exit(node, container, container.exit_report)
         return
     if container.state is ContainerState.RUNNING:
-        message = "; ".join(filter(None, [message, node.volumes.possibly_missing(container)]))
+        message = "; ".join(filter(None, [message, node.features.unwritten(container)]))
     now = max(node.now(), container.record.started_at)
     record = container.record.to(
         ContainerState.EXITED, finished_at=now, exit_code=KILLED, reason=reason, message=message

@@ -54,12 +54,12 @@ async def adopt(node: NodeContext, sandbox: Sandbox, machine: PodMachine) -> Non
 
 
 async def zone_for(node: NodeContext, sandbox: Sandbox) -> str:
-    """Return the zone that the sandbox's VM has to be in, because of its pod's volumes; "": any.
+    """Return the zone that the sandbox's VM has to be in, as its pod's volumes are there; "": any.
 
-    :raise FailedPrecondition: the volumes are in several zones.
+    :raise FailedPrecondition: it would have to be in several.
     :raise Unavailable: the zone can't be determined now."""
     if sandbox.zone is None:
-        sandbox.zone = await node.pod_volumes.at_launch.zone(sandbox) if node.pod_volumes else ""
+        sandbox.zone = await node.features.zone(sandbox)
     return sandbox.zone
 
 

@@ -104,9 +104,9 @@ class TraceTests(TracingCase):
             "the VM starts",
             "the agent in the VM starts, and answers",
             "the VM is made the pod's",
-            "the VM joins the pods' network",
+            "the VM joins the pods' network, host ports are opened",
             "the agent's stream of events begins",
-            "its host ports are opened, and it is recorded",
+            "it is recorded as ready",
         ]
         self.assertEqual([each.name for each in steps], expected)
         self.assertTrue(all(each.during(launch) for each in steps))

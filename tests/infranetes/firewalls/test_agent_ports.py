@@ -21,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes.firewalls import agent_ports
 from infranetes.firewalls.agent_ports import FAMILY, AgentPorts, script, table_name
 from infranetes.machines.agent.marked import marked_endpoint
+from infranetes.pods.features.agent_ports import AgentPortRules
 from infranetes.pods.node.handler_config import CNI
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
@@ -200,7 +201,11 @@ class LifeTests(PodsTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.ports = _Ports()
+        self.watch_ports()
+
+    def watch_ports(self) -> None:
         self.world.node.agent_ports = cast(AgentPorts, self.ports)
+        self.world.join(AgentPortRules(self.world.node.agent_ports))
 
     def test_as_long_as_there_is_a_vm(self) -> None:
         sandbox = self.run_pod()
@@ -213,7 +218,7 @@ class LifeTests(PodsTestCase):
     def test_not_on_a_bridge_whose_rules_do_it(self) -> None:
         self.world.provider = Enforcing(self.world)
         self.world.restart()
-        self.world.node.agent_ports = cast(AgentPorts, self.ports)
+        self.watch_ports()
         id = self.run_pod()
         self.assertEqual(self.ports.kept, {})
         sandbox = self.world.node.inventory.sandboxes[id]

@@ -18,10 +18,10 @@ from twisted.trial.unittest import TestCase
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.mappings import host_ports_of
 from infranetes.hostports.table import Table
+from infranetes.pods.features.host_ports import ports_in_force, ports_of, taken_ports
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
-from infranetes.pods.vm.host_ports import ports_in_force, ports_of, taken_ports
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri

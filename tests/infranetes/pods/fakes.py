@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -31,19 +31,22 @@ from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.renewal import Renewal
 from infranetes.machines.timekeeping import Timekeeping
 from infranetes.pods.containers.containers import Containers
+from infranetes.pods.features.host_ports import PodHostPorts
+from infranetes.pods.features.overlay import NetworkChoice
+from infranetes.pods.features.services import PodServices
+from infranetes.pods.features.shadows import NoShadows
 from infranetes.pods.node.context import NodeContext, Times
-from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.hooks import Features, PodFeature
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.node.logs import Logs
 from infranetes.pods.reconcile import Reconciler
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store import database
 from infranetes.pods.store.records import Contents, SandboxRecord
 from infranetes.pods.store.store import Store
-from infranetes.pods.vm.host_ports import ports_in_force
 from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPodProvider
 from infranetes.services.timing import Progress
-from infranetes.volumes.volumes import Volumes
 from infranetes_common.concurrency import Event, start
 from infranetes_common.errors import NotFound
 from infranetes_common.reactors import IReactor
@@ -268,29 +271,10 @@ class FakeLogs:
         self.reopened.append(container.id)
 
 
-class NoVolumes:
-    """Containers have no mounts."""
+class Carried(PodFeature):
+    """What the node carries into VMs for containers: nothing, unless a test says otherwise."""
 
-    async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
-        return config
-
-    async def release(self, container: Container) -> None:
-        pass
-
-    def flush(self, container: Container) -> Deferred[str]:
-        return succeed("")
-
-    async def catch_up(self, container: Container) -> None:
-        pass
-
-    def possibly_missing(self, container: Container) -> str:
-        return ""
-
-    async def bring_again(self, sandbox: Sandbox) -> None:
-        pass
-
-    def forget(self, sandbox: Sandbox) -> None:
-        pass
+    name = "what is carried"
 
 
 class FakeTable:
@@ -424,8 +408,6 @@ class FakeNode:
             cast(Authority, FakeAuthority(self.clock)),
             lambda sandbox_id, host, port: cast(AgentClient, self.agents[sandbox_id]),
             cast(Logs, self.logs),
-            cast(Volumes, NoVolumes()),
-            HostPorts(cast(Table, self.table), unused=lambda port: None),
             NodeNames("c", "n"),
             self.times,
         )
@@ -437,15 +419,14 @@ class FakeNode:
         self.sandboxes = Sandboxes(self.node)
         self.containers = Containers(self.node, self.sandboxes)
         self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
+        self.node.features = Features(*self.make_features())
         self.made()
         contents = self.store.contents()
+        at_once(self.node.features.load(contents))
         own = [record for record in contents.pool if not record.handler]
         self.node.pool.load(own, contents.settings)
-        loaded = start(self.reconciler.load(contents, _at_once))
-        assert loaded.called
-        loaded.addErrback(lambda failure: failure.raiseException())
-        restored = start(self.node.hostports.restore(ports_in_force(self.node.inventory)))
-        assert restored.called
+        at_once(self.reconciler.load(contents, _breathe))
+        at_once(self.node.features.resume(self.node.inventory))
         self.node.renewal.start()
         self.node.timekeeping.start()
 
@@ -464,6 +445,21 @@ class FakeNode:
     def make_logs(self) -> FakeLogs:
         """Return the logs of the daemon that starts."""
         return FakeLogs()
+
+    def make_features(self) -> list[PodFeature]:
+        """Return the features of the pods of the daemon that starts, in order."""
+        self.carried = self.make_carried()
+        ports = HostPorts(cast(Table, self.table), unused=lambda port: None)
+        host_ports = PodHostPorts(ports, self.node.inventory)
+        return [NoShadows(), self.carried, NetworkChoice(self.node.network), PodServices(), host_ports]
+
+    def make_carried(self) -> Carried:
+        """Return what carries containers' mounts for the daemon that starts."""
+        return Carried()
+
+    def join(self, feature: PodFeature) -> None:
+        """Have a feature join in the pods' lives, after the others."""
+        self.node.features = Features(*self.node.features, feature)
 
     def made(self) -> None:
         """Hook: called when a daemon has been made and has not yet read its records."""
@@ -489,8 +485,7 @@ class FakeNode:
         self.reconciler.stop()
         self.node.renewal.stop()
         self.node.timekeeping.stop()
-        if self.node.firewalls is not None:
-            self.node.firewalls.stop()
+        at_once(self.node.features.stop())
         for sandbox in self.node.inventory:
             sandbox.loads.cancel()
             if sandbox.watch is not None:
@@ -504,10 +499,8 @@ class FakeNode:
         self.reconciler.stop()
         self.node.renewal.stop()
         self.node.timekeeping.stop()
-        if self.node.firewalls is not None:
-            self.node.firewalls.stop()
-        stopped = start(self.node.pool.stop())
-        assert stopped.called
+        at_once(self.node.pool.stop())
+        at_once(self.node.features.stop())
         for sandbox in self.node.inventory:
             sandbox.leave()
 
@@ -533,7 +526,14 @@ class DeadStore(Store):
         return Deferred()
 
 
-async def _at_once() -> None:
+def at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Do what needs no time."""
+    done = start(work)
+    assert done.called
+    done.addErrback(lambda failure: failure.raiseException())
+
+
+async def _breathe() -> None:
     pass
 
 

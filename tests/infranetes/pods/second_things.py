@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
@@ -19,28 +18,26 @@ from twisted.python.failure import Failure
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolState
+from infranetes.pods.features.host_ports import ports_in_force
+from infranetes.pods.features.network_policies import FirewallEnforcer, PodFirewalls
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Sandbox
-from infranetes.pods.node.network_policies import PodFirewalls, enforce
-from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.store.states import ALIVE, ContainerState, SandboxState
-from infranetes.pods.vm.host_ports import ports_in_force
 from infranetes.policies.interface import LocalPod
 from infranetes.providers.interface import Instance, InstanceSpec
-from infranetes.volumes.pod_volumes import PodVolumes
-from infranetes.volumes.volumes import Volumes
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.pod_firewall import CLOSED, PodFirewall
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fake_agent import FakeAgent, FakeStream
 from tests.infranetes.pods.fakes import (
+    Carried,
     FakeImages,
     FakeLogs,
     FakeNode,
     FakeProvider,
     FakeSender,
     FakeServices,
-    NoVolumes,
     box,
     image,
     pod,
@@ -74,7 +71,7 @@ class Logs(FakeLogs):
         return super().abort(container, why)
 
 
-class CarriedVolumes(NoVolumes):
+class CarriedVolumes(Carried):
     """Remember whose mounts are carried."""
 
     def __init__(self) -> None:
@@ -87,40 +84,33 @@ class CarriedVolumes(NoVolumes):
     async def release(self, container: Container) -> None:
         self.open.discard(container.id)
 
-    def forget(self, sandbox: Sandbox) -> None:
+    def disconnected(self, sandbox: Sandbox) -> None:
         self.open -= sandbox.containers.keys()
 
 
-class AttachedVolumes:
-    """Remember which sandboxes' disks are attached; stands in for PodVolumes and its `at_launch`."""
+class AttachedVolumes(PodFeature):
+    """Remember which sandboxes' disks are attached; stands in for PodVolumes."""
+
+    name = "volumes"
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.open: set[str] = set()
-        self.at_launch = self
 
-    def begin(self, sandbox: Sandbox) -> None:
-        self.open.add(sandbox.id)
+    def connected(self, sandbox: Sandbox) -> None:
+        if sandbox.state in (SandboxState.LAUNCHING, SandboxState.BOOTING):
+            self.open.add(sandbox.id)
 
-    def agent_answers(self, sandbox: Sandbox) -> None:
+    async def answered(self, sandbox: Sandbox) -> None:
         self._world.check(sandbox.id in self.open, f"the disks of {sandbox.id[:6]} are mounted, not attached")
 
-    async def zone(self, sandbox: Sandbox) -> str:
-        return ""
-
-    async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
-        return config
-
-    async def release(self, sandbox: Sandbox) -> None:
-        pass
-
-    async def ended(self, sandbox: Sandbox) -> None:
+    async def vm_destroyed(self, sandbox: Sandbox) -> None:
         alive = [one for one in self._world.provider.instances.values() if one.sandbox_id == sandbox.id]
         attached = bool(alive) and sandbox.id in self.open
         self._world.check(not attached, f"the disks of {sandbox.id[:6]} are freed while its VM runs")
         self.open.discard(sandbox.id)
 
-    async def sweep(self, side: ProviderSide) -> None:
+    async def sweep(self) -> None:
         known = self._world.node.inventory.sandboxes
         self.open = {id for id in self.open if id in known and known[id].state not in WITHOUT_VM}
 
@@ -269,15 +259,22 @@ class World(FakeNode):
     def make_logs(self) -> FakeLogs:
         return Logs()
 
+    def make_carried(self) -> Carried:
+        self.mounts = CarriedVolumes()
+        return self.mounts
+
+    def make_features(self) -> list[PodFeature]:
+        node = self.node
+        self.attached = AttachedVolumes(self)
+        self.policies = Policies(self)
+        enforcer = FirewallEnforcer(node.side_of)
+        firewalls = PodFirewalls(node.clock, self.policies, enforcer, node.started)
+        shadows, *others = super().make_features()
+        return [shadows, self.attached, firewalls, *others]
+
     def made(self) -> None:
         node = self.node
         node.services = self.told = Services()
-        node.volumes = cast(Volumes, carried := CarriedVolumes())
-        self.carried = carried
-        self.attached = AttachedVolumes(self)
-        node.pod_volumes = cast(PodVolumes, self.attached)
-        self.policies = Policies(self)
-        node.firewalls = PodFirewalls(node.clock, self.policies, partial(enforce, node), node.started)
         events = node.inventory.events
         sandbox_changed, container_changed = events.sandbox_changed, events.container_changed
 
@@ -300,7 +297,7 @@ class World(FakeNode):
             if sandbox.record.instance_id and sandbox.state is not SandboxState.STOPPED:
                 self.attached.open.add(sandbox.id)
             if sandbox.state is SandboxState.READY:
-                self.carried.open |= sandbox.containers.keys()
+                self.mounts.open |= sandbox.containers.keys()
 
     def kill(self) -> None:
         super().kill()
@@ -436,7 +433,7 @@ class World(FakeNode):
             yield f"host ports {self.table.ports}, not {forwarded}"
         if stray := {id for id in self.logs.open if id not in node.inventory.containers}:
             yield f"logs are written of {len(stray)} containers that are no more"
-        if not self.carried.open <= set(node.inventory.containers):
+        if not self.mounts.open <= set(node.inventory.containers):
             yield "mounts are carried for containers that are no more"
         for id, agent in self.agents.items():
             pooled = id in pool

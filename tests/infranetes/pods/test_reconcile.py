@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.sandboxes.stop import AGENT_SECONDS
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm import listing
 from infranetes.providers.interface import Instance, InstanceState
-from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes_common.concurrency import start
 from infranetes_common.errors import Unavailable
 from infranetes_common.wire import cri
@@ -310,17 +309,24 @@ class PassTests(PodsTestCase):
             destroyed.append([call for call, _ in self.world.provider.calls].count("destroy"))
         self.assertEqual(destroyed, [0, 1, 1, 2, 2])
 
-    def test_each_pass_also_frees_volumes_of_the_same_provider(self) -> None:
+    def test_each_feature_is_swept_in_each_pass_whatever_fails(self) -> None:
         swept: list[str] = []
 
-        class Volumes:
-            async def sweep(self, side: ProviderSide) -> None:
-                swept.append(side.name)
+        class Feature(PodFeature):
+            def __init__(self, name: str, error: Exception) -> None:
+                self.name = name
+                self.error = error
 
-        self.world.node.pod_volumes = cast(PodVolumes, Volumes())
+            async def sweep(self) -> None:
+                swept.append(self.name)
+                raise self.error
+
+        self.world.join(Feature("a", Unavailable("nobody answers")))
+        self.world.join(Feature("b", ZeroDivisionError()))
+        self.world.join(Feature("c", Unavailable("nobody answers")))
         self.world.wait(self.world.times.sweep * 2)
-        self.world.node.pod_volumes = None
-        self.assertEqual(swept, ["fake"] * 2)
+        self.assertEqual(swept, [*"abc"] * 2)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
 
     def test_host_ports_and_tunnels_are_compared_with_the_records_too(self) -> None:
         id = self.run_pod(pod(port_mappings=[cri.PortMapping(host_port=8080, container_port=80)]))

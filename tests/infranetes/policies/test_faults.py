@@ -21,9 +21,9 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.kubernetes import watch
 from infranetes.kubernetes.api_server import ApiServer
-from infranetes.pods.node import network_policies
+from infranetes.pods.features import network_policies
+from infranetes.pods.features.network_policies import PodFirewalls
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.node.network_policies import PodFirewalls
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes.policies.interface import LocalPod
 from infranetes_common.concurrency import Event, deferred, run_in_thread, start
@@ -159,23 +159,26 @@ class Bed:
         self.policies = ClusterPolicies(reactor, ApiServer(reactor, self.kubeconfig))
         ready: Event[None] = Event()
         ready.succeed(None)
-        self.firewalls = PodFirewalls(reactor, self.policies, self.enforce, lambda _: ready)
+        self.firewalls = PodFirewalls(reactor, self.policies, self, lambda _: ready)
         self.policies.startService()
-        self.firewalls.keep(cast(Sandbox, WEB))
+        self.firewalls.connected(cast(Sandbox, WEB))
 
     def stop(self) -> None:
         """Stop the daemon as if it were killed."""
-        self.firewalls.stop()
+        start(self.firewalls.stop())
         self.policies.stopService()
 
     @deferred
     async def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> None:
         await self.firewall.put(firewall, NODE)
 
+    def survives_reboot(self, sandbox: Sandbox) -> bool:
+        return False
+
     def restart_agent(self) -> None:
         """Replace the agent by one without any state, on the same kernel."""
         self.firewall = FaultyFirewall(reactor, self.pod.name)
-        self.firewalls.renew(cast(Sandbox, WEB))
+        start(self.firewalls.live(cast(Sandbox, WEB)))
 
     # What users do in the cluster
 

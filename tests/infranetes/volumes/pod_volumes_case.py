@@ -10,6 +10,7 @@ from twisted.python.monkey import MonkeyPatcher
 from zope.interface import implementer
 
 from infranetes.machines.pool_config import PoolConfig
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.providers.volumes import IHasVolumes, ILendsDevices, VolumeDisk
 from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published import PublishedVolume
@@ -106,9 +107,9 @@ class VolumesNode(FakeNode):
     def make_provider(self) -> FakeProvider:
         return ProviderWithVolumes(self)
 
-    def made(self) -> None:
-        self.node.pod_volumes = PodVolumes(self.node, self)
-        self.node.pod_volumes.load(self.store.contents().attachments)
+    def make_features(self) -> list[PodFeature]:
+        self.pod_volumes = PodVolumes(self.node, self)
+        return [self.pod_volumes, *super().make_features()]
 
     async def find(self, paths: Sequence[str]) -> list[PublishedVolume | None]:
         return [PUBLISHED.get(path) for path in paths]
@@ -150,8 +151,7 @@ class PodVolumesCase(MountingCase):
 
     @property
     def pod_volumes(self) -> PodVolumes:
-        assert self.world.node.pod_volumes is not None
-        return self.world.node.pod_volumes
+        return self.world.pod_volumes
 
     def instance(self, sandbox: str) -> str:
         return str(self.record(sandbox).instance_id)

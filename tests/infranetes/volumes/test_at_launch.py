@@ -119,7 +119,7 @@ class AttachTests(AtLaunchCase):
     def test_it_is_begun_once_and_ends_by_itself(self) -> None:
         self.volumes.attaching = Deferred()
         sandbox = self.run_pod(self.new)
-        at_launch = self.pod_volumes.at_launch
+        at_launch = self.pod_volumes._at_launch
         at_launch.begin(self.world.node.inventory.sandboxes[sandbox])
         self.volumes.attaching.callback(None)
         self.assertEqual([call[0] for call in self.volumes.calls], ["attach"] * 2)
@@ -129,7 +129,7 @@ class AttachTests(AtLaunchCase):
         self.volumes.attach_error = ZeroDivisionError()
         self.run_pod(self.new)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.pod_volumes.at_launch._launches, {})
+        self.assertEqual(self.pod_volumes._at_launch._launches, {})
 
     def test_a_launch_that_fails_then_leaves_nothing(self) -> None:
         for error in (None, FailedPrecondition("no")):

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from twisted.logger import capturedLogs
 
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.volumes.nfs import NfsVolume
 from infranetes.volumes.nfs_volumes import UNMOUNT_SECONDS, NfsVolumes
 from infranetes_common.concurrency import start
@@ -31,8 +32,9 @@ MOUNTED: Mapping[str, NfsVolume] = {
 
 
 class NfsNode(FakeNode):
-    def made(self) -> None:
-        self.node.nfs_volumes = NfsVolumes(self.node, self.find)
+    def make_features(self) -> list[PodFeature]:
+        self.nfs_volumes = NfsVolumes(self.clock, self.find)
+        return [self.nfs_volumes, *super().make_features()]
 
     async def find(self, path: str, uid: str) -> NfsVolume | None:
         return MOUNTED.get(path)
@@ -112,8 +114,7 @@ class NfsVolumesTests(NfsVolumesCase):
     def test_mapped_ids_are_refused(self) -> None:
         self.create(mounting("/etc/hosts"))
         [container] = self.world.node.inventory.sandboxes[self.sandbox].containers.values()
-        nfs = self.world.node.nfs_volumes
-        assert nfs is not None
+        nfs = self.world.nfs_volumes
         for kind in ("uidMappings", "gidMappings"):
             mounts = mounting(DATA)
             getattr(mounts.mounts[0], kind).add(container_id=0, host_id=65536, length=65536)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from twisted.internet.defer import Deferred, fail
 from twisted.python.monkey import MonkeyPatcher
 
-from infranetes.pods.store.records import AttachmentRecord
+from infranetes.pods.store.records import AttachmentRecord, Contents
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
@@ -159,7 +159,7 @@ class PodVolumesTests(PodVolumesCase):
 
     def flush(self, target: str) -> list[str]:
         """Flush the volume published there before it is unpublished. Return the disks that are flushed."""
-        self.successResultOf(start(self.world.node.pod_volumes.flush("vol-data", target)))
+        self.successResultOf(start(self.world.pod_volumes.flush("vol-data", target)))
         return [call[1] for call in self.agent.calls if call[0] == "sync"]
 
     def test_what_a_pod_has_yet_to_write_is_written_when_kubelet_takes_its_volume_away(self) -> None:
@@ -261,7 +261,7 @@ class PodVolumesTests(PodVolumesCase):
 
     def test_one_of_a_provider_that_is_no_more_says_so(self) -> None:
         record = AttachmentRecord("vol-data", "gone", "old", "i-1", attached_at=0, serial="s")
-        self.pod_volumes.load([record])
+        self.do(self.pod_volumes.load(Contents(attachments=(record,))))
         self.assertEqual(self.pod_volumes.user_of("vol-data"), "sandbox old")
         words = self.refused(FailedPrecondition, mounting(DATA))
         self.assertIn("provider gone, which is not configured any more", words)

@@ -11,6 +11,7 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred
 
 from infranetes.pods.node.inventory import Container, Inventory
+from infranetes.pods.store.records import Contents
 from infranetes.volumes import volumes as module
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mounts import Source
@@ -48,7 +49,7 @@ class VolumesCase(CarryingCase):
         """Return the volumes as a new daemon has them."""
         made = Volumes(cast(Any, self.clock), self.top / "records", VolumesConfig(show_space=show_space))
         self.addCleanup(lambda: self.successResultOf(start(made.stop())))
-        self.successResultOf(start(made.load()))
+        self.successResultOf(start(made.load(Contents())))
         return made
 
     def mount(self, path: Path | None = None, **fields: Any) -> cri.Mount:
@@ -66,7 +67,7 @@ class VolumesCase(CarryingCase):
 
     def caught_up(self, id: str) -> None:
         container = cast(Container, self.fake.containers[id])
-        self.successResultOf(start(self.volumes.catch_up(container)))
+        self.successResultOf(start(self.volumes.caught_up(container)))
 
     def recorded(self) -> list[tuple[str, ...]]:
         """Return the containers of each recorded volume of the sandbox."""
@@ -164,7 +165,7 @@ class ContainerTests(VolumesCase):
         self.assertTrue(volume.lock.locked)
         going = start(self.volumes.release(cast(Container, self.fake.containers["c1"])))
         self.assertNoResult(going)
-        self.volumes.forget(self.sandbox)
+        self.volumes.disconnected(self.sandbox)
         self.successResultOf(going)
         self.assertEqual((self.recorded(), self.volumes._volumes), ([], {}))
 
@@ -272,13 +273,13 @@ class ContainerTests(VolumesCase):
         (self.there / "late").touch()
         held = self.agent.held["read"] = Deferred()
         container = cast(Container, self.fake.containers["c1"])
-        one, other = self.volumes.flush(container), self.volumes.flush(container)
+        one, other = (start(self.volumes.collect(container)) for _ in range(2))
         self.assertNoResult(other)
         held.callback(None)
         self.assertEqual([self.successResultOf(each) for each in (one, other)], ["", ""])
         self.assertEqual((os.listdir(self.node), self.agent.calls.count("read")), (["late"], 1))
         (self.there / "later").touch()
-        self.successResultOf(self.volumes.flush(container))
+        self.successResultOf(start(self.volumes.collect(container)))
         self.assertEqual(os.listdir(self.node), ["late"], "its end is told once")
         self.release("c1")
         self.assertEqual(self.volumes._flushes, {})
@@ -290,12 +291,12 @@ class ContainerTests(VolumesCase):
         self.prepared("c2", self.mount(readonly=True))
         self.prepared("c3", self.mount(other))
         for id, paths in (("c1", f"{other}, {self.node}"), ("c3", f"{other}")):
-            words = self.volumes.possibly_missing(cast(Container, self.fake.containers[id]))
+            words = self.volumes.unwritten(cast(Container, self.fake.containers[id]))
             self.assertEqual(words, f"what it wrote last to {paths} may be missing on the node")
-        self.assertEqual(self.volumes.possibly_missing(self.container("c4")), "")
+        self.assertEqual(self.volumes.unwritten(self.container("c4")), "")
         (self.top / "b").mkdir()
         self.prepared("c5", self.mount(self.top / "b", readonly=True))
-        self.assertEqual(self.volumes.possibly_missing(cast(Container, self.fake.containers["c5"])), "")
+        self.assertEqual(self.volumes.unwritten(cast(Container, self.fake.containers["c5"])), "")
 
     def test_a_command_waits_for_what_it_wrote(self) -> None:
         self.prepared("c1")
@@ -376,21 +377,21 @@ class DaemonTests(VolumesCase):
 
         self.patch(self.volumes._own, "bring_again", bring_again)
         self.patch(self.volumes._own, "forget", forget)
-        self.successResultOf(start(self.volumes.bring_again(self.sandbox)))
+        self.successResultOf(start(self.volumes.live(self.sandbox)))
         self.records.save_own("s1", OwnRecord(Source("/cache", False, False), "vm-1"))
-        self.volumes.forget(self.sandbox)
+        self.volumes.disconnected(self.sandbox)
         self.assertEqual((seen, self.records.load_own()), (["brought", "forgotten"], {}))
 
     def test_nothing_of_a_sandbox_whose_vm_is_gone_stays(self) -> None:
         self.prepared("c1")
-        self.volumes.forget(self.sandbox)
-        self.volumes.forget(self.sandbox)
+        self.volumes.disconnected(self.sandbox)
+        self.volumes.disconnected(self.sandbox)
         self.assertEqual((self.recorded(), self.clock.getDelayedCalls()), ([], []))
 
     def test_what_a_reboot_has_taken_from_the_vms_memory_is_brought_again(self) -> None:
         (self.node / "a").touch()
         self.prepared("c1", self.mount(readonly=True))
         (self.there / "a").unlink()
-        self.successResultOf(start(self.volumes.bring_again(self.sandbox)))
+        self.successResultOf(start(self.volumes.live(self.sandbox)))
         self.clock.advance(VolumesConfig().interval)
         self.assertEqual(os.listdir(self.there), ["a"])

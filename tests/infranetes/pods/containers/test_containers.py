@@ -354,11 +354,11 @@ class WhileItRunsTests(ContainersTestCase):
         brought: Deferred[None] = Deferred()
         asked: list[str] = []
 
-        async def catch_up(container: Any) -> None:
+        async def caught_up(container: Any) -> None:
             asked.append(container.id)
             await brought
 
-        self.patch(self.world.node.volumes, "catch_up", catch_up)
+        self.patch(self.world.carried, "caught_up", caught_up)
         call = start(self.world.containers.exec_sync(self.made, ["touch", "x"], 0, None))
         self.assertEqual(asked, [self.made])
         self.assertNoResult(call)
@@ -440,7 +440,7 @@ class UnknownTests(ContainersTestCase):
         made = self.run_container()
         (container,) = self.world.node.inventory.sandboxes[self.sandbox].containers.values()
         waiting: Deferred[str] = Deferred()
-        self.patch(self.world.node.volumes, "flush", lambda _: waiting)
+        self.patch(self.world.carried, "collect", lambda _: waiting)
         for _ in range(100):
             state = vmserver.ContainerState(id=made, state=cri.CONTAINER_EXITED, exit_code=3)
             self.agent.streams[-1].feed(vmserver.WatchEvent(container=state))

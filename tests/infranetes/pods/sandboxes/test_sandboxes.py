@@ -8,11 +8,12 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 
+from infranetes.pods.node.hooks import PodFeature
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.vm_size import size_of
 from infranetes.providers.interface import Instance, InstanceState, Size
-from infranetes.volumes.nfs_volumes import NfsVolumes
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     AlreadyExists,
@@ -318,12 +319,14 @@ class StopTests(PodsTestCase):
     def test_what_nfs_servers_export_is_let_go_of_while_its_vm_is_there(self) -> None:
         seen: list[int] = []
 
-        class Exports:
-            async def release(self, sandbox: object) -> None:
+        class Exports(PodFeature):
+            name = "exports"
+
+            async def stopping(self, sandbox: Sandbox) -> None:
                 seen.append(len(world.provider.instances))
 
         world = self.world
-        world.node.nfs_volumes = cast(NfsVolumes, Exports())
+        world.join(Exports())
         self.do(world.sandboxes.stop(self.sandbox))
         self.assertEqual((seen, len(world.provider.instances)), ([1], 0))
 

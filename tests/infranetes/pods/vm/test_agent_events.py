@@ -126,7 +126,7 @@ class UnforeseenTests(ContainersTestCase):
         self.assertEqual(self.agent.containers, {})
 
     def test_of_volumes_that_are_mounted_again(self) -> None:
-        self.patch(self.world.node.volumes, "bring_again", self.unforeseen)
+        self.patch(self.world.carried, "live", self.unforeseen)
         for stream in list(self.agent.streams):
             stream.break_(GrpcError(Code.UNAVAILABLE, "connection lost"))
         self.world.wait(1)
@@ -150,7 +150,7 @@ class DisconnectTests(ContainersTestCase):
     def test_a_lost_vm_tells_the_logs_and_volumes_once(self) -> None:
         made = self.run_container()
         forgotten: list[str] = []
-        self.patch(self.world.node.volumes, "forget", lambda sandbox: forgotten.append(sandbox.id))
+        self.patch(self.world.carried, "disconnected", lambda sandbox: forgotten.append(sandbox.id))
         (instance,) = self.world.provider.instances
         for _ in range(2):
             self.world.provider.end(instance, "power")

@@ -51,7 +51,7 @@ class EndTests(ContainersTestCase):
             self.assertEqual((record.reason, record.exit_code), (reason, code))
 
     def test_writes_that_did_not_reach_the_node_are_its_reason_unless_it_has_a_worse_one(self) -> None:
-        self.patch(self.world.node.volumes, "flush", lambda _: succeed("2 files were not written"))
+        self.patch(self.world.carried, "collect", lambda _: succeed("2 files were not written"))
         record = self.ended(reason="Completed", message="done")
         self.assertEqual(
             (record.reason, record.message), ("VolumesNotWritten", "done; 2 files were not written")
@@ -99,7 +99,7 @@ class EndTests(ContainersTestCase):
         done: list[str] = []
         flushed: Deferred[str] = Deferred()
 
-        def flush(_: Any) -> Deferred[str]:
+        def collect(_: Any) -> Deferred[str]:
             done.append("volumes")
             return flushed
 
@@ -107,7 +107,7 @@ class EndTests(ContainersTestCase):
             done.append("log")
             return succeed(None)
 
-        self.patch(self.world.node.volumes, "flush", flush)
+        self.patch(self.world.carried, "collect", collect)
         self.patch(self.world.logs, "drain", drain)
         for _ in range(2):
             self.agent.become(self.made, cri.CONTAINER_EXITED, finished_at=9)
@@ -184,7 +184,7 @@ class EndTests(ContainersTestCase):
 
     def test_what_its_vm_took_with_it_is_killed_and_says_what_may_be_missing(self) -> None:
         created = self.create(box("created"))
-        self.patch(self.world.node.volumes, "possibly_missing", lambda _: "the last writes may be missing")
+        self.patch(self.world.carried, "unwritten", lambda _: "the last writes may be missing")
         self.world.clock.advance(5)
         self.world.provider.end(self.record(self.sandbox).instance_id, "power")
         for id, missing in ((self.made, "; the last writes may be missing"), (created, "")):

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pooled import RULES_SECONDS
-from infranetes.pods.node import service_rules
+from infranetes.pods.features import services as service_rules
 from infranetes.pods.store.states import ContainerState
 from infranetes_common.concurrency import start
 from tests.infranetes.pods.case import PodsTestCase

@@ -7,11 +7,11 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.hostports.mappings import HostPort
+from infranetes.pods.features.host_ports import ports_in_force, ports_of, taken_ports
 from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
-from infranetes.pods.vm.host_ports import ports_in_force, ports_of, taken_ports
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fakes import lone_sandbox, pod
 

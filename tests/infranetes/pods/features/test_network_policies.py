@@ -10,8 +10,13 @@ from ipaddress import ip_network
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import TestCase
 
+from infranetes.pods.features.network_policies import (
+    LONGEST_PAUSE,
+    WAIT_SECONDS,
+    FirewallEnforcer,
+    PodFirewalls,
+)
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.node.network_policies import LONGEST_PAUSE, WAIT_SECONDS, PodFirewalls, enforce
 from infranetes.pods.store.states import ContainerState
 from infranetes.policies.interface import LocalPod
 from infranetes.providers.interface import IFirewallsPods, InstanceSpec
@@ -64,10 +69,15 @@ class PoliciesCase(PodsTestCase):
 
     def begin_daemon(self) -> None:
         node = self.world.node
-        node.firewalls = PodFirewalls(node.clock, self.policies, self.enforce, lambda _: node.side.ready)
+        self.enforcer = FirewallEnforcer(node.side_of)
+        self.firewalls = PodFirewalls(node.clock, self.policies, self, lambda _: node.side.ready)
+        self.world.join(self.firewalls)
 
     def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
-        return enforce(self.world.node, sandbox, firewall)
+        return self.enforcer.enforce(sandbox, firewall)
+
+    def survives_reboot(self, sandbox: Sandbox) -> bool:
+        return self.enforcer.survives_reboot(sandbox)
 
     def a_pod(self, name: str = "web", firewall: PodFirewall | None = None) -> str:
         config = pod(name)
@@ -135,8 +145,7 @@ class NetworkPolicyTests(PoliciesCase):
         sandbox = self.a_pod(firewall=SOME)
         made, starting = self.begin(sandbox)
         self.assertNoResult(starting)
-        firewalls = self.world.node.firewalls
-        assert firewalls is not None
+        firewalls = self.firewalls
         self.assertEqual((firewalls.in_force(sandbox), firewalls.trouble(sandbox)), (None, "nft is broken"))
         for _ in range(3):
             self.world.clock.advance(LONGEST_PAUSE / 3)

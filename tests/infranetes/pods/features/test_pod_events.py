@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from infranetes.cri import translate
+from infranetes.pods.features.pod_events import PodEventReports
 from infranetes.pods.node.events import EventType
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
@@ -30,7 +31,8 @@ class Told:
 class InterruptionTests(ContainersTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.told = self.world.node.pod_events = Told()
+        self.told = Told()
+        self.world.join(PodEventReports(self.told, self.world.node.handler_of))
 
     def shown(self) -> int:
         return translate.sandbox_state(self.world.node.inventory.sandboxes[self.sandbox])

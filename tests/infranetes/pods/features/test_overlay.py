@@ -13,10 +13,11 @@ from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import SAFE_MTU, Overlay
 from infranetes.overlay.tunnels import Peer, Tunnels, WayTo
 from infranetes.overlay.walls import OverlayFirewalls
-from infranetes.pods.node.network_policies import enforce
+from infranetes.pods.features.network_policies import FirewallEnforcer
+from infranetes.pods.features.overlay import PodOverlay
+from infranetes.pods.node.hooks import PodFeature
+from infranetes.pods.store.records import POD_CIDR
 from infranetes.pods.store.states import SandboxState
-from infranetes.pods.vm.pod_network import restore_pod_network
-from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable, Unimplemented
 from infranetes_common.nftables_watch import Mend, TablesWatch
 from infranetes_common.pod_firewall import CLOSED, OPEN, PodFirewall
@@ -42,6 +43,9 @@ class FakeTunnels:
         return cast(TablesWatch, self)
 
     def begin(self) -> None:
+        pass
+
+    async def end(self) -> None:
         pass
 
     async def way_to(self, host: IPv4Address) -> WayTo:
@@ -80,6 +84,9 @@ class FakeWalls:
 
     async def forget(self, id: str, address: str) -> None:
         self.put_there.pop(address, None)
+
+    async def stop(self) -> None:
+        pass
 
 
 class Agent(FakeAgent):
@@ -120,17 +127,13 @@ class Node(FakeNode):
     def make_agent(self, sandbox_id: str) -> FakeAgent:
         return Agent(sandbox_id, self)
 
-    def made(self) -> None:
-        self.node.overlay = self.side.overlay = self.make_overlay()
+    def make_features(self) -> list[PodFeature]:
+        self.overlay = self.side.overlay = self.make_overlay()
+        self.store.put_setting(POD_CIDR, "10.244.3.0/24")
+        return [*super().make_features(), PodOverlay(self.node, self.overlay)]
 
     def make_overlay(self) -> Overlay:
         return Overlay(cast(Tunnels, self.tunnels), cast(OverlayFirewalls, self.walls), CONFIG, CLUSTER)
-
-    def begin(self) -> None:
-        super().begin()
-        restored = start(restore_pod_network(self.node, "10.244.3.0/24"))
-        restored.addErrback(lambda failure: failure.raiseException())
-        assert restored.called
 
 
 class PodNetworkTests(PodsTestCase):
@@ -138,6 +141,10 @@ class PodNetworkTests(PodsTestCase):
 
     def make_world(self) -> FakeNode:
         return Node()
+
+    @property
+    def enforcer(self) -> FirewallEnforcer:
+        return FirewallEnforcer(self.world.node.side_of)
 
     def asking(self, network: str, name: str = "web") -> Any:
         config = pod(name)
@@ -229,10 +236,10 @@ class PodNetworkTests(PodsTestCase):
 
     def test_what_this_node_can_not_give_is_refused_before_there_is_a_vm(self) -> None:
         self.failureResultOf(self.start(self.asking("tunnel")), InvalidArgument)
-        self.world.node.overlay = self.world.side.overlay = self.world.make_overlay()
+        self.world.side.overlay = self.world.make_overlay()
         error = self.failureResultOf(self.start(self.asking("overlay")), FailedPrecondition)
         self.assertIn("overlay.pod_cidr", str(error.value))
-        self.world.node.overlay = self.world.side.overlay = None
+        self.world.side.overlay = None
         error = self.failureResultOf(self.start(self.asking("vpc")), InvalidArgument)
         self.assertIn("infranetes.io/network", str(error.value))
         self.assertEqual(self.world.provider.calls, [])
@@ -242,22 +249,21 @@ class PodNetworkTests(PodsTestCase):
         id, other = self.joins(), self.run_pod(self.asking("vpc", "other"))
         for each, port in ((id, 2476), (other, 0)):
             sandbox = self.world.node.inventory.sandboxes[each]
-            self.successResultOf(enforce(self.world.node, sandbox, CLOSED))
+            self.successResultOf(self.enforcer.enforce(sandbox, CLOSED))
             self.assertEqual((self.agent(each).firewalls, self.agent(each).tunnel_port), ([CLOSED], port))
         self.assertEqual(self.world.walls.put_there, {FIRST: [CLOSED]})
 
     def test_its_firewall_is_at_the_tunnel_though_its_vm_is_not_reached(self) -> None:
         id = self.joins()
         self.agent(id).go_away()
-        working = enforce(self.world.node, self.world.node.inventory.sandboxes[id], OPEN)
+        working = self.enforcer.enforce(self.world.node.inventory.sandboxes[id], OPEN)
         self.assertNoResult(working)
         self.assertEqual(self.world.walls.put_there, {FIRST: [OPEN]})
         working.addErrback(lambda _: None)
         working.cancel()
 
     def test_another_subnet_is_refused_while_pods_have_addresses(self) -> None:
-        overlay = self.world.node.overlay
-        assert overlay is not None
+        overlay = self.world.overlay
         id = self.joins()
         self.assertRaises(FailedPrecondition, overlay.configure, "10.245.0.0/24")
         overlay.configure("10.244.0.0/16")

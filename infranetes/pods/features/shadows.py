@@ -25,6 +25,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from infranetes.pods.node.handler_config import CNI
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
@@ -33,6 +34,7 @@ from infranetes_common.concurrency import Flight
 from infranetes_common.errors import InfranetesError, NotFound, Unavailable
 from infranetes_common.wire import cri
 
+_ENDING = (SandboxState.STOPPING, SandboxState.ABANDONED)
 _NO_DELEGATE = (
     "sandbox {sandbox}: the pod's network belongs to the delegate's CNI, and no delegate is configured any "
     "more; set "
@@ -77,34 +79,31 @@ class ShadowsNode(Protocol):
     def save(self, sandbox: Sandbox, record: SandboxRecord) -> Deferred[None]: ...
 
 
-async def attachment_of(shadows: Shadows | None, sandbox: Sandbox) -> Attachment | None:
-    """Return the network namespace that the VM of a LAUNCHING sandbox joins, or None if the VM is in its
-    provider's network.
+class NoShadows(PodFeature):
+    """The shadows of a node that has no delegate any more, or never had one."""
 
-    :raise InfranetesError: there is no namespace to join."""
-    if sandbox.record.network != CNI:
+    name = "the delegate's sandboxes"
+
+    async def attachment(self, sandbox: Sandbox) -> Attachment | None:
+        """Return None. :raise Unavailable: the VM is to join the network of a delegate."""
+        if sandbox.record.network == CNI:
+            raise Unavailable(_NO_DELEGATE.format(sandbox=sandbox.id))
         return None
-    if shadows is None:
-        raise Unavailable(_NO_DELEGATE.format(sandbox=sandbox.id))
-    return await shadows.attach(sandbox)
+
+    async def vm_destroyed(self, sandbox: Sandbox) -> None:
+        """Do nothing. :raise Unavailable: the sandbox has a shadow, which can't be ended."""
+        if sandbox.record.shadow_id and sandbox.state in _ENDING:
+            raise Unavailable(_NO_DELEGATE.format(sandbox=sandbox.id))
 
 
-async def end_shadow(shadows: Shadows | None, sandbox: Sandbox) -> None:
-    """End the shadow of a sandbox whose VM is destroyed, if it may have one. Idempotent.
-
-    :raise InfranetesError: it is not known whether the shadow has ended; try again."""
-    if shadows is not None and sandbox.record.network == CNI:
-        await shadows.end(sandbox)
-    elif sandbox.record.shadow_id:
-        raise Unavailable(_NO_DELEGATE.format(sandbox=sandbox.id))
-
-
-class Shadows:
+class Shadows(PodFeature):
     """The shadows of this node's sandboxes. See the table above.
 
     :param lost: called with a READY sandbox that has lost its network, and why.
     :param end_abandoned: ends what is left of a launch that failed: its VM, then its shadow.
     """
+
+    name = "the delegate's sandboxes"
 
     def __init__(
         self,
@@ -120,10 +119,12 @@ class Shadows:
         self._orphans: set[str] = set()  # ids of shadows that had no sandbox in the last pass
         self._missing: set[str] = set()  # ids of sandboxes that had no shadow in the last pass
 
-    async def attach(self, sandbox: Sandbox) -> Attachment:
-        """Return the namespace that the VM of a LAUNCHING sandbox joins; make a shadow if needed. Idempotent.
+    async def attachment(self, sandbox: Sandbox) -> Attachment | None:
+        """Return the namespace that the VM of a LAUNCHING sandbox joins; make a shadow if needed.
 
         :raise InfranetesError: there is no namespace to join; there may be a shadow."""
+        if sandbox.record.network != CNI:
+            return None
         shadow, path = sandbox.record.shadow_id, ""
         if shadow:
             try:
@@ -147,10 +148,12 @@ class Shadows:
             if left and each.record.name == record.name:
                 await self._end_abandoned(each).join()
 
-    async def end(self, sandbox: Sandbox) -> None:
-        """End the shadow, recorded or not, of a sandbox whose VM is destroyed. Idempotent.
+    async def vm_destroyed(self, sandbox: Sandbox) -> None:
+        """End the shadow, recorded or not, of a sandbox that ends. One that becomes VACANT keeps its own.
 
         :raise InfranetesError: it is not known whether the shadow has ended; try again."""
+        if sandbox.record.network != CNI or sandbox.state not in _ENDING:
+            return
         recorded = sandbox.record.shadow_id
         there = {each.id for each in await self._runtime.list(sandbox.id)}
         for shadow in sorted(there | ({recorded} if recorded else set())):

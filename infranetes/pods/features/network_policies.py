@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.policies.interface import LocalPod, PodPolicies
 from infranetes.providers.interface import IFirewallsPods
 from infranetes_common.concurrency import Event, Notifier, backoff, sleep, start, within
@@ -18,70 +19,86 @@ from infranetes_common.errors import DeadlineExceeded, InfranetesError, NotFound
 from infranetes_common.pod_firewall import PodFirewall
 
 if TYPE_CHECKING:
-    from infranetes.pods.node.context import NodeContext
-    from infranetes.pods.node.inventory import Sandbox
+    from infranetes.pods.node.inventory import Container, Sandbox
+    from infranetes.pods.node.sides import ProviderSide
+    from infranetes.pods.store.records import SandboxRecord
 
 WAIT_SECONDS = 10.0  # the longest that a container's start waits; kubelet then retries it
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two attempts
 
-Enforce = Callable[["Sandbox", PodFirewall], Deferred[None]]
-"""Puts a firewall in force for a sandbox's VM."""
-
 Ready = Callable[["Sandbox"], Event[None]]
 """Returns the event that happens when the firewall of a sandbox's VM can be set."""
+
+SideOf = Callable[["SandboxRecord"], "ProviderSide"]
+"""Returns the side of a sandbox's VM."""
 
 _log = Logger()
 
 
-def enforce(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
-    """Put a firewall in force: outside of the sandbox's VM if the provider can do that, else inside.
+class Enforcer(Protocol):
+    """Puts firewalls in force."""
+
+    def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
+        """Put a firewall in force for a sandbox's VM. Idempotent."""
+
+    def survives_reboot(self, sandbox: Sandbox) -> bool:
+        """Return whether a firewall stays in force when the sandbox's VM reboots."""
+
+
+class FirewallEnforcer:
+    """Puts a firewall in force: outside of the sandbox's VM if the provider can do that, else inside.
 
     Where the pod has an address of the pods' network, the VM filters only the traffic through the VPC; the
     node filters the traffic through the tunnel."""
-    provider = node.side_of(sandbox.record).provider
-    if IFirewallsPods.providedBy(provider):
-        return cast(IFirewallsPods, provider).set_firewall(sandbox.record.instance_id, firewall)
-    return start(_enforce_inside(node, sandbox, firewall))
+
+    def __init__(self, side_of: SideOf) -> None:
+        self._side_of = side_of
+
+    def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
+        """Put a firewall in force. Idempotent."""
+        provider = self._side_of(sandbox.record).provider
+        if IFirewallsPods.providedBy(provider):
+            return cast(IFirewallsPods, provider).set_firewall(sandbox.record.instance_id, firewall)
+        return start(self._enforce_inside(sandbox, firewall))
+
+    def survives_reboot(self, sandbox: Sandbox) -> bool:
+        """Return whether the sandbox's firewall is outside of its VM."""
+        return IFirewallsPods.providedBy(self._side_of(sandbox.record).provider)
+
+    async def _enforce_inside(self, sandbox: Sandbox, firewall: PodFirewall) -> None:
+        tunnel_port = await self._enforce_at_tunnel(sandbox, firewall)  # even if the VM can't be reached
+        if sandbox.watch is not None:
+            await sandbox.watch.when_live()
+        if not tunnel_port:  # the VM may have joined the overlay meanwhile
+            tunnel_port = await self._enforce_at_tunnel(sandbox, firewall)
+        if sandbox.client is None:
+            raise Unavailable(f"the agent of sandbox {sandbox.id} is no longer connected")
+        await sandbox.client.set_firewall(firewall, tunnel_port)
+
+    async def _enforce_at_tunnel(self, sandbox: Sandbox, firewall: PodFirewall) -> int:
+        """Put the firewall in force at the node's end of the tunnel; return its port; 0: there is none."""
+        overlay = self._side_of(sandbox.record).overlay
+        if overlay is None or not overlay.knows(sandbox.id):
+            return 0
+        await overlay.set_firewall(sandbox.id, firewall)
+        return overlay.port
 
 
-async def _enforce_inside(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> None:
-    tunnel_port = await _enforce_at_tunnel(node, sandbox, firewall)  # even if the VM can't be reached
-    if sandbox.watch is not None:
-        await sandbox.watch.when_live()
-    if not tunnel_port:  # the VM may have joined the overlay meanwhile
-        tunnel_port = await _enforce_at_tunnel(node, sandbox, firewall)
-    if sandbox.client is None:
-        raise Unavailable(f"the agent of sandbox {sandbox.id} is no longer connected")
-    await sandbox.client.set_firewall(firewall, tunnel_port)
-
-
-async def _enforce_at_tunnel(node: NodeContext, sandbox: Sandbox, firewall: PodFirewall) -> int:
-    """Put the firewall in force at the node's end of the tunnel; return the tunnel's port; 0: no tunnel."""
-    if node.overlay is None or not node.overlay.knows(sandbox.id):
-        return 0
-    await node.overlay.set_firewall(sandbox.id, firewall)
-    return node.overlay.port
-
-
-def enforce_again(node: NodeContext, sandbox: Sandbox) -> None:
-    """Put the firewall in force again if it is inside the VM, which may have rebooted."""
-    if node.firewalls is not None and not IFirewallsPods.providedBy(node.side_of(sandbox.record).provider):
-        node.firewalls.renew(sandbox)
-
-
-class PodFirewalls:
+class PodFirewalls(PodFeature):
     """Keeps the firewalls of this node's sandboxes equal to what their NetworkPolicies demand."""
 
-    def __init__(self, clock: IReactorTime, policies: PodPolicies, enforce: Enforce, ready: Ready) -> None:
+    name = "the rules of NetworkPolicies"
+
+    def __init__(self, clock: IReactorTime, policies: PodPolicies, enforcer: Enforcer, ready: Ready) -> None:
         self._clock = clock
         self._policies = policies
-        self._enforce = enforce
+        self._enforcer = enforcer
         self._ready = ready
         self._kept: dict[str, _Kept] = {}
         policies.subscribe(self._changed)
 
-    def keep(self, sandbox: Sandbox) -> None:
-        """Keep a sandbox's firewall up to date from now on. Its VM exists. Idempotent."""
+    def connected(self, sandbox: Sandbox) -> None:
+        """Keep a sandbox's firewall up to date from now on."""
         if sandbox.id in self._kept:
             return
         metadata = sandbox.config.metadata
@@ -92,10 +109,8 @@ class PodFirewalls:
         kept.working = start(self._work(kept))
         kept.working.addErrback(kept.ended)
 
-    def forget(self, sandbox: Sandbox) -> None:
-        """Stop keeping the sandbox's firewall. The one in force stays as long as the VM exists.
-
-        Idempotent."""
+    def disconnected(self, sandbox: Sandbox) -> None:
+        """Stop keeping the sandbox's firewall. The one in force stays as long as the VM exists."""
         kept = self._kept.pop(sandbox.id, None)
         if kept is not None:
             self._policies.remove(sandbox.id)
@@ -103,17 +118,25 @@ class PodFirewalls:
             assert kept.working is not None
             kept.working.cancel()
 
-    def renew(self, sandbox: Sandbox) -> None:
-        """Put the sandbox's firewall in force again."""
+    async def live(self, sandbox: Sandbox) -> None:
+        """Put the firewall in force again if it is inside the VM, which may have rebooted."""
         kept = self._kept.get(sandbox.id)
-        if kept is not None:
+        if kept is not None and not self._enforcer.survives_reboot(sandbox):
             kept.firewall = None
             kept.changed.notify()
 
-    def stop(self) -> None:
-        """Forget all sandboxes, because the daemon is stopping."""
+    async def stop(self) -> None:
+        """Forget all sandboxes."""
         for kept in list(self._kept.values()):
-            self.forget(kept.sandbox)
+            self.disconnected(kept.sandbox)
+
+    async def before_start(self, container: Container) -> None:
+        """Wait until the pod's firewall is in force, at most WAIT_SECONDS.
+
+        :raise Unavailable: it is not; the message says why."""
+        sandbox, name = container.sandbox, container.config.metadata.name
+        with sandbox.timeline.step("its NetworkPolicies are waited for", container=name):
+            await self.wait(sandbox)
 
     async def wait(self, sandbox: Sandbox) -> None:
         """Wait until the sandbox's firewall is in force, at most WAIT_SECONDS.
@@ -156,7 +179,7 @@ class PodFirewalls:
                 await kept.changed.wait()
                 continue
             try:
-                await self._enforce(kept.sandbox, wanted)
+                await self._enforcer.enforce(kept.sandbox, wanted)
             except NotFound as error:  # the VM has ended; the reconciler notices that
                 kept.trouble = str(error)
             except InfranetesError as error:

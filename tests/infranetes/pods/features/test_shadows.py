@@ -11,9 +11,10 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.cri.translate import sandbox_status
+from infranetes.pods.features.shadows import Shadows
 from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.handlers import Handler
-from infranetes.pods.node.shadows import Shadows
+from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import Attachment
@@ -96,11 +97,15 @@ class ShadowedNode(FakeNode):
 
     runtime: FakeRuntime
 
-    def made(self) -> None:
+    def make_features(self) -> list[PodFeature]:
         if not hasattr(self, "runtime"):
             self.runtime = FakeRuntime(self.provider.calls)
         sandboxes = self.sandboxes
-        self.node.shadows = Shadows(self.node, self.runtime, sandboxes.lost, sandboxes.end_abandoned)
+        self.shadows = Shadows(self.node, self.runtime, sandboxes.lost, sandboxes.end_abandoned)
+        self.without_delegate = super().make_features()
+        return [self.shadows, *self.without_delegate[1:]]
+
+    def made(self) -> None:
         self.node.handlers[""] = Handler("", self.node.side, network=CNI)
 
 
@@ -115,10 +120,8 @@ class ShadowsTestCase(PodsTestCase):
         return ShadowedNode()
 
     def sweep(self, times: int = 1) -> None:
-        shadows = self.world.node.shadows
-        assert shadows is not None
         for _ in range(times):
-            self.do(shadows.sweep())
+            self.do(self.world.shadows.sweep())
 
     def names(self) -> list[str]:
         """Return what was done, in order."""
@@ -240,7 +243,7 @@ class LifeTests(ShadowsTestCase):
 
     def test_a_delegate_that_is_configured_no_more_is_asked_for(self) -> None:
         id = self.run_pod()
-        self.world.node.shadows = None
+        self.world.node.features = Features(*self.world.without_delegate)
         failure = self.failureResultOf(start(self.world.sandboxes.stop(id)), Unavailable)
         self.assertIn("set delegate.socket again", str(failure.value))
         self.failureResultOf(self.start(pod(name="other")), Unavailable)
@@ -352,8 +355,7 @@ class SweepTests(ShadowsTestCase):
         self.runtime.shadows["shadow-1"].ready = False
         self.sweep()
         self.runtime.away = True
-        assert self.world.node.shadows is not None
-        self.failureResultOf(start(self.world.node.shadows.sweep()), Unavailable)
+        self.failureResultOf(start(self.world.shadows.sweep()), Unavailable)
         self.assertEqual(self.record(self.pod).state, SandboxState.READY)
 
     def test_one_that_can_not_be_ended_does_not_keep_the_others(self) -> None:

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features of pods: what joins in a pod's life without being asked for by name.
+
+A feature derives from `PodFeature` and implements the hooks that concern it; the daemon's assembly lists the
+features in order. What later features rely on comes first: they are called in that order while a pod comes to
+life, and backwards while it ends. In the order of a pod's life:
+
+    RunPodSandbox      check  zone  attachment  connected  live  answered  ready
+    CreateContainer    prepare                                  (its creation is undone: release)
+    StartContainer     before_start
+    ExecSync           caught_up
+    a container ends   collect, or unwritten if its agent can't be asked
+    RemoveContainer    release
+    the VM             interrupted  lost  live (again, perhaps after a reboot)
+    StopPodSandbox     stopping  disconnected  address_released  vm_destroyed
+                                                                (a launch is undone: the last three)
+    the daemon         load  resume  sweep  stop
+
+A hook that fails fails the call that it is part of, unless its docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from infranetes.pods.store.records import Contents
+from infranetes.providers.interface import Attachment
+from infranetes_common.concurrency import Work, settled
+from infranetes_common.errors import InfranetesError
+from infranetes_common.wire import cri
+
+if TYPE_CHECKING:
+    from infranetes.pods.node.handlers import Handler
+    from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+
+_log = Logger()
+
+
+class PodFeature:
+    """One feature of the node's pods. Each hook does nothing unless it is overridden.
+
+    A daemon may be killed after any of them: the next one calls it again, so each of them is idempotent.
+
+    :ivar name: a plural noun for messages, such as "host ports"."""
+
+    name: str
+
+    # ---- a sandbox begins
+
+    def check(self, handler: Handler, config: cri.PodSandboxConfig) -> None:
+        """Check that a pod can have what it asks for. There is no record of it yet.
+
+        :raise InfranetesError: it can't; the message says what to do."""
+
+    async def zone(self, sandbox: Sandbox) -> str:
+        """Return the zone that the VM has to be in; "": any.
+
+        :raise InfranetesError: it can be in none, or this can't be determined now."""
+        return ""
+
+    async def attachment(self, sandbox: Sandbox) -> Attachment | None:
+        """Return the network namespace that the VM joins; None: it is in its provider's network."""
+        return None
+
+    def connected(self, sandbox: Sandbox) -> None:
+        """The VM runs, and the node has a client of its agent, which may not answer yet.
+
+        The sandbox is LAUNCHING or BOOTING, or what an earlier daemon has left."""
+
+    async def answered(self, sandbox: Sandbox) -> None:
+        """The agent answers and has the pod's names: make the VM what the pod needs before it is READY."""
+
+    def ready(self, sandbox: Sandbox) -> None:
+        """The sandbox is READY, and recorded so."""
+
+    # ---- a sandbox lives
+
+    async def live(self, sandbox: Sandbox) -> None:
+        """The agent's events are received: for the first time, or again after the VM may have rebooted.
+
+        The features are called beside each other. Failures are logged. Cancelled when it happens again."""
+
+    def interrupted(self, sandbox: Sandbox, reason: str) -> None:
+        """The cloud has announced that it will take the VM away."""
+
+    def lost(self, sandbox: Sandbox) -> None:
+        """The VM of a READY sandbox is gone."""
+
+    # ---- a sandbox ends
+
+    async def stopping(self, sandbox: Sandbox) -> None:
+        """The containers have ended, and the VM is about to be destroyed. Failures must not raise."""
+
+    def disconnected(self, sandbox: Sandbox) -> None:
+        """The node no longer speaks to the VM's agent: the VM is gone, or about to be destroyed."""
+
+    async def address_released(self, id: str) -> None:
+        """The address of the VM with this id may become another VM's. It may be a VM of a pool.
+
+        :raise InfranetesError: something still leads to the address; the VM is not destroyed yet."""
+
+    async def vm_destroyed(self, sandbox: Sandbox) -> None:
+        """The VM is destroyed. The sandbox is STOPPING or ABANDONED, or may become VACANT.
+
+        :raise InfranetesError: something remains; this is called again."""
+
+    # ---- containers
+
+    async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
+        """Return the configuration of a container that is being created as its agent is to have it.
+
+        `release` undoes this, also when it has failed."""
+        return config
+
+    async def before_start(self, container: Container) -> None:
+        """Wait until the container may be started."""
+
+    async def caught_up(self, container: Container) -> None:
+        """A command in the container has ended, whose effects the caller may look for on the node."""
+
+    async def collect(self, container: Container) -> str:
+        """Bring what a container that has ended left in its VM to the node.
+
+        Return what did not reach it, as a message; "": nothing is missing."""
+        return ""
+
+    def unwritten(self, container: Container) -> str:
+        """Return what of a container whose VM is gone may lack on the node, as a message; "": nothing."""
+        return ""
+
+    async def release(self, container: Container) -> None:
+        """The container is removed, or its creation is undone."""
+
+    # ---- the daemon
+
+    async def load(self, contents: Contents) -> None:
+        """Take up what an earlier daemon has recorded, before its sandboxes are loaded."""
+
+    async def resume(self, inventory: Inventory) -> None:
+        """Restore what the sandboxes that are loaded now have on the node."""
+
+    async def sweep(self) -> None:
+        """Compare what the feature has on the node, or elsewhere, with the records. Called in each pass.
+
+        Failures are logged."""
+
+    async def stop(self) -> None:
+        """The daemon stops: leave everything to the next one."""
+
+
+class Features:
+    """The features of the node's pods: calls their hooks, in order or backwards."""
+
+    def __init__(self, *features: PodFeature) -> None:
+        self._features = features
+
+    def __iter__(self) -> Iterator[PodFeature]:
+        return iter(self._features)
+
+    def __reversed__(self) -> Iterator[PodFeature]:
+        return reversed(self._features)
+
+    # ---- a sandbox begins
+
+    def check(self, handler: Handler, config: cri.PodSandboxConfig) -> None:
+        for feature in self:
+            feature.check(handler, config)
+
+    async def zone(self, sandbox: Sandbox) -> str:
+        """Return the first zone that a feature names; "": none does."""
+        for feature in self:
+            if zone := await feature.zone(sandbox):
+                return zone
+        return ""
+
+    async def attachment(self, sandbox: Sandbox) -> Attachment | None:
+        """Return the first attachment that a feature has; None: none has one."""
+        for feature in self:
+            if (attachment := await feature.attachment(sandbox)) is not None:
+                return attachment
+        return None
+
+    def connected(self, sandbox: Sandbox) -> None:
+        for feature in self:
+            feature.connected(sandbox)
+
+    async def answered(self, sandbox: Sandbox) -> None:
+        for feature in self:
+            await feature.answered(sandbox)
+
+    def ready(self, sandbox: Sandbox) -> None:
+        for feature in self:
+            feature.ready(sandbox)
+
+    # ---- a sandbox lives
+
+    async def live(self, sandbox: Sandbox) -> None:
+        """Call every feature, beside each other, and log what fails."""
+        for feature, failure in await self._failed(feature.live(sandbox) for feature in self):
+            if sandbox.watch is not None:  # otherwise the VM has been given up
+                words = "if the VM of sandbox {sandbox} has rebooted, it may lack {feature}"
+                _log_failure(words, failure, feature=feature.name, sandbox=sandbox.id)
+
+    def interrupted(self, sandbox: Sandbox, reason: str) -> None:
+        for feature in self:
+            feature.interrupted(sandbox, reason)
+
+    def lost(self, sandbox: Sandbox) -> None:
+        for feature in reversed(self):
+            feature.lost(sandbox)
+
+    # ---- a sandbox ends
+
+    async def stopping(self, sandbox: Sandbox) -> None:
+        for feature in reversed(self):
+            await feature.stopping(sandbox)
+
+    def disconnected(self, sandbox: Sandbox) -> None:
+        for feature in reversed(self):
+            feature.disconnected(sandbox)
+
+    async def address_released(self, id: str) -> None:
+        for feature in reversed(self):
+            await feature.address_released(id)
+
+    async def vm_destroyed(self, sandbox: Sandbox) -> None:
+        """Call every feature, also after one has failed.
+
+        :raise InfranetesError: the first one's failure."""
+        errors: list[InfranetesError] = []
+        for feature in reversed(self):
+            try:
+                await feature.vm_destroyed(sandbox)
+            except InfranetesError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    # ---- containers
+
+    async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
+        for feature in self:
+            config = await feature.prepare(container, config)
+        return config
+
+    async def before_start(self, container: Container) -> None:
+        for feature in self:
+            await feature.before_start(container)
+
+    async def caught_up(self, container: Container) -> None:
+        for feature in self:
+            await feature.caught_up(container)
+
+    async def collect(self, container: Container) -> str:
+        return "; ".join([words for feature in self if (words := await feature.collect(container))])
+
+    def unwritten(self, container: Container) -> str:
+        return "; ".join(filter(None, (feature.unwritten(container) for feature in self)))
+
+    async def release(self, container: Container) -> None:
+        for feature in reversed(self):
+            await feature.release(container)
+
+    # ---- the daemon
+
+    async def load(self, contents: Contents) -> None:
+        for feature in self:
+            await feature.load(contents)
+
+    async def resume(self, inventory: Inventory) -> None:
+        for feature in self:
+            await feature.resume(inventory)
+
+    async def sweep(self) -> None:
+        """Call every feature, beside each other, and log what fails."""
+        for feature, failure in await self._failed(feature.sweep() for feature in self):
+            words = "{feature} could not be compared with the records"
+            _log_failure(words, failure, feature=feature.name)
+
+    async def stop(self) -> None:
+        for feature in reversed(self):
+            await feature.stop()
+
+    async def _failed(self, hooks: Iterable[Work[None]]) -> list[tuple[PodFeature, Failure]]:
+        """Wait until the hooks of all features have ended; return the features whose hook has failed."""
+        outcomes: list[Failure | None] = await settled(hooks)
+        return [(feature, outcome) for feature, outcome in zip(self, outcomes, strict=True) if outcome]
+
+
+def _log_failure(words: str, failure: Failure, feature: str, sandbox: str = "") -> None:
+    if failure.check(InfranetesError):
+        _log.warn(f"{words}: {{error}}", error=failure.value, feature=feature, sandbox=sandbox)
+    else:
+        _log.failure(words, failure, feature=feature, sandbox=sandbox)
