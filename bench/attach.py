@@ -21,7 +21,7 @@ import attrs
 from bench.client import Pod
 from bench.daemon import Daemon
 from bench.figures import Report, say
-from infranetes.providers.qemu.process import pids_by_argument
+from infranetes.providers.qemu.program.process import pids_by_argument
 from infranetes.volumes import published
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume

@@ -34,7 +34,7 @@ IN_FLIGHT = 32
 EMULATOR = "qemu-x86_64-static"
 
 AGENT = ("vmserver.daemon", "infranetes_common.nftables")
-DAEMON = ("infranetes.service", "infranetes.daemon.assembly", "infranetes.providers.qemu.bridge")
+DAEMON = ("infranetes.service", "infranetes.daemon.assembly", "infranetes.providers.qemu.network.bridge")
 
 
 @attrs.frozen

@@ -184,8 +184,8 @@ def taps_by_program() -> Found:
 
 
 def taps_by_ours() -> Found:
-    """The same with the file descriptor that `infranetes.providers.qemu.bridge` passes to QEMU."""
-    from infranetes.providers.qemu.bridge import open_tap
+    """The same with the file descriptor that `infranetes.providers.qemu.network.bridge` passes to QEMU."""
+    from infranetes.providers.qemu.network.bridge import open_tap
 
     return _repeated(lambda: os.close(open_tap("benchtap")), PROGRAMS)
 

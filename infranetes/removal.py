@@ -32,10 +32,11 @@ from infranetes.hostports.table import Routes, is_open, localnet_of, script, wri
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.store.store import FILE
 from infranetes.providers.cloud.interface import TOKEN
-from infranetes.providers.qemu import bridge, uids
-from infranetes.providers.qemu.paths import ProviderPaths
-from infranetes.providers.qemu.process import pids_by_argument
-from infranetes.providers.qemu.record import VmRecords
+from infranetes.providers.qemu.host import uids
+from infranetes.providers.qemu.network import bridge
+from infranetes.providers.qemu.program.process import pids_by_argument
+from infranetes.providers.qemu.vm.paths import ProviderPaths
+from infranetes.providers.qemu.vm.record import VmRecords
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.overlay import NODE_MAC
 

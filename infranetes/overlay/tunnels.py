@@ -11,9 +11,9 @@ without the one that has them.
 The kernel's entries are compared with the wanted ones as a whole, and the differences corrected. So the
 daemon after one that was killed at any instant corrects them, and so does each sweep.
 
-What is unpacked is held as what VMs send on the node's own bridge (`infranetes.providers.qemu.bridge`): an
-ICMP error has to quote a packet to the pod itself, nothing is for the node's loopback addresses, and each pod
-has a share of the kernel's tables.
+What is unpacked is held as what VMs send on the node's own bridge (`providers.qemu.network.bridge`): an ICMP
+error has to quote a packet to the pod itself, nothing is for the node's loopback addresses, and each pod has
+a share of the kernel's tables.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import attrs
 from twisted.logger import Logger
 
 from infranetes.overlay.config import OverlayConfig
-from infranetes.providers.qemu import fragments, shares
-from infranetes.providers.qemu.subnet import gateway, mac_of
+from infranetes.providers.qemu.network import fragments, shares
+from infranetes.providers.qemu.network.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket

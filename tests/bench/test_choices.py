@@ -15,9 +15,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from bench.__main__ import BENCHES, parsed
 from bench.daemon import ROOT, Daemon
 from bench.setup import Setup
-from infranetes.providers.qemu.command_line import CommandLine
+from infranetes.providers.qemu.host.uids import parse
+from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.settings import QemuSettings
-from infranetes.providers.qemu.uids import parse
 from tests.cluster.__main__ import options as cluster_options
 from tests.interop.critest import options as critest_options
 

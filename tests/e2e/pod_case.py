@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infranetes.guest.image import DEFAULT_DIR, current
-from infranetes.providers.qemu.bridge import Bridge
+from infranetes.providers.qemu.network.bridge import Bridge
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.wire import cri
 from tests.e2e.pod_network import pod_network

@@ -16,8 +16,8 @@ from typing import Any
 
 from infranetes.guest.image import DEFAULT_DIR
 from infranetes.providers.interface import Instance
-from infranetes.providers.qemu.bridge import Bridge
-from infranetes.providers.qemu.process import pids_by_argument
+from infranetes.providers.qemu.network.bridge import Bridge
+from infranetes.providers.qemu.program.process import pids_by_argument
 from tests.contract.pod_provider_case import ProviderCase, reactor
 from tests.e2e.pod_case import TEMPLATES
 from tests.harness.durations import slow

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from infranetes.providers.interface import Instance, InstanceState
-from infranetes.providers.qemu import record
+from infranetes.providers.qemu.vm import record
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,

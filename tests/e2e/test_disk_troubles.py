@@ -11,8 +11,8 @@ These tests show the rows of the manual's table:
     a VM-image pod's VM reboots                the same: "after a reboot"
     its file system is damaged                 here
     something in the VM still uses it          tests.vmserver.volumes.test_disks: "is used stays"
-    QEMU does not detach it                    tests.infranetes.providers.test_qemu_attached: "give up";
-                                               tests.infranetes.volumes.test_pod_volumes: "hangs"
+    QEMU does not detach it                    tests.infranetes.providers.qemu.volumes.test_attached:
+                                               "give up"; tests.infranetes.volumes.test_pod_volumes: "hangs"
     the agent does not answer                  the same: "an agent that is away"
     the VM was killed                          here: PostgresqlTests
     the daemon was killed                      tests.infranetes.volumes.test_pod_volumes: KilledAnywhereTests

@@ -39,16 +39,17 @@ from infranetes.providers.interface import (
     ShownDisk,
     Size,
 )
-from infranetes.providers.qemu import accelerator, disks, record, uids
-from infranetes.providers.qemu.bridge import BridgePort
-from infranetes.providers.qemu.command_line import CommandLine, Fd
-from infranetes.providers.qemu.firewalls import Firewalls
-from infranetes.providers.qemu.privileges import QemuUser
-from infranetes.providers.qemu.process import pids_by_argument
+from infranetes.providers.qemu.host import accelerator, uids
+from infranetes.providers.qemu.host.privileges import QemuUser
+from infranetes.providers.qemu.network.bridge import BridgePort
+from infranetes.providers.qemu.network.firewalls import Firewalls
+from infranetes.providers.qemu.program.command_line import CommandLine, Fd
+from infranetes.providers.qemu.program.process import pids_by_argument
 from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.settings import QemuSettings
-from infranetes.providers.qemu.template import Template
-from infranetes.providers.qemu.template_maker import TemplateMaker
+from infranetes.providers.qemu.template.maker import TemplateMaker
+from infranetes.providers.qemu.template.template import Template
+from infranetes.providers.qemu.vm import disks, record
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import (
     Unavailable,

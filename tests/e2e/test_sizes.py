@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from infranetes.providers.cgroup_parents import group_path
 from infranetes.providers.interface import IGuest, Instance, IResizesVms, MemoryRange, Size
-from infranetes.providers.qemu.cgroupfs import Hierarchy, hierarchies, memory_directory
+from infranetes.providers.qemu.cgroups.cgroupfs import Hierarchy, hierarchies, memory_directory
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import cri, vmserver
 from tests.contract.pod_provider_case import reactor

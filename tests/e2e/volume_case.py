@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from infranetes.providers.qemu.process import pids_by_argument
+from infranetes.providers.qemu.program.process import pids_by_argument
 from infranetes.volumes import published, published_devices
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume

@@ -42,12 +42,12 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.infranetes.daemon.test_semantics": ("host ports",),
     "tests.infranetes.hostports.test_table": ("host ports",),
     # They use bridges of the same names, and their subnets.
-    "tests.infranetes.providers.test_qemu_agent_port": ("bridge",),
-    "tests.infranetes.providers.test_qemu_firewall_changes": ("bridge",),
-    "tests.infranetes.providers.test_qemu_firewalls": ("bridge",),
-    "tests.infranetes.providers.test_qemu_launches": ("bridge",),
-    "tests.infranetes.providers.test_qemu_neighbours": ("bridge",),
-    "tests.infranetes.providers.test_qemu_bridge": ("bridge",),
+    "tests.infranetes.providers.qemu.network.test_agent_port": ("bridge",),
+    "tests.infranetes.providers.qemu.network.test_firewall_changes": ("bridge",),
+    "tests.infranetes.providers.qemu.network.test_firewalls": ("bridge",),
+    "tests.infranetes.providers.qemu.launch.test_launches": ("bridge",),
+    "tests.infranetes.providers.qemu.network.test_neighbours": ("bridge",),
+    "tests.infranetes.providers.qemu.network.test_bridge": ("bridge",),
     # They publish volumes of the same names among the node's mounts.
     "tests.infranetes.csi": ("published volumes",),
     # They use the same addresses on the node.

@@ -27,11 +27,11 @@ from infranetes.pods.store import database
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.store.store import FILE
-from infranetes.providers.qemu import bridge
-from infranetes.providers.qemu.record import RECORD
-from infranetes.providers.qemu.room import UNIT
-from infranetes.providers.qemu.snapshot_files import SnapshotFiles
-from infranetes.providers.qemu.volume_files import VolumeFiles
+from infranetes.providers.qemu.network import bridge
+from infranetes.providers.qemu.vm.record import RECORD
+from infranetes.providers.qemu.volumes.files import VolumeFiles
+from infranetes.providers.qemu.volumes.room import UNIT
+from infranetes.providers.qemu.volumes.snapshot_files import SnapshotFiles
 from infranetes.providers.volumes import FromSnapshot
 from infranetes_common.errors import Unavailable
 from infranetes_common.overlay import NODE_MAC

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.qemu.process import pids_by_argument
+from infranetes.providers.qemu.program.process import pids_by_argument
 from infranetes_common import commands
 from infranetes_common.commands import Output
 from infranetes_common.concurrency import start

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import attrs
 
-from infranetes.providers.qemu import ram
-from infranetes.providers.qemu.process import pids_by_argument
+from infranetes.providers.qemu.program.process import pids_by_argument
+from infranetes.providers.qemu.template import ram
 
 _RANGE = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<rights>\S+) \S+ \S+ \d+ *(?P<name>.*)")
 _FIELD = re.compile(r"(?P<key>\w+): +(?P<kib>\d+) kB")

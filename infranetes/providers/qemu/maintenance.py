@@ -9,9 +9,10 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from infranetes.providers.interface import Refused, Share
-from infranetes.providers.qemu import consoles, refusals
-from infranetes.providers.qemu.pod_network import PodNetwork
-from infranetes.providers.qemu.vm import Vm, on_bridge
+from infranetes.providers.qemu.network import refusals
+from infranetes.providers.qemu.network.pod_network import PodNetwork
+from infranetes.providers.qemu.vm import consoles
+from infranetes.providers.qemu.vm.vm import Vm, on_bridge
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor

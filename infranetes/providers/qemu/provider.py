@@ -43,29 +43,31 @@ from infranetes.providers.interface import (
     ShownDisk,
     Size,
 )
-from infranetes.providers.qemu import consoles, host_checks, process, record
-from infranetes.providers.qemu.attached import VolumeAttacher
-from infranetes.providers.qemu.bridge import BridgePort
-from infranetes.providers.qemu.command_line import CommandLine
-from infranetes.providers.qemu.disks import Disks
-from infranetes.providers.qemu.find import find_vms
-from infranetes.providers.qemu.kvm import qemu_user
-from infranetes.providers.qemu.launcher import Launcher
+from infranetes.providers.qemu import start_checks as host_checks
+from infranetes.providers.qemu.host.kvm import qemu_user
+from infranetes.providers.qemu.host.os_errors import as_infranetes_error
+from infranetes.providers.qemu.host.privileges import QemuUser
+from infranetes.providers.qemu.launch.find import find_vms
+from infranetes.providers.qemu.launch.launcher import Launcher
+from infranetes.providers.qemu.launch.parts import make_parts
 from infranetes.providers.qemu.maintenance import Maintenance
-from infranetes.providers.qemu.os_errors import as_infranetes_error
-from infranetes.providers.qemu.parts import make_parts
-from infranetes.providers.qemu.paths import ProviderPaths
-from infranetes.providers.qemu.preloaded import PreloadedImages
-from infranetes.providers.qemu.privileges import QemuUser
-from infranetes.providers.qemu.record import Phase, VmRecord, VmRecords
-from infranetes.providers.qemu.resize import Resizer
+from infranetes.providers.qemu.network.bridge import BridgePort
+from infranetes.providers.qemu.network.subnet import subnet
+from infranetes.providers.qemu.program import process
+from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.status import describe
-from infranetes.providers.qemu.subnet import subnet
-from infranetes.providers.qemu.template import Template
-from infranetes.providers.qemu.template_maker import TemplateMaker
-from infranetes.providers.qemu.vm import Vm, on_bridge
-from infranetes.providers.qemu.volumes import QemuVolumes
+from infranetes.providers.qemu.template.maker import TemplateMaker
+from infranetes.providers.qemu.template.preloaded import PreloadedImages
+from infranetes.providers.qemu.template.template import Template
+from infranetes.providers.qemu.vm import consoles, record
+from infranetes.providers.qemu.vm.disks import Disks
+from infranetes.providers.qemu.vm.paths import ProviderPaths
+from infranetes.providers.qemu.vm.record import Phase, VmRecord, VmRecords
+from infranetes.providers.qemu.vm.resize import Resizer
+from infranetes.providers.qemu.vm.vm import Vm, on_bridge
+from infranetes.providers.qemu.volumes.attached import VolumeAttacher
+from infranetes.providers.qemu.volumes.volumes import QemuVolumes
 from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, within
 from infranetes_common.errors import NotFound, Unavailable

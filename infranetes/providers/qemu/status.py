@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from infranetes.providers.interface import InstanceState
-from infranetes.providers.qemu.command_line import CommandLine
+from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.settings import QemuSettings
-from infranetes.providers.qemu.template import Template
+from infranetes.providers.qemu.template.template import Template
 
 
 def describe(

@@ -22,9 +22,9 @@ from infranetes.csi.config import CsiConfig
 from infranetes.csi.interface import IPodVolumes, VolumeUse
 from infranetes.csi.publisher import Publisher
 from infranetes.daemon.csi import CsiService
-from infranetes.providers.qemu.attached import VolumeAttacher
-from infranetes.providers.qemu.vm import Vm
-from infranetes.providers.qemu.volumes import QemuVolumes
+from infranetes.providers.qemu.vm.vm import Vm
+from infranetes.providers.qemu.volumes.attached import VolumeAttacher
+from infranetes.providers.qemu.volumes.volumes import QemuVolumes
 from infranetes.providers.volumes import IVolumes
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published_devices import BACKING_FILE

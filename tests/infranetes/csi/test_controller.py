@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from infranetes.providers.qemu.volumes import QemuVolumes
+from infranetes.providers.qemu.volumes.volumes import QemuVolumes
 from infranetes_common.concurrency import start
 from infranetes_common.wire import csi
 from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, capability, raw

@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.config import Config
 from infranetes.ctl.session import DONE, USAGE
 from infranetes.providers import registry
-from infranetes.providers.qemu import kvm
+from infranetes.providers.qemu.host import kvm
 from infranetes_common.config_outside import _NAMES
 from tests.harness.needs import needs_root
 from tests.infranetes.ctl.test_config_files import said

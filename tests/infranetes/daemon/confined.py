@@ -80,8 +80,8 @@ class Needed:
         os.kill(self.victim, 0)
 
     def qemu(self) -> None:
-        from infranetes.providers.qemu.command_line import SANDBOX
-        from infranetes.providers.qemu.privileges import QemuUser, unprivileged
+        from infranetes.providers.qemu.host.privileges import QemuUser, unprivileged
+        from infranetes.providers.qemu.program.command_line import SANDBOX
 
         qemu = ["qemu-system-x86_64", "-machine", "none", "-display", "none", "-monitor", "stdio"]
         user = QemuUser(OTHER, OTHER)

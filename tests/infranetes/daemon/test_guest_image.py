@@ -12,8 +12,8 @@ from pathlib import Path
 from twisted.internet.endpoints import UNIXClientEndpoint
 
 from infranetes.guest.image import GuestImage, write
-from infranetes.providers.qemu.consoles import ConsoleArchive
-from infranetes.providers.qemu.record import VmRecord
+from infranetes.providers.qemu.vm.consoles import ConsoleArchive
+from infranetes.providers.qemu.vm.record import VmRecord
 from infranetes_common.wire import control, cri
 from tests.harness.needs import needs_root
 from tests.infranetes.daemon.case import DaemonCase, reactor

@@ -26,7 +26,7 @@ from pathlib import Path
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from infranetes.providers.interface import Attachment
-from infranetes.providers.qemu.namespaces import Namespaces
+from infranetes.providers.qemu.network.namespaces import Namespaces
 from infranetes_common.concurrency import sleep
 from infranetes_common.errors import InfranetesError
 

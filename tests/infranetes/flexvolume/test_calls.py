@@ -23,7 +23,7 @@ from infranetes.control.volumes import MAX_SIZE, VolumeCalls
 from infranetes.csi.publisher import Publisher
 from infranetes.flexvolume.cli import answer
 from infranetes.flexvolume.client import Failed, call
-from infranetes.providers.qemu.volumes import QemuVolumes
+from infranetes.providers.qemu.volumes.volumes import QemuVolumes
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume, read
 from infranetes_common import errors

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.guest import image, own_packages, reporting
 from infranetes.guest.reporting import Build
 from infranetes.providers.interface import Awaited
-from infranetes.providers.qemu.host_checks import without_image
+from infranetes.providers.qemu.start_checks import without_image
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The uplink of a VM's tap: the provider's own bridge, or a link in a namespace that another program made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from infranetes.providers.interface import Attachment
+from infranetes.providers.qemu.network.namespaces import Namespaces
+from infranetes.providers.qemu.network.pod_network import PodNetwork
+from infranetes.providers.qemu.network.subnet import gateway
+from infranetes.providers.qemu.vm.vm import Vm
+from infranetes_common.errors import FailedPrecondition
+from infranetes_common.identity import Network
+from infranetes_common.pod_firewall import PodFirewall
+
+
+class Uplink(Protocol):
+    """Connects VMs' taps. Each method that changes something is idempotent."""
+
+    async def prepare(self) -> None:
+        """Find out whether VMs can be connected. :raise FailedPrecondition: they can't be."""
+
+    async def addresses(self, vm: Vm) -> Sequence[str]:
+        """Return the addresses that a new VM will have, first one of IPv4; nothing is made for them.
+
+        :raise FailedPrecondition: the VM can't be connected; the message says what has to be changed.
+        """
+
+    async def join(self, vm: Vm) -> None:
+        """Connect the tap of a VM that does not execute yet.
+
+        :raise InfranetesError: it is not connected.
+        """
+
+    async def leave(self, vm: Vm) -> None:
+        """Release what belongs to a VM that no longer exists."""
+
+    async def guest_network(self, vm: Vm) -> Network:
+        """Return the network configuration that the guest is given."""
+
+    async def set_firewall(self, vm: Vm, firewall: PodFirewall) -> None:
+        """Put a VM's firewall in force, now and after a restart.
+
+        :raise FailedPrecondition: there are none here. :raise Unavailable: the one before is in force.
+        """
+
+
+class BridgeUplink:
+    """Taps are ports of the provider's bridge, and addresses are of its subnet. See `Uplink`."""
+
+    def __init__(self, network: PodNetwork) -> None:
+        self._network = network
+
+    async def prepare(self) -> None:
+        pass  # the bridge is set up with the provider
+
+    async def addresses(self, vm: Vm) -> Sequence[str]:
+        return [vm.record.address]  # chosen when the VM was reserved
+
+    async def join(self, vm: Vm) -> None:
+        await self._network.join(vm.record.bridge_port)
+
+    async def leave(self, vm: Vm) -> None:
+        await self._network.leave(vm.record.bridge_port)
+
+    async def guest_network(self, vm: Vm) -> Network:
+        subnet = await self._network.subnet()
+        return Network(
+            mac=vm.record.bridge_port.mac,
+            address=f"{vm.record.address}/{subnet.prefixlen}",
+            gateway=str(gateway(subnet)),
+            mtu=self._network.bridge.mtu,
+        )
+
+    async def set_firewall(self, vm: Vm, firewall: PodFirewall) -> None:
+        await self._network.set_firewall(vm.record.bridge_port, vm.paths.directory, firewall)
+
+
+class NamespaceUplink:
+    """Taps take the place of links in the namespaces that VMs' records name. See `Uplink`.
+
+    :param wanted: whether there will be such VMs.
+    """
+
+    def __init__(self, namespaces: Namespaces, wanted: bool) -> None:
+        self._namespaces = namespaces
+        self._wanted = wanted
+
+    async def prepare(self) -> None:
+        if self._wanted:
+            await self._namespaces.self_test()
+
+    async def addresses(self, vm: Vm) -> Sequence[str]:
+        network = await self.guest_network(vm)
+        return [each.partition("/")[0] for each in (network.address, *network.more)]
+
+    async def join(self, vm: Vm) -> None:
+        network = await self.guest_network(vm)
+        await self._namespaces.join(_attachment(vm), vm.record.tap, network.mtu)
+
+    async def leave(self, vm: Vm) -> None:
+        pass  # all that was made disappears with the tap
+
+    async def guest_network(self, vm: Vm) -> Network:
+        if vm.taken_over is None:
+            vm.taken_over = await self._namespaces.read(_attachment(vm))
+        return vm.taken_over
+
+    async def set_firewall(self, vm: Vm, firewall: PodFirewall) -> None:
+        raise FailedPrecondition("the pod is in a CNI's network, where the CNI's own policies hold")
+
+
+def _attachment(vm: Vm) -> Attachment:
+    return Attachment(Path(vm.record.namespace), vm.record.interface)
+
+
+class UplinkOfRecord:
+    """Uses for each VM the uplink that its record names. See `Uplink`."""
+
+    def __init__(self, bridge: Uplink, namespaces: Uplink) -> None:
+        self._bridge = bridge
+        self._namespaces = namespaces
+
+    async def prepare(self) -> None:
+        await self._bridge.prepare()
+        await self._namespaces.prepare()
+
+    async def addresses(self, vm: Vm) -> Sequence[str]:
+        return await self._of(vm).addresses(vm)
+
+    async def join(self, vm: Vm) -> None:
+        await self._of(vm).join(vm)
+
+    async def leave(self, vm: Vm) -> None:
+        await self._of(vm).leave(vm)
+
+    async def guest_network(self, vm: Vm) -> Network:
+        return await self._of(vm).guest_network(vm)
+
+    async def set_firewall(self, vm: Vm, firewall: PodFirewall) -> None:
+        await self._of(vm).set_firewall(vm, firewall)
+
+    def _of(self, vm: Vm) -> Uplink:
+        return self._bridge if vm.record.on_bridge else self._namespaces

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of each VM, kept in a directory of its own: enough to find the VM again and to end it.
+
+phase      meaning                                       process
+STARTING   a daemon is making it, or was                 may be there
+READY      its agent has its identity                    there, or the VM has ended
+FAILED     it ended before that; `detail` says why       gone
+
+Directories appear whole, by renaming, and disappear the same way. What is half made or half removed has a
+name that begins with a dot, and is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import re
+import shutil
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+
+from infranetes.providers.qemu.network.bridge import BridgePort
+from infranetes_common.concurrency import replace_file
+from infranetes_common.identity import AGENT_PORT
+
+RECORD, DISK, CONSOLE, OUTPUT = "vm.json", "disk.qcow2", "console.log", "qemu.log"
+_NEW, _GONE = ".new-", ".gone-"
+_ID = re.compile(r"qemu-([0-9a-f]{32})")
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+_log = Logger()
+
+
+class Phase(enum.Enum):
+    """The stages of making a VM."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@attrs.frozen
+class VmRecord:
+    """The record of one VM."""
+
+    token: str
+    sandbox_id: str
+    cluster: str
+    node: str
+    address: str
+    created_at: float
+    uid: int = 0  # the uid and gid of its process; 0: made by a version that had one user for all VMs
+    phase: Phase = Phase.STARTING
+    agent_port: int = 0
+    detail: str = ""
+    namespace: str = ""  # the path of the network namespace that it has joined; "": it is on the bridge
+    interface: str = ""  # the link in it whose place the VM takes
+    cgroup_parent: str = ""  # as in InstanceSpec
+    more_addresses: tuple[str, ...] = ()  # as in Instance
+
+    @property
+    def id(self) -> str:
+        """The instance's id."""
+        return instance_id(self.token)
+
+    @property
+    def process_name(self) -> str:
+        """The argument by which its QEMU process is found."""
+        return f"guest=infranetes-{self.token}"
+
+    @property
+    def tap(self) -> str:
+        """The VM's network interface on the node, which exists as long as its process."""
+        return f"inf{self.token[:12]}"
+
+    @property
+    def on_bridge(self) -> bool:
+        """Whether the VM is on the pods' bridge and has an address of its subnet."""
+        return not self.namespace
+
+    @property
+    def bridge_port(self) -> BridgePort:
+        """The VM's port on the pods' bridge."""
+        return BridgePort(self.tap, self.address, self.agent_port or AGENT_PORT)
+
+
+def instance_id(token: str) -> str:
+    """Return the id of the VM with this token."""
+    return f"qemu-{token}"
+
+
+def token_of(instance: str) -> str | None:
+    """Return the token in an instance's id; None: no VM of this provider has such an id."""
+    found = _ID.fullmatch(instance)
+    return found[1] if found else None
+
+
+class VmRecords:
+    """The directory of VMs. Every method blocks while it reads or writes small files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def directory_of(self, token: str) -> Path:
+        """Return the directory of one VM."""
+        return self._directory / token
+
+    def open(self) -> list[VmRecord]:
+        """Remove what an earlier daemon left half done, and read every record."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in self._directory.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return self.read()
+
+    def read(self) -> list[VmRecord]:
+        """Read every record."""
+        paths = [path for path in self._directory.glob("[!.]*") if _TOKEN.fullmatch(path.name)]
+        return [self._read(path) for path in sorted(paths)]
+
+    def _read(self, path: Path) -> VmRecord:
+        try:
+            fields = json.loads((path / RECORD).read_bytes())
+            IPv4Address(fields["address"])  # always valid: it is known before there is a record
+            fields["more_addresses"] = tuple(fields.get("more_addresses", ()))
+            return VmRecord(**{**fields, "phase": Phase(fields["phase"]), "token": path.name})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            # The VM has to stay listed, or nothing would ever end it.
+            _log.error("{path} can't be read: {error}", path=str(path / RECORD), error=str(error))
+            return VmRecord(
+                path.name,
+                "",
+                "",
+                "",
+                "0.0.0.0",  # noqa: S104  no address
+                0.0,
+                phase=Phase.FAILED,
+                detail=f"its record can't be read: {error}",
+            )
+
+    def add(self, record: VmRecord, overlay: Path) -> None:
+        """Make a new VM's directory, with its record, a copy of the empty disk `overlay`, and its console.
+
+        :raise OSError: it can't be made; nothing of it is left.
+        """
+        work = self._directory / f"{_NEW}{record.token}"
+        shutil.rmtree(work, ignore_errors=True)
+        try:
+            work.mkdir(mode=0o700)
+            # Not synced, as the VM does not survive a loss of power either.
+            (work / RECORD).write_text(_encode(record))
+            shutil.copyfile(overlay, work / DISK)
+            for name in (DISK, CONSOLE):
+                (work / name).touch()
+                (work / name).chmod(0o600)
+                os.chown(work / name, record.uid, record.uid)
+            work.rename(self.directory_of(record.token))
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+
+    def update(self, record: VmRecord) -> None:
+        """Replace the record. :raise OSError: the old one is still there."""
+        replace_file(self.directory_of(record.token) / RECORD, _encode(record), durable=False)  # as in `add`
+
+    def hide(self, token: str) -> Path:
+        """Take a VM off the list. Returns its directory, which the caller removes."""
+        gone = self._directory / f"{_GONE}{token}"
+        shutil.rmtree(gone, ignore_errors=True)
+        self.directory_of(token).rename(gone)
+        return gone
+
+
+def _encode(record: VmRecord) -> str:
+    return json.dumps({**attrs.asdict(record), "phase": record.phase.value}) + "\n"

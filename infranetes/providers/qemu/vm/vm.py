@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A VM as this daemon knows it.
+
+record      process        state, as IPodProvider has it
+STARTING    there          PENDING   (also while its process is about to be started)
+STARTING    gone           ENDED     an earlier daemon was killed while it made this
+READY       there          RUNNING
+READY       gone           ENDED
+FAILED      gone           ENDED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredLock
+
+from infranetes.providers.interface import Instance, InstanceState
+from infranetes.providers.qemu.program.process import WatchedProcess
+from infranetes.providers.qemu.vm.connections import VmConnections
+from infranetes.providers.qemu.vm.paths import VmPaths
+from infranetes.providers.qemu.vm.record import Phase, VmRecord
+from infranetes_common.concurrency import Notifier
+from infranetes_common.errors import Unavailable
+from infranetes_common.identity import Network
+from infranetes_common.reactors import IReactor
+
+_DETAIL_CHARACTERS = 300
+_GONE = "its process was gone when the daemon started"
+_SHUTDOWN_REASONS = {
+    "guest-shutdown": "the guest shut down",
+    "guest-reset": "the guest asked for a restart, which ends a pod's machine",
+    "guest-panic": "the guest's kernel panicked",
+    "host-signal": "QEMU was ended by a signal",
+}
+
+
+class Vm:
+    """A VM's record, its process and the connections to it.
+
+    :ivar launching: whether this daemon is making it: from the reservation until READY or FAILED.
+    :ivar destroying: whether its end was asked for.
+    :ivar handover: hands over the identity and then plugs in the pod's size.
+    :ivar last_place: the number of the place where this daemon has last shown it a disk.
+    :ivar taken_over: the network that it takes over in a namespace, once that was read.
+    :ivar changes: notified when its state may have changed.
+    """
+
+    def __init__(self, record: VmRecord, paths: VmPaths) -> None:
+        self.record = record
+        self.paths = paths
+        self.process: WatchedProcess | None = None
+        self.connections: VmConnections | None = None
+        self.handover: Deferred[None] | None = None
+        self.launching = False
+        self.destroying = False
+        self.last_place = -1
+        self.taken_over: Network | None = None
+        self.changes = Notifier()
+        self._connecting = DeferredLock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the VM's process runs."""
+        return self.process is not None and self.process.alive
+
+    @property
+    def state(self) -> InstanceState:
+        """The state of the VM, by the table above."""
+        if self.record.phase is Phase.FAILED or not (self.alive or self.launching):
+            return InstanceState.ENDED
+        return InstanceState.RUNNING if self.record.phase is Phase.READY else InstanceState.PENDING
+
+    def instance(self) -> Instance:
+        """Return the VM as IPodProvider describes it."""
+        record = self.record
+        state = self.state
+        detail = record.detail
+        if state is InstanceState.ENDED and not detail:
+            detail = _GONE
+        return Instance(
+            id=record.id,
+            token=record.token,
+            sandbox_id=record.sandbox_id,
+            state=state,
+            address=record.address,
+            more_addresses=record.more_addresses,
+            agent_host=record.address,
+            agent_port=record.agent_port,
+            created_at=record.created_at,
+            detail=detail,
+        )
+
+    def explain_end(self) -> str:
+        """Return why the VM has ended, as far as that is known: QEMU's reason and the console's last line."""
+        reason = self.connections.shutdown_reason if self.connections is not None else ""
+        if reason:
+            return self._with_last_line(_SHUTDOWN_REASONS.get(reason, f"QEMU says {reason}"))
+        ended = self.process.end if self.process is not None else "ended"
+        return self._with_last_line(f"its process {ended}")
+
+    def explain_missing_process(self) -> None:
+        """Record why it has ended, if an earlier daemon made it and there is no process. Idempotent."""
+        if not self.alive and not self.record.detail:
+            self.record = attrs.evolve(self.record, detail=self._with_last_line(_GONE))
+
+    def _with_last_line(self, why: str) -> str:
+        last = self.paths.last_output().rpartition("\n")[2]
+        return f"{why}; last output: {last}"[:_DETAIL_CHARACTERS] if last else why
+
+    def ended_error(self) -> Unavailable:
+        """Return the error for callers that wait for the VM to run, although it has ended."""
+        output = self.paths.last_output()
+        tail = f"; the end of its console:\n{output}" if output else ""
+        return Unavailable(f"VM {self.record.id} has ended: {self.instance().detail}{tail}")
+
+    async def monitor(self, reactor: IReactor) -> VmConnections:
+        """Return a connection to its QEMU, anew if an earlier daemon had it or it was lost.
+
+        :raise Unavailable: QEMU does not answer."""
+        async with self._connecting:  # QEMU serves one connection at a time
+            if self.connections is None or self.connections.lost:
+                connections = VmConnections(reactor)
+                await connections.open_monitor(self.paths.sockets)
+                self.connections = connections
+            return self.connections
+
+    def check_running(self, what: str) -> None:
+        """Check that the VM runs. :raise Unavailable: it does not, and so can't be `what`."""
+        if self.state is InstanceState.ENDED:
+            raise self.ended_error()
+        if self.state is not InstanceState.RUNNING:
+            raise Unavailable(f"VM {self.record.id} is still starting; it can be {what} once it runs")
+
+    def detach(self) -> None:
+        """Stop watching it and close the connections to it; the VM goes on. Idempotent."""
+        if self.handover is not None:
+            self.handover.cancel()
+        if self.connections is not None:
+            self.connections.close()
+            self.connections = None
+        if self.process is not None:
+            self.process.unwatch()
+
+
+def on_bridge(vms: Iterable[Vm]) -> Sequence[Vm]:
+    """Return the VMs that run, or are being made, and have an address on the bridge."""
+    return [vm for vm in vms if vm.record.on_bridge and (vm.alive or vm.launching)]
