@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from infranetes.kubernetes.cluster import Cluster
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
 from infranetes.pods.store.states import WITH_VM
 from infranetes_common.errors import InvalidArgument, NotFound
@@ -13,13 +12,13 @@ from infranetes_common.wire import control
 _MAX_NAME = 520
 
 
-def chosen(node: NodeContext, pod: str) -> list[Sandbox]:
+def chosen(inventory: Inventory, pod: str) -> list[Sandbox]:
     """Return the sandboxes with VMs, or the one that is meant.
 
     :param pod: the beginning of its id, or namespace/name; empty: all.
     :raise NotFound: there is none. :raise InvalidArgument: there are several.
     """
-    there = [each for each in node.inventory if each.record.state in WITH_VM]
+    there = [each for each in inventory if each.record.state in WITH_VM]
     if not pod:
         return sorted(there, key=lambda each: each.pod)
     pod = pod[:_MAX_NAME]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import attrs
 from twisted.internet.defer import CancelledError, TimeoutError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.control.chosen import known
 from infranetes.machines.agent.stub import SessionCall
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import PastSandbox, Sandbox
+from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
@@ -81,8 +81,9 @@ class EnterCalls:
     :param allowed: whether the configuration allows it now.
     """
 
-    def __init__(self, node: NodeContext, allowed: Callable[[], bool]) -> None:
-        self._node = node
+    def __init__(self, clock: IReactorTime, inventory: Inventory, allowed: Callable[[], bool]) -> None:
+        self._clock = clock
+        self._inventory = inventory
         self._allowed = allowed
         self._open: set[_Shell] = set()
 
@@ -117,7 +118,7 @@ class EnterCalls:
     async def _first(self, requests: Requests) -> control.EnterPodStart:
         coming = start(_next(requests))
         try:
-            first = await coming.addTimeout(START_SECONDS, self._node.clock)
+            first = await coming.addTimeout(START_SECONDS, self._clock)
         except TimeoutError:
             raise DeadlineExceeded(f"no first message within {START_SECONDS:g} s") from None
         if first is None or first.WhichOneof("input") != "start":
@@ -126,7 +127,7 @@ class EnterCalls:
 
     def _meant(self, pod: str) -> Sandbox:
         """Return the sandbox whose VM is meant. :raise FailedPrecondition: it has none, or is not ready."""
-        meant = known(self._node.inventory, pod)
+        meant = known(self._inventory, pod)
         if isinstance(meant, PastSandbox):
             raise FailedPrecondition(f"sandbox {meant.record.id} is gone, and its VM with it")
         if meant.state is SandboxState.READY and meant.client is None:
@@ -145,7 +146,7 @@ class EnterCalls:
     ) -> AsyncGenerator[control.EnterPodResponse, None]:
         vm, who = sandbox.record.instance_id, attrs.asdict(visitor)
         about = {"vm": vm, "sandbox": sandbox.id, "pod": sandbox.pod, **who}
-        began, why = self._node.clock.seconds(), "the caller went away"
+        began, why = self._clock.seconds(), "the caller went away"
         code: int | None = None
         _log.warn("a shell is opened in VM {vm} of pod {pod}", **about)
         feeding = start(_feed(shell.call, wanted, requests))
@@ -169,7 +170,7 @@ class EnterCalls:
             raise to_grpc(shell.error or error) from None  # a status: a VM's wrong answer is not our fault
         finally:
             feeding.cancel()
-            seconds = round(self._node.clock.seconds() - began, 1)
+            seconds = round(self._clock.seconds() - began, 1)
             _log.warn(
                 "the shell in VM {vm} of pod {pod} has ended after {seconds} s: {why}",
                 seconds=seconds,

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from infranetes.control.chosen import chosen, followed
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes_common.pod_firewall import Allowed, PodFirewall, Ports
 from infranetes_common.wire import control
@@ -33,16 +32,16 @@ class PolicyCalls:
     """
 
     def __init__(
-        self, node: NodeContext, policies: ClusterPolicies | None, firewalls: InForce | None
+        self, inventory: Inventory, policies: ClusterPolicies | None, firewalls: InForce | None
     ) -> None:
-        self._node = node
+        self._inventory = inventory
         self._policies = policies
         self._firewalls = firewalls
 
     async def GetPolicies(
         self, request: control.GetPoliciesRequest, call: Call
     ) -> control.GetPoliciesResponse:
-        sandboxes = chosen(self._node, request.pod)
+        sandboxes = chosen(self._inventory, request.pod)
         policies, firewalls = self._policies, self._firewalls
         if policies is None or firewalls is None:
             return control.GetPoliciesResponse()

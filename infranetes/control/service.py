@@ -111,14 +111,14 @@ def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
     pod.message = redacted(sandbox.trouble)
     pod.containers = len(sandbox.containers)
     pod.agent = sandbox.watch.reach.value if sandbox.watch is not None else ""
-    pod.provider = node.side_of(record).name
-    asked = node.handler_of(record).sized(recorded_size(sandbox))
+    pod.provider = node.providers.side_of(record).name
+    asked = node.handlers.of(record).sized(recorded_size(sandbox))
     size = size_words(_had(sandbox.machine)) or size_words(asked)
     vm = shown_vm(sandbox.instance, record, size)
     pod.size = vm.size
     if record.state in WITH_VM:
         pod.vm.CopyFrom(vm)
-    for share, refused in refusals(node, sandbox).items():
+    for share, refused in refusals(node.providers, sandbox).items():
         pod.refused.add(share=share.value, total=refused.total, lately=refused.lately)
     return pod
 
@@ -133,11 +133,11 @@ class ControlService:
     async def ListPods(self, request: control.ListPodsRequest, call: Call) -> control.ListPodsResponse:
         tell = self._node.cluster_troubles
         return control.ListPodsResponse(
-            provider=self._node.side.name,
-            trouble=redacted(self._node.side.trouble),
+            provider=self._node.providers.own.name,
+            trouble=redacted(self._node.providers.own.trouble),
             providers=[
                 control.Provider(name=side.name, trouble=redacted(side.trouble))
-                for side in self._node.sides.values()
+                for side in self._node.providers
             ],
             cluster_troubles=[] if tell is None else map(redacted, tell()),
             pods=[*self._present(), *self._past(request.past)],
@@ -224,17 +224,17 @@ class ControlService:
         self, request: control.GetPoolRequest | control.DrainPoolRequest | control.FillPoolRequest
     ) -> list[Pool]:
         """Return the pools that are meant. :raise NotFound: there is none."""
-        pools = self._node.all_pools()
+        pools = self._node.pools.all()
         found = [each for each in pools if each.purpose.handler == request.handler]
         if request.HasField("handler") and not found:
             raise NotFound(f"handler {request.handler[:64]!r} has no pool of its own")
         return found if request.HasField("handler") else pools
 
     async def GetConsole(self, request: control.GetConsoleRequest, call: Call) -> control.GetConsoleResponse:
-        sides = [each for each in self._node.sides.values() if IHasConsoles.providedBy(each.provider)]
+        sides = [each for each in self._node.providers if IHasConsoles.providedBy(each.provider)]
         if not sides:
             raise FailedPrecondition(
-                f"the provider {', '.join(self._node.sides)} keeps no consoles; QEMU does"
+                f"the provider {', '.join(self._node.providers.by_name)} keeps no consoles; QEMU does"
             )
         if not request.sandbox:
             raise InvalidArgument("sandbox is empty: give its id, or the beginning of it")

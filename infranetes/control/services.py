@@ -6,9 +6,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import AsyncIterator, Iterator
 
+from twisted.internet.interfaces import IReactorTime
+
 from infranetes.control.chosen import chosen, followed
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.endpoints import Target
 from infranetes.services.messages import message_key
@@ -32,14 +33,15 @@ class ServiceCalls:
     :param services: None: VMs do not get Services.
     """
 
-    def __init__(self, node: NodeContext, services: ClusterServices | None) -> None:
-        self._node = node
+    def __init__(self, clock: IReactorTime, inventory: Inventory, services: ClusterServices | None) -> None:
+        self._clock = clock
+        self._inventory = inventory
         self._services = services
 
     async def GetServices(
         self, request: control.GetServicesRequest, call: Call
     ) -> AsyncIterator[control.GetServicesResponse]:
-        sandboxes = chosen(self._node, request.pod)
+        sandboxes = chosen(self._inventory, request.pod)
         if self._services is None:
             yield control.GetServicesResponse()
             return
@@ -61,7 +63,7 @@ class ServiceCalls:
         for begin in range(0, len(found), PART):
             part = [self._rule(key, rule) for key, rule in found[begin : begin + PART]]
             yield control.GetServicesResponse(rules=part)
-            await sleep(self._node.clock, 0)
+            await sleep(self._clock, 0)
 
     async def TraceService(
         self, request: control.TraceServiceRequest, call: Call
@@ -69,7 +71,7 @@ class ServiceCalls:
         key = _key(request)
         if not request.pod:
             raise InvalidArgument("pod is empty: give a sandbox's id, the beginning of it, or namespace/name")
-        (sandbox,) = chosen(self._node, request.pod)
+        (sandbox,) = chosen(self._inventory, request.pod)
         if self._services is None:
             raise FailedPrecondition(
                 "no VM is told of Services: kubernetes.kubeconfig is not set, or service_proxy is off"

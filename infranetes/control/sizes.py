@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.providers.interface import Size
 from infranetes.providers.size_choices import IChoosesSizes, SizeOnOffer
 from infranetes_common.errors import FailedPrecondition, NotFound
@@ -20,8 +19,8 @@ _NANOS = 10**9
 class SizeCalls:
     """One method per RPC."""
 
-    def __init__(self, node: NodeContext) -> None:
-        self._node = node
+    def __init__(self, providers: Providers) -> None:
+        self._providers = providers
 
     async def ChooseSize(self, request: control.ChooseSizeRequest, call: Call) -> control.ChooseSizeResponse:
         side = self._side(request.provider)
@@ -48,7 +47,7 @@ class SizeCalls:
 
     def _side(self, name: str) -> ProviderSide:
         """Return the provider that is meant. :raise NotFound, FailedPrecondition: there is none."""
-        sides = self._node.sides
+        sides = self._providers.by_name
         if name and name not in sides:
             raise NotFound(f"the node has no provider {name[:64]!r}: it has {', '.join(sides)}")
         wanted = [sides[name]] if name else list(sides.values())

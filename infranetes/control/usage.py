@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes.stats.gather import Figures, Gatherer
 from infranetes_common.wire import control
@@ -16,12 +15,12 @@ _MOST = (1 << 64) - 1
 class UsageCalls:
     """Answers with what pods use, as their VMs' agents say."""
 
-    def __init__(self, node: NodeContext) -> None:
-        self._node = node
-        self._gatherer = Gatherer(node)
+    def __init__(self, inventory: Inventory, gatherer: Gatherer) -> None:
+        self._inventory = inventory
+        self._gatherer = gatherer
 
     async def ListUsage(self, request: control.ListUsageRequest, call: Call) -> control.ListUsageResponse:
-        ready = [each for each in self._node.inventory if each.state is SandboxState.READY]
+        ready = [each for each in self._inventory if each.state is SandboxState.READY]
         figures = await self._gatherer.now(ready)
         return control.ListUsageResponse(pods=[_usage(each, figures.get(each.id)) for each in ready])
 

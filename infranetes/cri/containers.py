@@ -68,8 +68,10 @@ class ContainerCalls:
             yield page
 
     async def _selected(self, wanted: cri.ContainerFilter) -> list[Container]:
-        await listing.refresh(self._node, self._node.inventory.sandboxes.values())
-        found = listing.containers(self._node)
+        await listing.refresh(
+            self._node.clock, self._node.times.listing, self._node.inventory.sandboxes.values()
+        )
+        found = listing.containers(self._node.inventory)
         if wanted.id:
             only = found_or_none(self._node.inventory.container, wanted.id)
             found = [one for one in found if one is only]
@@ -87,7 +89,7 @@ class ContainerCalls:
         self, request: cri.ContainerStatusRequest, call: Call
     ) -> cri.ContainerStatusResponse:
         container = self._containers.lookup(request.container_id)
-        await listing.refresh(self._node, [container.sandbox])
+        await listing.refresh(self._node.clock, self._node.times.listing, [container.sandbox])
         response = cri.ContainerStatusResponse(status=translate.container_status(container))
         if request.verbose:
             seen = container.reported

@@ -80,7 +80,7 @@ class SandboxCalls:
         return {
             "state": record.state.value,
             "message": sandbox.trouble,
-            "provider": self._node.side_of(record).name,
+            "provider": self._node.providers.side_of(record).name,
             "vm": {
                 "id": record.instance_id,
                 "state": instance.state.value if instance is not None else "",
@@ -107,7 +107,7 @@ class SandboxCalls:
             yield page
 
     def _selected(self, wanted: cri.PodSandboxFilter) -> list[Sandbox]:
-        found = listing.sandboxes(self._node)
+        found = listing.sandboxes(self._node.inventory)
         if wanted.id:
             only = found_or_none(self._node.inventory.sandbox, wanted.id)
             found = [one for one in found if one is only]

@@ -65,7 +65,7 @@ class StatsCalls:
         self._node = node
         self._sandboxes = sandboxes
         self._containers = containers
-        self._gatherer = Gatherer(node)
+        self._gatherer = Gatherer(node.clock, node.inventory, node.times.listing)
         self._left_out: set[str] = set()  # sandboxes whose figures were left out and logged
 
     def _item(self, sandbox: Sandbox, make: Callable[[], Message]) -> bytes:
@@ -120,7 +120,7 @@ class StatsCalls:
             await turns.rest()
 
     def _selected(self, wanted: cri.ContainerStatsFilter) -> list[Container]:
-        found = listing.containers(self._node)
+        found = listing.containers(self._node.inventory)
         inventory = self._node.inventory
         if wanted.id:
             only = found_or_none(inventory.container, wanted.id)
@@ -154,7 +154,7 @@ class StatsCalls:
                 yield page
 
     async def _of_sandboxes(self, wanted: cri.PodSandboxStatsFilter) -> AsyncGenerator[bytes, None]:
-        found = listing.sandboxes(self._node)
+        found = listing.sandboxes(self._node.inventory)
         if wanted.id:
             only = found_or_none(self._node.inventory.sandbox, wanted.id)
             found = [one for one in found if one is only]
@@ -189,7 +189,7 @@ class StatsCalls:
 
     async def _metrics(self) -> AsyncGenerator[bytes, None]:
         """Yield the metrics, including the last known ones of VMs that did not answer: each has its time."""
-        found = listing.sandboxes(self._node)
+        found = listing.sandboxes(self._node.inventory)
         await self._gatherer.now(found)
         turns = _Turns(self._node.clock)
         for sandbox in found:
@@ -236,4 +236,4 @@ def _with_labels(found: list[Selectable], selector: dict[str, str]) -> list[Sele
 def _metrics(node: NodeContext, sandbox: Sandbox, answer: vmserver.StatsResponse) -> cri.PodSandboxMetrics:
     rules = sandbox.machine.rules
     progress = None if rules is None else rules.progress()
-    return metrics.sandbox_metrics(sandbox, answer, progress, refusals(node, sandbox))
+    return metrics.sandbox_metrics(sandbox, answer, progress, refusals(node.providers, sandbox))

@@ -74,8 +74,8 @@ class StatusCalls:
         )
 
     async def Status(self, request: cri.StatusRequest, call: Call) -> cri.StatusResponse:
-        trouble = self._node.trouble
-        users = has_user_namespaces(self._node, self._node.handler_named(""))
+        trouble = self._node.providers.trouble
+        users = has_user_namespaces(self._node.contprovider, self._node.handlers.named(""))
         conditions = [
             cri.RuntimeCondition(
                 type=kind, status=not trouble, reason="ProviderNotReady" if trouble else "", message=trouble
@@ -83,7 +83,7 @@ class StatusCalls:
             for kind in ("RuntimeReady", "NetworkReady")
         ]
         # kubelet ignores these conditions, so that a provider that is down does not stop the others' pods.
-        if len(self._node.sides) > 1:
+        if len(self._node.providers.by_name) > 1:
             conditions += [
                 cri.RuntimeCondition(
                     type=f"{PROVIDER_CONDITION}{side.name}",
@@ -91,7 +91,7 @@ class StatusCalls:
                     reason="ProviderNotReady" if side.trouble else "",
                     message=side.trouble,
                 )
-                for side in self._node.sides.values()
+                for side in self._node.providers
             ]
         if self._node.cluster_troubles is not None:
             why = "; ".join(map(redacted, self._node.cluster_troubles()))
@@ -107,7 +107,9 @@ class StatusCalls:
                     name=name,
                     features=cri.RuntimeHandlerFeatures(
                         recursive_read_only_mounts=True,
-                        user_namespaces=has_user_namespaces(self._node, self._node.handler_named(name)),
+                        user_namespaces=has_user_namespaces(
+                            self._node.contprovider, self._node.handlers.named(name)
+                        ),
                     ),
                 )
                 for name in ("", *self._handlers)
@@ -116,7 +118,7 @@ class StatusCalls:
         )
         if request.verbose:
             response.info["version"] = json.dumps(versions())
-            own, *others = self._node.sides.values()
+            own, *others = self._node.providers
             response.info["provider"] = json.dumps(_shown(own), default=str)
             if others:
                 response.info["providers"] = json.dumps([_shown(side) for side in others], default=str)
@@ -156,7 +158,7 @@ class StatusCalls:
         return cri.UpdateRuntimeConfigResponse()
 
     async def _configure(self, subnet: str) -> None:
-        for side in self._node.sides.values():
+        for side in self._node.providers:
             if side.gets_subnet:
                 await side.provider.configure_network(subnet)
             if side.overlay is not None:

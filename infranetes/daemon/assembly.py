@@ -80,6 +80,7 @@ from infranetes.policies.cluster import ClusterPolicies
 from infranetes.providers import registry
 from infranetes.providers.interface import IInVpc
 from infranetes.services.cluster import ClusterServices
+from infranetes.stats.gather import Gatherer
 from infranetes.streaming.server import StreamingServer
 from infranetes.tracing.make import make_tracer
 from infranetes.volumes.nfs_volumes import NfsMounts, NfsVolumes
@@ -210,7 +211,7 @@ class Daemon(OrderedServices):
         node.contprovider = config.contprovider
         node.dns = lambda: run_in_thread(reactor, node_dns)
         for provider in others:
-            node.add_side(provider)
+            node.providers.add(provider)
         node.services = self._services
         if followed := [each for each in (self._services, self._policies) if each is not None]:
             node.cluster_troubles = partial(troubles, followed)
@@ -220,30 +221,31 @@ class Daemon(OrderedServices):
         self._overlay = self._make_overlay()
         node.agent_ports = self._agent_ports = AgentPorts(reactor, agents_table(config.state_dir))
         addressed = False
-        for side in node.sides.values():
+        for side in node.providers:
             if IInVpc.providedBy(side.provider):
                 side.overlay = self._overlay
             elif side.name in ADDRESSING:  # only one of these providers gets the subnet
                 side.gets_subnet, addressed = not addressed, True
         make_handlers(node, config, self._source)
-        node.renewal = Renewal(node.side, partial(reachable_machines, node))
-        node.timekeeping = Timekeeping(reactor, partial(reachable_machines, node))
-        log_container_events(node)
+        reachable = partial(reachable_machines, node.inventory, node.pools)
+        node.renewal = Renewal(node.providers.own, reachable)
+        node.timekeeping = Timekeeping(reactor, reachable)
+        log_container_events(node.inventory, reactor)
         return node
 
     def _make_features(self) -> Features:
         """Make the features of pods, in the order of `infranetes.pods.node.hooks`."""
         reactor, config, node, sandboxes = self._reactor, self._config, self._pods.node, self._pods.sandboxes
         self._published, self._nfs = PublishedMounts(reactor), NfsMounts(reactor)
-        self._volumes = PodVolumes(node, self._published)
+        self._volumes = PodVolumes(reactor, node.inventory, node.providers, self._published)
         self._firewalls = None
         if self._policies is not None:
-            enforcer = FirewallEnforcer(node.side_of)
-            self._firewalls = PodFirewalls(reactor, self._policies, enforcer, node.started)
+            enforcer = FirewallEnforcer(node.providers.side_of)
+            self._firewalls = PodFirewalls(reactor, self._policies, enforcer, node.providers.started)
         shadows: PodFeature = NoShadows()
         if (delegate := self._backends.delegate) is not None:
             runtime = ShadowSandboxes(delegate, str(config.state_dir))
-            shadows = Shadows(node, runtime, sandboxes.lost, sandboxes.end_abandoned)
+            shadows = Shadows(node.inventory, runtime, sandboxes.lost, sandboxes.end_abandoned)
         host_ports = HostPorts(Table(reactor, table_name(config.state_dir)))
         features = (
             shadows,
@@ -251,14 +253,19 @@ class Daemon(OrderedServices):
             self._volumes,
             Volumes(reactor, config.state_dir / "volumes", config.volumes),
             NetworkChoice(config.kubernetes.network),
-            PodOverlay(node, self._overlay) if self._overlay is not None else None,
+            self._make_pod_overlay(node),
             self._firewalls,
             PodServices(),
             AgentPortRules(self._agent_ports),
             PodHostPorts(host_ports, node.inventory),
-            PodEventReports(self._pod_events, node.handler_of) if self._pod_events is not None else None,
+            PodEventReports(self._pod_events, node.handlers.of) if self._pod_events is not None else None,
         )
         return Features(*(feature for feature in features if feature is not None))
+
+    def _make_pod_overlay(self, node: NodeContext) -> PodOverlay | None:
+        if self._overlay is None:
+            return None
+        return PodOverlay(self._overlay, node.inventory, node.providers, node.handlers, node.network)
 
     def _add_in_order(self) -> None:
         """Add the services. Each is started after those above it, and stopped before them."""
@@ -297,7 +304,7 @@ class Daemon(OrderedServices):
 
     @deferred
     async def _stop_providers(self) -> None:
-        await settled(side.provider.stop() for side in self._pods.node.sides.values())
+        await settled(side.provider.stop() for side in self._pods.node.providers)
 
     def _add(self, name: str, service: Service) -> None:
         service.setName(name)
@@ -306,13 +313,16 @@ class Daemon(OrderedServices):
     def _control_socket(self) -> SocketService:
         node = self._pods.node
         pods = ControlService(node, self._pods.reconciler)
-        services = ServiceCalls(node, self._services)
-        policies = PolicyCalls(node, self._policies, self._firewalls)
+        services = ServiceCalls(self._reactor, node.inventory, self._services)
+        policies = PolicyCalls(node.inventory, self._policies, self._firewalls)
         volumes = VolumeCalls(self._publisher, self._config.volumes.flexvolumes)
-        sizes, settings = SizeCalls(node), ConfigCalls(self._reactor, self._known)
-        lives = DescribeCalls(node), UsageCalls(node)
+        sizes, settings = SizeCalls(node.providers), ConfigCalls(self._reactor, self._known)
+        lives = (
+            DescribeCalls(node),
+            UsageCalls(node.inventory, Gatherer(self._reactor, node.inventory, node.times.listing)),
+        )
         figures = MetricsCalls(self._metrics.exposition if self._metrics is not None else None)
-        shells = EnterCalls(node, lambda: self._known.now.running.control.enter)
+        shells = EnterCalls(self._reactor, node.inventory, lambda: self._known.now.running.control.enter)
         calls = GrpcService(
             control.Control, pods, *lives, services, policies, volumes, sizes, settings, figures, shells
         )
@@ -365,7 +375,7 @@ class Daemon(OrderedServices):
         :raise InfranetesError: why it never will."""
         await self._provider_start.started.wait()
         shown = self._pods.shown()
-        started = [side.name for side in self._pods.node.sides.values() if not side.trouble]
+        started = [side.name for side in self._pods.node.providers if not side.trouble]
         return (
             f"infranetes is ready on unix://{self._config.socket_path} (provider "
             f"{', '.join(started)}, {shown} {'sandbox' if shown == 1 else 'sandboxes'})"
@@ -390,13 +400,13 @@ class Daemon(OrderedServices):
             self._backends.images.reconfigure(config.images)
         elif (store := container_images(self._backends.images)) is not None:
             store.reconfigure(config.images)
-        self._pods.node.pool.reconfigure(config.pool)
+        self._pods.node.pools.own.reconfigure(config.pool)
 
     @property
     def serves(self) -> bool:
         """Whether some pods are served, so that the service manager counts the daemon as ready."""
         return self._backends.delegate is not None or any(
-            side.ready.happened for side in self._pods.node.sides.values()
+            side.ready.happened for side in self._pods.node.providers
         )
 
 

@@ -26,16 +26,18 @@ def make_handlers(node: NodeContext, config: Config, source: str) -> None:
     :param source: the configuration's file, which errors name.
     :raise ConfigError: a handler's network can't be had."""
     for name in ("", *config.offered_handlers):
-        node.handlers[name] = _make(node, config, name, source)
-    node.pool = Pool(node.side, config.pool)
-    node.pools = [handler.pool for handler in node.handlers.values() if handler.pool is not None]
+        node.handlers.by_name[name] = _make(node, config, name, source)
+    node.pools.own = Pool(node.providers.own, config.pool)
+    node.pools.others = [
+        handler.pool for handler in node.handlers.by_name.values() if handler.pool is not None
+    ]
     if isinstance(node.images, SeveralStores | NodeImages):
-        node.image_source = node.images.source
+        node.handlers.image_source = node.images.source
 
 
 def _make(node: NodeContext, config: Config, name: str, source: str) -> Handler:
     given = config.handlers.get(name, HandlerConfig())
-    side, kind = node.sides[config.provider_of(name)], config.kind_of(name)
+    side, kind = node.providers.by_name[config.provider_of(name)], config.kind_of(name)
     if given.network == "overlay" and side.overlay is None:
         raise _no_overlay(name, side.name, source)
     contprovider = given.contprovider
@@ -69,12 +71,12 @@ def _no_overlay(handler: str, provider: str, source: str) -> ConfigError:
 
 def pools_with(node: NodeContext, records: Iterable[PoolRecord]) -> list[tuple[Pool, list[PoolRecord]]]:
     """Return every pool with its records. Records of no pool get one that wants no VMs: their VMs end."""
-    found = {(pool.context.provider.name, pool.purpose.handler): pool for pool in node.all_pools()}
+    found = {(pool.context.provider.name, pool.purpose.handler): pool for pool in node.pools.all()}
     loads: dict[tuple[str, str], list[PoolRecord]] = {key: [] for key in found}
     for record in records:
-        key = (record.provider or node.side.name, record.handler)
+        key = (record.provider or node.providers.own.name, record.handler)
         if key not in found:
-            found[key] = Pool(node.sides[key[0]], PoolConfig(), Purpose(record.handler))
-            node.pools.append(found[key])
+            found[key] = Pool(node.providers.by_name[key[0]], PoolConfig(), Purpose(record.handler))
+            node.pools.others.append(found[key])
         loads.setdefault(key, []).append(record)
     return [(found[key], loads[key]) for key in found]

@@ -66,7 +66,7 @@ class PodsService(Service):
     def _find_sides(self, contents: Contents) -> None:
         """Find or make the providers of all records, also of those that no handler names any more."""
         recorded = {each.provider for each in contents.sandboxes} | {each.provider for each in contents.pool}
-        for name in sorted(recorded - {"", *self.node.sides}):
+        for name in sorted(recorded - {"", *self.node.providers.by_name}):
             try:
                 provider = self._make_provider(name)
             except InfranetesError as error:
@@ -76,12 +76,12 @@ class PodsService(Service):
                     error=error,
                 )
                 provider = cast(IPodProvider, AbsentProvider(name, str(error)))
-            self.node.add_side(provider)
+            self.node.providers.add(provider)
 
     async def _completed(self, contents: Contents) -> Contents:
         """Complete records of a release that knew only one provider: theirs is the node's own."""
         node = self.node
-        own = node.handlers[""]
+        own = node.handlers.by_name[""]
         sandboxes = tuple(
             each if each.provider else attrs.evolve(each, provider=own.side.name, kind=own.kind)
             for each in contents.sandboxes
@@ -102,13 +102,13 @@ class PodsService(Service):
         side.provider.watch(partial(self._ended, side))
         side.trouble = ""
         side.ready.succeed(None)
-        for pool in self.node.pools_of(side):
+        for pool in self.node.pools.of(side):
             pool.provider_ready()
         self.reconciler.provider_ready(side)
 
     def _ended(self, side: ProviderSide, instance: Instance) -> None:
         self.sandboxes.ended(side, instance)
-        for pool in self.node.pools_of(side):
+        for pool in self.node.pools.of(side):
             pool.ended(instance)
 
     def shown(self) -> int:
@@ -120,7 +120,7 @@ class PodsService(Service):
         sandbox = self.node.inventory.sandboxes.get(id)
         if sandbox is not None:
             return sandbox.record.certificate_key
-        members = (pool.members.get(id) for pool in self.node.all_pools())
+        members = (pool.members.get(id) for pool in self.node.pools.all())
         return next((each.record.certificate_key for each in members if each is not None), "")
 
     @deferred
@@ -132,7 +132,7 @@ class PodsService(Service):
         self.reconciler.stop()
         node.renewal.stop()
         node.timekeeping.stop()
-        for pool in node.all_pools():
+        for pool in node.pools.all():
             await pool.stop()
         await node.logs.stop(node.inventory.containers.values())
         await node.features.stop()

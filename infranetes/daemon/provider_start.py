@@ -48,7 +48,7 @@ class ProviderStart(Service):
         Service.startService(self)
         if self._delegate:
             self._manager.ready(self._status())
-        for side in list(self._node.sides.values()):
+        for side in list(self._node.providers):
             starting = start(self._start(side))
             starting.addErrback(partial(self._ended, side))
             self._starting.append(starting)
@@ -96,16 +96,16 @@ class ProviderStart(Service):
         assert isinstance(failure.value, Exception)
         self._failed.append(side)
         stopped = failure.check(CancelledError) is not None
-        if len(self._failed) == len(self._node.sides) and (stopped or not self._delegate):
+        if len(self._failed) == len(self._node.providers.by_name) and (stopped or not self._delegate):
             self.started.fail(failure.value)
         if stopped:
             return
         side.trouble = (
             f"it can't start: {redacted(str(failure.value))}; restart the daemon once that is fixed"
         )
-        if len(self._node.sides) > 1 or self._delegate:
+        if len(self._node.providers.by_name) > 1 or self._delegate:
             _log.error("provider {provider} can't start: {error}", provider=side.name, error=failure.value)
-            if self._delegate or not self._node.trouble:
+            if self._delegate or not self._node.providers.trouble:
                 self._manager.ready(self._status())
 
     def _progress(self, side: ProviderSide, words: str) -> None:
@@ -118,8 +118,8 @@ class ProviderStart(Service):
 
     def _status(self) -> str:
         """Return the daemon's status for people."""
-        lacking = [side for side in self._node.sides.values() if side.trouble]
+        lacking = [side for side in self._node.providers if side.trouble]
         words = "; ".join(f"provider {side.name}: {side.trouble}" for side in lacking)
-        if len(lacking) == len(self._node.sides) and not self._delegate:
+        if len(lacking) == len(self._node.providers.by_name) and not self._delegate:
             return f"waiting for {words}"
         return f"serving; {words}" if lacking else "serving"

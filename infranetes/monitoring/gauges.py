@@ -35,22 +35,24 @@ Take = Callable[[], Sequence[Gauge]]
 
 def node_gauges(node: NodeContext) -> list[Gauge]:
     """Return all of them. A gauge by state shows 0 for a state that nothing is in."""
-    sides, sandboxes = node.sides.values(), list(node.inventory)
+    sides, sandboxes = node.providers, list(node.inventory)
     names = [side.name for side in sides]
-    pools = [(pool.purpose.handler, pool) for pool in node.all_pools()]
-    watched = [(node.side_of(one.record).name, one.watch) for one in sandboxes if one.watch is not None]
+    pools = [(pool.purpose.handler, pool) for pool in node.pools.all()]
+    watched = [
+        (node.providers.side_of(one.record).name, one.watch) for one in sandboxes if one.watch is not None
+    ]
     build = versions()
     return [
         Gauge("infranetes_build_info", "This release, and what runs it.", list(build),
               {tuple(build.values()): 1}),
         Gauge("infranetes_ready", "1: pods can be run; 0: no provider can be asked for VMs.", (),
-              {(): not node.trouble}),
+              {(): not node.providers.trouble}),
         Gauge("infranetes_provider_ready", "1: the provider can be asked for VMs.", ("provider",),
               {(side.name,): not side.trouble for side in sides}),
         Gauge("infranetes_orphans", "VMs that no record knew in the last pass.", ("provider",),
               {(side.name,): len(side.orphans) for side in sides}),
         Gauge("infranetes_sandboxes", "Pods' sandboxes.", ("provider", "state"),
-              _counted(((node.side_of(one.record).name, one.state.value) for one in sandboxes),
+              _counted(((node.providers.side_of(one.record).name, one.state.value) for one in sandboxes),
                        [(name, state.value) for name in names for state in SandboxState])),
         Gauge("infranetes_containers", "Pods' containers.", ("state",),
               _counted(((one.state.value,) for one in node.inventory.containers.values()),
@@ -68,8 +70,8 @@ def node_gauges(node: NodeContext) -> list[Gauge]:
               {(name,): bool(pool.trouble) for name, pool in pools}),
         Gauge("infranetes_refused_pods", "Pods that lately sent packets beyond a share of theirs.",
               ("provider", "share"),
-              _counted(((node.side_of(one.record).name, share.value) for one in sandboxes
-                        for share, refused in refusals(node, one).items() if refused.lately),
+              _counted(((node.providers.side_of(one.record).name, share.value) for one in sandboxes
+                        for share, refused in refusals(node.providers, one).items() if refused.lately),
                        [(name, share.value) for name in names for share in Share])),
         *_connections(),
     ]  # fmt: skip

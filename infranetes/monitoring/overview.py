@@ -78,19 +78,19 @@ class Overview:
 def overview(node: NodeContext, launches: Iterable[Launch], warnings: Iterable[Warned]) -> Overview:
     """Return the overview of the node as it is now."""
     sandboxes = sorted(node.inventory, key=lambda one: one.record.created_at, reverse=True)
-    count = Counter(node.side_of(one.record).name for one in sandboxes)
-    sides = node.sides.values()
+    count = Counter(node.providers.side_of(one.record).name for one in sandboxes)
+    sides = node.providers
     return Overview(
         now=node.clock.seconds(),
         cluster=node.names.cluster,
         node=node.names.node,
         version=runtime_version(),
-        trouble=node.trouble,
+        trouble=node.providers.trouble,
         providers=[Provider(side.name, side.trouble, count[side.name], len(side.orphans)) for side in sides],
         pods=[_pod(node, one) for one in sandboxes[:MAX_PODS]],
         more_pods=max(len(sandboxes) - MAX_PODS, 0),
         launches=list(launches)[::-1],
-        pools=[_pool(pool) for pool in node.all_pools() if pool.wanted or pool.members or pool.drained],
+        pools=[_pool(pool) for pool in node.pools.all() if pool.wanted or pool.members or pool.drained],
         warnings=list(warnings)[::-1],
     )
 
@@ -105,7 +105,7 @@ def _pod(node: NodeContext, sandbox: Sandbox) -> Pod:
         created_at=record.created_at / 1e9,
         running=states.count(ContainerState.RUNNING),
         containers=len(states),
-        provider=node.side_of(record).name,
+        provider=node.providers.side_of(record).name,
         vm=record.instance_id,
         size=instance.size if instance is not None else "",
         address=record.address,

@@ -60,7 +60,7 @@ class Monitoring(Service):
         self._metrics = metrics
         self._gauges = GaugeCollector(partial(node_gauges, node))
         metrics.registry.register(self._gauges)
-        for name in node.sides:
+        for name in node.providers.by_name:
             metrics.know(name)
         self._lag = ReactorLag(reactor, metrics.lag.observe)
         self._warnings = RecentWarnings()
@@ -122,7 +122,7 @@ class Monitoring(Service):
     def _root(self, token: Token | None) -> Resource:
         root = Resource()
         root.putChild(b"healthz", Shown(healthy, None))
-        root.putChild(b"readyz", Shown(readiness(lambda: self._node.trouble), token))
+        root.putChild(b"readyz", Shown(readiness(lambda: self._node.providers.trouble), token))
         metrics = exposition(self._reactor, self._metrics.registry, self._gauges.refresh)
         root.putChild(b"metrics", Shown(metrics, token))
         if self._config.page:

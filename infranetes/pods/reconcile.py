@@ -52,7 +52,7 @@ class Reconciler:
 
         :param breathe: awaited now and then, to give other work a turn of the reactor."""
         inventory = self._node.inventory
-        machine = partial(machine_for, self._node)
+        machine = partial(machine_for, self._node.providers, inventory)
         work: list[Callable[[], None]] = []
 
         def add(record: ContainerRecord) -> None:
@@ -105,7 +105,7 @@ class Reconciler:
         self._passes.append(passes)
 
     def _of(self, side: ProviderSide) -> list[Sandbox]:
-        return [each for each in self._node.inventory if self._node.side_of(each.record) is side]
+        return [each for each in self._node.inventory if self._node.providers.side_of(each.record) is side]
 
     def stop(self) -> None:
         """End the passes. Idempotent."""
@@ -145,7 +145,7 @@ class Reconciler:
                 sandbox.machine.instance = instance
                 if instance.state is InstanceState.ENDED:
                     self._sandboxes.ended(side, instance)
-        for pool in self._node.pools_of(side):
+        for pool in self._node.pools.of(side):
             await pool.check(by_token)
 
     async def orphans(self) -> tuple[list[Orphan], list[str]]:
@@ -153,7 +153,7 @@ class Reconciler:
         messages.
 
         :raise InfranetesError: no provider could be asked."""
-        sides = list(self._node.sides.values())
+        sides = list(self._node.providers)
         found: list[Orphan] = []
         troubles: list[tuple[ProviderSide, InfranetesError]] = []
         for side, result in zip(
@@ -205,10 +205,14 @@ class Reconciler:
         await within(node.clock, node.times.destroy, destroying, f"destroying vm {instance_id}")
 
     def _has_record(self, side: ProviderSide, instance: Instance) -> bool:
-        if any(pool.owns(instance.token) for pool in self._node.pools_of(side)):
+        if any(pool.owns(instance.token) for pool in self._node.pools.of(side)):
             return True
         sandbox = self._node.inventory.by_token(instance.token)
-        return sandbox is not None and sandbox.state in WITH_VM and self._node.side_of(sandbox.record) is side
+        return (
+            sandbox is not None
+            and sandbox.state in WITH_VM
+            and self._node.providers.side_of(sandbox.record) is side
+        )
 
     async def _look_again(self, sandbox: Sandbox) -> None:
         """Ask for the VM of a READY sandbox by its id: the list, which may lag behind, did not have it."""
@@ -225,7 +229,7 @@ class Reconciler:
         removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
         if removing and sandbox.watch is not None:
             await (
-                self._node.side_of(sandbox.record).ready.wait()
+                self._node.providers.side_of(sandbox.record).ready.wait()
                 if sandbox.record.image
                 else sandbox.watch.when_live()
             )

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import attrs
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.vm import listing
 from infranetes_common.concurrency import Flight, settled, sleep, start, within
@@ -45,10 +45,14 @@ class Figures:
 
 
 class Gatherer:
-    """Asks the agents for figures, and keeps the last ones of each VM."""
+    """Asks the agents for figures, and keeps the last ones of each VM.
 
-    def __init__(self, node: NodeContext) -> None:
-        self._node = node
+    :param listing_seconds: `Times.listing`."""
+
+    def __init__(self, clock: IReactorTime, inventory: Inventory, listing_seconds: float) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._listing_seconds = listing_seconds
         self._last: dict[str, Figures] = {}  # by sandbox id
         self._asking: dict[str, Flight[None]] = {}
         self._slow: set[str] = set()
@@ -56,8 +60,8 @@ class Gatherer:
     async def now(self, sandboxes: Iterable[Sandbox]) -> dict[str, Figures]:
         """Return present figures by sandbox id, of those whose agents can be reached and answer in time."""
         wanted = [one for one in sandboxes if one.state is SandboxState.READY]
-        await listing.refresh(self._node, wanted)
-        since = self._node.clock.seconds() - FRESH_SECONDS
+        await listing.refresh(self._clock, self._listing_seconds, wanted)
+        since = self._clock.seconds() - FRESH_SECONDS
         waited: dict[str, Flight[None]] = {}
         begun = 0
         for sandbox in wanted:
@@ -73,7 +77,7 @@ class Gatherer:
             elif id not in self._slow:
                 waited[id] = flight
             if begun and begun % BATCH == 0:
-                await sleep(self._node.clock, 0)
+                await sleep(self._clock, 0)
         await self._wait(waited)
         self._forget()
         found = {one.id: self._since(one.id, since) for one in wanted}
@@ -81,7 +85,7 @@ class Gatherer:
 
     def last(self, sandbox_id: str) -> Figures | None:
         """Return the last figures of a VM, unless they are older than KEPT_SECONDS."""
-        return self._since(sandbox_id, self._node.clock.seconds() - KEPT_SECONDS)
+        return self._since(sandbox_id, self._clock.seconds() - KEPT_SECONDS)
 
     def _since(self, id: str, since: float) -> Figures | None:
         figures = self._last.get(id)
@@ -92,7 +96,7 @@ class Gatherer:
             return
         joined = start(settled([flight.join() for flight in flights.values()]))
         try:
-            await within(self._node.clock, WAIT_SECONDS, joined, "the agents' figures")
+            await within(self._clock, WAIT_SECONDS, joined, "the agents' figures")
         except DeadlineExceeded:
             self._slow.update(id for id, flight in flights.items() if not flight.done)
 
@@ -100,8 +104,8 @@ class Gatherer:
         try:
             assert sandbox.client is not None
             stats = await sandbox.client.stats(within=CALL_SECONDS)
-            if sandbox.id in self._node.inventory.sandboxes:
-                self._last[sandbox.id] = Figures(stats, self._node.clock.seconds())
+            if sandbox.id in self._inventory.sandboxes:
+                self._last[sandbox.id] = Figures(stats, self._clock.seconds())
         except InfranetesError as error:
             _log.debug("no figures of sandbox {sandbox}: {error}", sandbox=sandbox.id, error=error)
         finally:
@@ -109,10 +113,10 @@ class Gatherer:
             self._slow.discard(sandbox.id)
 
     def _forget(self) -> None:
-        oldest = self._node.clock.seconds() - KEPT_SECONDS
+        oldest = self._clock.seconds() - KEPT_SECONDS
         for id in [id for id, figures in self._last.items() if figures.at < oldest]:
             del self._last[id]
-        for id in self._last.keys() - self._node.inventory.sandboxes.keys():
+        for id in self._last.keys() - self._inventory.sandboxes.keys():
             del self._last[id]
 
 

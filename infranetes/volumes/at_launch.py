@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.volumes import IHasVolumes, IVolumes, VolumeDisk
 from infranetes.volumes.published import PublishedVolume
@@ -50,10 +51,15 @@ class VolumesAtLaunch:
     """The volumes that are published for pods whose VMs are launched.
 
     :param attach: records a volume as the sandbox's, and attaches it.
-    :param mount: mounts what is attached, or finds it if it is raw."""
+    :param mount: mounts what is attached, or finds it if it is raw.
+    :ivar stopping: whether the daemon stops, so that what fails is not said."""
 
-    def __init__(self, node: NodeContext, find: FindForPod, attach: Have, mount: Have) -> None:
-        self._node = node
+    def __init__(
+        self, clock: IReactorTime, providers: Providers, find: FindForPod, attach: Have, mount: Have
+    ) -> None:
+        self._clock = clock
+        self._providers = providers
+        self.stopping = False
         self._find = find
         self._attach = attach
         self._mount = mount
@@ -64,7 +70,7 @@ class VolumesAtLaunch:
 
         :raise FailedPrecondition: they are in different ones.
         :raise Unavailable, DeadlineExceeded: the provider does not tell now."""
-        provider = self._node.side_of(sandbox.record).provider
+        provider = self._providers.side_of(sandbox.record).provider
         if not IHasVolumes.providedBy(provider):
             return ""
         wanted = await self._wanted(sandbox)
@@ -87,7 +93,7 @@ class VolumesAtLaunch:
         looking = volumes.get(wanted.volume)
         what = f"looking for volume {wanted.volume}"
         try:
-            return await within(self._node.clock, LOOK_SECONDS, looking, what)
+            return await within(self._clock, LOOK_SECONDS, looking, what)
         except (Unavailable, DeadlineExceeded):
             raise
         except InfranetesError as error:
@@ -117,7 +123,7 @@ class VolumesAtLaunch:
 
     def _ended(self, outcome: object, sandbox: Sandbox) -> None:
         del self._launches[sandbox]
-        if isinstance(outcome, Failure) and not outcome.check(CancelledError) and not self._node.stopping:
+        if isinstance(outcome, Failure) and not outcome.check(CancelledError) and not self.stopping:
             _log.failure("volumes at the launch of {sandbox}", outcome, sandbox=sandbox.id)
 
     async def _all(self, sandbox: Sandbox, answers: Event[None]) -> None:
@@ -137,7 +143,7 @@ class VolumesAtLaunch:
                 done.append(one)
             elif not outcome.check(InfranetesError):
                 outcome.raiseException()
-            elif not self._node.stopping:
+            elif not self.stopping:
                 _log.info(
                     "volume {volume} could not be {what} at the launch of sandbox {sandbox}; a container "
                     "that "
@@ -169,7 +175,7 @@ class VolumesAtLaunch:
             return []
 
     def _has_volumes(self, sandbox: Sandbox) -> bool:
-        return IHasVolumes.providedBy(self._node.side_of(sandbox.record).provider)
+        return IHasVolumes.providedBy(self._providers.side_of(sandbox.record).provider)
 
 
 async def _awaited(awaitable: Awaitable[object]) -> object:

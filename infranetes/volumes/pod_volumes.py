@@ -22,13 +22,13 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import attrs
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.hooks import PodFeature
-from infranetes.pods.node.inventory import Container, Sandbox
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.pods.store.records import AttachmentRecord, Contents
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.volumes import IHasVolumes, IVolumes
@@ -47,6 +47,7 @@ from infranetes_common.errors import (
     Unimplemented,
 )
 from infranetes_common.filesync.wire import PREFIX
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.volume_disks import checked_options
 from infranetes_common.wire import cri, vmserver
 
@@ -73,17 +74,25 @@ class PodVolumes(PodFeature):
 
     name = "volumes"
 
-    def __init__(self, node: NodeContext, published: PublishedVolumes) -> None:
-        self._node = node
+    def __init__(
+        self, clock: IReactorTime, inventory: Inventory, providers: Providers, published: PublishedVolumes
+    ) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._providers = providers
         self._find = published.find
         self._lent = LentDevices(published.find_block_devices)
-        self._at_launch = VolumesAtLaunch(node, published.find_for_pod, self._attach, self._mount)
+        self._at_launch = VolumesAtLaunch(clock, providers, published.find_for_pod, self._attach, self._mount)
         self._records: dict[str, AttachmentRecord] = {}  # by volume
         self._in_work: KeyedLock[str] = KeyedLock()
 
     async def load(self, contents: Contents) -> None:
         """Take up the recorded attachments."""
         self._records.update({record.id: record for record in contents.attachments})
+
+    async def stop(self) -> None:
+        """Leave launches under way to the next daemon."""
+        self._at_launch.stopping = True
 
     # ---- at a sandbox's launch
 
@@ -106,7 +115,7 @@ class PodVolumes(PodFeature):
         mounts and devices that name them there.
 
         :raise InfranetesError: a volume, or a device of the node, can't be had; names the mount or device."""
-        provider = self._node.side_of(container.sandbox.record).provider
+        provider = self._providers.side_of(container.sandbox.record).provider
         config = await self._lent.with_devices(config, provider)
         mounted = ("" if each.host_path.startswith(PREFIX) else each.host_path for each in config.mounts)
         paths = [*mounted, *(one.host_path for one in config.devices)]
@@ -138,8 +147,8 @@ class PodVolumes(PodFeature):
     async def _ensure_in_vm(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
         """Have the sandbox's VM mount a volume, or find it; return how its agent knows it as a host_path."""
         checked_options(wanted.mount_flags)
-        self._volumes_of(self._node.side_of(sandbox.record))
-        began = self._node.clock.seconds()
+        self._volumes_of(self._providers.side_of(sandbox.record))
+        began = self._clock.seconds()
         async with self._in_work.held(wanted.volume):
             agent = sandbox.agent()
             there = await _mounted(agent, await self._attached(sandbox, wanted), wanted)
@@ -152,7 +161,7 @@ class PodVolumes(PodFeature):
 
     async def _mount(self, sandbox: Sandbox, wanted: PublishedVolume) -> None:
         """Mount what `_attach` has attached; do nothing if the sandbox is about to end."""
-        began = self._node.clock.seconds()
+        began = self._clock.seconds()
         async with self._in_work.held(wanted.volume):
             record, agent = self._records.get(wanted.volume), sandbox.client
             if (
@@ -172,12 +181,12 @@ class PodVolumes(PodFeature):
             there="there raw" if wanted.raw else "mounted",
             sandbox=sandbox.id,
             when=when,
-            seconds=self._node.clock.seconds() - began,
+            seconds=self._clock.seconds() - began,
         )
 
     async def _attached(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
         """Record a volume as the sandbox's and attach it; return its disk's serial number in the VM."""
-        volumes = self._volumes_of(self._node.side_of(sandbox.record))
+        volumes = self._volumes_of(self._providers.side_of(sandbox.record))
         record = await self._recorded(sandbox, wanted)
         try:
             serial = await volumes.attach(record.instance_id, record.id, wanted.read_only)
@@ -202,10 +211,10 @@ class PodVolumes(PodFeature):
             await self._end_if_free(record)
         record = AttachmentRecord(
             id=wanted.volume,
-            provider=self._node.side_of(sandbox.record).name,
+            provider=self._providers.side_of(sandbox.record).name,
             sandbox_id=sandbox.id,
             instance_id=sandbox.record.instance_id,
-            attached_at=self._node.now(),
+            attached_at=nanoseconds(self._clock),
         )
         await self._put(record)
         return record
@@ -232,7 +241,7 @@ class PodVolumes(PodFeature):
     async def sweep(self) -> None:
         """Free the volumes of VMs that no longer exist, of providers that have started."""
         for record in list(self._records.values()):
-            side = self._node.sides.get(record.provider)
+            side = self._providers.by_name.get(record.provider)
             if side is not None and side.ready.happened and self._is_over(record):
                 async with self._in_work.held(record.id):
                     if self._is_over(record):
@@ -266,7 +275,7 @@ class PodVolumes(PodFeature):
         record = self._records.get(volume)
         if record is None or not record.serial:
             return None
-        sandbox = self._node.inventory.sandboxes.get(record.sandbox_id)
+        sandbox = self._inventory.sandboxes.get(record.sandbox_id)
         return sandbox if sandbox is not None and sandbox.config.metadata.uid in target.split("/") else None
 
     async def usage(self, volume: str, *, grow: bool = False) -> vmserver.DiskUsageResponse | None:
@@ -275,7 +284,7 @@ class PodVolumes(PodFeature):
         :param grow: have its file system fill it first.
         :raise InfranetesError: its VM does not tell."""
         record = self._records.get(volume)
-        sandbox = self._node.inventory.sandboxes.get(record.sandbox_id) if record is not None else None
+        sandbox = self._inventory.sandboxes.get(record.sandbox_id) if record is not None else None
         if record is None or sandbox is None or not record.serial or sandbox.client is None:
             return None
         try:
@@ -288,7 +297,7 @@ class PodVolumes(PodFeature):
         record = self._records.get(volume)
         if record is None:
             return ""
-        sandbox = self._node.inventory.sandboxes.get(record.sandbox_id)
+        sandbox = self._inventory.sandboxes.get(record.sandbox_id)
         return _pod_named(sandbox) if sandbox is not None else f"sandbox {record.sandbox_id}"
 
     # ---- records
@@ -301,7 +310,7 @@ class PodVolumes(PodFeature):
 
     def _is_over(self, record: AttachmentRecord) -> bool:
         """Return whether the VM that the volume was recorded for certainly belongs to no sandbox any more."""
-        sandbox = self._node.inventory.sandboxes.get(record.sandbox_id)
+        sandbox = self._inventory.sandboxes.get(record.sandbox_id)
         return (
             self._records.get(record.id) is record
             and (sandbox is None or sandbox.state in _GONE or not self._is_of(record, sandbox))
@@ -329,7 +338,7 @@ class PodVolumes(PodFeature):
 
     async def _detach(self, record: AttachmentRecord) -> None:
         """Have the provider detach a volume, and forget it. :raise InfranetesError: it is still attached."""
-        side = self._node.sides.get(record.provider)
+        side = self._providers.by_name.get(record.provider)
         if side is None:
             raise FailedPrecondition(
                 f"volume {record.id} was attached by provider {record.provider}, which is not configured "
@@ -337,7 +346,7 @@ class PodVolumes(PodFeature):
             )
         side.check_ready()
         detaching = self._volumes_of(side).detach(record.instance_id, record.id)
-        await within(self._node.clock, DETACH_SECONDS, detaching, f"detaching volume {record.id}")
+        await within(self._clock, DETACH_SECONDS, detaching, f"detaching volume {record.id}")
         await self._forget(record)
 
     async def _unmount(self, sandbox: Sandbox, record: AttachmentRecord) -> None:
@@ -358,7 +367,7 @@ class PodVolumes(PodFeature):
         before = self._records.get(record.id)
         self._records[record.id] = record  # at once: the write goes on even if its caller is cancelled
         try:
-            await self._node.store.put_attachment(record)
+            await self._inventory.store.put_attachment(record)
         except InfranetesError:
             if before is None:
                 del self._records[record.id]
@@ -367,7 +376,7 @@ class PodVolumes(PodFeature):
             raise
 
     async def _forget(self, record: AttachmentRecord) -> None:
-        await self._node.store.delete_attachment(record.id)
+        await self._inventory.store.delete_attachment(record.id)
         self._records.pop(record.id, None)
 
     def _volumes_of(self, side: ProviderSide) -> IVolumes:

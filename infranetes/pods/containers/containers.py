@@ -49,7 +49,9 @@ class Containers:
             raise NotFound(f"container {container.id} is not there yet: it is being created")
         if not container.record.claimed:
             claimed = attrs.evolve(container.record, claimed=True)
-            self._node.note(self._node.save_container(container, claimed), f"container {container.id}")
+            self._node.inventory.note(
+                self._node.inventory.save_container(container, claimed), f"container {container.id}"
+            )
         return container
 
     async def create(self, sandbox_id: str, config: cri.ContainerConfig, limit: float | None = None) -> str:
@@ -111,7 +113,7 @@ class Containers:
         if container.state not in ALIVE:
             raise FailedPrecondition(f"container {container.id} has ended: its resources can't be changed")
         agent = container.sandbox.agent()
-        await shielded(repin(self._node, container, resources))
+        await shielded(repin(self._node.inventory, container, resources))
         resources = cpusets.without(resources)
         if not resources.ByteSize():
             return

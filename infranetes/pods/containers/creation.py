@@ -14,7 +14,6 @@ from infranetes.pods.images.image_loads import load_image
 from infranetes.pods.images.removal import remove_unused_later
 from infranetes.pods.node import apparmor
 from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.handlers import check_image
 from infranetes.pods.node.inventory import Container, Sandbox, container_name
 from infranetes.pods.node.pinning import guests, pin, pin_later
 from infranetes.pods.sandboxes.machine_images import MachineImages, is_being_vacated
@@ -70,7 +69,7 @@ class ContainerCreation:
 
     def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, image: Image) -> Container:
         sandbox.check_stays()
-        check_image(self._node, sandbox, image)
+        self._node.handlers.check_image(sandbox.record, image)
         if image.machine and sandbox.containers:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} is container {next(iter(sandbox.containers))}: a pod whose image is "
@@ -107,7 +106,7 @@ class ContainerCreation:
             config = await self._with_profiles(container.config)
             if image.machine:
                 await self._machine_images.boot(sandbox, image)
-            await pin(self._node, sandbox)
+            await pin(sandbox)
             config = guests(config)
             if pages := pages_of(config.linux.resources):
                 await check_huge_pages(sandbox.agent(), pages)
@@ -155,7 +154,7 @@ class ContainerCreation:
         If its agent can't be reached now, it is removed after the agent's next snapshot, which shows a
         container without a record."""
         self._node.inventory.discard_container(container)
-        pin_later(self._node, container.sandbox)
+        pin_later(container.sandbox)
         if asked is not None:
             try:
                 await asked.remove(container.id, within=UNDO_SECONDS)
@@ -164,7 +163,7 @@ class ContainerCreation:
                           container=container.id, error=error)  # fmt: skip
         await self._node.features.release(container)
         remove_unused_later(self._node, container.sandbox)
-        self._node.note(
+        self._node.inventory.note(
             self._node.store.delete_container(container.id), f"the end of container {container.id}"
         )
 

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.events import EventType
-from infranetes.pods.node.inventory import Container
+from infranetes.pods.node.inventory import Container, Inventory
+from infranetes_common.nanoseconds import nanoseconds
 
 MAX_PROGRAM = 64  # characters of a command's first word
 
 _log = Logger()
 
 
-def log_container_events(node: NodeContext) -> None:
+def log_container_events(inventory: Inventory, clock: IReactorTime) -> None:
     """Log the events of the node's containers from now on.
 
     Those of sandboxes are logged where they happen."""
-    node.inventory.events.listen(lambda event, sandbox, container: _log_event(node, event, container))
+    inventory.events.listen(lambda event, sandbox, container: _log_event(clock, event, container))
 
 
 def log_command(
@@ -42,14 +43,16 @@ def log_command(
           program=command[0][:MAX_PROGRAM] if command else "")  # fmt: skip
 
 
-def _log_event(node: NodeContext, event: EventType, container: Container | None) -> None:
+def _log_event(clock: IReactorTime, event: EventType, container: Container | None) -> None:
     if container is None:
         return
     record, requested_at = container.record, container.requested_at
     _note_event(event, container)
-    took = None if requested_at is None else node.clock.seconds() - requested_at
+    took = None if requested_at is None else clock.seconds() - requested_at
     if event is EventType.CREATED:
-        _line(container, "container {name} of {pod} is created", (node.now() - record.created_at) / 1e9)
+        _line(
+            container, "container {name} of {pod} is created", (nanoseconds(clock) - record.created_at) / 1e9
+        )
     elif event is EventType.STARTED:
         _line(container, "container {name} of {pod} runs", took)
     elif event is EventType.STOPPED and record.finished_at:

@@ -122,7 +122,7 @@ class ContainerStop:
         self._node.logs.abort(container, "the container was removed")
         await self._node.store.delete_container(container.id)
         self._node.inventory.discard_container(container)
-        pin_later(self._node, sandbox)
+        pin_later(sandbox)
         remove_unused_later(self._node, sandbox)
 
     async def _remove_from_vm(self, container: Container) -> None:
@@ -153,4 +153,6 @@ class ContainerStop:
         record = container.record
         if container.state not in (ContainerState.REMOVING, ContainerState.CREATING):
             record = record.to(ContainerState.REMOVING)
-        await self._node.save_container(container, record)  # also again: the first write may have failed
+        await self._node.inventory.save_container(
+            container, record
+        )  # also again: the first write may have failed

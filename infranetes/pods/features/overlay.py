@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node.handler_config import CNI
-from infranetes.pods.node.handlers import Handler
+from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Inventory, Sandbox
-from infranetes.pods.node.sides import ProviderSide
-from infranetes.pods.store.records import POD_CIDR, Contents, SandboxRecord
+from infranetes.pods.node.sides import Providers
+from infranetes.pods.store.records import POD_CIDR, Contents
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.annotations import PREFIX, network
 from infranetes.providers.interface import IInVpc
@@ -77,37 +75,31 @@ def _check_cni(config: cri.PodSandboxConfig, asked: str) -> None:
         )
 
 
-class OverlayNode(Protocol):
-    """The part of the NodeContext that the overlay needs."""
-
-    @property
-    def inventory(self) -> Inventory: ...
-    @property
-    def network(self) -> str: ...
-
-    def side_of(self, record: SandboxRecord) -> ProviderSide: ...
-    def handler_of(self, record: SandboxRecord) -> Handler: ...
-    def save(self, sandbox: Sandbox, record: SandboxRecord) -> Deferred[None]: ...
-
-
 class PodOverlay(PodFeature):
-    """Gives pods addresses of the pods' network if that is theirs, and their VMs tunnels to the node."""
+    """Gives pods addresses of the pods' network if that is theirs, and their VMs tunnels to the node.
+
+    :param default: as for `Handler.network_of`."""
 
     name = "addresses and tunnels of the pods' network"
 
-    def __init__(self, node: OverlayNode, overlay: Overlay) -> None:
-        self._node = node
+    def __init__(
+        self, overlay: Overlay, inventory: Inventory, providers: Providers, handlers: Handlers, default: str
+    ) -> None:
         self._overlay = overlay
+        self._inventory = inventory
+        self._providers = providers
+        self._handlers = handlers
+        self._default = default
 
     async def answered(self, sandbox: Sandbox) -> None:
         """Give the pod an address of the pods' network, if that is its network.
 
         :raise InfranetesError: the pod can't get an address there."""
         record = sandbox.record
-        if self._node.side_of(record).overlay is None:
+        if self._providers.side_of(record).overlay is None:
             return
-        handler, annotations = self._node.handler_of(record), sandbox.config.annotations
-        chosen = record.network or handler.network_of(annotations, self._node.network)
+        handler, annotations = self._handlers.of(record), sandbox.config.annotations
+        chosen = record.network or handler.network_of(annotations, self._default)
         if chosen != "overlay":
             return
         instance = sandbox.machine.instance
@@ -118,7 +110,7 @@ class PodOverlay(PodFeature):
             )
         address = self._overlay.lease(sandbox.id)
         if record.address != address:  # the record is on the disk before anyone learns the address
-            await self._node.save(sandbox, attrs.evolve(record, address=address))
+            await self._inventory.save(sandbox, attrs.evolve(record, address=address))
         await self._join(sandbox)
 
     async def live(self, sandbox: Sandbox) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Protocol
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from infranetes.pods.node.handler_config import CNI
@@ -70,15 +69,6 @@ class ShadowRuntime(Protocol):
     async def list(self, owner: str = "") -> Sequence[ListedShadow]: ...
 
 
-class ShadowsNode(Protocol):
-    """The part of the NodeContext that shadows need."""
-
-    @property
-    def inventory(self) -> Inventory: ...
-
-    def save(self, sandbox: Sandbox, record: SandboxRecord) -> Deferred[None]: ...
-
-
 class NoShadows(PodFeature):
     """The shadows of a node that has no delegate any more, or never had one."""
 
@@ -107,12 +97,12 @@ class Shadows(PodFeature):
 
     def __init__(
         self,
-        node: ShadowsNode,
+        inventory: Inventory,
         runtime: ShadowRuntime,
         lost: Callable[[Sandbox, str], None],
         end_abandoned: Callable[[Sandbox], Flight[None]],
     ) -> None:
-        self._node = node
+        self._inventory = inventory
         self._runtime = runtime
         self._lost = lost
         self._end_abandoned = end_abandoned
@@ -136,14 +126,14 @@ class Shadows(PodFeature):
             await self._end_earlier(sandbox.record)
             shadow = await self._runtime.run(sandbox.config, sandbox.id)
             path = await self._runtime.namespace(shadow)
-        await self._node.save(sandbox, attrs.evolve(sandbox.record, shadow_id=shadow, netns=path))
+        await self._inventory.save(sandbox, attrs.evolve(sandbox.record, shadow_id=shadow, netns=path))
         return Attachment(Path(path))
 
     async def _end_earlier(self, record: SandboxRecord) -> None:
         """End the shadows that failed launches of the same pod have left, since these still have its name.
 
         :raise InfranetesError: one can't be ended now."""
-        for each in list(self._node.inventory):
+        for each in list(self._inventory):
             left = each.state is SandboxState.ABANDONED and each.record.network == CNI
             if left and each.record.name == record.name:
                 await self._end_abandoned(each).join()
@@ -159,7 +149,7 @@ class Shadows(PodFeature):
         for shadow in sorted(there | ({recorded} if recorded else set())):
             await self._runtime.end(shadow)
         if recorded and sandbox.state is not SandboxState.ABANDONED:  # an ABANDONED record is deleted next
-            await self._node.save(sandbox, attrs.evolve(sandbox.record, shadow_id="", netns=""))
+            await self._inventory.save(sandbox, attrs.evolve(sandbox.record, shadow_id="", netns=""))
 
     async def sweep(self) -> None:
         """Compare the delegate's shadows with the sandboxes.
@@ -190,7 +180,7 @@ class Shadows(PodFeature):
                 _log.error("the delegate's sandbox {shadow} is not ended: {error}", shadow=id, error=error)
 
     def _is_orphan(self, shadow: ListedShadow) -> bool:
-        sandbox = self._node.inventory.sandboxes.get(shadow.owner)
+        sandbox = self._inventory.sandboxes.get(shadow.owner)
         if sandbox is None:
             return shadow.ours  # another daemon ends its own shadows
         if sandbox.state is SandboxState.STOPPED or sandbox.record.network != CNI:
@@ -202,7 +192,7 @@ class Shadows(PodFeature):
         ready = {each.id for each in shadows if each.ready}
         missing = {
             each.id: each
-            for each in self._node.inventory
+            for each in self._inventory
             if each.state is SandboxState.READY and each.record.network == CNI
             and each.record.shadow_id not in ready
         }  # fmt: skip

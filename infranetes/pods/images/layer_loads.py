@@ -140,7 +140,7 @@ async def _bring(
 
 async def shown_layers(node: NodeContext, sandbox: Sandbox) -> set[str] | None:
     """Return the diff ids of the layers that the VM is shown as disks; None: the provider can't show any."""
-    provider = node.side_of(sandbox.record).provider
+    provider = node.providers.side_of(sandbox.record).provider
     if not IShowsDisks.providedBy(provider):
         return None
     return {layer_of(disk) for disk in await provider.shown_disks(sandbox.record.instance_id)}
@@ -176,7 +176,7 @@ def _begin(
     :param made: the image to make of them, if nothing else of it is missing."""
     if not disks:
         return []
-    layers, provider = sandbox.loads.layers, node.side_of(sandbox.record).provider
+    layers, provider = sandbox.loads.layers, node.providers.side_of(sandbox.record).provider
     if IShowsDisks.providedBy(provider):
         flight = Flight(_show(node, sandbox, provider, disks, made))
         layers.update({disk.diff_id: flight for disk in disks})

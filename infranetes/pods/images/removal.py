@@ -81,7 +81,7 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
 
 async def _hide(node: NodeContext, sandbox: Sandbox) -> None:
     """Unplug the layers' disks that the VM has not mounted."""
-    provider = node.side_of(sandbox.record).provider
+    provider = node.providers.side_of(sandbox.record).provider
     if not IShowsDisks.providedBy(provider):
         return
     instance_id = sandbox.record.instance_id

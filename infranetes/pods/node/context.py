@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
+from twisted.internet.defer import DeferredSemaphore, succeed
 from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
 
 from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.identity.authority import Authority
@@ -20,23 +20,20 @@ from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.pods.node import apparmor
-from infranetes.pods.node.handler_config import CNI, DOCKER, MACHINE
-from infranetes.pods.node.handlers import Handler
+from infranetes.pods.node.handler_config import DOCKER, MACHINE
+from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import Features
-from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.inventory import Inventory
 from infranetes.pods.node.logs import Logs
-from infranetes.pods.node.sides import ProviderSide
-from infranetes.pods.store.records import ContainerRecord, SandboxRecord
-from infranetes.pods.store.states import SandboxState
+from infranetes.pods.node.pools import Pools
+from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.pods.store.store import Store
 from infranetes.providers.interface import IPodProvider
-from infranetes_common.concurrency import Event, KeyedLock
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 
 if TYPE_CHECKING:
     from infranetes.kubernetes.pod_needs import PodNeeds
-    from infranetes.machines.pool import Pool
     from infranetes.machines.renewal import Renewal
     from infranetes.machines.timekeeping import Timekeeping
 
@@ -113,13 +110,11 @@ class NodeContext:
     :param logs: writes the containers' log files.
     :param parallel: how many agents are connected to at once.
     :param provider: the node's own provider, for pods whose handler names none.
-    :ivar side: the side of the node's own provider. :ivar sides: the sides of all providers, by name.
-    :ivar pool: VMs that wait for a pod. :ivar renewal: replaces certificates. :ivar timekeeping: keeps VMs'
-        clocks right. All three are set before use.
-    :ivar pools: the pools of handlers that have their own.
+    :ivar providers: the node's providers. :ivar pools: VMs that wait for a pod.
+    :ivar renewal: replaces certificates. :ivar timekeeping: keeps VMs' clocks right. Both are set before use.
     :ivar apparmor: the directory of the node's AppArmor profiles.
     :ivar contprovider: the ContainerProvider of pods that choose none; "": the first one of the VMs' image.
-    :ivar handlers: the runtime handlers by name; "": the node's own.
+    :ivar handlers: the runtime handlers.
     :ivar image_source: where pods are of several kinds, returns the source of an image: the name of its kind
         or, for a machine image, of its provider.
     :ivar services: the cluster's Services; None: the VMs do not learn them.
@@ -127,12 +122,10 @@ class NodeContext:
     :ivar agent_ports: keeps others from the agents of VMs in networks of others; None: nothing does here.
     :ivar pod_needs: knows what pods request beyond what the CRI carries; None: nothing does.
     :ivar network: where there is an overlay, the network (one of NETWORKS) of pods that choose none.
-    :ivar resizing: locks by sandbox id, held while the sandbox's VM is resized.
     :ivar dns: returns the node's own DNS settings, for pods that have none.
     :ivar observer: is notified of launches, calls and losses.
     """
 
-    pool: Pool
     renewal: Renewal
     timekeeping: Timekeeping
 
@@ -151,10 +144,8 @@ class NodeContext:
     ) -> None:
         self.reactor = reactor
         self.clock: IReactorTime = reactor
-        self.resizing: KeyedLock[str] = KeyedLock()
         self.store = store
-        self.side = ProviderSide(self, provider)
-        self.sides = {self.side.name: self.side}
+        self.providers = Providers(ProviderSide(self, provider), partial(ProviderSide, self))
         self.images = images
         self.authority = authority
         self.connect = connect
@@ -162,8 +153,9 @@ class NodeContext:
         self.names = names
         self.apparmor = apparmor.DEFAULT_DIRECTORY
         self.contprovider = ""
-        self.pools: list[Pool] = []
-        self.handlers = {"": Handler("", self.side, MACHINE if images.machine_images else DOCKER)}
+        self.pools = Pools()
+        own = Handler("", self.providers.own, MACHINE if images.machine_images else DOCKER)
+        self.handlers = Handlers(own, self.providers, self.pools)
         self.image_source: Callable[[str], str] | None = None
         self.services: ServiceRules | None = None
         self.cluster_troubles: Callable[[], Sequence[str]] | None = None
@@ -174,80 +166,10 @@ class NodeContext:
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns
         self.observer: Observer = NULL_OBSERVER
         self.times = times
-        self.inventory = Inventory()
+        self.inventory = Inventory(store)
         self.gate = DeferredSemaphore(parallel)  # held while connecting to an agent
         self.stopping = False  # the daemon is stopping: it leaves unfinished work to the next one
-        self._log = Logger()
 
     def now(self) -> int:
         """Return the time in nanoseconds since 1970 UTC."""
         return int(self.clock.seconds() * 1e9)
-
-    def save(self, sandbox: Sandbox, record: SandboxRecord) -> Deferred[None]:
-        """Make `record` the sandbox's, in memory at once. Fires when it is on the disk."""
-        if record.state is SandboxState.ABANDONED:
-            self.inventory.release_name(sandbox)
-        sandbox.record = record
-        return self.store.put_sandbox(record)
-
-    async def commit(self, sandbox: Sandbox, record: SandboxRecord) -> None:
-        """Make `record` the sandbox's once it is on the disk."""
-        await self.store.put_sandbox(record)
-        sandbox.record = record
-
-    def save_container(self, container: Container, record: ContainerRecord) -> Deferred[None]:
-        """Make `record` the container's, in memory at once. Fires when it is on the disk."""
-        container.record = record
-        return self.store.put_container(record)
-
-    def add_side(self, provider: IPodProvider) -> ProviderSide:
-        """Add another provider to this node, and return its side."""
-        side = self.sides[provider.name] = ProviderSide(self, provider)
-        return side
-
-    def side_of(self, record: SandboxRecord) -> ProviderSide:
-        """Return the side of the sandbox's VM. Once the records are loaded each of them has one."""
-        return self.sides[record.provider] if record.provider else self.side
-
-    def started(self, sandbox: Sandbox) -> Event[None]:
-        """Return the event that happens once the provider of the sandbox's VM has started."""
-        return self.side_of(sandbox.record).ready
-
-    def handler_named(self, name: str) -> Handler:
-        """Return the runtime handler of this name, or the node's own if it is no longer configured."""
-        return self.handlers.get(name) or self.handlers[""]
-
-    def handler_of(self, record: SandboxRecord) -> Handler:
-        """Return the sandbox's handler as it was when the sandbox was made."""
-        return self.handler_named(record.runtime_handler).recorded(record, self.side_of(record))
-
-    def pool_for(self, handler: Handler) -> Pool | None:
-        """Return the pool that may serve the handler's pods, or None.
-
-        It is the handler's own, or the node's if its VMs are made the same way."""
-        own = self.handlers[""]
-        like_own = handler.side is own.side and handler.kind == own.kind and not handler.annotations.set
-        return handler.pool or (self.pool if like_own and handler.network != CNI else None)
-
-    def all_pools(self) -> list[Pool]:
-        """Return every pool, the node's own first."""
-        return [self.pool, *self.pools]
-
-    def pools_of(self, side: ProviderSide) -> list[Pool]:
-        """Return the pools whose VMs are of this side."""
-        return [pool for pool in self.all_pools() if pool.context is side]
-
-    @property
-    def trouble(self) -> str:
-        """The reason why no provider can make VMs; "" if at least one can."""
-        troubles = [(side.name, side.trouble) for side in self.sides.values()]
-        if not all(trouble for _, trouble in troubles):
-            return ""
-        if len(troubles) == 1:
-            return troubles[0][1]
-        return "; ".join(f"provider {name}: {trouble}" for name, trouble in troubles)
-
-    def note(self, write: Deferred[None], what: str) -> None:
-        """Let a write finish in the background and log its failure: what it records can be learnt again."""
-        write.addErrback(lambda failure: self._log.error("{what} was not recorded: {error}",
-                                                         what=what, error=failure.value))  # fmt: skip

@@ -4,22 +4,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 
 from infranetes.images import Image
 from infranetes.pods.node.handler_config import ALL, CNI, DOCKER, MACHINE, SYSTEMD
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.pools import Pools
+from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.providers.annotations import network
 from infranetes.providers.interface import Size
 from infranetes_common.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from infranetes.machines.pool import Pool
-    from infranetes.pods.node.context import NodeContext
-    from infranetes.pods.node.inventory import Sandbox
     from infranetes.pods.store.records import SandboxRecord
 
 # The annotations on which a provider or this node acts. All others belong to the pod and the cluster.
@@ -111,17 +110,46 @@ class Handler:
         return attrs.evolve(self, side=side, kind=kind, contprovider=contprovider, pool=None)
 
 
-def check_image(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
-    """Check that a container of the sandbox can have this image.
+class Handlers:
+    """The runtime handlers of the node.
 
-    :raise InvalidArgument: the image is for pods of another kind; the message says what to do."""
-    handler = node.handler_of(sandbox.record)
-    if node.image_source is None or not sandbox.record.kind:
-        return  # all pods of this node are of one kind
-    source = node.image_source(image.id)
-    if source != (handler.side.name if handler.kind == MACHINE else handler.kind):
-        where = f" of provider {handler.side.name}" if handler.kind == MACHINE else ""
-        raise InvalidArgument(
-            f"image {image.id} is one of {source}, and pods of handler {handler.name!r} "
-            f"are made of {_WORDS[handler.kind]}{where}: name another image, or another RuntimeClass"
-        )
+    :ivar by_name: the handlers; "": the node's own.
+    :ivar image_source: where pods are of several kinds, returns the source of an image: the name of its kind
+        or, for a machine image, of its provider; None: all pods are of one kind."""
+
+    def __init__(self, own: Handler, providers: Providers, pools: Pools) -> None:
+        self.by_name = {"": own}
+        self.image_source: Callable[[str], str] | None = None
+        self._providers = providers
+        self._pools = pools
+
+    def named(self, name: str) -> Handler:
+        """Return the runtime handler of this name, or the node's own if it is no longer configured."""
+        return self.by_name.get(name) or self.by_name[""]
+
+    def of(self, record: SandboxRecord) -> Handler:
+        """Return the sandbox's handler as it was when the sandbox was made."""
+        return self.named(record.runtime_handler).recorded(record, self._providers.side_of(record))
+
+    def pool_for(self, handler: Handler) -> Pool | None:
+        """Return the pool that may serve the handler's pods, or None.
+
+        It is the handler's own, or the node's if its VMs are made the same way."""
+        own = self.by_name[""]
+        like_own = handler.side is own.side and handler.kind == own.kind and not handler.annotations.set
+        return handler.pool or (self._pools.own if like_own and handler.network != CNI else None)
+
+    def check_image(self, record: SandboxRecord, image: Image) -> None:
+        """Check that a container of the sandbox can have this image.
+
+        :raise InvalidArgument: the image is for pods of another kind; the message says what to do."""
+        handler = self.of(record)
+        if self.image_source is None or not record.kind:
+            return
+        source = self.image_source(image.id)
+        if source != (handler.side.name if handler.kind == MACHINE else handler.kind):
+            where = f" of provider {handler.side.name}" if handler.kind == MACHINE else ""
+            raise InvalidArgument(
+                f"image {image.id} is one of {source}, and pods of handler {handler.name!r} "
+                f"are made of {_WORDS[handler.kind]}{where}: name another image, or another RuntimeClass"
+            )

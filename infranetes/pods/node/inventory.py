@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 import attrs
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
 
 from infranetes.pods.node.events import Events
 from infranetes.pods.node.loads import Loads
 from infranetes.pods.store.records import ContainerRecord, LogPosition, SandboxRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
+from infranetes.pods.store.store import Store
 from infranetes_common.concurrency import Event, Flight
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
 from infranetes_common.wire import cri, vmserver
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 
 PAST_SANDBOXES = 32  # how many removed sandboxes' timelines are kept, such as those of failed launches
+
+_log = Logger()
 
 
 def sandbox_name(metadata: cri.PodSandboxMetadata) -> str:
@@ -133,6 +138,7 @@ class Sandbox:
     :ivar loads: the images and layers on their way into the VM.
     :ivar ending: destroys the VM after a failed launch or boot, or with its container.
     :ivar zone: the zone that its VM has to be in; "": any. None: this process has not looked it up.
+    :ivar resizing: held while its VM is resized or pinned.
     :ivar pinned: the node's processors and memory nodes that its VM was pinned to; None: not by this process.
     :ivar awaited_until: the time of the clock until which calls wait for its stop.
     :ivar failure: why its last launch, boot or stop failed; "": it did not, or a later one succeeded.
@@ -159,6 +165,7 @@ class Sandbox:
         self.interrupted = ""
         self.awaited_until = 0.0
         self.pinned: tuple[str, str] | None = None
+        self.resizing = DeferredLock()
         self.machine = machine_for(self)
 
     @property
@@ -282,11 +289,13 @@ _Entry = TypeVar("_Entry", Sandbox, Container)
 class Inventory:
     """All sandboxes and containers. A name is reserved from when its owner is added until that is removed.
 
+    :ivar store: their records on the disk.
     :ivar events: emits the events of all of them.
     :ivar past: the sandboxes that were discarded last, so that one can ask what became of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self.store = store
         self.events = Events()
         self.past: deque[PastSandbox] = deque(maxlen=PAST_SANDBOXES)
         self.sandboxes: dict[str, Sandbox] = {}
@@ -313,6 +322,28 @@ class Inventory:
         """Let another sandbox take this sandbox's name from now on."""
         if self._names.get(sandbox.record.name) is sandbox:
             del self._names[sandbox.record.name]
+
+    def save(self, sandbox: Sandbox, record: SandboxRecord) -> Deferred[None]:
+        """Make `record` the sandbox's, in memory at once. Fires when it is on the disk."""
+        if record.state is SandboxState.ABANDONED:
+            self.release_name(sandbox)
+        sandbox.record = record
+        return self.store.put_sandbox(record)
+
+    async def commit(self, sandbox: Sandbox, record: SandboxRecord) -> None:
+        """Make `record` the sandbox's once it is on the disk."""
+        await self.store.put_sandbox(record)
+        sandbox.record = record
+
+    def save_container(self, container: Container, record: ContainerRecord) -> Deferred[None]:
+        """Make `record` the container's, in memory at once. Fires when it is on the disk."""
+        container.record = record
+        return self.store.put_container(record)
+
+    def note(self, write: Deferred[None], what: str) -> None:
+        """Let a write finish in the background and log its failure: what it records can be learnt again."""
+        write.addErrback(lambda failure: _log.error("{what} was not recorded: {error}",
+                                                    what=what, error=failure.value))  # fmt: skip
 
     def discard(self, sandbox: Sandbox) -> None:
         """Forget a sandbox and its containers."""

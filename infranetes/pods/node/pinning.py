@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from twisted.logger import Logger
 
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.store.states import ALIVE, ContainerState, SandboxState
 from infranetes_common import cpusets
 from infranetes_common.concurrency import start
@@ -31,12 +30,12 @@ def guests(config: cri.ContainerConfig) -> cri.ContainerConfig:
     return own
 
 
-async def pin(node: NodeContext, sandbox: Sandbox) -> None:
+async def pin(sandbox: Sandbox) -> None:
     """Have the VM, if it is a process of the node, use what its containers may. Idempotent.
 
     :raise InvalidArgument: the node does not have that.
     :raise InfranetesError: it is not in force."""
-    async with node.resizing.held(sandbox.id):
+    async with sandbox.resizing:
         if sandbox.state is not SandboxState.READY:
             return
         union = _union(sandbox)
@@ -45,11 +44,11 @@ async def pin(node: NodeContext, sandbox: Sandbox) -> None:
             sandbox.pinned = union
 
 
-def pin_later(node: NodeContext, sandbox: Sandbox) -> None:
+def pin_later(sandbox: Sandbox) -> None:
     """Do so in the background, because a container has ended."""
     if sandbox.pinned is None or sandbox.pinned == _union(sandbox):
         return
-    pinned = start(pin(node, sandbox))
+    pinned = start(pin(sandbox))
     pinned.addErrback(
         lambda failure: _log.warn(
             "the VM of sandbox {sandbox} keeps the processors of a container that has ended: {error}",
@@ -59,7 +58,7 @@ def pin_later(node: NodeContext, sandbox: Sandbox) -> None:
     )
 
 
-async def repin(node: NodeContext, container: Container, resources: cri.LinuxContainerResources) -> None:
+async def repin(inventory: Inventory, container: Container, resources: cri.LinuxContainerResources) -> None:
     """Pin a container to what an update names, if it names something.
 
     :raise InfranetesError: as `pin`; the container is then pinned to what it was."""
@@ -71,15 +70,15 @@ async def repin(node: NodeContext, container: Container, resources: cri.LinuxCon
     own = config.linux.resources
     own.cpuset_cpus, own.cpuset_mems = cpus or cpusets.cpus_of(own), mems or cpusets.mems_of(own)
     if config == container.config:
-        await pin(node, container.sandbox)
+        await pin(container.sandbox)
         return
     container.reconfigure(config)
     try:
-        await pin(node, container.sandbox)
+        await pin(container.sandbox)
     except BaseException:
         container.reconfigure(cri.ContainerConfig.FromString(before.config))
         raise
-    await node.save_container(container, container.record)
+    await inventory.save_container(container, container.record)
 
 
 def _union(sandbox: Sandbox) -> tuple[str, str]:

@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.providers.interface import ICountsRefusals, Refused, Share
 from infranetes_common.errors import NotFound
 
 
-def refusals(node: NodeContext, sandbox: Sandbox) -> Mapping[Share, Refused]:
+def refusals(providers: Providers, sandbox: Sandbox) -> Mapping[Share, Refused]:
     """Return it by share; shares that sufficed are left out."""
-    provider = node.side_of(sandbox.record).provider
+    provider = providers.side_of(sandbox.record).provider
     if not ICountsRefusals.providedBy(provider) or not sandbox.record.instance_id:
         return {}
     try:

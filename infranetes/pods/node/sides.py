@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One provider of the node: the context of its machines, and its state. A node has one or several."""
+"""The providers of the node, one or several: each has a context of its machines, and a state."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
@@ -21,6 +22,8 @@ from infranetes_common.errors import Unavailable
 
 if TYPE_CHECKING:
     from infranetes.pods.node.context import NodeContext, Times
+    from infranetes.pods.node.inventory import Sandbox
+    from infranetes.pods.store.records import SandboxRecord
 
 
 class ProviderSide:
@@ -114,4 +117,43 @@ class ProviderSide:
 
     def note(self, write: Deferred[None], what: str) -> None:
         """Let a write finish in the background and log its failure."""
-        self._node.note(write, what)
+        self._node.inventory.note(write, what)
+
+
+class Providers:
+    """The providers of the node: iterates over their sides, the node's own first.
+
+    :param make_side: makes the side of another provider.
+    :ivar own: the side of the node's own provider, for pods whose handler names none.
+    :ivar by_name: the sides of all providers."""
+
+    def __init__(self, own: ProviderSide, make_side: Callable[[IPodProvider], ProviderSide]) -> None:
+        self.own = own
+        self.by_name = {own.name: own}
+        self._make_side = make_side
+
+    def __iter__(self) -> Iterator[ProviderSide]:
+        return iter(self.by_name.values())
+
+    def add(self, provider: IPodProvider) -> ProviderSide:
+        """Add another provider to this node, and return its side."""
+        side = self.by_name[provider.name] = self._make_side(provider)
+        return side
+
+    def side_of(self, record: SandboxRecord) -> ProviderSide:
+        """Return the side of the sandbox's VM. Once the records are loaded each of them has one."""
+        return self.by_name[record.provider] if record.provider else self.own
+
+    def started(self, sandbox: Sandbox) -> Event[None]:
+        """Return the event that happens once the provider of the sandbox's VM has started."""
+        return self.side_of(sandbox.record).ready
+
+    @property
+    def trouble(self) -> str:
+        """The reason why no provider can make VMs; "" if at least one can."""
+        troubles = [(side.name, side.trouble) for side in self]
+        if not all(trouble for _, trouble in troubles):
+            return ""
+        if len(troubles) == 1:
+            return troubles[0][1]
+        return "; ".join(f"provider {name}: {trouble}" for name, trouble in troubles)

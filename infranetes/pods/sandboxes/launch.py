@@ -84,7 +84,7 @@ def _tell(
 
     :param error: the reason why the launch failed; None: it succeeded."""
     steps = sandbox.timeline.launch_steps(began.at)
-    provider, reason = node.side_of(sandbox.record).name, "" if error is None else reason_of(error)
+    provider, reason = node.providers.side_of(sandbox.record).name, "" if error is None else reason_of(error)
     node.observer.launched(
         Launch(sandbox.id, sandbox.pod, provider, began.kind, began.at / 1e9, steps, reason, message)
     )
@@ -93,16 +93,16 @@ def _tell(
 async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     timeline = sandbox.timeline
     with timeline.step("the provider is waited for, until it has started", launch=LaunchStep.PREPARE):
-        await node.side_of(sandbox.record).ready.wait()
+        await node.providers.side_of(sandbox.record).ready.wait()
     clock = node.clock
     began = clock.seconds()
     deadline = began + node.times.launch
     found = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
-    config, handler = sandbox.config, node.handler_of(sandbox.record)
+    config, handler = sandbox.config, node.handlers.of(sandbox.record)
     size, parent = handler.sized(recorded_size(sandbox)), config.linux.cgroup_parent
     annotations = handler.annotations.applied(config.annotations)
     attachment = None if found else await node.features.attachment(sandbox)
-    zone = "" if found else await zone_for(node, sandbox)
+    zone = "" if found else await zone_for(node.features, sandbox)
     granted = frozenset(handler.annotations.set)
     request = VmRequest(
         size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone, granted
@@ -115,7 +115,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
             await sandbox.machine.place(parent, size)
             await sandbox.machine.replace_first_certificate()
         config = node_names.with_host_name(sandbox.config)
-        provider = container_provider(node, config, handler)
+        provider = container_provider(node.contprovider, config, handler)
         await sandbox.machine.configure(config, await node.dns(), provider)
     with timeline.step("the VM joins the pods' network, host ports are opened", launch=LaunchStep.NETWORK):
         await node.features.answered(sandbox)
@@ -127,7 +127,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         raise Unavailable(f"the agent of sandbox {sandbox.id} ended the connection")
     with timeline.step("it is recorded as ready", launch=LaunchStep.RECORD):
         more = " ".join(up.instance.more_addresses)
-        await node.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))
+        await node.inventory.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))
     timeline.note("the pod is ready", f"{clock.seconds() - began:.2f} s after its launch began")
     _log.info(
         "sandbox {sandbox} is ready: vm {vm} at {address}, {seconds:.2f} s ({vm_seconds:.2f} s for the VM)",

@@ -55,7 +55,7 @@ class MachineImages:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} can't be booted: it is {sandbox.state.value}{has}; make another pod"
             )
-        self._node.side_of(sandbox.record).check_ready()
+        self._node.providers.side_of(sandbox.record).check_ready()
         sandbox.aborted, sandbox.ending = "", None
         sandbox.launching = Flight(self._record_and_launch(sandbox, image))
         await sandbox.launching.join()
@@ -64,7 +64,7 @@ class MachineImages:
         # A BOOTING sandbox without a `launching` flight counts as one that an earlier daemon left.
         record = sandbox.record.to(SandboxState.BOOTING, image=image.machine)
         try:
-            await self._node.save(sandbox, record)
+            await self._node.inventory.save(sandbox, record)
         except CancelledError:
             raise Unavailable(f"sandbox {sandbox.id}: {sandbox.aborted or 'the boot was ended'}") from None
         await self._launch(sandbox, image.id)
@@ -76,7 +76,7 @@ class MachineImages:
             if not sandbox.aborted and not self._node.stopping:
                 # The image may have been removed from the catalogue, in which case it has to be pulled anew.
                 check = start(self._node.images.check(image_id))
-                self._node.note(check, f"whether image {image_id} still exists")
+                self._node.inventory.note(check, f"whether image {image_id} still exists")
             raise
 
     async def _undo(self, sandbox: Sandbox) -> None:
@@ -123,4 +123,4 @@ class MachineImages:
         if sandbox.state in (SandboxState.BOOTING, SandboxState.READY):
             disconnect(node, sandbox)
             node.inventory.become(sandbox, record)
-            sandbox.change_machine(machine_for(node, sandbox))
+            sandbox.change_machine(machine_for(node.providers, node.inventory, sandbox))

@@ -65,11 +65,11 @@ class Sandboxes:
         blob = config.SerializeToString(deterministic=True)
         sandbox = self._node.inventory.named(name)
         if sandbox is None:
-            handler = self._node.handler_named(runtime_handler)
+            handler = self._node.handlers.named(runtime_handler)
             handler.side.check_ready()
             handler.annotations.check(config.annotations)
             check_container_provider(config, handler)
-            check_user_namespace(self._node, config, handler)
+            check_user_namespace(self._node.contprovider, config, handler)
             self._node.features.check(handler, config)
             sandbox = self._begin(name, config, blob, runtime_handler)
         else:
@@ -85,7 +85,7 @@ class Sandboxes:
         self._cancel_desertion(sandbox)
         if not sandbox.record.claimed and sandbox.state is not SandboxState.LAUNCHING:
             claimed = attrs.evolve(sandbox.record, claimed=True)
-            self._node.note(self._node.save(sandbox, claimed), f"sandbox {sandbox.id}")
+            self._node.inventory.note(self._node.inventory.save(sandbox, claimed), f"sandbox {sandbox.id}")
 
     def lookup(self, id: str) -> Sandbox:
         """Return the sandbox with this id or prefix of one, if the CRI shows it, and record it as claimed.
@@ -134,7 +134,7 @@ class Sandboxes:
     def ended(self, side: ProviderSide, instance: Instance) -> None:
         """Record that this side's provider reports that a VM has ended by itself."""
         sandbox = self._node.inventory.by_token(instance.token)
-        if sandbox is None or self._node.side_of(sandbox.record) is not side:
+        if sandbox is None or self._node.providers.side_of(sandbox.record) is not side:
             return
         sandbox.machine.instance = instance
         starting = sandbox.state in (SandboxState.LAUNCHING, SandboxState.BOOTING)
@@ -148,7 +148,7 @@ class Sandboxes:
         _log.warn("sandbox {sandbox} is lost: {reason}", sandbox=sandbox.id, pod=sandbox.pod, reason=message)
         sandbox.timeline.note("the pod is lost", error=message)
         record = sandbox.record.to(SandboxState.LOST, message=message)
-        self._node.note(self._node.save(sandbox, record), f"sandbox {sandbox.id}")
+        self._node.inventory.note(self._node.inventory.save(sandbox, record), f"sandbox {sandbox.id}")
         vm_ended(self._node, sandbox, message)
         self._node.features.lost(sandbox)
 
@@ -161,7 +161,7 @@ class Sandboxes:
             if sandbox.state is SandboxState.READY:
                 self.lost(sandbox, "the provider no longer has the VM")
         elif instance.state is InstanceState.ENDED:
-            self.ended(self._node.side_of(sandbox.record), instance)
+            self.ended(self._node.providers.side_of(sandbox.record), instance)
 
     def end_abandoned(self, sandbox: Sandbox) -> Flight[None]:
         """Destroy what is left of a launch that failed, then forget it."""
@@ -172,7 +172,7 @@ class Sandboxes:
     # ---- launching
 
     def _begin(self, name: str, config: cri.PodSandboxConfig, blob: bytes, runtime_handler: str) -> Sandbox:
-        handler = self._node.handler_named(runtime_handler)
+        handler = self._node.handlers.named(runtime_handler)
         sandbox = Sandbox(
             SandboxRecord(
                 id=new_id(),
@@ -186,7 +186,7 @@ class Sandboxes:
                 kind=handler.kind,
                 network=handler.network_of(config.annotations, self._node.network),
             ),
-            partial(machine_for, self._node),
+            partial(machine_for, self._node.providers, self._node.inventory),
         )
         self._node.inventory.add(sandbox)
         words = f"{handler.kind} at {handler.side.name}"
@@ -237,15 +237,17 @@ class Sandboxes:
         """Record the sandbox, with a VM of the pool and its id if there is one.
 
         The VM's size is recorded with it, so that a continued launch asks for the same size."""
-        config, handler = sandbox.config, self._node.handler_of(sandbox.record)
-        size, _ = await requested_size(self._node, sandbox, config.linux.resources, config.linux.overhead)
+        config, handler = sandbox.config, self._node.handlers.of(sandbox.record)
+        size, _ = await requested_size(
+            self._node.handlers, self._node.pod_needs, sandbox, config.linux.resources, config.linux.overhead
+        )
         sandbox.record = attrs.evolve(
             sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes
         )
         if sandbox.state is SandboxState.LAUNCHING:
-            pool = self._node.pool_for(handler)
-            size, take_over = handler.sized(size), partial(adopt, self._node, sandbox)
-            zone = await zone_for(self._node, sandbox)
+            pool = self._node.handlers.pool_for(handler)
+            size, take_over = handler.sized(size), partial(adopt, self._node.inventory, sandbox)
+            zone = await zone_for(self._node.features, sandbox)
             if pool and await pool.claim(size, config.annotations, take_over, zone):
                 sandbox.timeline.note("the pod has a VM of the pool", sandbox.record.instance_id)
                 return
@@ -259,7 +261,7 @@ class Sandboxes:
             return
         abandoned = sandbox.record.to(SandboxState.ABANDONED, message=sandbox.failure)
         try:
-            await self._node.save(sandbox, abandoned)
+            await self._node.inventory.save(sandbox, abandoned)
         except InfranetesError as error:
             _log.error(
                 "sandbox {sandbox}: its end was not recorded: {error}", sandbox=sandbox.id, error=error
@@ -352,14 +354,16 @@ class Sandboxes:
         record = sandbox.record
         if sandbox.state is not SandboxState.STOPPING:
             record = record.to(SandboxState.STOPPING, stopped_at=self._node.now())
-        await self._node.save(sandbox, record)  # also again: an earlier stop may not have got that far
+        await self._node.inventory.save(
+            sandbox, record
+        )  # also again: an earlier stop may not have got that far
         with sandbox.timeline.step("its containers are ended"):
             await end_containers(self._node, sandbox)
         await self._node.features.stopping(sandbox)
         vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
         await sandbox.machine.tear_down()
         await self._node.features.vm_destroyed(sandbox)
-        await self._node.commit(sandbox, sandbox.record.to(SandboxState.STOPPED))
+        await self._node.inventory.commit(sandbox, sandbox.record.to(SandboxState.STOPPED))
         _log.info(
             "sandbox {sandbox} is stopped, its VM destroyed: {seconds:.2f} s",
             sandbox=sandbox.id,

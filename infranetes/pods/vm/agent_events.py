@@ -116,7 +116,7 @@ class AgentListener:
                 sandbox=self._sandbox.id,
                 error=watch.trouble,
             )
-            self._node.observer.agent_lost(self._node.side_of(self._sandbox.record).name)
+            self._node.observer.agent_lost(self._node.providers.side_of(self._sandbox.record).name)
         if reach is Reach.LIVE:
             self._bring_up_to_date()
         for container in self._sandbox.containers.values():
@@ -135,7 +135,7 @@ class AgentListener:
         if container.state is ContainerState.CREATING:
             if not container.being_created:
                 self._node.inventory.discard_container(container)
-                self._node.note(
+                self._node.inventory.note(
                     self._node.store.delete_container(container.id), f"the end of container {container.id}"
                 )
             return

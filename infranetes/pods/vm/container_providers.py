@@ -6,7 +6,6 @@ The VM's agent learns the choice when the VM becomes the pod's, and refuses one 
 
 from __future__ import annotations
 
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import DOCKER, MACHINE
 from infranetes.pods.node.handlers import Handler
 from infranetes.providers.annotations import CONTAINERS, PREFIX
@@ -21,10 +20,12 @@ _WITH_USER_NAMESPACES = ("oci", "fake")  # "fake" is the ContainerProvider of si
 _USERS = "config.linux.security_context.namespace_options"
 
 
-def container_provider(node: NodeContext, config: cri.PodSandboxConfig, handler: Handler) -> str:
-    """Return the name of the pod's ContainerProvider; "" means the first one of its VM's image."""
+def container_provider(default: str, config: cri.PodSandboxConfig, handler: Handler) -> str:
+    """Return the name of the pod's ContainerProvider; "" means the first one of its VM's image.
+
+    :param default: the ContainerProvider of pods that choose none; "": the first one."""
     chosen: str = config.annotations.get(ANNOTATION, "")
-    nodes = node.contprovider if handler.kind == DOCKER else ""
+    nodes = default if handler.kind == DOCKER else ""
     return chosen.strip() or handler.contprovider or nodes
 
 
@@ -39,14 +40,13 @@ def check_container_provider(config: cri.PodSandboxConfig, handler: Handler) -> 
         )
 
 
-def has_user_namespaces(
-    node: NodeContext, handler: Handler, config: cri.PodSandboxConfig | None = None
-) -> bool:
+def has_user_namespaces(default: str, handler: Handler, config: cri.PodSandboxConfig | None = None) -> bool:
     """Return whether a pod may have a user namespace.
 
+    :param default: as for `container_provider`.
     :param config: the pod's; None: assume a pod that chooses no ContainerProvider."""
     name, provider = (
-        container_provider(node, config or cri.PodSandboxConfig(), handler),
+        container_provider(default, config or cri.PodSandboxConfig(), handler),
         handler.side.provider,
     )
     if not name and IHasGuestImage.providedBy(provider):
@@ -54,12 +54,12 @@ def has_user_namespaces(
     return handler.kind == DOCKER and name in _WITH_USER_NAMESPACES
 
 
-def check_user_namespace(node: NodeContext, config: cri.PodSandboxConfig, handler: Handler) -> None:
+def check_user_namespace(default: str, config: cri.PodSandboxConfig, handler: Handler) -> None:
     """Check that a pod can have the user namespace that it asks for.
 
     :raise InvalidArgument: it can't; the message says what to do."""
     users = user_namespace(config.linux.security_context.namespace_options, _USERS)
-    if users is not None and not has_user_namespaces(node, handler, config):
+    if users is not None and not has_user_namespaces(default, handler, config):
         raise InvalidArgument(
             f"{_USERS}.userns_options: POD: what runs this pod's containers does not support user "
             "namespaces, and the "

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from twisted.internet.interfaces import IReactorTime
+
 from infranetes.machines.agent.container_watch import Reach
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.store.states import ALIVE, SHOWN_SANDBOXES, ContainerState, SandboxState
 from infranetes_common.concurrency import settled, within
 from infranetes_common.errors import DeadlineExceeded
@@ -22,8 +23,10 @@ _SHOWN_AS = {
 }
 
 
-async def refresh(node: NodeContext, sandboxes: Iterable[Sandbox]) -> None:
-    """Wait a moment for those agents whose streams were just lost or are being opened, all together."""
+async def refresh(clock: IReactorTime, seconds: float, sandboxes: Iterable[Sandbox]) -> None:
+    """Wait a moment for those agents whose streams were just lost or are being opened, all together.
+
+    :param seconds: `Times.listing`."""
     watches = [
         one.watch for one in sandboxes
         if one.watch is not None and one.watch.worth_waiting and one.state is SandboxState.READY
@@ -32,8 +35,8 @@ async def refresh(node: NodeContext, sandboxes: Iterable[Sandbox]) -> None:
         return
     try:
         await within(
-            node.clock,
-            node.times.listing,
+            clock,
+            seconds,
             settled([watch.when_attempted() for watch in watches]),
             "the agents",
         )
@@ -54,11 +57,11 @@ def shown_state(container: Container) -> cri.ContainerState:
     return _SHOWN_AS[container.state]
 
 
-def sandboxes(node: NodeContext) -> list[Sandbox]:
+def sandboxes(inventory: Inventory) -> list[Sandbox]:
     """Return the sandboxes that the CRI shows."""
-    return [one for one in node.inventory.sandboxes.values() if one.state in SHOWN_SANDBOXES]
+    return [one for one in inventory.sandboxes.values() if one.state in SHOWN_SANDBOXES]
 
 
-def containers(node: NodeContext) -> list[Container]:
+def containers(inventory: Inventory) -> list[Container]:
     """Return the containers that the CRI shows."""
-    return [one for one in node.inventory.containers.values() if one.shown]
+    return [one for one in inventory.containers.values() if one.shown]

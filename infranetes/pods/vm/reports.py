@@ -131,7 +131,7 @@ async def _record_exit(node: NodeContext, container: Container, report: vmserver
                        container=container.id, error=error)  # fmt: skip
         if container.state in ALIVE:
             container.record = record
-            pin_later(node, container.sandbox)
+            pin_later(container.sandbox)
     if container.state is ContainerState.EXITED:
         node.logs.ensure(container)
 
@@ -153,11 +153,11 @@ def _record_creation(node: NodeContext, container: Container, report: vmserver.C
     record = container.record
     if record.state is ContainerState.CREATING:
         record = record.to(ContainerState.CREATED, created_at=report.created_at or record.created_at)
-        node.note(_save(node, container, record), f"container {container.id}")
+        node.inventory.note(_save(node, container, record), f"container {container.id}")
 
 
 def _save(node: NodeContext, container: Container, record: ContainerRecord) -> Deferred[None]:
-    return node.save_container(container, record) if record != container.record else succeed(None)
+    return node.inventory.save_container(container, record) if record != container.record else succeed(None)
 
 
 def _rank(report: vmserver.ContainerState) -> int:
@@ -221,7 +221,7 @@ def end_log(node: NodeContext, container: Container, why: str) -> None:
     if node.logs.abort(container, why) and container.state is ContainerState.EXITED:
         message = "; ".join(filter(None, [container.record.message, LACKING]))
         record = attrs.evolve(container.record, message=message)
-        node.note(node.save_container(container, record), f"container {container.id}")
+        node.inventory.note(node.inventory.save_container(container, record), f"container {container.id}")
 
 
 def record_loss(node: NodeContext, container: Container, reason: str, message: str) -> None:
@@ -237,4 +237,4 @@ def record_loss(node: NodeContext, container: Container, reason: str, message: s
     record = container.record.to(
         ContainerState.EXITED, finished_at=now, exit_code=KILLED, reason=reason, message=message
     )
-    node.note(node.save_container(container, record), f"container {container.id}")
+    node.inventory.note(node.inventory.save_container(container, record), f"container {container.id}")

@@ -49,8 +49,10 @@ class Resizer:
         :raise FailedPrecondition: the VM can't grow that much, or does not give back what it has.
         :raise InfranetesError: the VM is not known to have that size.
         """
-        asked, complete = await requested_size(self._node, sandbox, resources, overhead)
-        async with self._node.resizing.held(sandbox.id):
+        asked, complete = await requested_size(
+            self._node.handlers, self._node.pod_needs, sandbox, resources, overhead
+        )
+        async with sandbox.resizing:
             _check_ready(sandbox)
             before = size_now(sandbox)
             if not complete:  # unknown requests may need the memory that the VM has: keep it
@@ -82,9 +84,9 @@ class Resizer:
         :raise InfranetesError: the VM is not known to have that size.
         """
         sandbox = container.sandbox
-        async with self._node.resizing.held(sandbox.id):
+        async with sandbox.resizing:
             _check_ready(sandbox)
-            provider = self._node.side_of(sandbox.record).provider
+            provider = self._node.providers.side_of(sandbox.record).provider
             before = attrs.evolve(size_now(sandbox, container), cpu_millis=0)
             wanted = attrs.evolve(before, huge_bytes=before.huge_bytes + bytes_of(limits))
             if not IResizesVms.providedBy(provider) or wanted == before:
@@ -105,7 +107,7 @@ class Resizer:
         sandbox = container.sandbox
         if sandbox.record.image or not (limits.memory_limit_in_bytes > 0 or limits.cpu_quota > 0):
             return
-        async with self._node.resizing.held(sandbox.id):
+        async with sandbox.resizing:
             _check_ready(sandbox)
             before, needed = size_now(sandbox), _needed(container, limits)
             wanted = attrs.evolve(
@@ -129,7 +131,7 @@ class Resizer:
         """Resize the VM. One whose provider can't resize it must have enough anyway.
 
         :raise FailedPrecondition: it has not."""
-        provider = self._node.side_of(sandbox.record).provider
+        provider = self._node.providers.side_of(sandbox.record).provider
         if IResizesVms.providedBy(provider):
             await self._resize(provider, sandbox, before, wanted)
             return
@@ -179,7 +181,7 @@ class Resizer:
 
     async def _record(self, sandbox: Sandbox, size: Size) -> None:
         resized = attrs.evolve(sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes)
-        await self._node.save(sandbox, resized)
+        await self._node.inventory.save(sandbox, resized)
 
     async def _check_in_force(self, sandbox: Sandbox, before: Size, wanted: Size) -> None:
         """Wait until the guest uses what it was given. :raise Unavailable: it does not in time."""

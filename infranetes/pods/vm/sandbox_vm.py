@@ -9,8 +9,10 @@ from twisted.internet.defer import Deferred, succeed
 
 from infranetes.machines.context import VmFacts
 from infranetes.machines.pod_machine import PodMachine
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.hooks import Features
+from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.pools import Pools
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import SandboxState
 
 _HAS_OR_GETS_VM = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.READY)
@@ -19,8 +21,8 @@ _HAS_OR_GETS_VM = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.RE
 class SandboxVm:
     """The sandbox as its VM's `VmOwner`: it keeps the VM's facts in the sandbox's record."""
 
-    def __init__(self, node: NodeContext, sandbox: Sandbox) -> None:
-        self._node = node
+    def __init__(self, inventory: Inventory, sandbox: Sandbox) -> None:
+        self._inventory = inventory
         self._sandbox = sandbox
 
     @property
@@ -33,42 +35,42 @@ class SandboxVm:
     def write(self, facts: VmFacts) -> Deferred[None]:
         if self._sandbox.state not in _HAS_OR_GETS_VM:
             return succeed(None)  # the sandbox is being ended, and its record may be deleted
-        return self._node.save(self._sandbox, facts.put_into(self._sandbox.record))
+        return self._inventory.save(self._sandbox, facts.put_into(self._sandbox.record))
 
 
-def machine_for(node: NodeContext, sandbox: Sandbox) -> PodMachine:
+def machine_for(providers: Providers, inventory: Inventory, sandbox: Sandbox) -> PodMachine:
     """Return a new PodMachine for the VM that the sandbox's record describes."""
-    return PodMachine(node.side_of(sandbox.record), SandboxVm(node, sandbox))
+    return PodMachine(providers.side_of(sandbox.record), SandboxVm(inventory, sandbox))
 
 
-async def adopt(node: NodeContext, sandbox: Sandbox, machine: PodMachine) -> None:
+async def adopt(inventory: Inventory, sandbox: Sandbox, machine: PodMachine) -> None:
     """Give a VM of the pool to a LAUNCHING sandbox, which takes on the VM's id and token.
 
     :raise FailedPrecondition: the pool no longer has the VM: it was claimed before.
     :raise InfranetesError: the claim could not be recorded."""
     record = machine.facts.put_into(sandbox.record)
-    await node.store.claim(record)
-    node.inventory.become(sandbox, record)
-    machine.hand_over(SandboxVm(node, sandbox))
+    await inventory.store.claim(record)
+    inventory.become(sandbox, record)
+    machine.hand_over(SandboxVm(inventory, sandbox))
     sandbox.change_machine(machine)
 
 
-async def zone_for(node: NodeContext, sandbox: Sandbox) -> str:
+async def zone_for(features: Features, sandbox: Sandbox) -> str:
     """Return the zone that the sandbox's VM has to be in, as its pod's volumes are there; "": any.
 
     :raise FailedPrecondition: it would have to be in several.
     :raise Unavailable: the zone can't be determined now."""
     if sandbox.zone is None:
-        sandbox.zone = await node.features.zone(sandbox)
+        sandbox.zone = await features.zone(sandbox)
     return sandbox.zone
 
 
-def reachable_machines(node: NodeContext) -> Iterator[PodMachine]:
+def reachable_machines(inventory: Inventory, pools: Pools) -> Iterator[PodMachine]:
     """Yield the VMs of pods and of the pools whose agents can be reached now."""
-    for sandbox in node.inventory:
+    for sandbox in inventory:
         if sandbox.state is SandboxState.READY and sandbox.watch is not None and sandbox.watch.live:
             yield sandbox.machine
-    for pool in node.all_pools():
+    for pool in pools.all():
         for member in pool.idle():
             if member.machine.client is not None:
                 yield member.machine

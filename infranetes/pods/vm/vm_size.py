@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from infranetes.pods.node.context import NodeContext
+from infranetes.kubernetes.pod_needs import PodNeeds
+from infranetes.pods.node.handlers import Handlers
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.providers.annotations import requests
 from infranetes.providers.interface import Size
@@ -57,7 +58,8 @@ def recorded_size(sandbox: Sandbox) -> Size:
 
 
 async def requested_size(
-    node: NodeContext,
+    handlers: Handlers,
+    pod_needs: PodNeeds | None,
     sandbox: Sandbox,
     resources: cri.LinuxContainerResources,
     overhead: cri.LinuxContainerResources,
@@ -65,13 +67,14 @@ async def requested_size(
     """Return the size that the pod asks for, and whether that includes its containers' requests: they may be
     unknown.
 
+    :param pod_needs: knows what pods request beyond what the CRI carries; None: nothing does.
     :param resources: the sum of its containers' resources, as kubelet gives it.
     :raise InvalidArgument: an annotation is malformed; the message names it."""
-    annotations = node.handler_of(sandbox.record).annotations.applied(sandbox.config.annotations)
+    annotations = handlers.of(sandbox.record).annotations.applied(sandbox.config.annotations)
     said, by_annotation = size_of_resources(resources, overhead), requests(annotations)
     if by_annotation.cpu_millis and by_annotation.memory_bytes:
         return _at_least(said, by_annotation), True
-    needs = await _needs(node, sandbox, annotations)
+    needs = await _needs(pod_needs, sandbox, annotations)
     if needs is None:
         return _at_least(said, by_annotation), False
     wanted = Needs(
@@ -81,13 +84,15 @@ async def requested_size(
     return _at_least(said, wanted), True
 
 
-async def _needs(node: NodeContext, sandbox: Sandbox, annotations: Mapping[str, str]) -> Needs | None:
+async def _needs(
+    pod_needs: PodNeeds | None, sandbox: Sandbox, annotations: Mapping[str, str]
+) -> Needs | None:
     """Return what the pod requests according to the API server, or None if that is not known.
     The API server does not know pods of other sources, such as static ones: for these it is empty."""
-    if node.pod_needs is None or annotations.get(SOURCE) != API_SERVER:
+    if pod_needs is None or annotations.get(SOURCE) != API_SERVER:
         return Needs()
     metadata = sandbox.config.metadata
-    return await node.pod_needs.of(metadata.namespace, metadata.name, metadata.uid)
+    return await pod_needs.of(metadata.namespace, metadata.name, metadata.uid)
 
 
 def _at_least(said: Size, wanted: Needs) -> Size:

@@ -80,7 +80,7 @@ class EnterCase(unittest.TestCase):
         self.addCleanup(self.world.kill)
         self.sandbox = await start(self.world.sandboxes.run(pod("web"), ""))
         self.allowed = True
-        self.calls = EnterCalls(self.world.node, lambda: self.allowed)
+        self.calls = EnterCalls(self.world.clock, self.world.node.inventory, lambda: self.allowed)
         self.control = await self.channel("control", Service(control.Control, self.calls))
         self.stub = self.control.stub(control.Control)
         self.agent = Shells()

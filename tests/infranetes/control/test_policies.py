@@ -65,7 +65,7 @@ class PoliciesTests(PodsTestCase):
         super().setUp()
         self.cluster = Cluster(cast(IReactor, self.world.clock))
         self.firewalls = InForce()
-        self.calls = PolicyCalls(self.world.node, self.cluster, self.firewalls)
+        self.calls = PolicyCalls(self.world.node.inventory, self.cluster, self.firewalls)
         self.sandbox = self.run_pod(pod("web"))
 
     def have(self, *policies: Json) -> None:
@@ -152,7 +152,7 @@ class PoliciesTests(PodsTestCase):
         self.assertEqual((len(found["ingress"][0]["networks"]), found["ingress"][0]["network_count"]), (2, 5))
 
     def test_where_policies_do_not_hold(self) -> None:
-        self.calls = PolicyCalls(self.world.node, None, None)
+        self.calls = PolicyCalls(self.world.node.inventory, None, None)
         self.assertFalse(self.document()["enabled"])
         self.assertIn("don't hold on this node", self.text())
 

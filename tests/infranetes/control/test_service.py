@@ -72,7 +72,7 @@ class ControlTests(PodsTestCase):
 
     def test_a_vm_whose_provider_has_no_word_for_its_size_says_it_itself(self) -> None:
         said = vmserver.InfoResponse(cpus=2, memory_bytes=700 << 20)
-        for member in self.world.node.pool.members.values():
+        for member in self.world.node.pools.own.members.values():
             member.machine.info = said
         self.assertEqual({one.vm.size for one in self.ask("GetPool").vms}, {"2 CPU, 700 MiB"})
         sandbox = self.run_pod()
@@ -120,7 +120,7 @@ class ControlTests(PodsTestCase):
     def test_a_pods_vm_is_never_ended(self) -> None:
         sandbox = self.run_pod()
         mine = self.record(sandbox).instance_id
-        pooled = self.world.node.pool.idle()[0].record.instance_id
+        pooled = self.world.node.pools.own.idle()[0].record.instance_id
         self.stray("vm-lost")
         for id in (mine, pooled, "no-such"):
             request = control.EndOrphansRequest(ids=["vm-lost", id])
@@ -156,8 +156,8 @@ class ControlTests(PodsTestCase):
     def test_a_handlers_pool_is_listed_drained_and_filled_by_itself(self) -> None:
         node = self.world.node
         config = PoolConfig(sizes=(PoolSize(count=1),))
-        node.pools = [Pool(node.side, config, Purpose("fast"))]
-        node.pools[0].provider_ready()
+        node.pools.others = [Pool(node.providers.own, config, Purpose("fast"))]
+        node.pools.others[0].provider_ready()
         self.assertEqual(sorted(one.handler for one in self.ask("GetPool").vms), ["", "", "fast"])
         (one,) = self.ask("GetPool", handler="fast").vms
         self.assertEqual((one.handler, one.vm.provider), ("fast", "fake"))
@@ -194,12 +194,12 @@ class ControlTests(PodsTestCase):
         for id, instance in provider.instances.items():
             provider.instances[id] = attrs.evolve(instance, detail=said)
         self.do(self.world.reconciler.once(self.world.side))
-        for member in node.pool.members.values():
+        for member in node.pools.own.members.values():
             member.record = attrs.evolve(member.record, message=said)
-        node.pool.trouble = said
+        node.pools.own.trouble = said
         self.stray("vm-lost", detail=said)
         east: Any = SimpleNamespace(name="east")
-        node.add_side(east).trouble = said
+        node.providers.add(east).trouble = said
         self.patch(provider, "destroy", lambda id: fail(Unavailable(said)))
         for method, times in {"ListPods": 3, "ListOrphans": 2, "EndOrphans": 3, "GetPool": 5}.items():
             text = str(self.ask(method))
@@ -208,7 +208,7 @@ class ControlTests(PodsTestCase):
 
     def test_orphans_of_a_provider_that_can_not_be_asked_are_not_none(self) -> None:
         east: Any = SimpleNamespace(name="east")  # nothing of it is asked
-        side = self.world.node.add_side(east)
+        side = self.world.node.providers.add(east)
         side.trouble = "no credentials"
         why = ["provider east is not ready: no credentials"]
         self.assertEqual(list(self.ask("EndOrphans").troubles), why)
@@ -220,7 +220,7 @@ class ControlTests(PodsTestCase):
 
     def test_a_named_orphan_may_be_one_of_a_provider_that_can_not_be_asked(self) -> None:
         east: Any = SimpleNamespace(name="east")
-        self.world.node.add_side(east).trouble = "no credentials"
+        self.world.node.providers.add(east).trouble = "no credentials"
         self.stray("vm-lost")
         request = control.EndOrphansRequest(ids=["vm-east"])
         error = self.failureResultOf(start(self.service.EndOrphans(request, NO_CALL)), NotFound)
@@ -300,7 +300,7 @@ class ConsoleTests(PodsTestCase):
     def test_one_provider_that_fails_leaves_the_others_consoles(self) -> None:
         self.shows(Console("qemu-1", "abc1", 50.5, "", "panic", "words"))
         east: Any = _WithConsoles(error=Unavailable("east does not answer"))
-        self.world.node.add_side(east).trouble = ""
+        self.world.node.providers.add(east).trouble = ""
         self.assertEqual(self.successResultOf(self.ask("GetConsole", sandbox="abc1")).text, "panic")
         error = self.failureResultOf(self.ask("GetConsole", sandbox="d"), Unavailable)
         self.assertIn("east does not answer", str(error.value))

@@ -70,7 +70,7 @@ class ServicesTests(PodsTestCase):
         self.cluster = Cluster(cast(IReactor, self.world.clock))
         self.world.services = self.world.node.services = self.cluster
         self.addCleanup(self.cluster.end)
-        self.calls = ServiceCalls(self.world.node, self.cluster)
+        self.calls = ServiceCalls(self.world.clock, self.world.node.inventory, self.cluster)
         self.cluster.serve("web", "10.96.0.1", "10.1.0.1", "10.1.0.2")
         self.sandbox = self.run_pod(pod("client"))
         self.answers(vmserver.ServiceReportResponse(rules=1))
@@ -162,7 +162,7 @@ class ServicesTests(PodsTestCase):
         self.failureResultOf(self.begin_services(pod=twice), InvalidArgument)
 
     def test_where_no_vm_is_told_of_services(self) -> None:
-        self.calls = ServiceCalls(self.world.node, None)
+        self.calls = ServiceCalls(self.world.clock, self.world.node.inventory, None)
         answer = self.services()
         self.assertFalse(answer.enabled)
         self.assertIn("no VM is told of Services", self.shown(answer))

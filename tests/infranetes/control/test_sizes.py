@@ -50,7 +50,7 @@ class SizesTests(PodsTestCase):
         self.world = FakeNode()
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
-        self.calls = SizeCalls(self.world.node)
+        self.calls = SizeCalls(self.world.node.providers)
         self.asked: list[tuple[Size, int, int]] = []
 
     def choose(self) -> None:

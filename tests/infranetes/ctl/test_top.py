@@ -9,6 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.control.usage import UsageCalls
 from infranetes.ctl.top import Top, size
+from infranetes.stats.gather import Gatherer
 from infranetes_common.wire import control, vmserver
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import PodsTestCase
@@ -76,7 +77,9 @@ class UsageTests(PodsTestCase):
         self.world = FakeNode()
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
-        self.calls = UsageCalls(self.world.node)
+        self.calls = UsageCalls(
+            self.world.node.inventory, Gatherer(self.world.clock, self.world.node.inventory, 0.25)
+        )
 
     def used(self) -> list[control.PodUsage]:
         return list(self.do(self.calls.ListUsage(control.ListUsageRequest(), NO_CALL)).pods)

@@ -93,27 +93,27 @@ class ProvidersTests(TestCase):
                 "tools": HandlerConfig(provider="east", images="systemd"),
             },
         ).node
-        self.assertEqual(list(node.sides), ["west", "east"])
-        sides = {name: node.handler_named(name).side.name for name in ("", "infranetes", "plain", "east")}
+        self.assertEqual(list(node.providers.by_name), ["west", "east"])
+        sides = {name: node.handlers.named(name).side.name for name in ("", "infranetes", "plain", "east")}
         self.assertEqual(sides, {"": "west", "infranetes": "west", "plain": "west", "east": "east"})
-        tools = node.handler_named("tools")
+        tools = node.handlers.named("tools")
         self.assertEqual((tools.side.name, tools.kind, tools.contprovider), ("east", "systemd", "systemd"))
         self.assertIsInstance(node.images, SeveralStores)
-        assert node.image_source is not None
-        (pool,) = node.pools
+        assert node.handlers.image_source is not None
+        (pool,) = node.pools.others
         self.assertEqual(
             (pool.purpose.handler, pool.purpose.annotations, pool.wanted), ("east", {"a": "b"}, 2)
         )
-        self.assertIs(node.pool_for(node.handler_named("plain")), node.pool)
-        self.assertIs(node.pool_for(node.handler_named("east")), pool)
-        self.assertIsNone(node.pool_for(tools))
+        self.assertIs(node.handlers.pool_for(node.handlers.named("plain")), node.pools.own)
+        self.assertIs(node.handlers.pool_for(node.handlers.named("east")), pool)
+        self.assertIsNone(node.handlers.pool_for(tools))
 
     def test_the_nodes_subnet_is_of_one_provider(self) -> None:
         handlers = {"x": HandlerConfig(provider="simulated"), "y": HandlerConfig(provider="cloudy")}
         node = self.daemon(provider="qemu", handlers=handlers).node
-        told = [name for name, side in node.sides.items() if side.gets_subnet]
+        told = [name for name, side in node.providers.by_name.items() if side.gets_subnet]
         self.assertEqual(told, ["qemu", "cloudy"])
-        self.assertEqual({side.overlay for side in node.sides.values()}, {None})
+        self.assertEqual({side.overlay for side in node.providers}, {None})
 
     def test_tunnels_beside_a_provider_that_has_the_subnet_are_refused(self) -> None:
         error = self.assertRaises(
@@ -128,17 +128,17 @@ class ProvidersTests(TestCase):
         handlers = {"y": HandlerConfig(provider="cloudy", network="overlay")}
         kubernetes = KubernetesConfig(cluster_cidrs=("10.244.0.0/16",))
         node = self.daemon(provider="cloud", handlers=handlers, kubernetes=kubernetes).node
-        [overlay] = {side.overlay for side in node.sides.values()}
+        [overlay] = {side.overlay for side in node.providers}
         self.assertIsNotNone(overlay)
 
     async def test_a_provider_that_only_records_name_is_made_for_them(self) -> None:
         record = SandboxRecord("1" * 32, "2" * 32, SandboxState.STOPPED, "n", b"", "gone", 1, provider="east")
         await self.record(record, pooled(5, provider="further", handler="gone"))
         node = (await self.started(provider="west")).node
-        self.assertEqual(sorted(node.sides), ["east", "further", "west"])
+        self.assertEqual(sorted(node.providers.by_name), ["east", "further", "west"])
         sandbox = node.inventory.sandboxes["1" * 32]
-        self.assertEqual(node.handler_of(sandbox.record).side.name, "east")
-        (pool,) = node.pools
+        self.assertEqual(node.handlers.of(sandbox.record).side.name, "east")
+        (pool,) = node.pools.others
         self.assertEqual((pool.context.provider.name, pool.wanted, len(pool.members)), ("further", 0, 1))
 
     async def test_one_that_can_not_be_made_leaves_what_is_recorded_as_it_is(self) -> None:
@@ -155,7 +155,7 @@ class ProvidersTests(TestCase):
         )
         await self.record(record)
         pods = await self.started(provider="west")
-        side = pods.node.sides["nowhere"]
+        side = pods.node.providers.by_name["nowhere"]
         self.assertIn("not known", side.provider.status()["trouble"])
         with self.assertRaises(Unavailable) as caught:
             await pods.sandboxes.stop("1" * 32)
@@ -179,4 +179,4 @@ class ProvidersTests(TestCase):
         handlers = {"east": HandlerConfig(provider="east", pool=POOL)}
         await self.record(pooled(5, provider="west"), pooled(6, provider="east", handler="east"))
         node = (await self.started(provider="west", handlers=handlers)).node
-        self.assertEqual([list(pool.members) for pool in node.all_pools()], [[f"{5:032x}"], [f"{6:032x}"]])
+        self.assertEqual([list(pool.members) for pool in node.pools.all()], [[f"{5:032x}"], [f"{6:032x}"]])

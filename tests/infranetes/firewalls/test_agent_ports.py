@@ -223,5 +223,5 @@ class LifeTests(PodsTestCase):
         self.assertEqual(self.ports.kept, {})
         sandbox = self.world.node.inventory.sandboxes[id]
         sandbox.record = attrs.evolve(sandbox.record, network=CNI)  # whose VM is on no bridge of ours
-        self.world.node.side.connect(id, VM, AGENT_PORT)
+        self.world.node.providers.own.connect(id, VM, AGENT_PORT)
         self.assertEqual(self.ports.kept, {id: (VM, AGENT_PORT)})

@@ -27,7 +27,7 @@ class PoolTestCase(PodsTestCase):
 
     @property
     def pool(self) -> Any:
-        return self.world.node.pool
+        return self.world.node.pools.own
 
     @property
     def idle(self) -> list[str]:

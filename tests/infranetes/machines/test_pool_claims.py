@@ -293,7 +293,7 @@ class SizeTests(PoolTestCase):
         self.assertIs(self.do(self.pool.claim(Size(), ["infranetes.io/size"], adopt)), False)
 
     def test_only_one_in_the_zone_will_do(self) -> None:
-        members = self.world.node.pool.idle()
+        members = self.world.node.pools.own.idle()
         for number, member in enumerate(members):
             assert member.machine.instance is not None
             member.machine.instance = attrs.evolve(member.machine.instance, zone=f"zone-{number}")

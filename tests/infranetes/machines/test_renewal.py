@@ -55,7 +55,7 @@ class RenewalTests(PodsTestCase):
             self.assertGreater(self.until(self.own), self.world.clock.seconds() + LIFETIME / 3)
 
     def test_so_are_those_of_the_pool(self) -> None:
-        (member,) = self.world.node.pool.idle()
+        (member,) = self.world.node.pools.own.idle()
         self.world.wait(LIFETIME, step=5)
         self.assertGreaterEqual(len(self.certificates(member.id)), 2)
         (record,) = self.world.store.contents().pool
@@ -99,7 +99,7 @@ class RenewalTests(PodsTestCase):
         def fail() -> None:
             raise ZeroDivisionError("unforeseen")
 
-        restored = self.patch(self.world.node.pool, "idle", fail)
+        restored = self.patch(self.world.node.pools.own, "idle", fail)
         self.world.wait(LIFETIME / 4, step=5)
         self.assertTrue(self.flushLoggedErrors(ZeroDivisionError))
         restored.restore()
@@ -205,7 +205,7 @@ class PrivateTests(PodsTestCase):
         self.addCleanup(self.world.kill)
 
     def test_the_first_certificate_stays_until_it_is_due(self) -> None:
-        (member,) = self.world.node.pool.idle()
+        (member,) = self.world.node.pools.own.idle()
         own = self.run_pod(pod("own", annotations={"infranetes.io/size": "x"}))
         self.world.wait(2 * SOON_SECONDS)
         self.assertEqual([self.world.agents[id].certificates for id in (member.id, own)], [[], []])

@@ -69,7 +69,7 @@ class TimekeepingTests(PodsTestCase):
             self.assertLessEqual(self.world.node.now() - latest, (ROUND_SECONDS + FIRST_SECONDS) * SECOND)
 
     def test_so_is_one_of_the_pool(self) -> None:
-        (member,) = self.world.node.pool.idle()
+        (member,) = self.world.node.pools.own.idle()
         self.world.ahead = SECOND
         self.world.wait(2 * ROUND_SECONDS)
         self.assertTrue(self.world.agents[member.id].corrections)
@@ -142,7 +142,7 @@ class TimekeepingTests(PodsTestCase):
         def fail() -> None:
             raise ZeroDivisionError("unforeseen")
 
-        restored = self.patch(self.world.node.pool, "idle", fail)
+        restored = self.patch(self.world.node.pools.own, "idle", fail)
         self.world.wait(2 * ROUND_SECONDS)
         self.assertTrue(self.flushLoggedErrors(ZeroDivisionError))
         restored.restore()

@@ -370,7 +370,7 @@ class PageTests(MonitoringCase):
         for number in range(600):
             config, id = pod(f"p{number}").SerializeToString(), f"{number:032}"
             record = SandboxRecord(id, id, SandboxState.READY, f"p{number}", config, "", number)
-            node.inventory.add(Sandbox(record, partial(machine_for, node)))
+            node.inventory.add(Sandbox(record, partial(machine_for, node.providers, node.inventory)))
         page, metrics = await get(url), await get(url + "metrics")
         self.assertIn("100 older ones are not shown.", page.body)
         self.assertIn('infranetes_sandboxes{provider="fake",state="ready"} 600.0', metrics.body)

@@ -7,6 +7,7 @@ import functools
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -412,10 +413,11 @@ class FakeNode:
             self.times,
         )
         self.node.services = self.services
-        self.side = self.node.side
-        self.node.pool = Pool(self.side, self.pool_config)
-        self.node.renewal = Renewal(self.side, lambda: reachable_machines(self.node))
-        self.node.timekeeping = Timekeeping(self.node.clock, lambda: reachable_machines(self.node))
+        self.side = self.node.providers.own
+        self.node.pools.own = Pool(self.side, self.pool_config)
+        reachable = partial(reachable_machines, self.node.inventory, self.node.pools)
+        self.node.renewal = Renewal(self.side, reachable)
+        self.node.timekeeping = Timekeeping(self.node.clock, reachable)
         self.sandboxes = Sandboxes(self.node)
         self.containers = Containers(self.node, self.sandboxes)
         self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
@@ -424,7 +426,7 @@ class FakeNode:
         contents = self.store.contents()
         at_once(self.node.features.load(contents))
         own = [record for record in contents.pool if not record.handler]
-        self.node.pool.load(own, contents.settings)
+        self.node.pools.own.load(own, contents.settings)
         at_once(self.reconciler.load(contents, _breathe))
         at_once(self.node.features.resume(self.node.inventory))
         self.node.renewal.start()
@@ -466,14 +468,14 @@ class FakeNode:
 
     def _ended(self, instance: Instance) -> None:
         self.sandboxes.ended(self.side, instance)
-        self.node.pool.ended(instance)
+        self.node.pools.own.ended(instance)
 
     def provider_ready(self) -> None:
         """Report that the provider has started."""
         self.provider.ended = self._ended
         self.side.trouble = ""
         self.side.ready.succeed(None)
-        self.node.pool.provider_ready()
+        self.node.pools.own.provider_ready()
         self.reconciler.provider_ready(self.side)
 
     def kill(self) -> None:
@@ -481,7 +483,7 @@ class FakeNode:
         self.scheduler.killed()
         self.daemon_clock.dead = True
         self.node.stopping = True
-        self.node.store = DeadStore()
+        self.node.store = self.node.inventory.store = DeadStore()
         self.reconciler.stop()
         self.node.renewal.stop()
         self.node.timekeeping.stop()
@@ -499,7 +501,7 @@ class FakeNode:
         self.reconciler.stop()
         self.node.renewal.stop()
         self.node.timekeeping.stop()
-        at_once(self.node.pool.stop())
+        at_once(self.node.pools.own.stop())
         at_once(self.node.features.stop())
         for sandbox in self.node.inventory:
             sandbox.leave()

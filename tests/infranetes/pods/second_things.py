@@ -267,8 +267,8 @@ class World(FakeNode):
         node = self.node
         self.attached = AttachedVolumes(self)
         self.policies = Policies(self)
-        enforcer = FirewallEnforcer(node.side_of)
-        firewalls = PodFirewalls(node.clock, self.policies, enforcer, node.started)
+        enforcer = FirewallEnforcer(node.providers.side_of)
+        firewalls = PodFirewalls(node.clock, self.policies, enforcer, node.providers.started)
         shadows, *others = super().make_features()
         return [shadows, self.attached, firewalls, *others]
 
@@ -322,7 +322,7 @@ class World(FakeNode):
             removed = {one.state for one in sandbox.containers.values()} <= {ContainerState.REMOVING}
             vacated = sandbox.record.image and removed  # the VM is its container, or was to be
             self.check(sandbox.state in ENDING or bool(vacated), f"{words}: its pod is {sandbox.state.value}")
-        for member in self.node.pool.members.values():
+        for member in self.node.pools.own.members.values():
             if member.record.token == instance.token:
                 self.check(member.state is PoolState.ENDING, f"{words}: it is {member.state.value}")
 
@@ -385,7 +385,7 @@ class World(FakeNode):
 
     def _boots(self) -> bool:
         return self.scheduler.writing or any(
-            one.state is PoolState.BOOTING for one in self.node.pool.members.values()
+            one.state is PoolState.BOOTING for one in self.node.pools.own.members.values()
         )
 
     # ---- what has to be when nothing happens any more
@@ -404,12 +404,12 @@ class World(FakeNode):
         kept = {one.id: one for one in contents.containers}
         if kept != {one.id: one.record for one in node.inventory.containers.values()}:
             yield "containers are recorded differently"
-        pool = {one.id: one.record for one in node.pool.members.values()}
+        pool = {one.id: one.record for one in node.pools.own.members.values()}
         if pool != {one.id: one for one in contents.pool}:
             yield "the pool is recorded differently"
         if {one.state for one in pool.values()} - {PoolState.IDLE}:
             yield f"the pool has {[one.state.value for one in pool.values()]}"
-        if len(pool) != (0 if node.pool.drained else self.filled):
+        if len(pool) != (0 if node.pools.own.drained else self.filled):
             yield f"the pool has {len(pool)} VMs"
         with_vm = [one for one in node.inventory if one.state is SandboxState.READY]
         free = [one.record.token for one in node.inventory

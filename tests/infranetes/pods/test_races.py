@@ -133,12 +133,12 @@ class RaceTests(unittest.SynchronousTestCase):
         )
         self.assertEqual({one.state for one in contents.pool} - {PoolState.IDLE}, set())
         self.assertEqual(set(world.node.inventory.sandboxes), {one.id for one in contents.sandboxes})
-        self.assertEqual(set(world.node.pool.members), {one.id for one in contents.pool})
+        self.assertEqual(set(world.node.pools.own.members), {one.id for one in contents.pool})
 
     def end(self, world: FakeNode, choose: Callable[[int], int]) -> None:
         """Remove and drain everything; check that nothing is left."""
         calls: list[Deferred[Any]] = [start(world.sandboxes.remove(one.id)) for one in world.node.inventory]
-        calls.append(start(world.node.pool.drain()))
+        calls.append(start(world.node.pools.own.drain()))
         self.settle(world, calls, choose)
         for call in calls:
             self.successResultOf(call)
@@ -225,7 +225,7 @@ class RaceTests(unittest.SynchronousTestCase):
         self.race(self.run_pod, end)
 
     def test_the_pool_is_drained_while_a_pod_claims(self) -> None:
-        self.race(self.run_pod, lambda world: [self.call(world.node.pool.drain())])
+        self.race(self.run_pod, lambda world: [self.call(world.node.pools.own.drain())])
 
     def test_the_daemon_ends_in_the_middle(self) -> None:
         """After SIGKILL nothing that waits goes on, and the next daemon gets the same call."""

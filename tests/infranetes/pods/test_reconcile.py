@@ -39,9 +39,9 @@ class RestartTests(ContainersTestCase):
         self.agent.silent = True
         self.world.kill()
         self.world.begin()
-        (container,) = listing.containers(self.world.node)
+        (container,) = listing.containers(self.world.node.inventory)
         self.assertEqual((container.id, listing.shown_state(container)), (made, cri.CONTAINER_RUNNING))
-        self.assertEqual(len(listing.sandboxes(self.world.node)), 1)
+        self.assertEqual(len(listing.sandboxes(self.world.node.inventory)), 1)
 
     def test_what_ended_meanwhile_has_ended(self) -> None:
         made = self.run_container()
@@ -62,11 +62,11 @@ class RestartTests(ContainersTestCase):
             self.world.store.put_container(attrs.evolve(self.kept(made), state=state))
             self.agent.silent = True
             self.world.begin()
-            (container,) = listing.containers(self.world.node)
+            (container,) = listing.containers(self.world.node.inventory)
             self.assertEqual(listing.shown_state(container), shown)
             self.agent.silent = False
             self.world.restart()
-            (container,) = listing.containers(self.world.node)
+            (container,) = listing.containers(self.world.node.inventory)
             self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
 
     def test_a_vm_that_ended_meanwhile_is_lost(self) -> None:
@@ -373,9 +373,14 @@ class PassTests(PodsTestCase):
 class ListTests(ContainersTestCase):
     """A list never waits for the slowest VM."""
 
+    def refresh(self) -> Deferred[None]:
+        """Wait for agents as a list does."""
+        node = self.world.node
+        return start(listing.refresh(node.clock, node.times.listing, node.inventory))
+
     def test_live_views_are_waited_for_by_nobody(self) -> None:
         self.run_container()
-        self.successResultOf(start(listing.refresh(self.world.node, self.world.node.inventory)))
+        self.successResultOf(self.refresh())
 
     def test_one_moment_once_after_a_loss(self) -> None:
         made = self.run_container()
@@ -383,11 +388,11 @@ class ListTests(ContainersTestCase):
         self.agent.go_away()
         self.agent.away = False
         self.world.wait(0.5)
-        first = start(listing.refresh(self.world.node, self.world.node.inventory))
+        first = self.refresh()
         self.assertNoResult(first)
         self.world.wait(self.world.times.listing + 0.25)
         self.successResultOf(first)
-        self.successResultOf(start(listing.refresh(self.world.node, self.world.node.inventory)))
+        self.successResultOf(self.refresh())
         container = self.world.node.inventory.containers[made]
         self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
         self.world.wait(6)

@@ -156,12 +156,12 @@ def sweep(world: World) -> None:
 
 
 def drain(world: World) -> None:
-    world.call("drain", world.node.pool.drain())
+    world.call("drain", world.node.pools.own.drain())
 
 
 def refill(world: World) -> None:
-    world.call("drain", world.node.pool.drain())
-    world.call("fill", world.node.pool.fill())
+    world.call("drain", world.node.pools.own.drain())
+    world.call("fill", world.node.pools.own.fill())
 
 
 def twice(thing: Thing) -> Thing:
@@ -219,10 +219,10 @@ class SecondThings(SynchronousTestCase):
             entered(state)
         self.rest(world, name)
         for _ in range(MOST_TRIES):
-            world.call("drain, last", world.node.pool.drain())
+            world.call("drain, last", world.node.pools.own.drain())
             remove(world)
             self.rest(world, name)
-            if not subjects(world) and not world.node.pool.members:
+            if not subjects(world) and not world.node.pools.own.members:
                 break
         else:
             self.fail_with(world, name, "a pod or the pool never ends")

@@ -108,7 +108,7 @@ class VolumesNode(FakeNode):
         return ProviderWithVolumes(self)
 
     def make_features(self) -> list[PodFeature]:
-        self.pod_volumes = PodVolumes(self.node, self)
+        self.pod_volumes = PodVolumes(self.node.clock, self.node.inventory, self.node.providers, self)
         return [self.pod_volumes, *super().make_features()]
 
     async def find(self, paths: Sequence[str]) -> list[PublishedVolume | None]:

@@ -123,13 +123,13 @@ class PooledTests(PodsTestCase):
         self.world.of_pods["n1"] = VOLUMES[:1]
 
     def test_a_vm_in_the_volumes_zone_is_claimed_whichever_is_older(self) -> None:
-        idle = {member.zone: member.id for member in self.world.node.pool.idle()}
+        idle = {member.zone: member.id for member in self.world.node.pools.own.idle()}
         self.assertEqual(set(idle), {"a", "b"})
         self.volumes_in("b")
         self.assertEqual(self.run_pod(pod("new", uid="n1")), idle["b"])
 
     def test_without_one_there_the_pod_gets_its_own(self) -> None:
-        idle = {member.id for member in self.world.node.pool.idle()}
+        idle = {member.id for member in self.world.node.pools.own.idle()}
         self.volumes_in("c")
         self.assertNotIn(self.run_pod(pod("new", uid="n1")), idle)
         self.assertIn("c", [spec.zone for spec in self.world.provider.specs])

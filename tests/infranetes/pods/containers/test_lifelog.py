@@ -26,7 +26,7 @@ from tests.infranetes.pods.fakes import box
 class LifeLogTests(PodsTestCase):
     def setUp(self) -> None:
         super().setUp()
-        log_container_events(self.world.node)
+        log_container_events(self.world.node.inventory, self.world.clock)
         self.stream = io.StringIO()
         told = logging.observer("json", "info", self.stream)
         globalLogPublisher.addObserver(told)

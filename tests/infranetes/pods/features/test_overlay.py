@@ -130,7 +130,12 @@ class Node(FakeNode):
     def make_features(self) -> list[PodFeature]:
         self.overlay = self.side.overlay = self.make_overlay()
         self.store.put_setting(POD_CIDR, "10.244.3.0/24")
-        return [*super().make_features(), PodOverlay(self.node, self.overlay)]
+        return [
+            *super().make_features(),
+            PodOverlay(
+                self.overlay, self.node.inventory, self.node.providers, self.node.handlers, self.node.network
+            ),
+        ]
 
     def make_overlay(self) -> Overlay:
         return Overlay(cast(Tunnels, self.tunnels), cast(OverlayFirewalls, self.walls), CONFIG, CLUSTER)
@@ -144,7 +149,7 @@ class PodNetworkTests(PodsTestCase):
 
     @property
     def enforcer(self) -> FirewallEnforcer:
-        return FirewallEnforcer(self.world.node.side_of)
+        return FirewallEnforcer(self.world.node.providers.side_of)
 
     def asking(self, network: str, name: str = "web") -> Any:
         config = pod(name)

@@ -32,7 +32,7 @@ class InterruptionTests(ContainersTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.told = Told()
-        self.world.join(PodEventReports(self.told, self.world.node.handler_of))
+        self.world.join(PodEventReports(self.told, self.world.node.handlers.of))
 
     def shown(self) -> int:
         return translate.sandbox_state(self.world.node.inventory.sandboxes[self.sandbox])

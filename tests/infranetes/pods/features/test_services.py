@@ -26,7 +26,7 @@ class PooledTests(PodsTestCase):
         self.addCleanup(self.world.kill)
 
     def idle(self) -> int:
-        return len(self.world.node.pool.idle())
+        return len(self.world.node.pools.own.idle())
 
     def test_a_vm_is_no_pods_before_it_has_them(self) -> None:
         self.assertEqual(self.idle(), 0)

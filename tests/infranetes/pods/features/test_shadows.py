@@ -101,12 +101,12 @@ class ShadowedNode(FakeNode):
         if not hasattr(self, "runtime"):
             self.runtime = FakeRuntime(self.provider.calls)
         sandboxes = self.sandboxes
-        self.shadows = Shadows(self.node, self.runtime, sandboxes.lost, sandboxes.end_abandoned)
+        self.shadows = Shadows(self.node.inventory, self.runtime, sandboxes.lost, sandboxes.end_abandoned)
         self.without_delegate = super().make_features()
         return [self.shadows, *self.without_delegate[1:]]
 
     def made(self) -> None:
-        self.node.handlers[""] = Handler("", self.node.side, network=CNI)
+        self.node.handlers.by_name[""] = Handler("", self.node.providers.own, network=CNI)
 
 
 class ShadowsTestCase(PodsTestCase):

@@ -66,10 +66,10 @@ class MixedNode(FakeNode):
         super().__init__(**times)
 
     def made(self) -> None:
-        side = self.node.add_side(self.east)  # type: ignore[arg-type]
+        side = self.node.providers.add(self.east)  # type: ignore[arg-type]
         given = Handler(
             "east",
-            self.node.sides[self.east_provider],
+            self.node.providers.by_name[self.east_provider],
             self.east_kind,
             size=Size(cpu_millis=500, memory_bytes=2**29),
             annotations=self.east_rule,
@@ -77,11 +77,11 @@ class MixedNode(FakeNode):
         if self.pooled:
             config = PoolConfig(sizes=(PoolSize(count=self.pooled, cpu_millis=500),))
             pool = Pool(side, config, Purpose("east", self.east_rule.set))
-            self.node.pools, given = [pool], attrs.evolve(given, pool=pool)
+            self.node.pools.others, given = [pool], attrs.evolve(given, pool=pool)
             contents = self.store.contents()
             pool.load([each for each in contents.pool if each.handler == "east"], contents.settings)
-        self.node.handlers["east"] = given
-        self.node.handlers["infranetes"] = Handler("infranetes", self.side)
+        self.node.handlers.by_name["east"] = given
+        self.node.handlers.by_name["infranetes"] = Handler("infranetes", self.side)
 
     def make_agent(self, sandbox_id: str) -> FakeAgent:
         agent = super().make_agent(sandbox_id)
@@ -93,7 +93,7 @@ class MixedNode(FakeNode):
 
     @property
     def east_side(self) -> ProviderSide:
-        return self.node.sides["east"]
+        return self.node.providers.by_name["east"]
 
     def east_ready(self) -> None:
         """The other provider has started."""
@@ -101,7 +101,7 @@ class MixedNode(FakeNode):
         self.east.ended = lambda instance: self.sandboxes.ended(side, instance)
         side.trouble = ""
         side.ready.succeed(None)
-        for pool in self.node.pools_of(side):
+        for pool in self.node.pools.of(side):
             pool.provider_ready()
         self.reconciler.provider_ready(side)
 
@@ -141,9 +141,11 @@ class ProviderTests(MixedCase):
         error = self.failureResultOf(self.start(handler="east"), Unavailable)
         self.assertEqual(str(error.value), "provider east is not ready: no credentials")
         self.run_pod()
-        self.assertEqual((self.vms(), self.world.node.trouble), ((1, 0), ""))
+        self.assertEqual((self.vms(), self.world.node.providers.trouble), ((1, 0), ""))
         self.world.side.trouble = "no KVM"
-        self.assertEqual(self.world.node.trouble, "provider fake: no KVM; provider east: no credentials")
+        self.assertEqual(
+            self.world.node.providers.trouble, "provider fake: no KVM; provider east: no credentials"
+        )
 
     def test_another_configuration_changes_no_pod_that_runs(self) -> None:
         id = self.east_pod()
@@ -151,7 +153,7 @@ class ProviderTests(MixedCase):
         self.world.restart()
         self.world.east_ready()
         sandbox = self.world.node.inventory.sandboxes[id]
-        self.assertEqual(self.world.node.handler_of(sandbox.record).side.name, "east")
+        self.assertEqual(self.world.node.handlers.of(sandbox.record).side.name, "east")
         self.do(self.world.sandboxes.stop(id))
         self.assertEqual(self.world.east.calls[-1][0], "destroy")
         self.assertEqual(self.vms(), (0, 0))
@@ -170,8 +172,8 @@ class ProviderTests(MixedCase):
 
     def test_records_of_a_release_with_one_provider_are_its(self) -> None:
         record = SandboxRecord("1" * 32, "2" * 32, SandboxState.STOPPED, "n", b"", "", 1)
-        self.assertIs(self.world.node.side_of(record), self.world.side)
-        self.assertEqual(self.world.node.handler_of(record).name, "")
+        self.assertIs(self.world.node.providers.side_of(record), self.world.side)
+        self.assertEqual(self.world.node.handlers.of(record).name, "")
 
 
 class SweepTests(MixedCase):
@@ -276,7 +278,7 @@ class KindTests(MixedCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.world.node.image_source = TwoKindsOfImages.source
+        self.world.node.handlers.image_source = TwoKindsOfImages.source
 
     def create(self, sandbox: str, name: str) -> Deferred[Any]:
         return start(self.world.containers.create(sandbox, box(image=name)))
@@ -319,8 +321,8 @@ class KindTests(MixedCase):
         self.run_pod(pod(annotations={"infranetes.io/containers": "oci"}))
 
     def test_executables_have_a_vm_that_is_told_to_run_them(self) -> None:
-        side = self.world.node.sides["east"]
-        self.world.node.handlers["tools"] = Handler("tools", side, SYSTEMD, SYSTEMD)
+        side = self.world.node.providers.by_name["east"]
+        self.world.node.handlers.by_name["tools"] = Handler("tools", side, SYSTEMD, SYSTEMD)
         self.world.node.contprovider = "oci"
         id = self.successResultOf(self.start(handler="tools"))
         self.assertEqual(self.world.agents[id].chosen, ["systemd"])
@@ -331,7 +333,7 @@ class KindTests(MixedCase):
         self.world.east_kind = DOCKER
         self.world.restart()
         self.world.east_ready()
-        handler = self.world.node.handler_of(self.world.node.inventory.sandboxes[id].record)
+        handler = self.world.node.handlers.of(self.world.node.inventory.sandboxes[id].record)
         self.assertEqual((handler.kind, handler.side.name), (MACHINE, "east"))
 
 
@@ -340,14 +342,14 @@ class RecordedTests(MixedCase):
 
     def test_what_is_recorded_counts_and_of_an_earlier_release_what_there_was(self) -> None:
         node = self.world.node
-        handler = node.handlers["east"]
+        handler = node.handlers.by_name["east"]
         handler = attrs.evolve(handler, contprovider="oci")
         record = self.record(self.run_pod())
         for side, kind, has in (
             (handler.side, "", (handler.kind, "oci")),
             (handler.side, handler.kind, (handler.kind, "oci")),
-            (node.side, "", (handler.kind, "oci")),
-            (node.side, handler.kind, (handler.kind, "oci")),
+            (node.providers.own, "", (handler.kind, "oci")),
+            (node.providers.own, handler.kind, (handler.kind, "oci")),
             (handler.side, SYSTEMD, (SYSTEMD, SYSTEMD)),
             (handler.side, MACHINE, (MACHINE, "")),
         ):
@@ -381,11 +383,13 @@ class PoolTests(MixedCase):
         resources = cri.LinuxContainerResources(cpu_shares=256)
         small = cri.LinuxPodSandboxConfig(resources=resources)
         self.assertNotEqual(self.record(self.run_pod(pod("own", "u3", linux=small))).token, token)
-        side = self.world.node.sides["east"]
-        self.world.node.handlers["plain"] = Handler("plain", side)
+        side = self.world.node.providers.by_name["east"]
+        self.world.node.handlers.by_name["plain"] = Handler("plain", side)
         other = self.successResultOf(self.start(pod("plain", "u4", linux=small), "plain"))
         self.assertNotEqual(self.record(other).token, token)
-        self.world.node.handlers["east"] = attrs.evolve(self.world.node.handlers["east"], size=Size())
+        self.world.node.handlers.by_name["east"] = attrs.evolve(
+            self.world.node.handlers.by_name["east"], size=Size()
+        )
         self.assertEqual(self.record(self.east_pod()).token, token)
 
     def test_the_sweep_knows_them_and_the_next_daemon_has_them(self) -> None:
@@ -396,12 +400,12 @@ class PoolTests(MixedCase):
         self.world.restart()
         self.world.east_ready()
         self.assertEqual(self.tokens(), tokens)
-        self.assertEqual(len(self.world.node.pools[0].idle()), 1)
+        self.assertEqual(len(self.world.node.pools.others[0].idle()), 1)
 
     def test_each_is_drained_by_itself(self) -> None:
-        self.do(self.world.node.pool.drain())
+        self.do(self.world.node.pools.own.drain())
         self.assertEqual(len(self.tokens()), 1)
-        self.do(self.world.node.pools[0].drain())
+        self.do(self.world.node.pools.others[0].drain())
         self.assertEqual(self.tokens(), [])
         settings = self.world.store.contents().settings
         self.assertEqual((settings["pool_drained"], settings["pool_drained:east"]), ("1", "1"))

@@ -73,7 +73,7 @@ class UndoTests(PodsTestCase):
         record = SandboxRecord(
             new_id(), new_id(), SandboxState.LAUNCHING, "name", config.SerializeToString(), "", 1
         )
-        sandbox = Sandbox(record, partial(machine_for, self.world.node))
+        sandbox = Sandbox(record, partial(machine_for, self.world.node.providers, self.world.node.inventory))
         self.world.node.inventory.add(sandbox)
         return sandbox
 
@@ -192,7 +192,7 @@ class CertificateTests(PodsTestCase):
         self.assertEqual(self.count(self.run_pod(pod(annotations={"infranetes.io/size": "x"}))), 1)
 
     def test_one_of_the_pool(self) -> None:
-        (waiting,) = self.world.node.pool.idle()
+        (waiting,) = self.world.node.pools.own.idle()
         self.assertEqual(self.count(waiting.id), 1)
         self.assertEqual(self.run_pod(), waiting.id)
         self.assertEqual(self.count(waiting.id), 2, "another one as it becomes the pod's")
@@ -211,7 +211,7 @@ class CertificateTests(PodsTestCase):
         alsoProvides(self.world.provider, IGivesIdentityPrivately)
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
-        (waiting,) = self.world.node.pool.idle()
+        (waiting,) = self.world.node.pools.own.idle()
         self.assertEqual(self.run_pod(), waiting.id)
         self.assertEqual(self.count(waiting.id), 0)
 

@@ -68,8 +68,8 @@ class ContainerProviderTests(PodsTestCase):
     def test_a_handlers_choice_comes_between(self) -> None:
         node = self.world.node
         node.contprovider = "oci"
-        node.handlers["classic"] = Handler("classic", node.side, contprovider="docker")
-        node.handlers["plain"] = Handler("plain", node.side)
+        node.handlers.by_name["classic"] = Handler("classic", node.providers.own, contprovider="docker")
+        node.handlers.by_name["plain"] = Handler("plain", node.providers.own)
         for name, handler, wanted, chosen in (
             ("a", "classic", {}, "docker"),
             ("b", "plain", {}, "oci"),
@@ -79,26 +79,28 @@ class ContainerProviderTests(PodsTestCase):
             sandbox = self.successResultOf(self.start(pod(name, annotations=wanted), handler))
             self.assertEqual(self.chosen(sandbox), [chosen], name)
         for handler, offered in (("classic", False), ("plain", True), ("", True)):
-            self.assertIs(has_user_namespaces(node, node.handler_named(handler)), offered, handler)
+            self.assertIs(
+                has_user_namespaces(node.contprovider, node.handlers.named(handler)), offered, handler
+            )
 
     def test_where_nobody_chooses_the_guest_image_says_whether_there_are_user_namespaces(self) -> None:
-        node, handler = self.world.node, self.world.node.handler_named("")
+        node, handler = self.world.node, self.world.node.handlers.named("")
         for offered, has in ((["oci", "docker"], True), (["docker", "oci"], False), ([], False)):
             provider = GuestImageProvider(offered)
-            self.patch(node.side, "provider", provider)
-            self.assertIs(has_user_namespaces(node, handler), has, offered)
+            self.patch(node.providers.own, "provider", provider)
+            self.assertIs(has_user_namespaces(node.contprovider, handler), has, offered)
         node.contprovider = "oci"
-        self.assertTrue(has_user_namespaces(node, handler))
+        self.assertTrue(has_user_namespaces(node.contprovider, handler))
 
     def test_a_pod_has_a_user_namespace_where_there_can_be_one_and_says_what_to_do_elsewhere(self) -> None:
-        node, handler = self.world.node, self.world.node.handler_named("")
+        node, handler = self.world.node, self.world.node.handlers.named("")
         wanted = pod(linux=of_pod(namespaces()))
         node.contprovider = "oci"
-        check_user_namespace(node, wanted, handler)
+        check_user_namespace(node.contprovider, wanted, handler)
         node.contprovider = "docker"
-        error = self.assertRaises(InvalidArgument, check_user_namespace, node, wanted, handler)
+        error = self.assertRaises(InvalidArgument, check_user_namespace, node.contprovider, wanted, handler)
         self.assertIn("leave hostUsers out", str(error))
-        check_user_namespace(node, pod(), handler)
+        check_user_namespace(node.contprovider, pod(), handler)
 
     def test_what_the_vm_does_not_offer_is_told_and_the_vm_destroyed(self) -> None:
         self.change_agents(configure_error=FailedPrecondition("docker can't run containers in this VM"))
@@ -117,7 +119,7 @@ class ContainerProviderTests(PodsTestCase):
 
     def test_where_images_are_machines_there_is_nothing_to_choose(self) -> None:
         node = self.world.node
-        node.handlers[""] = attrs.evolve(node.handlers[""], kind=MACHINE)
+        node.handlers.by_name[""] = attrs.evolve(node.handlers.by_name[""], kind=MACHINE)
         failure = self.failureResultOf(self.start(pod(annotations=DOCKER)), InvalidArgument)
         self.assertIn("infranetes.io/containers", str(failure.value))
         self.assertNothingLeft()
