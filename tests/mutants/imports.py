@@ -69,7 +69,7 @@ class Imports:
         """Return the modules of the tests that mirror `modules`.
 
         These are the tests of the package of the same name, ``tests.PACKAGE``. Where it does not exist, they
-        are those of the package above it that have the name: ``test_qemu_…`` of ``providers.qemu``.
+        are those of the package above it that have the name: ``test_farm`` of ``infranetes_simulation.farm``.
         """
         found: dict[str, None] = {}
         for package in dict.fromkeys(map(self._package, modules)):

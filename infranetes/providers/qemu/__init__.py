@@ -1,5 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default provider: pods as QEMU virtual machines on this node, cloned from a template."""
+"""The default provider: pods as QEMU virtual machines on this node, cloned from a template.
+
+Each room uses those above it alone, and `provider` uses them all:
+
+host        what the node gives to VMs besides its networks and files: users, and KVM
+network     the pods' network on the node: the bridge with its tables, namespaces of other programs
+settings    the configuration
+program     QEMU as a program: its command line, open files, process and sockets
+vm          a VM as the daemon knows it: its record, its files, the hardware that it has while it runs
+cgroups     the control groups that VMs' processes are put into
+template    the VM that is booted once, of which all others are clones
+volumes     volumes of this node, their snapshots, and how VMs have them
+launch      VMs are made, connected, found again and ended
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pod provider whose VMs are QEMU processes on this node, each a clone of a template.
 
-What has to be known of a VM is in the VM's directory (see `record`), and its process is found by one of its
-arguments. So a daemon that follows one which was killed at any instant knows every VM.
+What has to be known of a VM is in the VM's directory (see `vm.record`), and its process is found by one of
+its arguments. So a daemon that follows one which was killed at any instant knows every VM.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from infranetes.providers.interface import (
     ShownDisk,
     Size,
 )
-from infranetes.providers.qemu import start_checks as host_checks
+from infranetes.providers.qemu import start_checks
 from infranetes.providers.qemu.host.kvm import qemu_user
 from infranetes.providers.qemu.host.os_errors import as_infranetes_error
 from infranetes.providers.qemu.host.privileges import QemuUser
@@ -117,17 +117,17 @@ class QemuProvider:
 
     @deferred
     async def start(self, progress: Progress) -> None:
-        host_checks.check_rights()
+        start_checks.check_rights()
         user = qemu_user(self._settings.user)
         try:
             images.current(self._settings.image_dir)
         except images.NoGuestImage as error:
             # This is so after every new installation, until infranetes-guest.service or a person has built
             # the image.
-            raise host_checks.without_image(self._settings.image_dir, error) from None
+            raise start_checks.without_image(self._settings.image_dir, error) from None
         templates = self._paths.templates(self._settings.template_dir)
-        host_checks.make_directories(self._paths, templates)
-        self._directory_lock = await host_checks.take_lock(self._reactor, self._paths)
+        start_checks.make_directories(self._paths, templates)
+        self._directory_lock = await start_checks.take_lock(self._reactor, self._paths)
         try:
             records, parts = self._records, self._parts
             ended = self._process_ended
@@ -280,7 +280,7 @@ class QemuProvider:
     async def _find_qemu(self, user: QemuUser, progress: Progress) -> None:
         settings, image = self._settings, images.current(self._settings.image_dir)
         known = self._paths.kvm(settings.template_dir)
-        command_line, self._accelerator_reason = await host_checks.find_qemu(
+        command_line, self._accelerator_reason = await start_checks.find_qemu(
             self._reactor, settings, user, image.kernel, known
         )
         progress(f"QEMU uses {command_line.accelerator}: {self._accelerator_reason}")

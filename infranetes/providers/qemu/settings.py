@@ -126,7 +126,7 @@ class QemuSettings:
         metadata=outside.names(outside.never("QEMU was not asked whether it has this model")),
     )
     """QEMU's processor model, with features; empty: under KVM the node's own; under emulation all features
-    but AVX, ERMS, FSRM and LA57, which make it slow or keep it from booting: see `command_line`."""
+    but AVX, ERMS, FSRM and LA57, which make it slow or keep it from booting: see `program.command_line`."""
 
     memory: Bytes = attrs.field(default=Bytes(1 << 30), validator=_at_least(256 * MIB))
     """Memory of a VM whose pod asks for no more. Pages that a VM never touches take no memory of the node."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the host for what the provider needs: root, programs, QEMU, directories."""
+"""What is checked and made before the provider starts: root, programs, QEMU, directories, the lock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The volumes that a running VM has as disks, at a target of its SCSI controller that is theirs alone.
 
-QEMU alone keeps which volumes a VM has, as with the disks of `disks`:
+QEMU alone keeps which volumes a VM has, as with the disks of `vm.disks`:
 
 thing       named              made by
 descriptor  volume-SERIAL      add-fd        goes once the node has a descriptor of its own

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of VMs of this node: raw files in one directory. See `volume_files` and `snapshots`.
+"""Volumes of VMs of this node: raw files in one directory. See `files` and `snapshots`.
 
 Whoever attaches a volume to a VM has its file locked (flock) for as long as the VM has it.
 """

@@ -32,7 +32,7 @@ from infranetes.providers.qemu.program.open_files import OpenFiles
 from infranetes.providers.qemu.program.process import WatchedProcess
 from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.settings import QemuSettings
-from infranetes.providers.qemu.template import boot as template_boot
+from infranetes.providers.qemu.template import boot
 from infranetes.providers.qemu.template.template import IMAGES, PARTS, RAM
 from infranetes.providers.qemu.vm import record
 from infranetes_common.concurrency import start
@@ -92,7 +92,7 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
             return bridge.open_tap(name)
 
         self.patch(clone, "open_tap", open_tap)
-        self.patch(template_boot, "open_tap", open_tap)
+        self.patch(boot, "open_tap", open_tap)
         self.settings["template_dir"] = str(self.place / "templates-of-this-test")
         await self.running(await self.started(), self.spec())
         self.assertEqual(len(threads), 2)
@@ -352,8 +352,8 @@ class TemplateTests(StandInCase, TestCase):
 
     async def test_its_guest_rests_before_it_is_kept(self) -> None:
         """Whatever it still does, each clone would do again. One that never rests is kept all the same."""
-        self.patch(template_boot, "_IDLE_SECONDS", 0.05)
-        self.patch(template_boot, "_SETTLE_SECONDS", 1.0)
+        self.patch(boot, "_IDLE_SECONDS", 0.05)
+        self.patch(boot, "_SETTLE_SECONDS", 1.0)
         second = os.sysconf("SC_CLK_TCK")
         for busy, rests in ((3, True), (1 << 30, False)):
             looks: list[int] = []
@@ -367,7 +367,7 @@ class TemplateTests(StandInCase, TestCase):
                 if "keeping" in words:
                     looked.append(len(looks))
 
-            self.patch(template_boot, "_processor_ticks", ticks)
+            self.patch(boot, "_processor_ticks", ticks)
             self.settings["template_dir"] = str(self.templates / str(busy))
             await self.within(self.make_provider().start(progress), self.start_timeout)
             self.assertEqual(looked == [4], rests, looked)

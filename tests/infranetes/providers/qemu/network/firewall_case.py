@@ -19,14 +19,7 @@ from infranetes_common.pod_firewall import OPEN, Allowed, PodFirewall, Ports
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_netns
 from tests.support import pod_namespaces
-from tests.support.pod_namespaces import (
-    Connection,
-    Host,
-    Machine,
-    Node,
-    Pod,
-    ip,
-)
+from tests.support.pod_namespaces import Connection, Host, Machine, Node, Pod, ip
 
 reactor = installed()
 P = ParamSpec("P")

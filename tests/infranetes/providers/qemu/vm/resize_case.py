@@ -27,9 +27,7 @@ from infranetes.providers.qemu.vm.paths import VmPaths
 from infranetes.providers.qemu.vm.record import Phase, VmRecord
 from infranetes.providers.qemu.vm.resize import Resizer
 from infranetes.providers.qemu.vm.vm import Vm
-from infranetes_common.errors import (
-    InfranetesError,
-)
+from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import installed
 
 reactor = installed()

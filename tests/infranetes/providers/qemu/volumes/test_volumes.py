@@ -14,8 +14,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.qemu.vm.vm import Vm
-from infranetes.providers.qemu.volumes import files as volume_files
-from infranetes.providers.qemu.volumes import room
+from infranetes.providers.qemu.volumes import files, room
 from infranetes.providers.qemu.volumes.attached import VolumeAttacher
 from infranetes.providers.qemu.volumes.files import VolumeFiles, id_of
 from infranetes.providers.qemu.volumes.opened import open_volume
@@ -123,7 +122,7 @@ class FileTests(SynchronousTestCase):
             (errno.EROFS, FailedPrecondition),
             (errno.EIO, Unavailable),
         ):
-            patch = self.patch(volume_files, "write_file", failing(number))
+            patch = self.patch(files, "write_file", failing(number))
             self.assertIn(
                 "volume two can't be made", str(self.assertRaises(kind, self.files.create, "two", MIB))
             )
