@@ -3,16 +3,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, TypeAlias, TypeVar
 
 import attrs
 
 from infranetes_common import config_outside as outside
 from infranetes_common.config import Bytes
 
+T = TypeVar("T")
+_Validator: TypeAlias = Callable[[object, "attrs.Attribute[T]", T], None]
+
+ENDPOINT = r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?/?"
+
 _positive = attrs.validators.gt(0.0)
 _not_negative = attrs.validators.ge(0.0)
+
+
+def given(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
+    """Refuse an empty value."""
+    if not value:
+        raise ValueError("it has to be given")
+
+
+def matching(pattern: str, expected: str) -> _Validator[str]:
+    """Return a validator for keys that match `pattern`, or are "". :param expected: what such a value is."""
+
+    def check(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
+        if value and not re.fullmatch(pattern, value):
+            raise ValueError(f"{expected} is expected")
+
+    return check
+
+
+def all_of(pattern: str, expected: str) -> _Validator[tuple[str, ...]]:
+    """Return a validator for keys whose values all match `pattern`. :param expected: what such values are."""
+
+    def check(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+        if not all(re.fullmatch(pattern, each) for each in value):
+            raise ValueError(f"{expected} are expected")
+
+    return check
 
 
 def _is_port(instance: object, attribute: attrs.Attribute[int], value: int) -> None:

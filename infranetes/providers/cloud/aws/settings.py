@@ -10,12 +10,13 @@ import attrs
 
 from infranetes.providers.cloud.aws.images import are_owners
 from infranetes.providers.cloud.aws.regions import is_region
-from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.settings import ENDPOINT, CloudSettings, matching
 from infranetes_common import config_outside as outside
 from infranetes_common.config import secret
 
 _PROVISIONED = ("io1", "io2")  # disk types that are sold with a number of operations per second
 _not_negative = attrs.validators.ge(0)
+_is_endpoint = matching(ENDPOINT, "https://HOST or https://HOST:PORT")
 
 
 def _is_region(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
@@ -26,11 +27,6 @@ def _is_region(instance: object, attribute: attrs.Attribute[str], value: str) ->
 def _is_image(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not re.fullmatch(r"ami-[0-9a-f]{8,17}", value):
         raise ValueError("a machine image's id is expected: ami-…")
-
-
-def _is_endpoint(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if value and not re.fullmatch(r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?/?", value):
-        raise ValueError("https://HOST or https://HOST:PORT is expected")
 
 
 def _have_subnets(instance: Settings, attribute: attrs.Attribute[tuple[str, ...]], value: object) -> None:

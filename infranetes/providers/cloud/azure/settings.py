@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal
 
 import attrs
 
@@ -23,37 +22,10 @@ from infranetes.providers.cloud.azure.names import (
     ZONE,
 )
 from infranetes.providers.cloud.azure.secret_files import thd_read
-from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.settings import ENDPOINT, CloudSettings, all_of, given, matching
 from infranetes_common import config_outside as outside
 
-T = TypeVar("T")
-_Validator: TypeAlias = Callable[[object, "attrs.Attribute[T]", T], None]
-
-_ENDPOINT = r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?/?"
-
-
-def _matching(pattern: str, expected: str) -> _Validator[str]:
-    def check(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
-        if value and not re.fullmatch(pattern, value):
-            raise ValueError(f"{expected} is expected")
-
-    return check
-
-
-def _given(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if not value:
-        raise ValueError("it has to be given")
-
-
-def _all(pattern: str, expected: str) -> _Validator[tuple[str, ...]]:
-    def check(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
-        if not all(re.fullmatch(pattern, each) for each in value):
-            raise ValueError(f"{expected} are expected")
-
-    return check
-
-
-_application_groups = _all(APPLICATION_GROUP, "application security groups' names or ids")
+_application_groups = all_of(APPLICATION_GROUP, "application security groups' names or ids")
 
 
 def _secret(key: str, path: str) -> Iterator[outside.Finding]:
@@ -64,45 +36,45 @@ def _secret(key: str, path: str) -> Iterator[outside.Finding]:
 class Settings(CloudSettings):
     """The table `providers.azure`."""
 
-    subscription: str = attrs.field(validator=[_given, _matching(UUID, "a subscription's id")])
-    resource_group: str = attrs.field(validator=[_given, _matching(GROUP, "a resource group's name")])
-    location: str = attrs.field(validator=[_given, _matching(LOCATION, "a name such as westeurope")])
+    subscription: str = attrs.field(validator=[given, matching(UUID, "a subscription's id")])
+    resource_group: str = attrs.field(validator=[given, matching(GROUP, "a resource group's name")])
+    location: str = attrs.field(validator=[given, matching(LOCATION, "a name such as westeurope")])
     # Tried in this order; empty: VMs are put into no zone.
-    zones: tuple[str, ...] = attrs.field(default=(), validator=_all(ZONE, "zones, such as 1,"))
+    zones: tuple[str, ...] = attrs.field(default=(), validator=all_of(ZONE, "zones, such as 1,"))
     image: str = attrs.field(
-        validator=[_given, _matching(IMAGE, "GALLERY/IMAGE, GALLERY/IMAGE/VERSION, or an image's id")]
+        validator=[given, matching(IMAGE, "GALLERY/IMAGE, GALLERY/IMAGE/VERSION, or an image's id")]
     )  # the image of a guest with our agent
-    subnet: str = attrs.field(validator=[_given, _matching(SUBNET, "NETWORK/SUBNET, or a subnet's id")])
+    subnet: str = attrs.field(validator=[given, matching(SUBNET, "NETWORK/SUBNET, or a subnet's id")])
     security_group: str = attrs.field(
-        default="", validator=_matching(SECURITY_GROUP, "a network security group's name or id")
+        default="", validator=matching(SECURITY_GROUP, "a network security group's name or id")
     )
     application_security_groups: tuple[str, ...] = attrs.field(default=(), validator=_application_groups)
     pod_identity: str = attrs.field(
-        default="", validator=_matching(IDENTITY, "a user-assigned identity's name or id")
+        default="", validator=matching(IDENTITY, "a user-assigned identity's name or id")
     )
     public_address: bool = False  # for pods without an annotation
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
     disk_type: Literal["Standard_LRS", "StandardSSD_LRS", "StandardSSD_ZRS", "Premium_LRS", "Premium_ZRS"] = (
         "StandardSSD_LRS"
     )
-    image_galleries: tuple[str, ...] = attrs.field(default=(), validator=_all(NAME, "galleries' names"))
+    image_galleries: tuple[str, ...] = attrs.field(default=(), validator=all_of(NAME, "galleries' names"))
     sizes: tuple[str, ...] = ("Standard_B*", "Standard_D*", "Standard_E*", "Standard_F*", "Standard_NC*")
     environment: Literal["AzureCloud", "AzureChinaCloud", "AzureUSGovernment"] = "AzureCloud"
-    tenant: str = attrs.field(default="", validator=_matching(UUID, "a tenant's id"))
+    tenant: str = attrs.field(default="", validator=matching(UUID, "a tenant's id"))
     # The client id of an application, or of one of several user-assigned identities of the node's VM.
-    client_id: str = attrs.field(default="", validator=_matching(UUID, "a client's id"))
+    client_id: str = attrs.field(default="", validator=matching(UUID, "a client's id"))
     # Holds the application's secret.
     secret_file: str = attrs.field(default="", metadata=outside.names(partial(_secret, "secret_file")))
     # In place of a secret; if neither is set, the node's own managed identity is used.
     federated_token_file: str = attrs.field(
         default="", metadata=outside.names(partial(_secret, "federated_token_file"))
     )
-    endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
-    login_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
-    price_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    endpoint: str = attrs.field(default="", validator=matching(ENDPOINT, "https://HOST"))
+    login_endpoint: str = attrs.field(default="", validator=matching(ENDPOINT, "https://HOST"))
+    price_endpoint: str = attrs.field(default="", validator=matching(ENDPOINT, "https://HOST"))
     # A file with one's own prices, see `own_prices`.
     prices_file: str = attrs.field(default="", metadata=outside.names(outside.file))
-    metadata_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "http://HOST"))
+    metadata_endpoint: str = attrs.field(default="", validator=matching(ENDPOINT, "http://HOST"))
 
     def __attrs_post_init__(self) -> None:
         if self.secret_file and self.federated_token_file:

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias, TypeVar
 
 import attrs
 
@@ -20,27 +19,10 @@ from infranetes.providers.cloud.gcp.names import (
     ZONE,
     region_of,
 )
-from infranetes.providers.cloud.settings import CloudSettings
+from infranetes.providers.cloud.settings import ENDPOINT, CloudSettings, all_of, given, matching
 from infranetes_common import config_outside as outside
 
-T = TypeVar("T")
-_Validator: TypeAlias = Callable[[object, "attrs.Attribute[T]", T], None]
-
-_ENDPOINT = r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?/?"
 _ACCOUNT = r"[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+"
-
-
-def _matching(pattern: str, expected: str) -> _Validator[str]:
-    def check(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
-        if value and not re.fullmatch(pattern, value):
-            raise ValueError(f"{expected} is expected")
-
-    return check
-
-
-def _given(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if not value:
-        raise ValueError("it has to be given")
 
 
 def _are_zones(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
@@ -48,14 +30,6 @@ def _are_zones(instance: object, attribute: attrs.Attribute[tuple[str, ...]], va
         raise ValueError("zones are expected, such as europe-west1-b")
     if len({region_of(zone) for zone in value}) > 1:
         raise ValueError("zones of one region are expected: subnetworks are regional")
-
-
-def _all(pattern: str, expected: str) -> _Validator[tuple[str, ...]]:
-    def check(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
-        if not all(re.fullmatch(pattern, each) for each in value):
-            raise ValueError(f"{expected} are expected")
-
-    return check
 
 
 def _needs_vtpm(instance: Settings, attribute: attrs.Attribute[bool], value: bool) -> None:
@@ -73,41 +47,41 @@ def _key(path: str) -> Iterator[outside.Finding]:
 class Settings(CloudSettings):
     """The table `providers.gcp`."""
 
-    project: str = attrs.field(validator=[_given, _matching(PROJECT, "a project's id")])
+    project: str = attrs.field(validator=[given, matching(PROJECT, "a project's id")])
     zones: tuple[str, ...] = attrs.field(validator=_are_zones)  # zones of one region, tried in this order
     image: str = attrs.field(
         validator=[
-            _given,
-            _matching(IMAGE, "an image's name, family/NAME, or projects/PROJECT/global/images/[family/]NAME"),
+            given,
+            matching(IMAGE, "an image's name, family/NAME, or projects/PROJECT/global/images/[family/]NAME"),
         ]
     )  # the image of a guest with our agent
-    network: str = attrs.field(default="", validator=_matching(NETWORK, "a network's name"))
-    subnetwork: str = attrs.field(default="", validator=_matching(SUBNETWORK, "a subnetwork's name"))
-    tags: tuple[str, ...] = attrs.field(default=(), validator=_all(LABEL, "network tags"))
-    service_account: str = attrs.field(default="", validator=_matching(_ACCOUNT, "an account's address"))
+    network: str = attrs.field(default="", validator=matching(NETWORK, "a network's name"))
+    subnetwork: str = attrs.field(default="", validator=matching(SUBNETWORK, "a subnetwork's name"))
+    tags: tuple[str, ...] = attrs.field(default=(), validator=all_of(LABEL, "network tags"))
+    service_account: str = attrs.field(default="", validator=matching(_ACCOUNT, "an account's address"))
     public_address: bool = False  # for pods without an annotation
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the image has it
-    disk_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
+    disk_type: str = attrs.field(default="pd-balanced", validator=matching(LABEL, "a disk type's name"))
     # The key that VMs' disks are encrypted with; empty: Google's own.
     disk_key: str = attrs.field(
         default="",
-        validator=_matching(KEY, "a key, projects/…/locations/…/keyRings/…/cryptoKeys/NAME,"),
+        validator=matching(KEY, "a key, projects/…/locations/…/keyRings/…/cryptoKeys/NAME,"),
     )
     # Shielded VM options, for VMs that boot by UEFI. The defaults are Google's.
     secure_boot: bool = False
     vtpm: bool = True
     integrity_monitoring: bool = attrs.field(default=True, validator=_needs_vtpm)
-    volume_type: str = attrs.field(default="pd-balanced", validator=_matching(LABEL, "a disk type's name"))
-    image_projects: tuple[str, ...] = attrs.field(default=(), validator=_all(PROJECT, "projects' ids"))
+    volume_type: str = attrs.field(default="pd-balanced", validator=matching(LABEL, "a disk type's name"))
+    image_projects: tuple[str, ...] = attrs.field(default=(), validator=all_of(PROJECT, "projects' ids"))
     sizes: tuple[str, ...] = ("e2-*", "n2-*", "n2d-*", "c2-*", "g2-*", "a2-*")
     # Of any type that gcloud writes; empty: credentials are found as by Google's own tools.
     key_file: str = attrs.field(default="", metadata=outside.names(lambda path: _key(path)))
     # A service account that these credentials impersonate; empty: calls are made with the credentials' own
     # account.
-    impersonated_account: str = attrs.field(default="", validator=_matching(_ACCOUNT, "an account's address"))
-    endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    impersonated_account: str = attrs.field(default="", validator=matching(_ACCOUNT, "an account's address"))
+    endpoint: str = attrs.field(default="", validator=matching(ENDPOINT, "https://HOST"))
     # In place of the endpoint of Google's price list.
-    price_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    price_endpoint: str = attrs.field(default="", validator=matching(ENDPOINT, "https://HOST"))
     # A file with one's own prices, see `own_prices`.
     prices_file: str = attrs.field(default="", metadata=outside.names(outside.file))
-    token_endpoint: str = attrs.field(default="", validator=_matching(_ENDPOINT, "https://HOST"))
+    token_endpoint: str = attrs.field(default="", validator=matching(ENDPOINT, "https://HOST"))
