@@ -12,17 +12,15 @@ from typing import Any, Protocol
 
 import attrs
 from libcloud.common.aws import SignedAWSConnection
-from libcloud.common.base import JsonResponse
-from libcloud.common.types import MalformedResponseError
 
 from infranetes.providers.cloud.aws.credentials import Keys
 from infranetes.providers.cloud.aws.regions import Endpoint
-from infranetes.providers.cloud.calls.connections import connection_arguments
+from infranetes.providers.cloud.calls.connections import close_sockets, connection_arguments
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.offers.price_page import PricePage
 
 _TARGET = "AWSPriceListService.GetProducts"
 _MAX_PAGES = 100
-_MAX_BYTES = 8 << 20  # bytes of one page
 _PAGE = 100  # products in one page; the API allows no more
 # What RunInstances gives by default: Linux, billed by the second, on shared hardware, without licences.
 _ON_DEMAND = {
@@ -38,14 +36,8 @@ class _Answer(Protocol):
     object: Mapping[str, object]
 
 
-class _Response(JsonResponse):  # type: ignore[misc]
+class _Response(PricePage):
     """An answer of the API, whose errors are put into the form of EC2's: `CODE: MESSAGE`."""
-
-    def parse_body(self) -> object:
-        if len(self.body or "") > _MAX_BYTES:
-            raise MalformedResponseError("the answer is too long", body="", driver=None)
-        body: object = super().parse_body()
-        return body
 
     def parse_error(self) -> str:
         try:
@@ -92,9 +84,7 @@ class PriceList:
 
     def close(self) -> None:
         """Close the sockets."""
-        session = getattr(self._connection.connection, "session", None)
-        if session is not None:
-            session.close()
+        close_sockets(self._connection)
 
     def _thd_on_demand(self, region: str, currency: str) -> dict[str, float]:
         """Return a region's prices of an hour on demand, by instance types."""

@@ -24,7 +24,7 @@ from libcloud.common.exceptions import BaseHTTPError
 
 from infranetes.providers.cloud.azure.secret_files import thd_read
 from infranetes.providers.cloud.azure.settings import Settings
-from infranetes.providers.cloud.calls.connections import connection_arguments
+from infranetes.providers.cloud.calls.connections import close_sockets, connection_arguments
 from infranetes.providers.cloud.calls.errors import classify, message_of, retry_after
 from infranetes.providers.cloud.calls.renewal import Renewed, TimedLease
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
@@ -150,4 +150,4 @@ class Credentials:
             ).object
             return answer
         finally:
-            service.connection.session.close()
+            close_sockets(service)

@@ -11,17 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypedDict
 from urllib.parse import parse_qsl, urlsplit
 
-from libcloud.common.base import Connection, JsonResponse
-from libcloud.common.types import MalformedResponseError
+from libcloud.common.base import Connection
 
-from infranetes.providers.cloud.calls.connections import connection_arguments
+from infranetes.providers.cloud.calls.connections import close_sockets, connection_arguments
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.offers.price_page import PricePage
 
 _HOST = "https://prices.azure.com"
 _PATH = "/api/retail/prices"
 _VERSION = "2023-01-01-preview"
 _MAX_PAGES = 200
-_MAX_BYTES = 8 << 20  # bytes of one page
 # Words in the names of products and meters that are not for a Linux VM on demand.
 _OTHER_PRODUCTS = ("Windows", "Cloud Services", "CloudServices", "Dedicated Host")
 _OTHER_METERS = ("Spot", "Low Priority", "Expired")
@@ -41,13 +40,7 @@ class Item(TypedDict, total=False):
     retailPrice: float
 
 
-class _Response(JsonResponse):  # type: ignore[misc]
-    def parse_body(self) -> object:
-        if len(self.body or "") > _MAX_BYTES:
-            raise MalformedResponseError("the answer is too long", body="", driver=None)
-        body: object = super().parse_body()
-        return body
-
+class _Response(PricePage):
     def parse_error(self) -> str:
         try:
             return str(json.loads(self.body)["Error"]["Message"])[:200]
@@ -88,7 +81,7 @@ class RetailPrices:
 
     def close(self) -> None:
         """Close the connection."""
-        self._connection.connection.session.close()
+        close_sockets(self._connection)
 
 
 def prices_of(items: Iterable[Item]) -> dict[str, float]:

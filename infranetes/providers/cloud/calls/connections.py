@@ -30,7 +30,11 @@ class _Session(Protocol):
 
 def close_session(driver: object) -> None:
     """Close the sockets that a libcloud driver keeps open; libcloud has no call for that."""
-    connection = getattr(getattr(driver, "connection", None), "connection", None)
-    session: _Session | None = getattr(connection, "session", None)
+    close_sockets(getattr(driver, "connection", None))
+
+
+def close_sockets(connection: object) -> None:
+    """Close the sockets that one of libcloud's connections keeps open."""
+    session: _Session | None = getattr(getattr(connection, "connection", None), "session", None)
     if session is not None:
         session.close()

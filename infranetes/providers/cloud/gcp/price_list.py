@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import attrs
-from libcloud.common.base import Connection, JsonResponse
-from libcloud.common.types import MalformedResponseError
+from libcloud.common.base import Connection
 
-from infranetes.providers.cloud.calls.connections import connection_arguments
+from infranetes.providers.cloud.calls.connections import close_sockets, connection_arguments
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
+from infranetes.providers.cloud.offers.price_page import PricePage
 
 SCOPE = "https://www.googleapis.com/auth/cloud-billing.readonly"
 _HOST = "cloudbilling.googleapis.com"
 _COMPUTE_ENGINE = "/v1/services/6F81-5844-456A/skus"  # the id is that of the service
 _MAX_PAGES = 200
-_MAX_BYTES = 16 << 20  # bytes of one page
 _PAGE = 2000  # SKUs in one page, of 5,000 at most, so that reading it does not hold up other threads for long
 _FAMILY = re.compile(r"([A-Z][0-9][A-Z]?) (?:AMD |Arm |Predefined )?Instance (Core|Ram) running in .+")
 _COMPUTE_OPTIMIZED = re.compile(r"Compute optimized (Core|Ram) running in .+")
@@ -63,12 +62,8 @@ class _Answer(Protocol):
     object: object
 
 
-class _Response(JsonResponse):  # type: ignore[misc]
-    def parse_body(self) -> object:
-        if len(self.body or "") > _MAX_BYTES:
-            raise MalformedResponseError("the answer is too long", body="", driver=None)
-        body: object = super().parse_body()
-        return body
+class _Response(PricePage):
+    most_bytes = 16 << 20
 
     def parse_error(self) -> str:
         return f"the price list answers {self.status}: {str(self.body)[:200]}"
@@ -89,9 +84,7 @@ class PriceList:
 
     def close(self) -> None:
         """Close the sockets."""
-        session = getattr(self._connection.connection, "session", None)
-        if session is not None:
-            session.close()
+        close_sockets(self._connection)
 
     def _thd_rates(self, region: str) -> Rates:
         """Return a region's prices."""

@@ -25,6 +25,7 @@ from libcloud.compute.base import Node
 from libcloud.compute.drivers.openstack import OpenStack_2_NodeDriver
 from libcloud.compute.types import NodeState
 
+from infranetes.providers.cloud.calls.connections import close_sockets
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.openstack.errors import MICROVERSION
 from infranetes.providers.cloud.openstack.libcloud_types import (
@@ -171,7 +172,7 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
     def close(self) -> None:
         """Close the sockets that are kept open; libcloud has no call for that."""
         for each in (self.connection, self.network_connection, self.image_connection):
-            each.connection.session.close()
+            close_sockets(each)
 
     # ---- Nova
 
