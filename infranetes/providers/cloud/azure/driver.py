@@ -84,20 +84,11 @@ class Connection(AzureResourceManagementConnection):  # type: ignore[misc]
 
     responseCls = Response
 
-    def __init__(
-        self,
-        user_id: str,
-        key: str,
-        secure: bool,
-        host: str | None = None,
-        port: int | None = None,
-        *,
-        credentials: Credentials,
-        **options: Any,  # Any: libcloud's base class takes them
-    ) -> None:
+    # Any: libcloud's base class takes them
+    def __init__(self, *args: Any, credentials: Credentials, **options: Any) -> None:
         for name in ("tenant_id", "subscription_id", "cloud_environment"):
             options.pop(name, None)
-        ConnectionUserAndKey.__init__(self, user_id, key, secure=secure, host=host, port=port, **options)
+        ConnectionUserAndKey.__init__(self, *args, **options)
         self._credentials = credentials
         self._sent_token = ""
 

@@ -67,19 +67,9 @@ class Connection(GCEConnection):  # type: ignore[misc]
 
     responseCls = Response
 
-    def __init__(
-        self,
-        user_id: str,
-        key: str,
-        secure: bool,
-        host: str | None = None,
-        port: int | None = None,
-        *,
-        project: str,
-        credentials: Credentials,
-        **options: Any,  # Any: libcloud's base class takes them
-    ) -> None:
-        ConnectionUserAndKey.__init__(self, user_id, key, secure=secure, host=host, port=port, **options)
+    # Any: libcloud's base class takes them
+    def __init__(self, *args: Any, project: str, credentials: Credentials, **options: Any) -> None:
+        ConnectionUserAndKey.__init__(self, *args, **options)
         self.oauth2_credential = credentials
         self.request_path = f"/compute/{API_VERSION}/projects/{project}"
         self.gce_params = None
