@@ -227,6 +227,15 @@ def refuse_unknown(provider: str, annotations: Mapping[str, str], known: Collect
             raise InvalidArgument(f"annotation {name[:80]} is not known to the provider {provider}{meant}")
 
 
+def refuse(problems: Mapping[str, str]) -> None:
+    """Refuse a pod whose annotations have problems. :param problems: by names without the prefix; "": none.
+
+    :raise InvalidArgument: the message has the first problem."""
+    for name, problem in problems.items():
+        if problem:
+            raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
+
+
 def wants_service_proxy(annotations: Mapping[str, str]) -> bool:
     """Return whether a pod reaches Services by its VM's own rules. `read` has accepted the annotations."""
     names = (PREFIX + SERVICE_PROXY.name, *SERVICE_PROXY.aliases)

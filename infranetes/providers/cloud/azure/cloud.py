@@ -14,7 +14,7 @@ from datetime import datetime
 
 import attrs
 
-from infranetes.providers.annotations import PREFIX, Wishes
+from infranetes.providers.annotations import PREFIX, Wishes, refuse
 from infranetes.providers.cloud.azure import body, errors, images, names
 from infranetes.providers.cloud.azure.addresses import Addresses
 from infranetes.providers.cloud.azure.credentials import Credentials
@@ -42,8 +42,9 @@ from infranetes.providers.cloud.interface import (
     Rate,
 )
 from infranetes.providers.cloud.offers.book import OfferBook
+from infranetes.providers.cloud.vms.zones import zones_for
 from infranetes.providers.interface import InstanceState, ProviderContext
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import FailedPrecondition
 
 # The kinds of leftovers, in the order of their release.
 _KINDS = {"network interface": NIC, "address": ADDRESS, "disk": DISK}
@@ -109,19 +110,11 @@ class AzureCloud:
             if wishes.instance_profile and not re.fullmatch(names.IDENTITY, wishes.instance_profile)
             else "",
         }
-        for name, problem in problems.items():
-            if problem:
-                raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
+        refuse(problems)
 
     def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
         zones = [self._zone(each) for each in self._settings.zones]
-        if within and within not in zones:
-            raise FailedPrecondition(
-                f"the pod's volumes are in zone {within}, and this node makes VMs in "
-                f"{', '.join(zones) or 'no zone'} only: add the zone to zones in providers.azure, or let the "
-                "pod run on a node that has it"
-            )
-        return [within] if within else zones or [""]
+        return zones_for(within, zones, self.name) or [""]
 
     def _zone(self, number: str) -> str:
         return zone_name(self._settings.location, number)

@@ -10,7 +10,7 @@ from datetime import datetime
 import attrs
 from libcloud.common.google import GoogleBaseError
 
-from infranetes.providers.annotations import PREFIX, Wishes
+from infranetes.providers.annotations import PREFIX, Wishes, refuse
 from infranetes.providers.cloud.calls.connections import close_session
 from infranetes.providers.cloud.gcp import body, errors, images
 from infranetes.providers.cloud.gcp.credentials import Credentials
@@ -48,8 +48,9 @@ from infranetes.providers.cloud.interface import (
     Rate,
 )
 from infranetes.providers.cloud.offers.book import OfferBook
+from infranetes.providers.cloud.vms.zones import zones_for
 from infranetes.providers.interface import InstanceState, ProviderContext
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import FailedPrecondition
 
 _STATES = {  # a VM in any other state has ended
     "PROVISIONING": InstanceState.PENDING,
@@ -117,18 +118,10 @@ class GcpCloud:
             if wishes.spot_max_price is not None
             else "",
         }
-        for name, problem in problems.items():
-            if problem:
-                raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
+        refuse(problems)
 
     def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
-        zones = self._settings.zones
-        if within and within not in zones:
-            raise FailedPrecondition(
-                f"the pod's volumes are in zone {within}, and this node makes VMs in {', '.join(zones)} "
-                "only: add the zone to zones in providers.gcp, or let the pod run on a node that has it"
-            )
-        return [within] if within else zones
+        return zones_for(within, self._settings.zones, self.name)
 
     def classify(self, error: Exception) -> CloudError | None:
         return errors.classify(error)

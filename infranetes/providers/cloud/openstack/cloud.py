@@ -28,7 +28,7 @@ from types import MappingProxyType
 import attrs
 from libcloud.common.exceptions import BaseHTTPError
 
-from infranetes.providers.annotations import PREFIX, Wishes
+from infranetes.providers.annotations import Wishes, refuse
 from infranetes.providers.cloud.interface import (
     ADDRESS,
     CLUSTER,
@@ -60,8 +60,9 @@ from infranetes.providers.cloud.openstack.names import (
     tags,
 )
 from infranetes.providers.cloud.openstack.settings import Settings
+from infranetes.providers.cloud.vms.zones import zones_for
 from infranetes.providers.interface import InstanceState, ProviderContext
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import FailedPrecondition
 
 _ENDED = ("DELETED", "SOFT_DELETED", "ERROR", "SHUTOFF", "SUSPENDED", "SHELVED", "SHELVED_OFFLOADED")
 _BUILD = "BUILD"  # stands for the operation of a launch: the server's own id is enough to follow it
@@ -142,9 +143,7 @@ class OpenStackCloud:
             if self._wanted_address(wishes) == "new" and not settings.floating_network
             else "",
         }
-        for name, problem in problems.items():
-            if problem:
-                raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
+        refuse(problems)
 
     def _wanted_address(self, wishes: Wishes) -> str:
         public = self._settings.public_address if wishes.public_address is None else wishes.public_address
@@ -152,14 +151,7 @@ class OpenStackCloud:
 
     def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
         zones = self._settings.zones
-        if not zones:
-            return [""]
-        if within and within not in zones:
-            raise FailedPrecondition(
-                f"the pod's volumes are in zone {within}, and this node makes VMs in {', '.join(zones)} "
-                "only: add the zone to zones in providers.openstack, or let the pod run on a node that has it"
-            )
-        return [within] if within else zones
+        return zones_for(within, zones, self.name) if zones else [""]
 
     def classify(self, error: Exception) -> CloudError | None:
         return errors.classify(error)
