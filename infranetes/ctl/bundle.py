@@ -12,11 +12,10 @@ import platform
 import re
 import tomllib
 from argparse import Namespace
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -24,48 +23,20 @@ from infranetes import config as configuration
 from infranetes.config import Config
 from infranetes.ctl import archive, bundle_daemon, host, host_programs
 from infranetes.ctl.bundle_daemon import word
+from infranetes.ctl.bundle_files import Bundle
 from infranetes.ctl.secrets.configuration import without_secrets
 from infranetes.ctl.secrets.files import secrets_in, secrets_of_files
-from infranetes.ctl.secrets.scrubber import Scrubber
 from infranetes.ctl.session import DONE, Session, config_file
 from infranetes_common import config_files
 from infranetes_common.concurrency import run_in_thread, settled, within
 from infranetes_common.errors import ConfigError
-from txgrpc import GrpcError
 
 SECONDS = 60.0  # for everything that is gathered at once
-MAX_PART = 8 << 20  # bytes
 
 _PATH = re.compile(r"""["'](/[^"'\n]+)["']""")  # in a file that is not TOML
 
 Part = Coroutine[Deferred[object], object, object]
 """Makes a text, or what becomes JSON; None: it adds files of its own."""
-
-
-@attrs.define
-class Bundle:
-    """The files of a bundle by their names, with the secrets that are in them, and why others are missing.
-
-    :ivar texts: those that are text. :ivar documents: those that are JSON."""
-
-    texts: dict[str, str] = attrs.field(factory=dict)
-    documents: dict[str, object] = attrs.field(factory=dict)
-    missing: dict[str, str] = attrs.field(factory=dict)
-
-    def lacks(self, name: str, error: Exception) -> None:
-        """Note why a file is missing."""
-        why = error.message or error.code.name if isinstance(error, GrpcError) else str(error)
-        self.missing[name] = why or type(error).__name__
-
-    def cleaned(self, secrets: Iterable[str]) -> dict[str, bytes]:
-        """Return all files without secrets, each cut at MAX_PART. Blocks."""
-        scrubber = Scrubber(secrets)
-        self.missing = {scrubber.clean(name): scrubber.clean(why) for name, why in self.missing.items()}
-        self.documents["manifest.json"] = {"versions": host.versions(), "missing": self.missing}
-        found = {name: scrubber.clean(text) for name, text in self.texts.items()}
-        for name, document in self.documents.items():  # before they are JSON, in which texts are escaped
-            found[name] = json.dumps(scrubber.clean_document(document), indent=2, default=str) + "\n"
-        return {name: found[name].encode(errors="replace")[:MAX_PART] for name in sorted(found)}
 
 
 async def support_bundle(session: Session) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
@@ -15,15 +15,13 @@ from twisted.python.failure import Failure
 
 from infranetes.config import Config
 from infranetes.ctl import render
+from infranetes.ctl.bundle_files import Bundle
 from infranetes.ctl.session import Session
 from infranetes_common.concurrency import settled
 from infranetes_common.errors import InfranetesError
 from infranetes_common.redaction import end_of
 from infranetes_common.wire import control, cri
 from txgrpc import Channel, GrpcError
-
-if TYPE_CHECKING:
-    from infranetes.ctl.bundle import Bundle
 
 ASK_SECONDS = 15.0
 PODS_SECONDS = 50.0  # for all pods together: less than the bundle has
