@@ -23,7 +23,7 @@ from infranetes.providers.cloud.calls.renewal import Renewed, TimedLease
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.openstack import clouds_file
 from infranetes.providers.cloud.openstack.clouds_file import Access
-from infranetes.providers.cloud.openstack.driver import Trusting, words_of
+from infranetes.providers.cloud.openstack.connections import Trusting, words_of
 from infranetes.providers.cloud.openstack.libcloud_types import Token
 from infranetes.providers.cloud.openstack.settings import Settings
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
 from libcloud.common.exceptions import BaseHTTPError
@@ -27,6 +27,8 @@ from libcloud.compute.types import NodeState
 
 from infranetes.providers.cloud.calls.connections import close_sockets
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.openstack.connections import Trusting, words_of
+from infranetes.providers.cloud.openstack.credentials import Credentials, Session
 from infranetes.providers.cloud.openstack.errors import MICROVERSION
 from infranetes.providers.cloud.openstack.libcloud_types import (
     Flavor,
@@ -36,39 +38,11 @@ from infranetes.providers.cloud.openstack.libcloud_types import (
     Server,
 )
 
-if TYPE_CHECKING:
-    from infranetes.providers.cloud.openstack.credentials import Credentials, Session
-
 _CONSOLE_LINES = 50
 _MAX_PAGES = 1000
-_MAX_WORDS = 300
 
 _Json: TypeAlias = Any
 """OpenStack's answer, before the caller gives it the type of its resource."""
-
-
-def words_of(body: str) -> str:
-    """Return the message in the body of an error, as one line: each service has its own form."""
-    try:
-        found = json.loads(body)
-        found = next(iter(found.values())) if isinstance(found, dict) and len(found) == 1 else found
-        message = str(found["message"] if isinstance(found, dict) else found)
-    except (ValueError, KeyError, StopIteration):
-        message = ""  # an HTML page
-    return " ".join(message.split())[:_MAX_WORDS]
-
-
-class Trusting:
-    """A mixin for libcloud's connections: trusts the CAs of a file. libcloud has one file for all clouds."""
-
-    ca_file = ""
-    connection: Any  # Any: libcloud's connection, made of requests
-
-    def connect(self, *args: Any, **options: Any) -> None:  # Any: libcloud's base class takes them
-        """Prepare a session; nothing is sent yet."""
-        super().connect(*args, **options)  # type: ignore[misc]
-        if self.ca_file:
-            self.connection.ca_cert = self.ca_file
 
 
 class Answer(OpenStackResponse):  # type: ignore[misc]
