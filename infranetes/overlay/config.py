@@ -9,8 +9,8 @@ from ipaddress import IPv4Network
 import attrs
 from attrs.validators import ge, le
 
-from infranetes.providers.qemu.network.shares import SHARE
-from infranetes.providers.qemu.network.subnet import subnet
+from infranetes.firewalls.shares import SHARE
+from infranetes.providers.subnet import subnet
 from infranetes_common import config_outside as outside
 from infranetes_common.errors import InvalidArgument
 

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.tunnels import Peer, Tunnels
 from infranetes.overlay.walls import OverlayFirewalls
-from infranetes.providers.qemu.network.subnet import free_address, gateway, subnet
+from infranetes.providers.subnet import free_address, gateway, subnet
 from infranetes_common.concurrency import deferred, settled
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
 from infranetes_common.pod_firewall import PodFirewall

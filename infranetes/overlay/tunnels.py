@@ -29,9 +29,9 @@ from typing import TypedDict
 import attrs
 from twisted.logger import Logger
 
+from infranetes.firewalls import fragments, shares
 from infranetes.overlay.config import OverlayConfig
-from infranetes.providers.qemu.network import fragments, shares
-from infranetes.providers.qemu.network.subnet import gateway, mac_of
+from infranetes.providers.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket

@@ -8,7 +8,7 @@ import struct
 from ipaddress import IPv4Address, IPv6Address
 
 from infranetes.providers.qemu.network.bridge import BridgePort, open_tap
-from infranetes.providers.qemu.network.subnet import mac_of
+from infranetes.providers.subnet import mac_of
 
 IPV4, ARP, RARP, VLAN, IPV6, QINQ, PPPOE = 0x0800, 0x0806, 0x8035, 0x8100, 0x86DD, 0x88A8, 0x8864
 BROADCAST = "ff:ff:ff:ff:ff:ff"

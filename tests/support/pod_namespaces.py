@@ -14,7 +14,7 @@ from ipaddress import IPv4Address
 from typing import Protocol, TypeVar
 
 from infranetes.providers.qemu.network.bridge import BridgePort
-from infranetes.providers.qemu.network.subnet import mac_of
+from infranetes.providers.subnet import mac_of
 from infranetes_common.identity import AGENT_MARK
 from infranetes_common.network_namespaces import thd_in_namespace
 from tests.support.frames import fragment

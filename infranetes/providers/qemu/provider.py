@@ -52,7 +52,6 @@ from infranetes.providers.qemu.launch.launcher import Launcher
 from infranetes.providers.qemu.launch.parts import make_parts
 from infranetes.providers.qemu.maintenance import Maintenance
 from infranetes.providers.qemu.network.bridge import BridgePort
-from infranetes.providers.qemu.network.subnet import subnet
 from infranetes.providers.qemu.program import process
 from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.settings import QemuSettings
@@ -68,6 +67,7 @@ from infranetes.providers.qemu.vm.resize import Resizer
 from infranetes.providers.qemu.vm.vm import Vm, on_bridge
 from infranetes.providers.qemu.volumes.attached import VolumeAttacher
 from infranetes.providers.qemu.volumes.volumes import QemuVolumes
+from infranetes.providers.subnet import subnet
 from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, within
 from infranetes_common.errors import NotFound, Unavailable

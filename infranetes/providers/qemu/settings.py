@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 
+from infranetes.firewalls.shares import SHARE
 from infranetes.guest.image import DEFAULT_DIR, NoGuestImage, current
 from infranetes.providers.qemu.host import uids
 from infranetes.providers.qemu.host.kvm import look_at_kvm, qemu_user
-from infranetes.providers.qemu.network.shares import SHARE
-from infranetes.providers.qemu.network.subnet import subnet
+from infranetes.providers.subnet import subnet
 from infranetes_common import config_outside as outside
 from infranetes_common.config import Bytes
 from infranetes_common.errors import InfranetesError, InvalidArgument

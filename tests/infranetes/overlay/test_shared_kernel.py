@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from ipaddress import IPv4Address
 
-from infranetes.providers.qemu.network.subnet import mac_of
+from infranetes.providers.subnet import mac_of
 from infranetes_common.overlay import NODE_MAC, VNI
 from infranetes_common.pod_firewall import OPEN
 from tests.harness.tools import need

@@ -17,6 +17,7 @@ from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.logger import Logger
 
 from infranetes.guest.recipe import ROUTES
+from infranetes.providers import subnet
 from infranetes.providers.annotations import read, refuse_unknown
 from infranetes.providers.interface import InstanceSpec, Size
 from infranetes.providers.qemu.cgroups.placement import PodRoom
@@ -26,7 +27,6 @@ from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.launch import clone
 from infranetes.providers.qemu.launch.clone import StepTimer
 from infranetes.providers.qemu.launch.parts import Parts
-from infranetes.providers.qemu.network import subnet
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.template.ram import SharedRam
 from infranetes.providers.qemu.template.template import Template

@@ -10,8 +10,8 @@ from typing import Protocol
 from infranetes.providers.interface import Attachment
 from infranetes.providers.qemu.network.namespaces import Namespaces
 from infranetes.providers.qemu.network.pod_network import PodNetwork
-from infranetes.providers.qemu.network.subnet import gateway
 from infranetes.providers.qemu.vm.vm import Vm
+from infranetes.providers.subnet import gateway
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.identity import Network
 from infranetes_common.pod_firewall import PodFirewall

@@ -54,8 +54,9 @@ from typing import TypedDict
 import attrs
 from twisted.logger import Logger
 
-from infranetes.providers.qemu.network import fragments, refusals, shares
-from infranetes.providers.qemu.network.subnet import gateway, mac_of
+from infranetes.firewalls import fragments, shares
+from infranetes.providers.qemu.network import refusals
+from infranetes.providers.subnet import gateway, mac_of
 from infranetes_common.commands import check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.identity import AGENT_CALL, AGENT_PORT

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 
 from infranetes.providers.qemu.network.bridge import Bridge, BridgePort
 from infranetes.providers.qemu.network.firewalls import Firewalls
-from infranetes.providers.qemu.network.subnet import subnet
+from infranetes.providers.subnet import subnet
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.pod_firewall import CLOSED, PodFirewall, decode, encode

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from infranetes.firewalls import fragments, shares
 from infranetes.providers.interface import Refused, Share
-from infranetes.providers.qemu.network import fragments, shares
 from infranetes_common.commands import check
 from infranetes_common.reactors import IReactor
 

@@ -14,11 +14,11 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import TestCase
 
+from infranetes.firewalls.shares import table_of
 from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu.launch.parts import make_parts
 from infranetes.providers.qemu.network import bridge
 from infranetes.providers.qemu.network.bridge import MAC, Bridge, BridgePort, open_tap, port_group
-from infranetes.providers.qemu.network.shares import table_of
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.vm.paths import ProviderPaths
 from infranetes_common import commands

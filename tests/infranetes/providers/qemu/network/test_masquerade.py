@@ -9,7 +9,7 @@ from ipaddress import IPv4Address
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.qemu.network.subnet import mac_of
+from infranetes.providers.subnet import mac_of
 from tests.harness.needs import needs_netns
 from tests.harness.tools import need
 from tests.support.spaces import Space

@@ -6,9 +6,9 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from infranetes.firewalls import fragments as module
+from infranetes.firewalls.fragments import MEMORY
 from infranetes.providers.interface import Share
-from infranetes.providers.qemu.network import fragments as module
-from infranetes.providers.qemu.network.fragments import MEMORY
 from tests.infranetes.providers.qemu.network.firewall_case import (
     NODE,
     OUTSIDE,

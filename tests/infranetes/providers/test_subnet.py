@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.qemu.network import subnet
+from infranetes.providers import subnet
 from infranetes_common.errors import InvalidArgument, ResourceExhausted
 
 
