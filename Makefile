@@ -96,16 +96,21 @@ infranetes_common/wire/cri.pyi: $(wildcard proto/*.proto) proto/compile.py | apt
 # ---- Checks --------------------------------------------------------------------------------------
 
 .PHONY: lint
-lint: venv proto ## Check style and types, and that tests that took over five seconds here say why
+lint: venv proto ## Check style, types, the picture of the rooms, and that tests over five seconds say why
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(MYPY_CODE)
 	$(BIN)/python -m tests.harness.durations
+	$(BIN)/python -m tests.docs.rooms --check
 
 .PHONY: format
 format: venv ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
+
+.PHONY: rooms
+rooms: venv ## Draw the picture of the rooms, docs/rooms.svg, again
+	$(BIN)/python -m tests.docs.rooms
 
 .PHONY: tools
 tools: | apt-base ## Build crictl, critest, csi-sanity, vcsim and osnfs, which tests need, into build/tools
