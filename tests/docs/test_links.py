@@ -49,6 +49,14 @@ class LinkTests(SynchronousTestCase):
         for path in re.findall(r"^\| `([^`]+)` \|", text, flags=re.M):
             self.assertTrue((TREE / path).exists(), path)
 
+    def test_every_module_on_the_ways_of_the_architecture_exists(self) -> None:
+        text = (TREE / "docs" / "architecture.md").read_text()
+        ways = text.split("\n## A pod's way\n")[1].split("\n## What is promised\n")[0]
+        named = re.findall(r"`([\w/]+(?:\.py|/))`", ways)
+        self.assertGreater(len(named), 30)
+        for path in named:
+            self.assertTrue(any((root / path).exists() for root in (TREE, TREE / "infranetes")), path)
+
 
 def _anchors(page: Path) -> set[str]:
     """What links to the headings of a page call them."""
