@@ -140,6 +140,7 @@ class RefusedLaunchTests(EndCase, TestCase):
         self.assertEqual(self.world.names(), [launched.id])
 
     async def test_what_is_not_found_is_looked_up_once_more(self) -> None:
+        self.settings["settle_seconds"] = 20.0  # or a slow launch is answered before its task fails
         provider = await self.started()
         self.world.disks.refused["CloneVM_Task"] = "FileNotFound"
         error = await self.refused(Exception, provider.launch(self.spec()))
