@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infranetes.config import Config
+from infranetes.monitoring.gauges import ShownNode
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.pods.node.context import NodeContext
 from infranetes_common.reactors import IReactor
@@ -31,4 +32,5 @@ def monitoring(reactor: IReactor, config: Config, node: NodeContext, metrics: Me
     """Return the service that serves them."""
     from infranetes.monitoring.service import Monitoring
 
-    return Monitoring(reactor, config.metrics, node, metrics)
+    shown = ShownNode(node.names, node.inventory, node.providers, node.pools)
+    return Monitoring(reactor, config.metrics, shown, metrics)

@@ -11,9 +11,12 @@ import attrs
 
 from infranetes.cri.status import versions
 from infranetes.machines.agent.container_watch import Reach
+from infranetes.machines.context import NodeNames
 from infranetes.machines.pool_record import PoolState
-from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.inventory import Inventory
+from infranetes.pods.node.pools import Pools
 from infranetes.pods.node.refusals import refusals
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.interface import Share
 
@@ -33,7 +36,17 @@ class Gauge:
 Take = Callable[[], Sequence[Gauge]]
 
 
-def node_gauges(node: NodeContext) -> list[Gauge]:
+@attrs.frozen
+class ShownNode:
+    """The parts of the node that are shown."""
+
+    names: NodeNames
+    inventory: Inventory
+    providers: Providers
+    pools: Pools
+
+
+def node_gauges(node: ShownNode) -> list[Gauge]:
     """Return all of them. A gauge by state shows 0 for a state that nothing is in."""
     sides, sandboxes = node.providers, list(node.inventory)
     names = [side.name for side in sides]

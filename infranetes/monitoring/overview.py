@@ -10,9 +10,9 @@ import attrs
 
 from infranetes.cri.status import runtime_version
 from infranetes.machines.pool import Pool
+from infranetes.monitoring.gauges import ShownNode
 from infranetes.monitoring.recent_warnings import Warned
 from infranetes.observer import Launch
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import ContainerState
 
@@ -75,13 +75,13 @@ class Overview:
     warnings: Sequence[Warned]  # the newest first
 
 
-def overview(node: NodeContext, launches: Iterable[Launch], warnings: Iterable[Warned]) -> Overview:
-    """Return the overview of the node as it is now."""
+def overview(node: ShownNode, now: float, launches: Iterable[Launch], warnings: Iterable[Warned]) -> Overview:
+    """Return the overview of the node as it is now. :param now: seconds since 1970 UTC."""
     sandboxes = sorted(node.inventory, key=lambda one: one.record.created_at, reverse=True)
     count = Counter(node.providers.side_of(one.record).name for one in sandboxes)
     sides = node.providers
     return Overview(
-        now=node.clock.seconds(),
+        now=now,
         cluster=node.names.cluster,
         node=node.names.node,
         version=runtime_version(),
@@ -95,7 +95,7 @@ def overview(node: NodeContext, launches: Iterable[Launch], warnings: Iterable[W
     )
 
 
-def _pod(node: NodeContext, sandbox: Sandbox) -> Pod:
+def _pod(node: ShownNode, sandbox: Sandbox) -> Pod:
     record, instance, watch = sandbox.record, sandbox.instance, sandbox.watch
     states = [one.state for one in sandbox.containers.values()]
     return Pod(

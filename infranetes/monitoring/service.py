@@ -22,7 +22,7 @@ from twisted.web.server import Request
 
 from infranetes.monitoring.access import Token, certificate_names, thd_read_tls, thd_read_token
 from infranetes.monitoring.config import MetricsConfig
-from infranetes.monitoring.gauges import node_gauges
+from infranetes.monitoring.gauges import ShownNode, node_gauges
 from infranetes.monitoring.hosts import Hosts
 from infranetes.monitoring.lag import ReactorLag
 from infranetes.monitoring.metrics import GaugeCollector, Metrics
@@ -31,7 +31,6 @@ from infranetes.monitoring.page import CSS, HTML, _thd_page, style
 from infranetes.monitoring.recent_warnings import RecentWarnings
 from infranetes.monitoring.resources import Content, Misdirected, Shown, exposition, healthy, readiness
 from infranetes.monitoring.site import QuietSite, Screen
-from infranetes.pods.node.context import NodeContext
 from infranetes_common.concurrency import deferred, run_in_thread
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
@@ -53,7 +52,7 @@ class Monitoring(Service):
 
     :param metrics: counts what happens in the daemon."""
 
-    def __init__(self, reactor: IReactor, config: MetricsConfig, node: NodeContext, metrics: Metrics) -> None:
+    def __init__(self, reactor: IReactor, config: MetricsConfig, node: ShownNode, metrics: Metrics) -> None:
         self._reactor = reactor
         self._config = config
         self._node = node
@@ -131,7 +130,7 @@ class Monitoring(Service):
         return root
 
     async def _page(self, request: Request) -> Content:
-        shown = overview(self._node, self._metrics.launches, self._warnings.kept)
+        shown = overview(self._node, self._reactor.seconds(), self._metrics.launches, self._warnings.kept)
         return Content(await run_in_thread(self._reactor, _thd_page, shown), HTML)
 
     async def _style(self, request: Request) -> Content:

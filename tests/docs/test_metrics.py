@@ -77,7 +77,7 @@ class MetricTests(TestCase):
     def test_each_is_in_the_page_with_its_type_and_labels(self) -> None:
         world = FakeNode()
         self.addCleanup(world.kill)
-        gauges = {each.name: Described("gauge", frozenset(each.labels)) for each in node_gauges(world.node)}
+        gauges = {each.name: Described("gauge", frozenset(each.labels)) for each in node_gauges(world.shown)}
         exist = {**of_events(), **gauges}
         page = told()
         for name in page:

@@ -88,7 +88,7 @@ class DescribeTests(PodsTestCase):
         shown = render.as_json("describe", answer, Namespace())
         self.assertIn('"refused": {"fragments": {"total": 12345, "lately": 7}}', json.dumps(shown))
         self.assertNotIn("refused", self.text(self.described("other")))
-        [gauge] = [one for one in node_gauges(self.world.node) if one.name == "infranetes_refused_pods"]
+        [gauge] = [one for one in node_gauges(self.world.shown) if one.name == "infranetes_refused_pods"]
         self.assertEqual({share: pods for (_, share), pods in gauge.values.items()},
                          {"connections": 0, "neighbours": 0, "fragments": 1})  # fmt: skip
 

@@ -55,7 +55,7 @@ class MonitoringCase(TestCase):
     async def serve(self, **table: object) -> str:
         """Start to serve. Return the base URL."""
         config = structure({"listen": "127.0.0.1:0", **table}, MetricsConfig, source="metrics")
-        serving = Monitoring(reactor, config, self.world.node, self.metrics)
+        serving = Monitoring(reactor, config, self.world.shown, self.metrics)
         self.addCleanup(lambda: maybeDeferred(serving.stopService))
         await serving.startService()
         address = serving._ports[0].getHost()

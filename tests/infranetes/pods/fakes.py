@@ -31,6 +31,7 @@ from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.renewal import Renewal
 from infranetes.machines.timekeeping import Timekeeping
+from infranetes.monitoring.gauges import ShownNode
 from infranetes.pods.containers.containers import Containers
 from infranetes.pods.features.host_ports import PodHostPorts
 from infranetes.pods.features.overlay import NetworkChoice
@@ -469,6 +470,11 @@ class FakeNode:
     def _ended(self, instance: Instance) -> None:
         self.sandboxes.ended(self.side, instance)
         self.node.pools.own.ended(instance)
+
+    @property
+    def shown(self) -> ShownNode:
+        """The node as monitoring shows it."""
+        return ShownNode(self.node.names, self.node.inventory, self.node.providers, self.node.pools)
 
     def provider_ready(self) -> None:
         """Report that the provider has started."""
