@@ -88,9 +88,9 @@ $(VENV_DONE): setup.py | apt-base
 	@touch $@
 
 .PHONY: proto
-proto: infranetes_common/wire/cri.pyi ## Compile proto/ to descriptors and stubs
+proto: infranetes_common/wire/cri.pyi ## Compile proto/ to descriptors, stubs and types
 
-infranetes_common/wire/cri.pyi: $(wildcard proto/*.proto) proto/compile.py | apt-base
+infranetes_common/wire/cri.pyi: $(wildcard proto/*.proto proto/*.py) | apt-base
 	@$(PYTHON) proto/compile.py --stubs
 
 # ---- Checks --------------------------------------------------------------------------------------
@@ -387,5 +387,5 @@ mutants: venv proto ## Put bugs into MODULES=, a SAMPLE= of each chosen by SEED=
 .PHONY: clean
 clean: ## Remove everything that was made here, .venv too
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis _trial_temp*
-	rm -f infranetes_common/wire/descriptors.binpb infranetes_common/wire/*.pyi twisted/plugins/dropin.cache
+	rm -f infranetes_common/wire/descriptors.binpb infranetes_common/wire/*.pyi infranetes_common/wire/*_rpcs.py twisted/plugins/dropin.cache
 	find . '(' -name __pycache__ -o -name '*.pyc' ')' -prune -exec rm -rf {} +

@@ -14,6 +14,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from infranetes_common.concurrency import start
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import ImageStub, RuntimeStub
 from txgrpc import Channel
 
 _T = TypeVar("_T")
@@ -31,8 +32,8 @@ class Client:
         self._reactor = reactor
         self.socket = socket
         self._channel = Channel(reactor, UNIXClientEndpoint(reactor, str(socket)))
-        self.runtime: Any = self._channel.stub(cri.RuntimeService)  # Any: methods made from the descriptor
-        self.images: Any = self._channel.stub(cri.ImageService)  # Any: likewise
+        self.runtime = RuntimeStub(self._channel)
+        self.images = ImageStub(self._channel)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -70,7 +71,7 @@ class Client:
             sandbox_config=sandbox_config,
         )
         created = await self.runtime.CreateContainer(request, timeout=CALL_SECONDS)
-        return str(created.container_id)
+        return created.container_id
 
     async def start_container(self, container_id: str) -> None:
         """Call StartContainer, which answers once the container runs."""

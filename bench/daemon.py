@@ -22,6 +22,7 @@ from bench.figures import Missing
 from infranetes.config.schema import CONTROL_SOCKET
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control, cri
+from infranetes_common.wire.control_rpcs import ControlStub
 from txgrpc import Channel, GrpcError
 
 FILL_SECONDS = 300.0  # until the pool is full
@@ -117,7 +118,7 @@ class Daemon:
         begun = self._reactor.seconds()
         try:
             while True:
-                answer = await channel.stub(control.Control).GetPool(control.GetPoolRequest(), timeout=30.0)
+                answer = await ControlStub(channel).GetPool(control.GetPoolRequest(), timeout=30.0)
                 taken = self._reactor.seconds() - begun
                 if sum(one.state == "idle" for one in answer.vms) == count:
                     return taken

@@ -137,15 +137,22 @@ def idle(socket: str, count: str) -> None:
     from twisted.internet.endpoints import UNIXClientEndpoint
 
     from txgrpc import Channel
+    from txgrpc.client import Stub, Unary
 
-    message, service = describe()
+    message, described = describe()
+
+    class BenchStub(Stub):
+        service = described
+        Echo: Unary[Any, Any]  # Any: classes made at run time
 
     async def main() -> None:
         before = resident("self")
         channels = [Channel(reactor, UNIXClientEndpoint(reactor, socket)) for _ in range(int(count))]
         for start in range(0, len(channels), 25):  # a listening socket's backlog is 50
             batch = channels[start : start + 25]
-            await gatherResults([channel.stub(service).Echo(message(text="hello")) for channel in batch])
+            await gatherResults(
+                [BenchStub(channel).Echo(message(text="hello"), timeout=None) for channel in batch]
+            )
         print(json.dumps((resident("self") - before) // int(count)), flush=True)
         sys.stdin.readline()
         loop.stop()

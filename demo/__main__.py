@@ -22,6 +22,7 @@ from demo.report import Report
 from infranetes_common.concurrency import start
 from infranetes_common.reactors import IReactor, installed
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import ImageStub, RuntimeStub
 from tests.support import oci
 from tests.support.kept import keeping
 from tests.support.registry import Registry
@@ -115,11 +116,11 @@ class Demo:
             (state / "infranetes.toml").write_text(configuration(self.options, self.registry))
             self.daemon.start()
             self.channel = self.daemon.channel()
-            runtime = self.channel.stub(cri.RuntimeService)
+            runtime = RuntimeStub(self.channel)
             await self.daemon.ready(runtime, READY_SECONDS, report.progress)
             version = await runtime.Version(cri.VersionRequest(), timeout=5.0)
             step.facts.update(shown=f"{version.runtime_name} {version.runtime_version}")
-        images = self.channel.stub(cri.ImageService)
+        images = ImageStub(self.channel)
         self.pod = Pod(self.reactor, runtime, images, state / "logs")
         if left := await remove_all(runtime):
             report.say(f"     ended {left} that an earlier demo left")
@@ -192,7 +193,7 @@ class Demo:
         if self.channel is not None:
             try:
                 if self.daemon.alive:
-                    await remove_all(self.channel.stub(cri.RuntimeService))
+                    await remove_all(RuntimeStub(self.channel))
             except Exception as error:
                 self.report.say(f"  !! a pod may be left, the next demo ends it: {error}")
             await self.channel.close()

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 from twisted.internet.endpoints import UNIXClientEndpoint
@@ -19,6 +18,7 @@ from twisted.internet.task import deferLater
 
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeStub
 from txgrpc import Channel, GrpcError
 
 _POLL_SECONDS = 0.2
@@ -67,7 +67,7 @@ class Daemon:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
-    async def ready(self, runtime: Any, within: float, progress: Callable[[str], None]) -> None:
+    async def ready(self, runtime: RuntimeStub, within: float, progress: Callable[[str], None]) -> None:
         """Wait until its runtime and network conditions hold.
 
         :param within: seconds.

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 from twisted.internet.error import ConnectError, ConnectionLost
@@ -18,6 +17,7 @@ from twisted.web.client import Agent, ResponseFailed, readBody
 
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import ImageStub, RuntimeStub
 from txgrpc import GrpcError
 
 LABELS = {"app.kubernetes.io/name": "infranetes-demo"}
@@ -47,11 +47,11 @@ class LogLine:
 
 @attrs.define
 class Pod:
-    """One sandbox and its containers. :ivar runtime, images: stubs of the CRI's services."""
+    """One sandbox and its containers."""
 
     reactor: IReactor
-    runtime: Any  # Any: a stub's methods are made from the descriptor
-    images: Any  # Any: likewise
+    runtime: RuntimeStub
+    images: ImageStub
     logs: Path
     handler: str = ""
     id: str = ""
@@ -174,14 +174,14 @@ class Pod:
         return any(item.id == self.id for item in listed.items)
 
 
-async def end(runtime: Any, sandbox: str) -> None:  # Any: a stub
+async def end(runtime: RuntimeStub, sandbox: str) -> None:
     """Stop and remove a sandbox."""
     seconds = CALL_SECONDS * 2
     await runtime.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=sandbox), timeout=seconds)
     await runtime.RemovePodSandbox(cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox), timeout=seconds)
 
 
-async def remove_all(runtime: Any) -> int:
+async def remove_all(runtime: RuntimeStub) -> int:
     """End the pods that an earlier demo left, if the daemon is ready. Returns how many."""
     request = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(label_selector=LABELS))
     try:

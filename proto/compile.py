@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile the .proto files with protoc, for `setup.py` and `make proto`.
 
-Without arguments: infranetes_common/wire/descriptors.binpb, which the daemons load. With --stubs: also
-cri.pyi and vmserver.pyi, with which mypy checks how messages are used. Files are replaced whole,
-so that whoever is reading them sees the old or the new one.
+Without arguments: in infranetes_common/wire, descriptors.binpb, which the daemons load, and the modules by
+which services are called and served, such as cri_rpcs.py (see rpcs.py). With --stubs: also cri.pyi and the
+like, with which mypy checks how messages are used. Files are replaced whole, so that whoever is reading them
+sees the old or the new one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import rpcs
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "infranetes_common" / "wire"
@@ -50,6 +53,13 @@ def compile_descriptors(scratch: Path) -> None:
     replace(DESCRIPTORS, out.read_bytes())
 
 
+def compile_rpcs() -> None:
+    """A module for each file that has services."""
+    for source in SOURCES:
+        if (module := rpcs.module(source.stem, source.read_text())) is not None:
+            replace(PACKAGE / f"{source.stem}_rpcs.py", module.encode())
+
+
 def stub(source: Path, generated: str) -> str:
     """protoc's own stub, made fit for `mypy --strict` and for modules made at run time.
 
@@ -75,11 +85,11 @@ def compile_stubs(scratch: Path) -> None:
 
 
 def up_to_date() -> bool:
-    """There is a descriptor set, and no source is newer: protoc can be spared."""
+    """There is a descriptor set, made last of all, and no source is newer: protoc can be spared."""
     if not DESCRIPTORS.exists():
         return False
     made = DESCRIPTORS.stat().st_mtime
-    return all(source.stat().st_mtime <= made for source in SOURCES)
+    return all(source.stat().st_mtime <= made for source in (*SOURCES, *HERE.glob("*.py")))
 
 
 def main(arguments: list[str]) -> None:
@@ -90,9 +100,10 @@ def main(arguments: list[str]) -> None:
     if options.if_needed and not options.stubs and up_to_date():
         return
     with tempfile.TemporaryDirectory() as scratch:
-        compile_descriptors(Path(scratch))
+        compile_rpcs()
         if options.stubs:
             compile_stubs(Path(scratch))
+        compile_descriptors(Path(scratch))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,14 @@ A server is a list of services and a factory for any endpoint::
 
 A service may be spread over several implementations, ``Service(descriptor, one, another)``.
 
-A client is a channel to an endpoint and a stub of a service on it::
+A client is a channel to an endpoint and a stub of a service on it (see :class:`~txgrpc.client.Stub`)::
+
+    class DemoStub(Stub):
+        service = demo_pb2.DESCRIPTOR.services_by_name["Demo"]
+        Hello: Unary[demo_pb2.HelloRequest, demo_pb2.HelloResponse]
 
     channel = Channel(reactor, endpoint)
-    response = await channel.stub(DEMO).Hello(request, timeout=5.0)
+    response = await DemoStub(channel).Hello(request, timeout=5.0)
 
 A proxy need not parse messages: see :mod:`txgrpc.raw`.
 """

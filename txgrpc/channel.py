@@ -20,7 +20,6 @@ import random
 from typing import Any
 
 import attrs
-from google.protobuf.descriptor import ServiceDescriptor
 from h2.errors import ErrorCodes
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import (
@@ -35,7 +34,6 @@ from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from txgrpc.client import Stub
 from txgrpc.connection import Connection, Phase
 from txgrpc.exchange import ClientStream, Exchange
 from txgrpc.limits import Limits
@@ -115,10 +113,6 @@ class Channel:
         self._reason = ""
         self._retry: IDelayedCall | None = None  # the backoff's timer
         self._closing: list[Deferred[None]] = []
-
-    def stub(self, descriptor: ServiceDescriptor) -> Stub:
-        """Return the remote service of this descriptor; see :class:`~txgrpc.client.Stub`."""
-        return Stub(self, descriptor)
 
     def close(self) -> Deferred[None]:
         """Cancel the calls in progress, close the connection, and fail every later call.

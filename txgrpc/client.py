@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Generic, Required, Self, TypedDict, TypeVar, Unpack, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
@@ -12,7 +12,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from txgrpc.exchange import CallOptions, ClientStream, Exchange
+from txgrpc.exchange import CallOptions, ClientStream, Exchange, Pairs
 from txgrpc.service import Method
 from txgrpc.states import State
 from txgrpc.status import Code, GrpcError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RequestT = TypeVar("RequestT", bound=Message | bytes)
 ResponseT = TypeVar("ResponseT", bound=Message | bytes)
-Requests = Iterable[Message] | AsyncIterable[Message]
+Requests = Iterable[RequestT] | AsyncIterable[RequestT]
 
 log = Logger()
 
@@ -39,17 +39,17 @@ def serialize(method: Method, request: Message | bytes) -> bytes:
     return request.SerializeToString()
 
 
-class _Result(Exchange):
+class _Result(Exchange, Generic[ResponseT]):
     """A call with one response: `result` is its Deferred."""
 
     def __init__(self, options: CallOptions) -> None:
         super().__init__(options)
         #: Cleared when it fires, as is the stream, so that ended calls are not cyclic garbage.
-        self.result: Deferred[Message | bytes] | None = None
+        self.result: Deferred[ResponseT] | None = None
 
-    def submit(self) -> Deferred[Message | bytes]:
+    def submit(self) -> Deferred[ResponseT]:
         """Begin the call and return its one response."""
-        result: Deferred[Message | bytes] = Deferred(lambda _: self.cancel())
+        result: Deferred[ResponseT] = Deferred(lambda _: self.cancel())
         self.result = result
         self.channel.submit(self)
         return result
@@ -72,10 +72,10 @@ class _Result(Exchange):
         except GrpcError as failed:
             result.errback(failed)
         else:
-            result.callback(response)
+            result.callback(cast(ResponseT, response))
 
 
-class UnaryCall(_Result):
+class UnaryCall(_Result[ResponseT]):
     """One request, one response."""
 
     replayable = True
@@ -89,10 +89,10 @@ class UnaryCall(_Result):
         stream.send(self._payload, end=True)
 
 
-class UploadCall(_Result):
+class UploadCall(_Result[ResponseT], Generic[RequestT, ResponseT]):
     """Requests from an iterable, one response."""
 
-    def __init__(self, requests: Requests, options: CallOptions) -> None:
+    def __init__(self, requests: Requests[RequestT], options: CallOptions) -> None:
         super().__init__(options)
         self._requests = requests
         self._feeding: Deferred[None] | None = None
@@ -123,7 +123,7 @@ class UploadCall(_Result):
         if not self.done:
             stream.send_end()
 
-    async def _feed_one(self, stream: ClientStream, request: Message) -> bool:
+    async def _feed_one(self, stream: ClientStream, request: RequestT) -> bool:
         if self.done:
             return False
         waiting = stream.send(serialize(self.method, request))
@@ -263,49 +263,102 @@ class StreamCall(Exchange, Generic[RequestT, ResponseT]):
         self.cancel()
 
 
-class Stub:
-    """A remote service: one method per RPC, named as in the descriptor.
+class Options(TypedDict, total=False):
+    """How a call is made: each RPC of a stub takes these as keywords.
 
-    Each takes the request (a client-streaming RPC: an iterable of them, sync or async; a bidirectional
-    one: nothing) and the keywords ``timeout`` (seconds; None: no deadline), ``metadata`` (pairs) and
-    ``wait_for_ready`` (wait, within the timeout, for a server that can't be reached yet). An RPC with
-    one response gives a Deferred of it, which may be cancelled; the others a :class:`StreamCall`.
+    ``timeout`` is in seconds (None: no deadline), ``metadata`` pairs of name and value. With
+    ``wait_for_ready`` the call waits, within the timeout, for a server that can't be reached yet.
     """
 
-    def __init__(self, channel: Channel, descriptor: ServiceDescriptor) -> None:
-        for described in descriptor.methods:
-            setattr(self, described.name, _caller(channel, Method.from_descriptor(described)))
-
-    def __getattr__(self, name: str) -> Any:  # Any: the descriptor defines the methods and their kinds
-        raise AttributeError(f"the service has no method {name}")
+    timeout: Required[float | None]
+    metadata: Pairs
+    wait_for_ready: bool
 
 
-def _caller(
-    channel: Channel, method: Method
-) -> Callable[..., Deferred[Message | bytes] | StreamCall[Message, Message]]:
-    def options(
-        timeout: float | None = None,
-        metadata: Iterable[tuple[str, str | bytes]] = (),
-        wait_for_ready: bool = False,
-    ) -> CallOptions:
-        return CallOptions(channel, method, timeout, metadata, wait_for_ready)
+class _Rpc(Generic[RequestT, ResponseT]):
+    """A method of a remote service, to be called. The type parameters are its request and its response."""
 
-    def unary(request: Message, **keywords: Any) -> Deferred[Message | bytes]:  # Any: CallOptions' fields
-        return UnaryCall(serialize(method, request), options(**keywords)).submit()
+    __slots__ = ("_channel", "_method")
 
-    def upload(requests: Requests, **keywords: Any) -> Deferred[Message | bytes]:  # Any: CallOptions' fields
-        return UploadCall(requests, options(**keywords)).submit()
+    def __init__(self, channel: Channel, method: Method) -> None:
+        self._channel = channel
+        self._method = method
 
-    def download(request: Message, **keywords: Any) -> StreamCall[Message, Message]:  # Any: see unary
-        call: StreamCall[Message, Message] = StreamCall(serialize(method, request), options(**keywords))
-        channel.submit(call)
+    def _stream(self, payload: bytes | None, options: Options) -> StreamCall[RequestT, ResponseT]:
+        call: StreamCall[RequestT, ResponseT] = StreamCall(
+            payload, CallOptions(self._channel, self._method, **options)
+        )
+        self._channel.submit(call)
         return call
 
-    def bidirectional(**keywords: Any) -> StreamCall[Message, Message]:  # Any: CallOptions' fields
-        call: StreamCall[Message, Message] = StreamCall(None, options(**keywords))
-        channel.submit(call)
-        return call
 
-    if method.server_streaming:
-        return bidirectional if method.client_streaming else download
-    return upload if method.client_streaming else unary
+class Unary(_Rpc[RequestT, ResponseT]):
+    """One request, one response. The Deferred may be cancelled."""
+
+    __slots__ = ()
+
+    def __call__(self, request: RequestT, **options: Unpack[Options]) -> Deferred[ResponseT]:
+        payload = serialize(self._method, request)
+        call: UnaryCall[ResponseT] = UnaryCall(payload, CallOptions(self._channel, self._method, **options))
+        return call.submit()
+
+
+class Upload(_Rpc[RequestT, ResponseT]):
+    """Requests from an iterable, sync or async; one response. The Deferred may be cancelled."""
+
+    __slots__ = ()
+
+    def __call__(self, requests: Requests[RequestT], **options: Unpack[Options]) -> Deferred[ResponseT]:
+        call: UploadCall[RequestT, ResponseT] = UploadCall(
+            requests, CallOptions(self._channel, self._method, **options)
+        )
+        return call.submit()
+
+
+class Download(_Rpc[RequestT, ResponseT]):
+    """One request, a stream of responses."""
+
+    __slots__ = ()
+
+    def __call__(self, request: RequestT, **options: Unpack[Options]) -> StreamCall[RequestT, ResponseT]:
+        return self._stream(serialize(self._method, request), options)
+
+
+class Bidirectional(_Rpc[RequestT, ResponseT]):
+    """A stream of requests, which are sent by the call, and one of responses."""
+
+    __slots__ = ()
+
+    def __call__(self, **options: Unpack[Options]) -> StreamCall[RequestT, ResponseT]:
+        return self._stream(None, options)
+
+
+_KINDS: Mapping[tuple[bool, bool], type[_Rpc[Message, Message]]] = {
+    (False, False): Unary,
+    (True, False): Upload,
+    (False, True): Download,
+    (True, True): Bidirectional,
+}
+
+
+class Stub:
+    """A remote service on a channel. A subclass names it, and declares its RPCs by their kinds::
+
+        class DemoStub(Stub):
+            service = DESCRIPTOR.services_by_name["Demo"]
+            Hello: Unary[HelloRequest, HelloResponse]
+            Watch: Download[WatchRequest, WatchResponse]
+
+    Each RPC takes the keywords of :class:`Options`.
+    """
+
+    service: ClassVar[ServiceDescriptor]
+    _methods: ClassVar[tuple[Method, ...]]
+
+    def __init_subclass__(cls) -> None:
+        cls._methods = tuple(map(Method.from_descriptor, cls.service.methods))
+
+    def __init__(self, channel: Channel) -> None:
+        for method in self._methods:
+            kind = _KINDS[method.client_streaming, method.server_streaming]
+            setattr(self, method.name, kind(channel, method))

@@ -23,14 +23,18 @@ if TYPE_CHECKING:
     from txgrpc.channel import Channel, ClientConnection
 
 
+Pairs = Iterable[tuple[str, str | bytes]]
+"""Metadata: names and values."""
+
+
 class CallOptions(NamedTuple):
-    """The method to call and the options of the call; see :class:`~txgrpc.client.Stub`."""
+    """The method to call and the options of the call; see :class:`~txgrpc.client.Options`."""
 
     channel: Channel
     method: Method
-    timeout: float | None
-    metadata: Iterable[tuple[str, str | bytes]]
-    wait_for_ready: bool
+    timeout: float | None = None
+    metadata: Pairs = ()
+    wait_for_ready: bool = False
 
 
 class Exchange:

@@ -8,20 +8,18 @@ that is known only by its path, for ``Server(unknown=...)``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import cast
+from typing import Unpack
 
 from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
 
 from txgrpc.channel import Channel
-from txgrpc.client import StreamCall, UnaryCall
-from txgrpc.exchange import CallOptions
+from txgrpc.client import Bidirectional, Download, Options, StreamCall, Unary
+from txgrpc.exchange import Pairs
 from txgrpc.servercall import Call
 from txgrpc.service import Answer, Method
-
-Pairs = Iterable[tuple[str, str | bytes]]
 
 # Metadata in which a client describes itself; the proxy's channel sends its own.
 _OWN = frozenset({"user-agent"})
@@ -47,36 +45,21 @@ class RawStub:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def call(
-        self,
-        path: str,
-        request: bytes,
-        *,
-        timeout: float | None = None,
-        metadata: Pairs = (),
-        wait_for_ready: bool = False,
-    ) -> Deferred[bytes]:
+    def call(self, path: str, request: bytes, **options: Unpack[Options]) -> Deferred[bytes]:
         """Call a method with one response. The Deferred may be cancelled, and the call with it."""
-        options = CallOptions(self._channel, raw_method(path), timeout, metadata, wait_for_ready)
-        return cast("Deferred[bytes]", UnaryCall(request, options).submit())
+        rpc: Unary[bytes, bytes] = Unary(self._channel, raw_method(path))
+        return rpc(request, **options)
 
-    def stream(
-        self, path: str, request: bytes, *, timeout: float | None = None, metadata: Pairs = ()
-    ) -> StreamCall[bytes, bytes]:
+    def stream(self, path: str, request: bytes, **options: Unpack[Options]) -> StreamCall[bytes, bytes]:
         """Call a method with one request and a stream of responses."""
-        method = raw_method(path, server_streaming=True)
-        return self._submit(StreamCall(request, CallOptions(self._channel, method, timeout, metadata, False)))
+        rpc: Download[bytes, bytes] = Download(self._channel, raw_method(path, server_streaming=True))
+        return rpc(request, **options)
 
-    def open(
-        self, path: str, *, timeout: float | None = None, metadata: Pairs = ()
-    ) -> StreamCall[bytes, bytes]:
+    def open(self, path: str, **options: Unpack[Options]) -> StreamCall[bytes, bytes]:
         """Call a method of unknown kind: send any number of requests, then end them."""
         method = raw_method(path, client_streaming=True, server_streaming=True)
-        return self._submit(StreamCall(None, CallOptions(self._channel, method, timeout, metadata, False)))
-
-    def _submit(self, call: StreamCall[bytes, bytes]) -> StreamCall[bytes, bytes]:
-        self._channel.submit(call)
-        return call
+        rpc: Bidirectional[bytes, bytes] = Bidirectional(self._channel, method)
+        return rpc(**options)
 
 
 async def relay(stub: RawStub, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from google.protobuf import message_factory
@@ -14,6 +14,14 @@ from google.protobuf.message import Message
 
 if TYPE_CHECKING:
     from txgrpc.servercall import Call
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+Response = Awaitable[MessageT | bytes]
+"""What a method with one response returns: the message, or the bytes of one."""
+
+Responses = AsyncIterator[MessageT | bytes | list[MessageT] | list[bytes]]
+"""What a method with a stream of responses returns. A list is sent as a message for each, at once."""
 
 Answer = Callable[[Any, "Call"], Any]  # Any: the descriptor defines the types of both
 """A callable that answers one RPC; see :class:`Service`."""
@@ -70,8 +78,8 @@ class Service:
     :class:`~txgrpc.server.Call`. It is an ``async def`` returning the response (or its bytes), or an async
     generator of them where the RPC streams them.
 
-    A large service may be spread over several implementations. An RPC that none of them offers is answered
-    with UNIMPLEMENTED.
+    A large service may be spread over several implementations, of which some may be None. An RPC that none of
+    them offers is answered with UNIMPLEMENTED.
 
     :ivar name: the full name, ``package.Service``.
     :ivar answers: the function that answers each offered method.

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.control.chosen import known
-from infranetes.machines.agent.stub import SessionCall
+from infranetes.machines.agent.calls import SessionCall
 from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes_common.concurrency import start
@@ -29,6 +29,7 @@ from infranetes_common.errors import (
     to_grpc,
 )
 from infranetes_common.wire import control, vmserver
+from infranetes_common.wire.control_rpcs import ControlShellRpcs
 from txgrpc import Call, GrpcError
 from txgrpc.peers import PeerCredentials
 
@@ -75,7 +76,7 @@ def _visitor(peer: PeerCredentials | None) -> _Visitor:
     return _Visitor(peer.uid, peer.pid, None if login == _NOBODY else login)
 
 
-class EnterCalls:
+class EnterCalls(ControlShellRpcs):
     """Opens shells in pods' VMs, and logs who did and for how long, but never the input or output.
 
     :param allowed: whether the configuration allows it now.

@@ -6,10 +6,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import cast
 
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.python.failure import Failure
 
@@ -21,6 +19,7 @@ from infranetes_common.concurrency import settled
 from infranetes_common.errors import InfranetesError
 from infranetes_common.redaction import end_of
 from infranetes_common.wire import control, cri
+from infranetes_common.wire.cri_rpcs import RuntimeStub
 from txgrpc import Channel, GrpcError
 
 ASK_SECONDS = 15.0
@@ -36,9 +35,8 @@ async def status(session: Session, config: Config) -> object:
     """Return what the CRI socket says of the daemon, as JSON has it."""
     channel = Channel(session.reactor, UNIXClientEndpoint(session.reactor, config.socket_path, timeout=10))
     try:
-        runtime = channel.stub(cri.RuntimeService)
-        answer = await runtime.Status(cri.StatusRequest(verbose=True), timeout=ASK_SECONDS)
-        return _status(MessageToDict(cast(Message, answer)))
+        answer = await RuntimeStub(channel).Status(cri.StatusRequest(verbose=True), timeout=ASK_SECONDS)
+        return _status(MessageToDict(answer))
     finally:
         await channel.close()
 
@@ -46,7 +44,7 @@ async def status(session: Session, config: Config) -> object:
 async def metrics(session: Session) -> str:
     """Return the daemon's metrics in Prometheus' text format."""
     answer = await session.stub.GetMetrics(control.GetMetricsRequest(), timeout=ASK_SECONDS)
-    return str(answer.text)
+    return answer.text
 
 
 async def pool(session: Session) -> object:

@@ -11,54 +11,56 @@ from google.protobuf.message import Message
 from infranetes.ctl.render_services import same
 from infranetes.ctl.session import DONE, FAILED
 from infranetes_common.wire import control
-from txgrpc.client import Stub
+from infranetes_common.wire.control_rpcs import ControlStub
 
 ASK_SECONDS = 150.0  # the daemon gives the provider two minutes for a list
 END_SECONDS = 600.0
 
-Ask = Callable[[Stub, argparse.Namespace], Awaitable[tuple[Message, int]]]
+Ask = Callable[[ControlStub, argparse.Namespace], Awaitable[tuple[Message, int]]]
 """Asks the daemon; gives its answer and the exit status."""
 
 
-async def pods(stub: Stub, options: argparse.Namespace) -> tuple[control.ListPodsResponse, int]:
+async def pods(stub: ControlStub, options: argparse.Namespace) -> tuple[control.ListPodsResponse, int]:
     return await stub.ListPods(control.ListPodsRequest(), timeout=ASK_SECONDS), DONE
 
 
-async def describe(stub: Stub, options: argparse.Namespace) -> tuple[control.DescribePodResponse, int]:
+async def describe(stub: ControlStub, options: argparse.Namespace) -> tuple[control.DescribePodResponse, int]:
     return await stub.DescribePod(control.DescribePodRequest(pod=options.pod), timeout=ASK_SECONDS), DONE
 
 
-async def orphans(stub: Stub, options: argparse.Namespace) -> tuple[control.ListOrphansResponse, int]:
+async def orphans(stub: ControlStub, options: argparse.Namespace) -> tuple[control.ListOrphansResponse, int]:
     answer = await stub.ListOrphans(control.ListOrphansRequest(), timeout=ASK_SECONDS)
     return answer, FAILED if answer.troubles else DONE
 
 
-async def end_orphans(stub: Stub, options: argparse.Namespace) -> tuple[control.EndOrphansResponse, int]:
+async def end_orphans(
+    stub: ControlStub, options: argparse.Namespace
+) -> tuple[control.EndOrphansResponse, int]:
     request = control.EndOrphansRequest(ids=options.ids, dry_run=options.dry_run)
     answer = await stub.EndOrphans(request, timeout=END_SECONDS)
     return answer, FAILED if answer.failed or answer.troubles else DONE
 
 
-async def pool(stub: Stub, options: argparse.Namespace) -> tuple[control.GetPoolResponse, int]:
+async def pool(stub: ControlStub, options: argparse.Namespace) -> tuple[control.GetPoolResponse, int]:
     return await stub.GetPool(control.GetPoolRequest(handler=options.handler), timeout=ASK_SECONDS), DONE
 
 
-async def drain(stub: Stub, options: argparse.Namespace) -> tuple[control.DrainPoolResponse, int]:
+async def drain(stub: ControlStub, options: argparse.Namespace) -> tuple[control.DrainPoolResponse, int]:
     request = control.DrainPoolRequest(dry_run=options.dry_run, handler=options.handler)
     answer = await stub.DrainPool(request, timeout=END_SECONDS)
     return answer, FAILED if answer.left else DONE
 
 
-async def fill(stub: Stub, options: argparse.Namespace) -> tuple[control.FillPoolResponse, int]:
+async def fill(stub: ControlStub, options: argparse.Namespace) -> tuple[control.FillPoolResponse, int]:
     return await stub.FillPool(control.FillPoolRequest(handler=options.handler), timeout=ASK_SECONDS), DONE
 
 
-async def console(stub: Stub, options: argparse.Namespace) -> tuple[control.GetConsoleResponse, int]:
+async def console(stub: ControlStub, options: argparse.Namespace) -> tuple[control.GetConsoleResponse, int]:
     request = control.GetConsoleRequest(sandbox=options.pod)
     return await stub.GetConsole(request, timeout=ASK_SECONDS), DONE
 
 
-async def services(stub: Stub, options: argparse.Namespace) -> tuple[Message, int]:
+async def services(stub: ControlStub, options: argparse.Namespace) -> tuple[Message, int]:
     if options.trace is not None:
         return await trace(stub, options)
     request = control.GetServicesRequest(pod=options.pod, service=options.service)
@@ -69,7 +71,7 @@ async def services(stub: Stub, options: argparse.Namespace) -> tuple[Message, in
     return answer, DONE if current or not options.pod else FAILED
 
 
-async def trace(stub: Stub, options: argparse.Namespace) -> tuple[control.TraceServiceResponse, int]:
+async def trace(stub: ControlStub, options: argparse.Namespace) -> tuple[control.TraceServiceResponse, int]:
     to = options.trace
     request = control.TraceServiceRequest(
         pod=options.pod, address=to.address, protocol=to.protocol, port=to.port
@@ -78,13 +80,13 @@ async def trace(stub: Stub, options: argparse.Namespace) -> tuple[control.TraceS
     return answer, DONE if answer.vm.current and same(answer) else FAILED
 
 
-async def policies(stub: Stub, options: argparse.Namespace) -> tuple[control.GetPoliciesResponse, int]:
+async def policies(stub: ControlStub, options: argparse.Namespace) -> tuple[control.GetPoliciesResponse, int]:
     answer = await stub.GetPolicies(control.GetPoliciesRequest(pod=options.pod), timeout=ASK_SECONDS)
     current = not answer.enabled or all(pod.current for pod in answer.pods)
     return answer, DONE if current or not options.pod else FAILED
 
 
-async def sizes(stub: Stub, options: argparse.Namespace) -> tuple[control.ChooseSizeResponse, int]:
+async def sizes(stub: ControlStub, options: argparse.Namespace) -> tuple[control.ChooseSizeResponse, int]:
     request = control.ChooseSizeRequest(
         cpu_millis=options.cpu,
         memory_bytes=options.memory,
@@ -97,5 +99,5 @@ async def sizes(stub: Stub, options: argparse.Namespace) -> tuple[control.Choose
     return answer, DONE if answer.fitting else FAILED
 
 
-async def config(stub: Stub, options: argparse.Namespace) -> tuple[control.GetConfigResponse, int]:
+async def config(stub: ControlStub, options: argparse.Namespace) -> tuple[control.GetConfigResponse, int]:
     return await stub.GetConfig(control.GetConfigRequest(), timeout=ASK_SECONDS), DONE

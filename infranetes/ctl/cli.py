@@ -33,7 +33,7 @@ from infranetes_common import __version__
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import ConfigError, InfranetesError
 from infranetes_common.reactors import IReactor
-from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlStub
 from txgrpc import Channel, Code, Disconnected, GrpcError
 
 __all__ = ["DONE", "DOWN", "FAILED", "INTERRUPTED", "USAGE", "ask", "main", "parser", "socket_of"]
@@ -160,7 +160,7 @@ async def ask(reactor: IReactor, socket: Path, options: argparse.Namespace) -> i
     """Carry out a command, print what it says and return the exit status."""
     channel = Channel(reactor, UNIXClientEndpoint(reactor, str(socket), timeout=10))
     try:
-        return await COMMANDS[options.command].run(Session(reactor, channel.stub(control.Control), options))
+        return await COMMANDS[options.command].run(Session(reactor, ControlStub(channel), options))
     except GrpcError as error:
         if isinstance(error, Disconnected) and _listens(socket):
             await sleep(reactor, ENDING_SECONDS)

@@ -11,7 +11,7 @@ import attrs
 
 from infranetes.ctl.arguments import DEFAULT_CONFIG
 from infranetes_common.reactors import IReactor
-from txgrpc.client import Stub
+from infranetes_common.wire.control_rpcs import ControlStub
 
 DONE, FAILED, USAGE, DOWN, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit statuses."""
@@ -33,7 +33,7 @@ class Session:
     """
 
     reactor: IReactor
-    stub: Stub
+    stub: ControlStub
     options: argparse.Namespace
 
     def print(self, text: str) -> None:

@@ -28,7 +28,7 @@ async def enter(session: Session) -> int:
 
     :raise GrpcError: the daemon refuses, or the connection to it or to the VM is lost."""
     terminal = os.isatty(STDIN) and os.isatty(STDOUT)
-    call: _Call = session.stub.EnterPod(timeout=None)
+    call = session.stub.EnterPod(timeout=None)
     call.receive_ahead(AHEAD_BYTES)
     try:
         wanted = control.EnterPodStart(

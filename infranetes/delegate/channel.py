@@ -170,7 +170,7 @@ class Delegate:
         waits = False  # not at first, so that the log says what the daemon waits for
         while True:
             try:
-                answer = await self._stub.call(VERSION, b"", wait_for_ready=waits)
+                answer = await self._stub.call(VERSION, b"", timeout=None, wait_for_ready=waits)
                 break
             except GrpcError as error:  # it is about to start, or to end
                 if self._stopped:

@@ -35,6 +35,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.identity import Identity
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from txgrpc import Channel, GrpcError
 
 reactor = installed()
@@ -199,7 +200,7 @@ class ProviderCase(_Base):
                 self.fail(f"not in time: {what}")
             await self.sleep(0.05)
 
-    def agent(self, instance: Instance, sandbox_id: str | None = None) -> Any:
+    def agent(self, instance: Instance, sandbox_id: str | None = None) -> AgentStub:
         """Return a stub of the VM's agent, whose certificate must be for `sandbox_id`."""
         endpoint = wrapClientTLS(
             self.authority.client_options(sandbox_id or instance.sandbox_id),
@@ -207,7 +208,7 @@ class ProviderCase(_Base):
         )
         channel = Channel(reactor, endpoint)
         self.channels.append(channel)
-        return channel.stub(vmserver.Agent)
+        return AgentStub(channel)
 
     async def agent_info(self, instance: Instance) -> vmserver.InfoResponse:
         """Call the agent's Info until it answers, and return the answer."""

@@ -48,7 +48,8 @@ REGISTRIES = (AUTHORITIES, "PIP_CERT", "PIP_INDEX_URL", "PIP_TRUSTED_HOST", "GOP
 BUILD_SECONDS = 1800
 RUN_SECONDS = 3600
 MAKE_SECONDS = 3 * 3600
-DESCRIPTORS = "infranetes_common/wire/descriptors.binpb"
+WIRE = "infranetes_common/wire"
+GENERATED = ("descriptors.binpb", "*_rpcs.py")  # in it, and ignored by git
 VERSIONS = "python3 --version && qemu-system-x86_64 --version | head -n 1 && nft --version"
 # These are not packages of Debian's.
 OTHERS = ("${", "debhelper-compat", "infranetes", "vmserver")
@@ -112,7 +113,8 @@ class Suite:
 
     def copy_checkout(self) -> None:
         """Copy the whole tree, so that programs can be run from it."""
-        self._copy([*_checkout(), DESCRIPTORS])
+        generated = [path for pattern in GENERATED for path in (TREE / WIRE).glob(pattern)]
+        self._copy([*_checkout(), *(str(path.relative_to(TREE)) for path in generated)])
         self._run("sh", "-c", "cd /tree && python3 setup.py --quiet egg_info")  # so that plug-ins are found
         pth = self._root.path / "usr/lib/python3/dist-packages/tree.pth"
         pth.write_text("/tree\n")  # the daemon's children run isolated: they ignore the current directory

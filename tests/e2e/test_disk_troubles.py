@@ -43,6 +43,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes.csi.config import CsiConfig
 from infranetes_common.wire import cri, csi
+from infranetes_common.wire.csi_rpcs import ControllerStub, NodeStub
 from tests.e2e import roots
 from tests.e2e.pod_case import PodCase
 from tests.e2e.volume_case import VolumeCase, VolumeTroubleCase
@@ -123,10 +124,10 @@ class FullVolumesCase(VolumeTroubleCase):
         super().setUp()
         self.config["csi"] = {"kubelet_dir": str(self.root / "kubelet")}
 
-    def stub(self, service: Any) -> Any:
+    def channel(self) -> Channel:
         channel = Channel(reactor, UNIXClientEndpoint(reactor, CsiConfig(str(self.root / "kubelet")).socket))
         self.addCleanup(channel.close)
-        return channel.stub(service)
+        return channel
 
     async def write(self, container: str, name: str, mebibytes: int) -> Any:
         """Write a file to the volume, and flush it."""
@@ -161,9 +162,9 @@ class DamagedAndFullVolumeTests(FullVolumesCase):
         self.assertIn(b"No space left on device", full.stderr)
         growing = csi.ControllerExpandVolumeRequest(volume_id="pvc-1", volume_capability=capability())
         growing.capacity_range.required_bytes = 2 * self.size
-        await self.stub(csi.Controller).ControllerExpandVolume(growing, timeout=60)
+        await ControllerStub(self.channel()).ControllerExpandVolume(growing, timeout=60)
         grown = csi.NodeExpandVolumeRequest(volume_id="pvc-1", volume_path=str(self.published))
-        await self.stub(csi.Node).NodeExpandVolume(grown, timeout=60)
+        await NodeStub(self.channel()).NodeExpandVolume(grown, timeout=60)
         more = await self.write(container, "more", self.size // _MIB // 2)
         self.assertEqual(more.exit_code, 0, more.stderr)
         await self.end(sandbox)
@@ -205,7 +206,7 @@ class FullNodeTests(FullVolumesCase):
             self.assertEqual((await self.execute(each, "echo", "alive")).stdout, b"alive\n")
         request = csi.CreateVolumeRequest(name="pvc-2", volume_capabilities=[capability()])
         request.capacity_range.required_bytes = self.size
-        creating = self.stub(csi.Controller).CreateVolume(request, timeout=60)
+        creating = ControllerStub(self.channel()).CreateVolume(request, timeout=60)
         await self.refused(Code.RESOURCE_EXHAUSTED, creating)
         await self.end(sandbox)
         filler.unlink()

@@ -26,6 +26,7 @@ from twisted.trial import unittest
 
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeStub
 from tests.e2e import cleanroot, roots, suites
 from tests.e2e.booted import Booted
 from tests.e2e.cleanroot import TREE
@@ -185,7 +186,7 @@ class InstallTests(unittest.TestCase):
         while True:
             channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
             try:
-                return await getattr(channel.stub(cri.RuntimeService), method)(request, timeout=5.0)
+                return await getattr(RuntimeStub(channel), method)(request, timeout=5.0)
             except GrpcError as error:
                 if time.monotonic() > until:
                     raise AssertionError(f"{error}; the daemon said: {self.root.output()}") from None
@@ -410,7 +411,7 @@ class InstalledTests(unittest.TestCase):
         while True:
             channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.root.path / SOCKET)))
             try:
-                await channel.stub(cri.RuntimeService).Version(cri.VersionRequest(), timeout=5.0)
+                await RuntimeStub(channel).Version(cri.VersionRequest(), timeout=5.0)
                 return
             except GrpcError as error:
                 self.assertLess(reactor.seconds(), until, f"{error}; the daemon said: {self.root.output()}")

@@ -20,6 +20,7 @@ from infranetes.providers.interface import IGuest, Instance, IResizesVms, Memory
 from infranetes.providers.qemu.cgroups.cgroupfs import Hierarchy, hierarchies, memory_directory
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import cri, vmserver
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from tests.contract.pod_provider_case import reactor
 from tests.e2e.pod_case import PodCase
 from tests.e2e.qemu_case import QemuCase
@@ -38,7 +39,7 @@ SETTLE_SECONDS = 60.0
 class Guest:
     """A guest, as reached through its agent."""
 
-    def __init__(self, stub: Any) -> None:  # Any: a stub of the agent's service
+    def __init__(self, stub: AgentStub) -> None:
         self.stub = stub
         self.released: list[MemoryRange] = []
 
@@ -61,7 +62,7 @@ class Guest:
 class ResizeTests(QemuCase, TestCase):
     """A VM made with the template's size. The template is shared, so this test has no settings of its own."""
 
-    async def guest(self, stub: Any, cpus: int, memory: int) -> vmserver.InfoResponse:
+    async def guest(self, stub: AgentStub, cpus: int, memory: int) -> vmserver.InfoResponse:
         """Wait until the guest has so many processors and at least so much memory, and return what it has.
 
         :param stub: a stub of its agent's service."""

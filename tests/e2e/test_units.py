@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 from twisted.trial import unittest
 
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeStub
 from tests.e2e import cleanroot, roots
 from tests.e2e.booted import Booted
 from tests.e2e.pod_case import TEMPLATES, PodCase
@@ -45,7 +46,7 @@ class BootedCase(unittest.TestCase):
         while True:
             channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
             try:
-                return await getattr(channel.stub(cri.RuntimeService), method)(request, timeout=60.0)
+                return await getattr(RuntimeStub(channel), method)(request, timeout=60.0)
             except GrpcError as error:
                 if time.monotonic() > until:
                     raise AssertionError(f"{error}; the journal: {self.journal('infranetes')}") from None

@@ -47,6 +47,7 @@ from infranetes_common.filesync.scan import read, scan
 from infranetes_common.filesync.tree import Tree
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.wire import cri, csi
+from infranetes_common.wire.csi_rpcs import ControllerStub
 from tests.e2e.pod_case import PodCase
 from tests.e2e.qemu_case import IMAGES, QemuCase
 from tests.e2e.volume_case import VolumeCase, VolumeKindsCase
@@ -58,7 +59,6 @@ from tests.infranetes.daemon.case import reactor
 from tests.support.ganesha import GANESHA, NfsServer
 from tests.support.nfs3 import Nfs3Server
 from txgrpc import Channel, Code, GrpcError
-from txgrpc.client import Stub
 
 
 @slow(60, "two emulated VMs have nine containers")
@@ -97,17 +97,16 @@ class VolumeSnapshotTests(VolumeCase):
         finally:
             subprocess.run(["umount", directory], check=True)
 
-    def controller(self) -> Stub:
+    def controller(self) -> ControllerStub:
         channel = Channel(reactor, UNIXClientEndpoint(reactor, CsiConfig(str(self.root / "kubelet")).socket))
         self.addCleanup(channel.close)
-        return channel.stub(csi.Controller)
+        return ControllerStub(channel)
 
-    def take(self, controller: Stub, name: str) -> Deferred[csi.CreateSnapshotResponse]:
+    def take(self, controller: ControllerStub, name: str) -> Deferred[csi.CreateSnapshotResponse]:
         request = csi.CreateSnapshotRequest(name=name, source_volume_id="pvc-1")
-        taking: Deferred[csi.CreateSnapshotResponse] = controller.CreateSnapshot(request, timeout=120)
-        return taking
+        return controller.CreateSnapshot(request, timeout=120)
 
-    async def restore(self, controller: Stub, snapshot: str) -> None:
+    async def restore(self, controller: ControllerStub, snapshot: str) -> None:
         request = csi.CreateVolumeRequest(name=f"from-{snapshot}")
         request.capacity_range.required_bytes = 2 * self.size
         request.volume_capabilities.append(capability())

@@ -24,6 +24,7 @@ from twisted.trial.unittest import TestCase
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from tests.contract.container_provider_case import busybox_image
 from tests.harness.needs import needs_programs
 from tests.support import warm
@@ -131,12 +132,12 @@ class FarmTests(TestCase):
             self.assertLess(time.monotonic(), until, vm)
             await deferLater(reactor, 0.02, lambda: None)
 
-    def stub(self, vm: Any) -> Any:
+    def stub(self, vm: Any) -> AgentStub:
         node = Client(self.authority, self.authority.node())
         endpoint = wrapClientTLS(node, HostnameEndpoint(reactor, vm["host"], vm["port"]))
         channel = Channel(reactor, endpoint)
         self.channels.append(channel)
-        return channel.stub(messages.Agent)
+        return AgentStub(channel)
 
     async def refused(self, vm: Any, code: Code, seconds: float = 1.0) -> None:
         with self.assertRaises(GrpcError) as caught:

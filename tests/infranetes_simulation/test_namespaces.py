@@ -24,7 +24,8 @@ from tests.contract.pod_provider_case import reactor
 from tests.harness.durations import slow
 from tests.harness.needs import needs_netns, needs_root, repetitions
 from tests.infranetes_simulation.test_provider import SimulatedCase
-from txgrpc import Code, GrpcError
+from tests.txgrpc.support import status_of
+from txgrpc import Code
 
 CGROUP = f"infranetes-tests-simulated-{secrets.token_hex(4)}"  # process ids are not unique among workers
 
@@ -152,9 +153,7 @@ class NamespaceTests(NamespaceCase, TestCase):
         """Wait until a call of the agent fails like that."""
         deadline = reactor.seconds() + self.agent_timeout
         while True:
-            failed = await self.assertFailure(
-                self.agent(instance).Info(vmserver.InfoRequest(), timeout=1.0), GrpcError
-            )
+            failed = await status_of(self.agent(instance).Info(vmserver.InfoRequest(), timeout=1.0))
             if failed.code is code:
                 return
             self.assertLess(reactor.seconds(), deadline, failed)

@@ -12,7 +12,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.trial import unittest
 
-from tests.txgrpc.demo import DEMO, Note
+from tests.txgrpc.demo import DemoStub, Note
 from tests.txgrpc.support import Child, drain_iterator, socket_path, status_of
 from txgrpc import Channel, Code, Limits
 
@@ -30,7 +30,7 @@ class GrpcioServerTests(unittest.TestCase):
         limits = Limits(max_receive_message=5 * 1024 * 1024)
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, path), limits=limits)
         self.addCleanup(self.channel.close)
-        self.stub = self.channel.stub(DEMO)
+        self.stub = DemoStub(self.channel)
 
     async def test_every_kind_of_call(self) -> None:
         """Unary, both ways of streaming, and a conversation."""

@@ -34,6 +34,8 @@ from infranetes.pods.store.store import FILE
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control, cri
+from infranetes_common.wire.control_rpcs import ControlStub
+from infranetes_common.wire.cri_rpcs import RuntimeStub
 from tests.infranetes.daemon.case import ROOT, images, toml
 from tests.support import warm
 from tests.support.infrastructure import Factory, simulated
@@ -233,7 +235,7 @@ class CrashSoak:
         channel = self._channel = Channel(
             self._reactor, UNIXClientEndpoint(self._reactor, str(self._socket), timeout=5)
         )
-        runtime = channel.stub(cri.RuntimeService)
+        runtime = RuntimeStub(channel)
         until = time.monotonic() + READY_SECONDS
         while self._alive() and time.monotonic() < until:
             try:
@@ -335,7 +337,7 @@ class CrashSoak:
             channel = self._channel
             try:
                 if channel is not None:
-                    return await step(channel.stub(cri.RuntimeService))
+                    return await step(RuntimeStub(channel))
             except GrpcError as error:
                 if (
                     error.code not in (*TRANSIENT, *self._infrastructure.transient)
@@ -381,7 +383,7 @@ class CrashSoak:
         if self._pool:
             path = str(self.root / "run" / CONTROL_SOCKET)
             channel = Channel(self._reactor, UNIXClientEndpoint(self._reactor, path, timeout=5))
-            await channel.stub(control.Control).DrainPool(control.DrainPoolRequest(), timeout=STEP_SECONDS)
+            await ControlStub(channel).DrainPool(control.DrainPoolRequest(), timeout=STEP_SECONDS)
             await channel.close()
         until = time.monotonic() + END_SECONDS
         while await self._held() and time.monotonic() < until:

@@ -32,6 +32,7 @@ from twisted.internet.threads import deferToThread
 from infranetes_common.concurrency import replace_file, start
 from infranetes_common.reactors import IReactor, installed
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeStub
 from tests.infranetes.daemon.case import ROOT
 from tests.interop.critest import reap
 from tests.interop.critest_images import PAUSE, REGISTRIES
@@ -221,7 +222,7 @@ class MixedSoak(CrashSoak):
             until = time.monotonic() + READY_SECONDS
             while time.monotonic() < until:
                 with contextlib.suppress(GrpcError):
-                    await channel.stub(cri.RuntimeService).Version(cri.VersionRequest(), timeout=5.0)
+                    await RuntimeStub(channel).Version(cri.VersionRequest(), timeout=5.0)
                     return
                 await self._sleep(0.1)
         finally:

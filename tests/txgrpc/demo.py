@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from txgrpc import Code, GrpcError
+from txgrpc.client import Stub
 from txgrpc.service import message_class
 
 
@@ -46,6 +47,20 @@ def _describe() -> Any:
 FILE = _describe()
 DEMO = FILE.services_by_name["Demo"]
 Note: Any = message_class(FILE.message_types_by_name["Note"])
+
+
+class DemoStub(Stub):
+    """Calls a remote Demo."""
+
+    service = DEMO
+
+    Echo: Any  # Any: of Note; likewise below
+    Fail: Any
+    Wait: Any
+    Missing: Any
+    Count: Any
+    Sum: Any
+    Chat: Any
 
 
 class Demo:

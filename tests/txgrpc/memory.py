@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from tests.txgrpc.demo import DEMO, Demo
+from tests.txgrpc.demo import DEMO, Demo, DemoStub
 from txgrpc import Channel, Limits, Server, Service
 
 #: What Twisted's transports hold before they pause their producer.
@@ -160,7 +160,7 @@ class InMemoryPair:
         self.server = Server(self.clock, services or [Service(DEMO, self.demo)], **(server or {}))
         self.endpoint = Endpoint(self)
         self.channel = Channel(self.clock, self.endpoint, **(channel or {}))
-        self.stub = self.channel.stub(DEMO)
+        self.stub = DemoStub(self.channel)
 
     @property
     def wire(self) -> Wire:

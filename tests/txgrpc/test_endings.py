@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from tests.txgrpc.demo import DEMO, Note
+from tests.txgrpc.demo import DemoStub, Note
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
 from txgrpc import Channel, Code, Disconnected, GrpcError, Limits, Server
@@ -240,7 +240,7 @@ class DrainTests(MemoryCase):
     def test_a_server_is_drained_once_the_last_client_has_left(self) -> None:
         world = self.world()
         other = Channel(world.clock, world.endpoint)
-        calls = [world.stub.Wait(Note(number=1000)), other.stub(DEMO).Wait(Note(number=5000))]
+        calls = [world.stub.Wait(Note(number=1000)), DemoStub(other).Wait(Note(number=5000))]
         world.settle()
         drained = world.server.drain(60)
         world.wait(3)

@@ -29,7 +29,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.trial import unittest
 
-from tests.txgrpc.demo import DEMO, Demo, Note
+from tests.txgrpc.demo import DEMO, Demo, DemoStub, Note
 from tests.txgrpc.support import drain_iterator, socket_path, status_of
 from txgrpc import Channel, Code, Limits, Server, Service
 from txgrpc.framing import frame
@@ -116,7 +116,7 @@ class HostileClientTests(unittest.TestCase):
         self.addCleanup(port.stopListening)
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, self.path))
         self.addCleanup(self.channel.close)
-        self.honest = self.channel.stub(DEMO)
+        self.honest = DemoStub(self.channel)
         self.chat = self.honest.Chat(timeout=50)
         await self.chat.send(Note(text="before"))
         await self.chat.__anext__()
@@ -374,7 +374,7 @@ class HostileServerTests(unittest.TestCase):
         port = await UNIXServerEndpoint(reactor, path).listen(factory)
         channel = Channel(reactor, UNIXClientEndpoint(reactor, path), limits=Limits(max_receive_message=1000))
         try:
-            return await status_of(channel.stub(DEMO).Echo(Note(), timeout=10))
+            return await status_of(DemoStub(channel).Echo(Note(), timeout=10))
         finally:
             await channel.close()
             await port.stopListening()
@@ -459,7 +459,7 @@ class HostileServerTests(unittest.TestCase):
         )
         port = await UNIXServerEndpoint(reactor, path).listen(factory)
         channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
-        call = channel.stub(DEMO).Count(Note(text="x" * 60))
+        call = DemoStub(channel).Count(Note(text="x" * 60))
         try:
             while not call.initial_metadata:
                 await deferLater(reactor, 0.01, lambda: None)

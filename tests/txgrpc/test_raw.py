@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.trial import unittest
 
-from tests.txgrpc.demo import DEMO, Demo, Note
+from tests.txgrpc.demo import DEMO, Demo, DemoStub, Note
 from tests.txgrpc.proxy import Proxy
 from tests.txgrpc.support import drain_iterator, socket_path, status_of
 from txgrpc import Call, Channel, Code, GrpcError, Server, Service
@@ -56,12 +56,12 @@ class RawTests(unittest.TestCase):
         await self.proxy.start(self)
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, self.proxy.path))
         self.addCleanup(self.channel.close)
-        self.stub = self.channel.stub(DEMO)
+        self.stub = DemoStub(self.channel)
         self.raw = RawStub(self.channel)
 
     async def test_bytes_pass_unchanged_with_fields_that_nobody_knows(self) -> None:
         sent = Note(text="hello").SerializeToString() + UNKNOWN
-        answer = await self.raw.call("/txgrpc.demo.Demo/Echo", sent, metadata=[("x-who", "me")])
+        answer = await self.raw.call("/txgrpc.demo.Demo/Echo", sent, metadata=[("x-who", "me")], timeout=60)
         self.assertEqual(answer, sent)
         self.assertEqual(self.proxy.seen, [sent])
         self.assertIn(("x-who", "me"), self.demo.calls[0].metadata)
@@ -70,7 +70,7 @@ class RawTests(unittest.TestCase):
 
     async def test_what_is_no_message_passes_too(self) -> None:
         """A proxy leaves that to the server."""
-        error = await status_of(self.raw.call("/txgrpc.demo.Demo/Echo", b"\xff\xff"))
+        error = await status_of(self.raw.call("/txgrpc.demo.Demo/Echo", b"\xff\xff", timeout=60))
         self.assertEqual((error.code, self.proxy.seen), (Code.INTERNAL, [b"\xff\xff"]))
 
     async def test_a_stream_of_responses(self) -> None:
@@ -113,7 +113,7 @@ class RawTests(unittest.TestCase):
         self.assertEqual((error.code, error.message), (Code.ABORTED, "enough"))
 
     async def test_what_is_known_to_none_is_told_as_ever(self) -> None:
-        error = await status_of(self.raw.call("/other.Service/Call", b""))
+        error = await status_of(self.raw.call("/other.Service/Call", b"", timeout=60))
         self.assertEqual(error.code, Code.UNIMPLEMENTED)
         self.assertIn("there is no service for /other.Service/Call here", error.message)
 
@@ -123,6 +123,6 @@ class RawTests(unittest.TestCase):
             return note
 
         self.proxy.server._methods[b"/x/Y"] = (raw_method("/x/Y"), answer)
-        error = await status_of(self.raw.call("/x/Y", b""))
+        error = await status_of(self.raw.call("/x/Y", b"", timeout=60))
         self.assertEqual(error.code, Code.INTERNAL)
         self.assertEqual(len(self.flushLoggedErrors(TypeError)), 1)

@@ -10,7 +10,7 @@ from twisted.internet import reactor
 from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.trial import unittest
 
-from tests.txgrpc.demo import DEMO, Note
+from tests.txgrpc.demo import DEMO, DemoStub, Note
 from txgrpc import Channel, Code, GrpcError, Server, Service
 
 
@@ -35,7 +35,7 @@ class SerializedTests(unittest.TestCase):
         server = Server(reactor, [Service(DEMO, Raw())])
         port = await UNIXServerEndpoint(reactor, path).listen(server.factory)
         channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
-        self.stub = channel.stub(DEMO)
+        self.stub = DemoStub(channel)
         self.addCleanup(server.drain, 5)
         self.addCleanup(port.stopListening)
         self.addCleanup(channel.close)

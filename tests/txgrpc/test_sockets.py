@@ -17,7 +17,7 @@ from twisted.internet.endpoints import (
 )
 from twisted.trial import unittest
 
-from tests.txgrpc.demo import DEMO, Demo, Note
+from tests.txgrpc.demo import DEMO, Demo, DemoStub, Note
 from txgrpc import Call, Channel, Code, GrpcError, Server, Service
 from txgrpc.peers import PeerCredentials
 
@@ -33,7 +33,7 @@ class UnixSocketTests(unittest.TestCase):
         self.server = Server(reactor, [Service(DEMO, self.demo)])
         self.port = await UNIXServerEndpoint(reactor, self.path).listen(self.server.factory)
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, self.path))
-        self.stub = self.channel.stub(DEMO)
+        self.stub = DemoStub(self.channel)
         self.addCleanup(lambda: Deferred.fromCoroutine(self._close()))
 
     async def _close(self) -> None:
@@ -74,7 +74,7 @@ class UnixSocketTests(unittest.TestCase):
             self.addCleanup(port.stopListening)
             channel = Channel(reactor, connecting(port))
             self.addCleanup(channel.close)
-            await channel.stub(DEMO).Echo(Note(), timeout=5)
+            await DemoStub(channel).Echo(Note(), timeout=5)
         self.assertEqual(found, [PeerCredentials(os.getpid(), os.getuid(), os.getgid()), None])
 
     async def test_large(self) -> None:

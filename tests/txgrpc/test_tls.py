@@ -20,7 +20,7 @@ from twisted.internet.ssl import optionsForClientTLS
 from twisted.trial import unittest
 
 from tests.txgrpc.certificates import Authority
-from tests.txgrpc.demo import DEMO, Demo, Note
+from tests.txgrpc.demo import DEMO, Demo, DemoStub, Note
 from tests.txgrpc.support import status_of
 from tests.txgrpc.test_hostile import PREFACE, Raw
 from txgrpc import Channel, Code, Limits, Server, Service
@@ -51,7 +51,7 @@ class TLSTests(unittest.TestCase):
     async def test_both_sides_know_each_other(self) -> None:
         """Calls work, h2 is negotiated, and the method sees the client's certificate."""
         channel = self.channel(self.authority.private("client.test"))
-        stub = channel.stub(DEMO)
+        stub = DemoStub(channel)
         blob = os.urandom(1_000_000)
         self.assertEqual((await stub.Echo(Note(blob=blob))).blob, blob)
         call = self.demo.calls[0]
@@ -73,15 +73,15 @@ class TLSTests(unittest.TestCase):
             self.channel(mine, name="elsewhere.test"),
             self.channel(mine, trust=other.certificate),
         ):
-            error = await status_of(channel.stub(DEMO).Echo(Note(), timeout=20))
+            error = await status_of(DemoStub(channel).Echo(Note(), timeout=20))
             self.assertEqual(error.code, Code.UNAVAILABLE)
             self.assertNotIn("cleanly", error.message)
         self.assertEqual(self.demo.calls, [])
-        self.assertEqual((await self.channel(mine).stub(DEMO).Echo(Note(text="on"))).text, "on")
+        self.assertEqual((await DemoStub(self.channel(mine)).Echo(Note(text="on"))).text, "on")
 
     async def test_not_tls(self) -> None:
         """Plain text, noise and silence are cut off and harm nobody."""
-        stub = self.channel(self.authority.private("client.test")).stub(DEMO)
+        stub = DemoStub(self.channel(self.authority.private("client.test")))
         await stub.Echo(Note())
         for data in (PREFACE, os.urandom(100), b"\x16\x03\x01\xff\xff", b""):
             peer = await connectProtocol(self.plain(), Raw())
@@ -97,7 +97,7 @@ class TLSTests(unittest.TestCase):
         endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
         options = optionsForClientTLS("server.test", self.authority.certificate)
         channel = Channel(reactor, wrapClientTLS(options, endpoint))
-        error = await status_of(channel.stub(DEMO).Echo(Note(), timeout=0.3))
+        error = await status_of(DemoStub(channel).Echo(Note(), timeout=0.3))
         self.assertEqual(error.code, Code.DEADLINE_EXCEEDED)
         [connection] = channel._live
         await channel.close().addTimeout(connection.limits.close_timeout / 2, reactor)
@@ -105,7 +105,7 @@ class TLSTests(unittest.TestCase):
     async def test_many_channels(self) -> None:
         """A hundred channels in one process, each with calls of its own."""
         certificate = self.authority.private("client.test")
-        stubs = [self.channel(certificate).stub(DEMO) for _ in range(100)]
+        stubs = [DemoStub(self.channel(certificate)) for _ in range(100)]
         for start in range(0, 100, 20):
             notes = [
                 stub.Echo(Note(number=n), timeout=30) for n, stub in enumerate(stubs[start : start + 20])

@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from zope.interface import implementer
 
 from infranetes_common.identity import Identity
-from infranetes_common.wire import vmserver
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from tests.vmserver.pki import Authority, Pair, client_context
 from txgrpc import Channel
 from vmserver.config import Config, IdentityConfig, LimitsConfig
@@ -95,9 +95,9 @@ class Agent:
         self.channels.append(channel)
         return channel
 
-    def stub(self) -> Any:
+    def stub(self) -> AgentStub:
         """Return a stub of the agent's service."""
-        return self.channel().stub(vmserver.Agent)
+        return AgentStub(self.channel())
 
     async def stop(self) -> None:
         for channel in self.channels:

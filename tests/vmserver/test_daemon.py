@@ -9,7 +9,6 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -21,6 +20,7 @@ from infranetes_common.identity import encode
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from tests.contract.container_provider_case import busybox_image
 from tests.harness.needs import needs_programs
 from tests.support import warm
@@ -152,12 +152,12 @@ class ProcessTests(TestCase):
         await until(lambda: process.poll() is not None, "it ends")
         return process.returncode
 
-    def stub(self) -> Any:
+    def stub(self) -> AgentStub:
         # The harness's own agent is not started: only its node is used.
         self.node.service = self  # type: ignore[assignment]
         return self.node.stub()
 
-    async def info(self, stub: Any) -> Any:
+    async def info(self, stub: AgentStub) -> messages.InfoResponse:
         deadline = time.monotonic() + 30
         while True:
             try:

@@ -19,6 +19,7 @@ from infranetes_common.identity import encode
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from tests.harness.durations import slow
 from tests.harness.needs import needs_docker
 from tests.support import warm
@@ -226,15 +227,15 @@ class ProcessTests(TestCase):
             await deferToThread(self.process.wait)
             self.process = None
 
-    def stub(self) -> Any:
+    def stub(self) -> AgentStub:
         self.node.service = self  # type: ignore[assignment]
         return self.node.stub()
 
-    def choose(self, stub: Any, name: str) -> Any:
+    def choose(self, stub: AgentStub, name: str) -> Deferred[messages.ConfigureSandboxResponse]:
         request = messages.ConfigureSandboxRequest(config=cri.PodSandboxConfig(), container_provider=name)
         return stub.ConfigureSandbox(request, timeout=60.0)
 
-    async def provider(self, stub: Any) -> tuple[str, bool]:
+    async def provider(self, stub: AgentStub) -> tuple[str, bool]:
         """Return what runs containers, and whether it accepts layers."""
         until = reactor.seconds() + 60.0
         while True:

@@ -30,6 +30,7 @@ from zope.interface import implementer
 from infranetes_common.identity import Identity, decode, encode
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from txgrpc import Channel
 from vmserver.identity import tls
 
@@ -110,7 +111,7 @@ async def make_first_call(reactor: IReactor, factory: IProtocolFactory) -> None:
         client = _Client(*issuer.issue(tls.NODE_URI, ExtendedKeyUsageOID.CLIENT_AUTH))
         endpoint = TCP4ClientEndpoint(reactor, _HOST, cast(IPv4Address, port.getHost()).port)
         channel = Channel(reactor, wrapClientTLS(client, endpoint))
-        await channel.stub(vmserver.Agent).Info(vmserver.InfoRequest(), timeout=_SECONDS)
+        await AgentStub(channel).Info(vmserver.InfoRequest(), timeout=_SECONDS)
     except Exception as error:
         _log.warn(
             "the agent's call to itself, which prepares it for its first call, failed: {kind}: {error}",

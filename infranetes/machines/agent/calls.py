@@ -11,15 +11,20 @@ from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
 
 from infranetes.machines.agent import checks
-from infranetes.machines.agent.stub import AgentStub
 from infranetes_common.errors import InfranetesError, Unavailable, from_grpc
 from infranetes_common.wire import vmserver
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from txgrpc import Channel, Code, GrpcError, StreamCall
 
 CHUNK_BYTES = 256 * 1024  # the most bytes of a file in one message
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
+
+SessionCall = StreamCall[vmserver.SessionInput, vmserver.SessionOutput]
+"""The call of Exec, Attach or Shell: the streams of a command or a container."""
+PortForwardCall = StreamCall[vmserver.PortForwardInput, vmserver.PortForwardOutput]
+"""A connection to a port of the pod."""
 
 
 @asynccontextmanager
@@ -39,7 +44,7 @@ class AgentCalls:
     def __init__(self, sandbox_id: str, channel: Channel) -> None:
         self._sandbox_id = sandbox_id
         self._channel = channel
-        self._stub: AgentStub = channel.stub(vmserver.Agent)
+        self._stub = AgentStub(channel)
 
     async def _call(self, call: Deferred[_Response]) -> _Response:
         try:

@@ -11,7 +11,7 @@ from twisted.internet.endpoints import wrapClientTLS
 
 from infranetes.identity.authority import Authority
 from infranetes.machines.agent import checks, limits
-from infranetes.machines.agent.calls import CHUNK_BYTES, closing
+from infranetes.machines.agent.calls import CHUNK_BYTES, PortForwardCall, SessionCall, closing
 from infranetes.machines.agent.clock import ClockClient
 from infranetes.machines.agent.disks import DiskClient
 from infranetes.machines.agent.firewall import FirewallClient
@@ -22,7 +22,6 @@ from infranetes.machines.agent.screen import AgentScreen
 from infranetes.machines.agent.services import ServiceClient
 from infranetes.machines.agent.shell import ShellClient
 from infranetes.machines.agent.size import SizeClient
-from infranetes.machines.agent.stub import PortForwardCall, SessionCall
 from infranetes.machines.agent.volumes import VolumeClient
 from infranetes.tracing.agent_calls import observe
 from infranetes_common.errors import InvalidArgument

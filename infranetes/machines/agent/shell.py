@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from infranetes.machines.agent import limits
-from infranetes.machines.agent.calls import AgentCalls
-from infranetes.machines.agent.stub import SessionCall
+from infranetes.machines.agent.calls import AgentCalls, SessionCall
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unimplemented
 from infranetes_common.wire import vmserver
 

@@ -24,6 +24,7 @@ from infranetes_common import errors
 from infranetes_common.concurrency import start
 from infranetes_common.reactors import installed
 from infranetes_common.wire import control, vmserver
+from infranetes_common.wire.control_rpcs import ControlStub
 from tests.infranetes.pods.fakes import FakeNode, pod
 from tests.support.hostile.agent import HostileAgent
 from tests.support.hostile.attacks import ATTACKS
@@ -82,7 +83,7 @@ class EnterCase(unittest.TestCase):
         self.allowed = True
         self.calls = EnterCalls(self.world.clock, self.world.node.inventory, lambda: self.allowed)
         self.control = await self.channel("control", Service(control.Control, self.calls))
-        self.stub = self.control.stub(control.Control)
+        self.stub = ControlStub(self.control)
         self.agent = Shells()
         await self.answers(self.agent)
         self.lines: list[LogEvent] = []

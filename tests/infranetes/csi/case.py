@@ -31,7 +31,9 @@ from infranetes.volumes.published_devices import BACKING_FILE
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, NotFound
 from infranetes_common.loop_devices import loop_devices_of, open_loop_device
-from infranetes_common.wire import csi, pluginregistration
+from infranetes_common.wire import csi
+from infranetes_common.wire.csi_rpcs import ControllerStub, IdentityStub, NodeStub
+from infranetes_common.wire.pluginregistration_rpcs import RegistrationStub
 from tests.support.loop_devices import end_loop_device
 from txgrpc import Channel, Code, GrpcError
 
@@ -94,12 +96,11 @@ class CsiCase(TestCase):
         self.addCleanup(lambda: self.service.stopService())
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, self.config.socket))
         self.addCleanup(self.channel.close)
-        self.identity, self.controller, self.node = (
-            self.channel.stub(each) for each in (csi.Identity, csi.Controller, csi.Node)
-        )
+        self.identity, self.controller = IdentityStub(self.channel), ControllerStub(self.channel)
+        self.node = NodeStub(self.channel)
         registering = Channel(reactor, UNIXClientEndpoint(reactor, self.config.registration_socket))
         self.addCleanup(registering.close)
-        self.registration = registering.stub(pluginregistration.Registration)
+        self.registration = RegistrationStub(registering)
 
     async def make_volumes(self) -> IVolumes:
         """Return the volumes that the driver manages: files, unless a test overrides this."""

@@ -72,12 +72,14 @@ class CreateTests(CsiCase):
 
     async def test_it_can_be_raw(self) -> None:
         request = csi.CreateVolumeRequest(name="data", volume_capabilities=[raw(), capability()])
-        self.assertEqual((await self.controller.CreateVolume(request)).volume.volume_id, "data")
+        self.assertEqual((await self.controller.CreateVolume(request, timeout=60)).volume.volume_id, "data")
 
     async def test_what_no_volume_can_be_is_refused_by_name(self) -> None:
         async def refused(words: str, **fields: object) -> None:
             request = csi.CreateVolumeRequest(name="wrong", **fields)  # type: ignore[arg-type]
-            await self.refused(Code.INVALID_ARGUMENT, self.controller.CreateVolume(request), words)
+            await self.refused(
+                Code.INVALID_ARGUMENT, self.controller.CreateVolume(request, timeout=60), words
+            )
 
         several = [_MODE.MULTI_NODE_MULTI_WRITER, _MODE.MULTI_NODE_READER_ONLY, _MODE.UNKNOWN, 99]
         for mode in several:
@@ -108,7 +110,7 @@ class CreateTests(CsiCase):
         assert isinstance(self.volumes, QemuVolumes)
         await self.volumes._lock.acquire()  # as if the disk were slow
         first = start(self.create())
-        await self.identity.Probe(csi.ProbeRequest())  # the first has arrived
+        await self.identity.Probe(csi.ProbeRequest(), timeout=60)  # the first has arrived
         await self.refused(Code.ABORTED, self.create())
         self.volumes._lock.release()
         self.assertEqual((await first).volume_id, "data")
@@ -116,7 +118,7 @@ class CreateTests(CsiCase):
 
 class DeleteTests(CsiCase):
     async def delete(self, volume_id: str) -> None:
-        await self.controller.DeleteVolume(csi.DeleteVolumeRequest(volume_id=volume_id))
+        await self.controller.DeleteVolume(csi.DeleteVolumeRequest(volume_id=volume_id), timeout=60)
 
     async def test_it_is_gone_as_often_as_asked(self) -> None:
         await self.create(capacity_range=sizes(MIB))
@@ -140,34 +142,39 @@ class ListTests(CsiCase):
         found, token = [], ""
         while True:
             request = csi.ListVolumesRequest(max_entries=2, starting_token=token)
-            page = await self.controller.ListVolumes(request)
+            page = await self.controller.ListVolumes(request, timeout=60)
             found += [each.volume.volume_id for each in page.entries]
             token = page.next_token
             if not token:
                 break
-            await self.controller.DeleteVolume(csi.DeleteVolumeRequest(volume_id=found[-1]))
+            await self.controller.DeleteVolume(csi.DeleteVolumeRequest(volume_id=found[-1]), timeout=60)
         self.assertEqual(found, ["a", "b", "c", "d", "e"])
 
     async def test_tokens_that_are_not_ours(self) -> None:
         for token in ("invalid", "after:", "after:../x", "7"):
-            call = self.controller.ListVolumes(csi.ListVolumesRequest(starting_token=token))
+            call = self.controller.ListVolumes(csi.ListVolumesRequest(starting_token=token), timeout=60)
             await self.refused(Code.ABORTED, call)
         await self.refused(
-            Code.INVALID_ARGUMENT, self.controller.ListVolumes(csi.ListVolumesRequest(max_entries=-1))
+            Code.INVALID_ARGUMENT,
+            self.controller.ListVolumes(csi.ListVolumesRequest(max_entries=-1), timeout=60),
         )
 
     async def test_one_by_its_id(self) -> None:
         volume = await self.create(capacity_range=sizes(MIB))
-        found = await self.controller.ControllerGetVolume(csi.ControllerGetVolumeRequest(volume_id="data"))
+        found = await self.controller.ControllerGetVolume(
+            csi.ControllerGetVolumeRequest(volume_id="data"), timeout=60
+        )
         self.assertEqual(found.volume, volume)
         for volume_id in ("none", "../data", "a b"):
-            call = self.controller.ControllerGetVolume(csi.ControllerGetVolumeRequest(volume_id=volume_id))
+            call = self.controller.ControllerGetVolume(
+                csi.ControllerGetVolumeRequest(volume_id=volume_id), timeout=60
+            )
             await self.refused(Code.NOT_FOUND, call)
 
     async def test_what_is_free_is_told_for_this_node_and_what_can_be(self) -> None:
         async def capacity(**fields: object) -> int:
             request = csi.GetCapacityRequest(**fields)  # type: ignore[arg-type]
-            response: csi.GetCapacityResponse = await self.controller.GetCapacity(request)
+            response: csi.GetCapacityResponse = await self.controller.GetCapacity(request, timeout=60)
             return response.available_capacity
 
         self.assertGreater(await capacity(), 0)
@@ -184,7 +191,7 @@ class ValidateTests(CsiCase):
     ) -> csi.ValidateVolumeCapabilitiesResponse:
         request = csi.ValidateVolumeCapabilitiesRequest(volume_id=volume_id, volume_capabilities=wanted)
         found: csi.ValidateVolumeCapabilitiesResponse
-        found = await self.controller.ValidateVolumeCapabilities(request)
+        found = await self.controller.ValidateVolumeCapabilities(request, timeout=60)
         return found
 
     async def test_what_can_be_is_confirmed_and_what_cannot_is_explained(self) -> None:
@@ -206,7 +213,7 @@ class ExpandTests(CsiCase):
     async def expand(self, least: int, most: int = 0, volume_id: str = "data") -> int:
         request = csi.ControllerExpandVolumeRequest(volume_id=volume_id, capacity_range=sizes(least, most))
         response: csi.ControllerExpandVolumeResponse
-        response = await self.controller.ControllerExpandVolume(request)
+        response = await self.controller.ControllerExpandVolume(request, timeout=60)
         self.assertTrue(response.node_expansion_required)
         return response.capacity_bytes
 
@@ -223,14 +230,16 @@ class ExpandTests(CsiCase):
         await self.refused(Code.OUT_OF_RANGE, self.expand(1 << 62))
         await self.refused(Code.NOT_FOUND, self.expand(MIB, volume_id="none"))
         request = csi.ControllerExpandVolumeRequest(volume_id="data")
-        await self.refused(Code.INVALID_ARGUMENT, self.controller.ControllerExpandVolume(request))
+        await self.refused(Code.INVALID_ARGUMENT, self.controller.ControllerExpandVolume(request, timeout=60))
 
 
 class CapabilityTests(CsiCase):
     async def test_what_nobody_does_in_the_vms_is_not_offered(self) -> None:
-        found = await self.controller.ControllerGetCapabilities(csi.ControllerGetCapabilitiesRequest())
+        found = await self.controller.ControllerGetCapabilities(
+            csi.ControllerGetCapabilitiesRequest(), timeout=60
+        )
         offered = {each.rpc.type for each in found.capabilities}
         self.assertIn(_RPC.CREATE_DELETE_VOLUME, offered)
         self.assertNotIn(_RPC.EXPAND_VOLUME, offered)
         request = csi.ControllerExpandVolumeRequest(volume_id="data", capacity_range=sizes(MIB))
-        await self.refused(Code.UNIMPLEMENTED, self.controller.ControllerExpandVolume(request))
+        await self.refused(Code.UNIMPLEMENTED, self.controller.ControllerExpandVolume(request, timeout=60))

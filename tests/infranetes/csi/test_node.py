@@ -102,7 +102,7 @@ class PublishTests(NodeCase):
             call = self.publish(self.volume, volume_capability=each)
             await self.refused(Code.INVALID_ARGUMENT, call)
         request = csi.NodePublishVolumeRequest(volume_id=self.volume, target_path=self.target())
-        await self.refused(Code.INVALID_ARGUMENT, self.node.NodePublishVolume(request))
+        await self.refused(Code.INVALID_ARGUMENT, self.node.NodePublishVolume(request, timeout=60))
         self.assertFalse(os.path.exists(self.target()))
 
     async def test_a_published_volume_outlives_the_driver(self) -> None:
@@ -114,11 +114,11 @@ class PublishTests(NodeCase):
         self.assertFalse(os.path.exists(self.target()))
 
     async def test_without_pods_nothing_is_said_of_them(self) -> None:
-        found = await self.node.NodeGetCapabilities(csi.NodeGetCapabilitiesRequest())
+        found = await self.node.NodeGetCapabilities(csi.NodeGetCapabilitiesRequest(), timeout=60)
         offered = {each.rpc.type for each in found.capabilities}
         self.assertEqual(offered, {_RPC.VOLUME_MOUNT_GROUP, _RPC.SINGLE_NODE_MULTI_WRITER})
         request = csi.NodeGetVolumeStatsRequest(volume_id=self.volume, volume_path=self.target())
-        await self.refused(Code.UNIMPLEMENTED, self.node.NodeGetVolumeStats(request))
+        await self.refused(Code.UNIMPLEMENTED, self.node.NodeGetVolumeStats(request, timeout=60))
 
 
 @needs_mounts
@@ -174,10 +174,10 @@ class RawTests(NodeCase):
     async def test_its_size_is_told_and_grows(self) -> None:
         await self.publish_raw()
         request = csi.NodeGetVolumeStatsRequest(volume_id=self.volume, volume_path=self.target())
-        [usage] = (await self.node.NodeGetVolumeStats(request)).usage
+        [usage] = (await self.node.NodeGetVolumeStats(request, timeout=60)).usage
         self.assertEqual((usage.unit, usage.total), (csi.VolumeUsage.BYTES, 1 << 20))
         growing = csi.NodeExpandVolumeRequest(volume_id=self.volume, volume_path=self.target())
-        self.assertEqual((await self.node.NodeExpandVolume(growing)).capacity_bytes, 1 << 20)
+        self.assertEqual((await self.node.NodeExpandVolume(growing, timeout=60)).capacity_bytes, 1 << 20)
         self.assertEqual(self.pods.grown, [self.volume])
 
 
@@ -189,7 +189,7 @@ class PodsTests(NodeCase):
 
     async def stats(self, path: str, volume_id: str = "") -> csi.NodeGetVolumeStatsResponse:
         request = csi.NodeGetVolumeStatsRequest(volume_id=volume_id or self.volume, volume_path=path)
-        response: csi.NodeGetVolumeStatsResponse = await self.node.NodeGetVolumeStats(request)
+        response: csi.NodeGetVolumeStatsResponse = await self.node.NodeGetVolumeStats(request, timeout=60)
         return response
 
     async def test_the_use_is_the_vms(self) -> None:
@@ -224,12 +224,12 @@ class PodsTests(NodeCase):
         await self.publish(self.volume)
         request = csi.NodeExpandVolumeRequest(volume_id=self.volume, volume_path=self.target())
         for _ in range(2):
-            found = await self.node.NodeExpandVolume(request)
+            found = await self.node.NodeExpandVolume(request, timeout=60)
             self.assertEqual(found.capacity_bytes, 1 << 20)
         assert self.pods is not None
         self.assertEqual(self.pods.grown, [self.volume] * 2)
         request.volume_id = "other"
-        await self.refused(Code.NOT_FOUND, self.node.NodeExpandVolume(request))
+        await self.refused(Code.NOT_FOUND, self.node.NodeExpandVolume(request, timeout=60))
 
 
 class Measuring:
@@ -276,24 +276,24 @@ class MountedTests(TestCase):
 
 class AboutTests(CsiCase):
     async def test_the_node_is_named_and_placed(self) -> None:
-        found = await self.node.NodeGetInfo(csi.NodeGetInfoRequest())
+        found = await self.node.NodeGetInfo(csi.NodeGetInfoRequest(), timeout=60)
         self.assertEqual(found.node_id, NODE)
         self.assertEqual(dict(found.accessible_topology.segments), {"infranetes.io/node": NODE})
 
     async def test_it_is_ready_once_the_provider_is(self) -> None:
-        self.assertTrue((await self.identity.Probe(csi.ProbeRequest())).ready.value)
+        self.assertTrue((await self.identity.Probe(csi.ProbeRequest(), timeout=60)).ready.value)
         self.ready = False
-        self.assertFalse((await self.identity.Probe(csi.ProbeRequest())).ready.value)
+        self.assertFalse((await self.identity.Probe(csi.ProbeRequest(), timeout=60)).ready.value)
 
     async def test_kubelet_is_shown_the_driver_and_says_what_it_thinks(self) -> None:
-        found = await self.registration.GetInfo(pluginregistration.InfoRequest())
+        found = await self.registration.GetInfo(pluginregistration.InfoRequest(), timeout=60)
         self.assertEqual((found.type, found.name), ("CSIPlugin", "infranetes.io"))
         self.assertEqual((found.endpoint, found.supported_versions), (self.config.socket, ["1.0.0"]))
-        name = (await self.identity.GetPluginInfo(csi.GetPluginInfoRequest())).name
+        name = (await self.identity.GetPluginInfo(csi.GetPluginInfoRequest(), timeout=60)).name
         self.assertEqual(name, found.name)
         for taken in (True, False):
             status = pluginregistration.RegistrationStatus(plugin_registered=taken, error="why")
-            await self.registration.NotifyRegistrationStatus(status)
+            await self.registration.NotifyRegistrationStatus(status, timeout=60)
 
     async def test_nobody_but_root_may_call(self) -> None:
         for path in (self.config.socket, self.config.registration_socket):

@@ -55,11 +55,11 @@ class SnapshotCase(CsiCase):
         return response.snapshot
 
     async def drop(self, snapshot_id: str) -> None:
-        await self.controller.DeleteSnapshot(csi.DeleteSnapshotRequest(snapshot_id=snapshot_id))
+        await self.controller.DeleteSnapshot(csi.DeleteSnapshotRequest(snapshot_id=snapshot_id), timeout=60)
 
     async def listed(self, **asked: object) -> list[str]:
         request = csi.ListSnapshotsRequest(**asked)  # type: ignore[arg-type]
-        response: csi.ListSnapshotsResponse = await self.controller.ListSnapshots(request)
+        response: csi.ListSnapshotsResponse = await self.controller.ListSnapshots(request, timeout=60)
         return [each.snapshot.snapshot_id for each in response.entries]
 
 
@@ -72,7 +72,7 @@ class SnapshotTests(SnapshotCase):
         created = taken.creation_time.seconds + taken.creation_time.nanos / 1e9
         self.assertTrue(before - 0.001 <= created <= time.time(), created)
         self.assertEqual(await self.take(), taken)
-        found = await self.controller.GetSnapshot(csi.GetSnapshotRequest(snapshot_id="one"))
+        found = await self.controller.GetSnapshot(csi.GetSnapshotRequest(snapshot_id="one"), timeout=60)
         self.assertEqual(found.snapshot, taken)
 
     async def test_what_cannot_be_taken_is_refused_by_name(self) -> None:
@@ -93,7 +93,7 @@ class SnapshotTests(SnapshotCase):
             self.assertEqual(await self.listed(), [])
         for unknown in ("none", "../data", "a b"):
             await self.drop(unknown)
-            call = self.controller.GetSnapshot(csi.GetSnapshotRequest(snapshot_id=unknown))
+            call = self.controller.GetSnapshot(csi.GetSnapshotRequest(snapshot_id=unknown), timeout=60)
             await self.refused(Code.NOT_FOUND, call)
         await self.refused(Code.INVALID_ARGUMENT, self.drop(""))
 
@@ -103,7 +103,7 @@ class SnapshotTests(SnapshotCase):
             await self.take(name)
         await self.take("d", "other")
         request = csi.ListSnapshotsRequest(max_entries=3)
-        first = await self.controller.ListSnapshots(request)
+        first = await self.controller.ListSnapshots(request, timeout=60)
         self.assertEqual([each.snapshot.snapshot_id for each in first.entries], ["a", "b", "c"])
         await self.drop("c")
         self.assertEqual(await self.listed(starting_token=first.next_token), ["d"])
@@ -119,7 +119,7 @@ class SnapshotTests(SnapshotCase):
         waiting: Deferred[None] = Deferred()
         with patch.object(self.snapshots, "create", lambda name, volume: waiting):
             first = start(self.take())
-            await self.identity.Probe(csi.ProbeRequest())  # the first has arrived
+            await self.identity.Probe(csi.ProbeRequest(), timeout=60)  # the first has arrived
             await self.refused(Code.ABORTED, self.take())
             waiting.errback(Unavailable("the volume was detached meanwhile: try again"))
             await self.refused(Code.UNAVAILABLE, first, "try again")
@@ -142,7 +142,7 @@ class SourceTests(SnapshotCase):
             self.assertEqual(made.capacity_bytes, 6 * MIB)
         self.assertEqual(self.begins_with("restored"), b"content\0")
         listed = await self.controller.ControllerGetVolume(
-            csi.ControllerGetVolumeRequest(volume_id="restored")
+            csi.ControllerGetVolumeRequest(volume_id="restored"), timeout=60
         )
         self.assertEqual(listed.volume, made)
 
@@ -183,11 +183,11 @@ class CapabilityTests(SnapshotCase):
 
     async def test_snapshots_and_clones_are_offered_where_the_provider_has_them(self) -> None:
         request = csi.ControllerGetCapabilitiesRequest()
-        found = self.capabilities(await self.controller.ControllerGetCapabilities(request))
+        found = self.capabilities(await self.controller.ControllerGetCapabilities(request, timeout=60))
         snapshots = {_RPC.CREATE_DELETE_SNAPSHOT, _RPC.LIST_SNAPSHOTS, _RPC.GET_SNAPSHOT}
         self.assertLessEqual(snapshots | {_RPC.CLONE_VOLUME}, found)
         self.patch(type(self.snapshots), "clones", False)
-        found = self.capabilities(await self.controller.ControllerGetCapabilities(request))
+        found = self.capabilities(await self.controller.ControllerGetCapabilities(request, timeout=60))
         self.assertLessEqual(snapshots, found)
         self.assertNotIn(_RPC.CLONE_VOLUME, found)
         cloning = self.create("clone", volume_content_source=of_volume("data"))

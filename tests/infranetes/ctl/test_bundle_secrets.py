@@ -24,8 +24,8 @@ from infranetes_common.commands import Output
 from infranetes_common.reactors import IReactor
 from infranetes_common.redaction import HIDDEN
 from infranetes_common.wire import control, cri
+from infranetes_common.wire.control_rpcs import ControlStub
 from txgrpc import Code, GrpcError
-from txgrpc.client import Stub
 
 POD = "0123456789abcdef"
 LINE = "TUlJcGxhbnRlZDAxMjM0NTY3ODk"
@@ -130,17 +130,6 @@ class _Daemon:
         return cri.StatusResponse(status=cri.RuntimeStatus(conditions=[condition]), info=info)
 
 
-class _Channel:
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def stub(self, _: object) -> _Daemon:
-        return _Daemon()
-
-    async def close(self) -> None:
-        pass
-
-
 async def _run(reactor: object, command: Sequence[str], *_: object, **__: object) -> Output:
     lines = everything().splitlines(keepends=True)
     if "--reverse" in command:  # each line is an entry of the journal
@@ -161,7 +150,7 @@ class SecretsTests(TestCase):
         self.root = Path(self.mktemp()).absolute()
         self.root.mkdir()
         self.patch(os, "environ", {**os.environ, "HOME": str(self.root)})
-        self.patch(bundle_daemon, "Channel", _Channel)
+        self.patch(bundle_daemon, "RuntimeStub", lambda channel: _Daemon())
         self.patch(host, "run", _version)
         self.patch(host_programs, "run", _run)
         self.patch(host_programs, "check", _check)
@@ -219,7 +208,7 @@ class SecretsTests(TestCase):
         options = argparse.Namespace(config=self.main, file=path, json=False)
         printed: list[str] = []
         self.patch(Session, "print", lambda _, text: printed.append(text))
-        session = Session(cast(IReactor, reactor), cast(Stub, _Daemon()), options)
+        session = Session(cast(IReactor, reactor), cast(ControlStub, _Daemon()), options)
         self.assertEqual(await support_bundle(session), DONE)
         self.assertNotIn("planted", "".join(printed))
         found = {}

@@ -18,8 +18,8 @@ from infranetes.ctl.session import DONE, Session
 from infranetes_common.concurrency import start
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlStub
 from txgrpc import Code, GrpcError
-from txgrpc.client import Stub
 
 
 class NewsTests(SynchronousTestCase):
@@ -56,7 +56,7 @@ class FollowTests(SynchronousTestCase):
 
     def follow(self, json_wanted: bool = False) -> Deferred[int]:
         options = argparse.Namespace(json=json_wanted, follow=True, pod="web")
-        session = Session(cast(IReactor, self.clock), cast(Stub, self.daemon), options)
+        session = Session(cast(IReactor, self.clock), cast(ControlStub, self.daemon), options)
         following = start(COMMANDS["console"].run(session))
         self.addCleanup(lambda: following.addErrback(lambda _: None).cancel())
         return following

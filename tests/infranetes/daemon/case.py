@@ -27,6 +27,7 @@ from twisted.trial.unittest import TestCase
 from infranetes.firewalls.agent_ports import table_name as agents_table
 from infranetes.images import ImagesConfig, ImageStore
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import ImageStub, RuntimeStub
 from infranetes_simulation.provider.farm_client import FarmClient
 from tests.support import warm
 from tests.support.kept import KeptCase
@@ -206,8 +207,8 @@ class DaemonCase(KeptCase, TestCase):
         await self.disconnect()
         endpoint = UNIXClientEndpoint(reactor, str(self.socket))
         self.channel = Channel(reactor, endpoint, backoff=_OFTEN)
-        self.runtime = self.channel.stub(cri.RuntimeService)
-        self.image_service = self.channel.stub(cri.ImageService)
+        self.runtime = RuntimeStub(self.channel)
+        self.image_service = ImageStub(self.channel)
         until = time.monotonic() + START_SECONDS * self.patience
         while time.monotonic() < until and self.alive:
             try:

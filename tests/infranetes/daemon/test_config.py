@@ -103,7 +103,7 @@ class ConfigTests(DaemonCase):
 
     async def test_crictl_info_has_the_same_values(self) -> None:
         await self.start()
-        answer = await self.runtime.Status(cri.StatusRequest(verbose=True))
+        answer = await self.runtime.Status(cri.StatusRequest(verbose=True), timeout=60)
         keys = await self.keys()
         self.assertEqual(
             json.loads(answer.info["config"]), {key: each["value"] for key, each in keys.items()}

@@ -12,6 +12,8 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.wire import csi, pluginregistration
+from infranetes_common.wire.csi_rpcs import ControllerStub, IdentityStub
+from infranetes_common.wire.pluginregistration_rpcs import RegistrationStub
 from tests.harness.needs import needs_root, needs_systemd
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.infranetes.daemon.unit import UnitProgram
@@ -58,16 +60,16 @@ class DriverTests(DaemonCase):
         await self.until(registration.exists, "the driver can be registered", 200.0)
         registering = Channel(reactor, UNIXClientEndpoint(reactor, str(registration)))
         self.addCleanup(registering.close)
-        stub = registering.stub(pluginregistration.Registration)
+        stub = RegistrationStub(registering)
         endpoint = (await stub.GetInfo(pluginregistration.InfoRequest(), timeout=60)).endpoint
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, endpoint))
-        ready = (await self.channel.stub(csi.Identity).Probe(csi.ProbeRequest(), timeout=60)).ready
+        ready = (await IdentityStub(self.channel).Probe(csi.ProbeRequest(), timeout=60)).ready
         self.assertFalse(ready.value)  # no VM can attach it
         capability = csi.VolumeCapability(mount=csi.VolumeCapability.MountVolume())
         capability.access_mode.mode = csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER
         request = csi.CreateVolumeRequest(name="data", volume_capabilities=[capability])
         request.capacity_range.required_bytes = 1 << 20
-        made = await self.channel.stub(csi.Controller).CreateVolume(request, timeout=60)
+        made = await ControllerStub(self.channel).CreateVolume(request, timeout=60)
         self.assertEqual(made.volume.volume_id, "data")
         self.assertEqual(os.listdir(self.root / "state" / "qemu" / "volumes"), ["data.raw"])
 

@@ -10,6 +10,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 
 from infranetes_common.concurrency import settled, start
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeStub
 from tests.harness.needs import needs_mounts, needs_registry
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from tests.support.delegate import FakeDelegate
@@ -70,7 +71,7 @@ class DelegateTests(DelegateCase):
     async def test_events_of_both_in_one_stream(self) -> None:
         await self.theirs.start()
         await self.start()
-        events = self.runtime.GetContainerEvents(cri.GetEventsRequest())
+        events = self.runtime.GetContainerEvents(cri.GetEventsRequest(), timeout=60)
         self.addCleanup(events.cancel)
         await until(lambda: bool(self.theirs.listeners), "the delegate is listened to", 60.0)
         self.theirs.tell(cri.ContainerEventResponse(container_id="f" * 64))
@@ -119,7 +120,7 @@ class BeforeTests(DelegateCase):
         await until(lambda: self.socket.exists() or not self.alive, "the daemon serves", 60.0)
         self.assertTrue(self.alive, self.log)
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.socket)))
-        self.runtime = self.channel.stub(cri.RuntimeService)
+        self.runtime = RuntimeStub(self.channel)
         status = await self.runtime.Status(cri.StatusRequest(), timeout=30.0)
         told = {each.type: each.status for each in status.status.conditions}
         self.assertEqual((told["RuntimeReady"], told["InfranetesProvider"]), (True, False))

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
 
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeStub
 from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from txgrpc import Channel, Code, GrpcError
@@ -24,9 +25,9 @@ class EventCase(DaemonCase):
         super().setUp()
         await self.start()
 
-    async def listen(self, channel: Any = None) -> Any:
+    async def listen(self, channel: Channel | None = None) -> Any:
         """Return a stream of all events from now on."""
-        stub = (channel or self.channel).stub(cri.RuntimeService)
+        stub = self.runtime if channel is None else RuntimeStub(channel)
         stream = stub.GetContainerEvents(cri.GetEventsRequest(), timeout=None)
         await stub.Version(cri.VersionRequest(), timeout=10.0)  # on the same connection: it is answered later
         self.addCleanup(stream.cancel)

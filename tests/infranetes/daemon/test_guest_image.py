@@ -15,6 +15,8 @@ from infranetes.guest.image import GuestImage, write
 from infranetes.providers.qemu.vm.consoles import ConsoleArchive
 from infranetes.providers.qemu.vm.record import VmRecord
 from infranetes_common.wire import control, cri
+from infranetes_common.wire.control_rpcs import ControlStub
+from infranetes_common.wire.cri_rpcs import RuntimeStub
 from tests.harness.needs import needs_root
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from txgrpc import Channel, Code, GrpcError
@@ -73,7 +75,7 @@ class FreshTests(DaemonCase):
         self.assertIn("STATUS=waiting", said)
         self.assertIn(COMMAND, said)
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.socket)))
-        self.runtime = self.channel.stub(cri.RuntimeService)
+        self.runtime = RuntimeStub(self.channel)
         status = await self.runtime.Status(cri.StatusRequest(), timeout=10.0)
         self.assertIn(COMMAND, json.dumps([each.message for each in status.status.conditions]))
         with self.assertRaises(GrpcError) as caught:
@@ -108,7 +110,7 @@ class FreshTests(DaemonCase):
         await self.told("guest image")
         path = str(self.root / "run" / "control.sock")
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
-        stub = self.channel.stub(control.Control)
+        stub = ControlStub(self.channel)
         answer = await stub.GetConsole(control.GetConsoleRequest(sandbox="cdcd"), timeout=20.0)
         self.assertEqual((answer.vm_id, answer.text), (record.id, "Kernel panic"))
         with self.assertRaises(GrpcError) as caught:

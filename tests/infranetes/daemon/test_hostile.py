@@ -17,6 +17,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 
 from infranetes.config.schema import CONTROL_SOCKET
 from infranetes_common.wire import control, cri, vmserver
+from infranetes_common.wire.control_rpcs import ControlStub
 from tests.harness.durations import slow
 from tests.harness.needs import repetitions
 from tests.harness.speed import slowness
@@ -119,7 +120,7 @@ class StallTests(HostileCase):
         path = str(self.root / "run" / CONTROL_SOCKET)
         channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
         try:
-            call = channel.stub(control.Control).EnterPod(timeout=1.0)
+            call = ControlStub(channel).EnterPod(timeout=1.0)
             await call.send(control.EnterPodRequest(start=control.EnterPodStart(pod=self.bad)))
             async for _ in call:
                 pass

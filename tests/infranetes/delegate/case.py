@@ -17,6 +17,7 @@ from infranetes.delegate.router import Router
 from infranetes_common import errors
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import ImageStub, RuntimeStub
 from tests.support.delegate import FakeDelegate
 from tests.txgrpc.support import socket_path
 from txgrpc import Call, Channel, Server, Service
@@ -128,8 +129,8 @@ class RouterCase(unittest.TestCase):
         self.addCleanup(port.stopListening)
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, path))
         self.addCleanup(self.channel.close)
-        self.stub = self.channel.stub(cri.RuntimeService)
-        self.images = self.channel.stub(cri.ImageService)
+        self.stub = RuntimeStub(self.channel)
+        self.images = ImageStub(self.channel)
         self.raw = RawStub(self.channel)
 
     def our_services(self) -> list[Service]:

@@ -24,6 +24,7 @@ from infranetes.images.disks import Built, Source
 from infranetes.images.manifest import host_platform
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import ImageStub
 from tests.harness.needs import needs_mounts
 from tests.support import containerd
 from tests.support.oci import BuiltImage, BuiltIndex
@@ -120,7 +121,7 @@ class SocketCase(ImagesCase):
         endpoint = UNIXClientEndpoint(reactor, str(await self.begin_process()))
         self.channel = Channel(reactor, endpoint, backoff=Backoff(first=0.01, most=0.05))
         self.addCleanup(self.channel.close)
-        self.stub = self.channel.stub(cri.ImageService)
+        self.stub = ImageStub(self.channel)
         return RawStub(self.channel)
 
     async def begin_process(self) -> Path:

@@ -45,7 +45,7 @@ class EventTests(RouterCase):
 
     async def listen(self) -> Any:
         before = len(self.calls._listeners)
-        call = self.raw.stream("/runtime.v1.RuntimeService/GetContainerEvents", b"")
+        call = self.raw.stream("/runtime.v1.RuntimeService/GetContainerEvents", b"", timeout=60)
         self.addCleanup(call.cancel)
         await until(lambda: len(self.calls._listeners) == before + 1, "another listens")
         await until(lambda: bool(self.theirs.listeners), "the delegate is listened to")
@@ -85,7 +85,7 @@ class EventTests(RouterCase):
     async def test_without_the_delegates_events_there_are_none(self) -> None:
         """Half of them would hide pods from kubelet, which lists instead."""
         self.theirs.errors["GetContainerEvents"] = GrpcError(Code.UNIMPLEMENTED, "not here")
-        call = self.stub.GetContainerEvents(cri.GetEventsRequest())
+        call = self.stub.GetContainerEvents(cri.GetEventsRequest(), timeout=60)
         self.assertEqual((await status_of(call.__anext__())).code, Code.UNIMPLEMENTED)
 
     async def test_the_end_of_a_shadow_is_not_told_although_its_labels_are_gone(self) -> None:
@@ -93,7 +93,7 @@ class EventTests(RouterCase):
         listener = await self.listen()
         waiting = start(listener.__anext__())
         listed = self.theirs.add_sandbox("shadow", **{"infranetes.io__shadow_of": OURS})
-        await self.stub.ListPodSandbox(cri.ListPodSandboxRequest())
+        await self.stub.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=60)
         told = event(new_id(), **{"infranetes.io/shadow-of": OURS})
         ended = new_id()
         await ShadowSandboxes(self.delegate, "/state").end(ended)

@@ -100,14 +100,16 @@ class RouteTests(RouterCase):
 
     async def test_our_own_errors_are_told_as_ever(self) -> None:
         self.ours.answers["StopPodSandbox"] = GrpcError(Code.FAILED_PRECONDITION, "not now")
-        error = await status_of(self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=OURS)))
+        error = await status_of(
+            self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=OURS), timeout=60)
+        )
         self.assertEqual((error.code, error.message), (Code.FAILED_PRECONDITION, "not now"))
 
     async def test_a_request_that_is_no_message_is_refused(self) -> None:
-        error = await status_of(self.raw.call(f"{RUNTIME}/StopPodSandbox", b"\xff\xff"))
+        error = await status_of(self.raw.call(f"{RUNTIME}/StopPodSandbox", b"\xff\xff", timeout=60))
         self.assertEqual(error.code, Code.INVALID_ARGUMENT)
         broken = b"\x0a\x20" + OURS.encode() + b"\x12\x00\x1a"
-        error = await status_of(self.raw.call(f"{RUNTIME}/StopPodSandbox", broken))
+        error = await status_of(self.raw.call(f"{RUNTIME}/StopPodSandbox", broken, timeout=60))
         self.assertEqual((error.code, self.theirs.requests), (Code.INVALID_ARGUMENT, []))
 
     async def test_the_delegates_status_metadata_and_deadline_pass(self) -> None:
@@ -125,7 +127,7 @@ class RouteTests(RouterCase):
 
     async def test_a_call_that_its_caller_gives_up_is_given_up_at_the_delegate(self) -> None:
         self.theirs.hang("ExecSync")
-        waiting = self.stub.ExecSync(cri.ExecSyncRequest(container_id=new_id()))
+        waiting = self.stub.ExecSync(cri.ExecSyncRequest(container_id=new_id()), timeout=60)
         await until(lambda: bool(self.theirs.hanging["ExecSync"]), "the delegate is asked")
         waiting.cancel()
         self.assertEqual((await status_of(waiting)).code, Code.CANCELLED)
@@ -138,12 +140,14 @@ class RouteTests(RouterCase):
 
     async def test_rpcs_of_a_newer_cri_are_the_delegates(self) -> None:
         """Unknown RPCs of the CRI are passed on. Those of other services are not."""
-        error = await status_of(self.raw.call(f"{RUNTIME}/NewCall", b"\x0a\x01x"))
+        error = await status_of(self.raw.call(f"{RUNTIME}/NewCall", b"\x0a\x01x", timeout=60))
         self.assertEqual(error.code, Code.UNIMPLEMENTED)
         self.assertIn("does not offer NewCall", error.message)
-        error = await status_of(self.raw.call("/runtime.v1.NewService/Call", b""))
+        error = await status_of(self.raw.call("/runtime.v1.NewService/Call", b"", timeout=60))
         self.assertIn("there is no service for /runtime.v1.NewService", error.message)
-        error = await status_of(self.raw.call("/runtime.v1alpha2.RuntimeService/ListPodSandbox", b""))
+        error = await status_of(
+            self.raw.call("/runtime.v1alpha2.RuntimeService/ListPodSandbox", b"", timeout=60)
+        )
         self.assertEqual(error.code, Code.UNIMPLEMENTED)
 
     async def test_what_the_delegate_does_not_offer_it_says_itself(self) -> None:
@@ -154,7 +158,7 @@ class RouteTests(RouterCase):
     async def test_nobody_can_hide_a_pod(self) -> None:
         """The label of the runtime's own sandboxes is reserved."""
         config = cri.PodSandboxConfig(labels={"infranetes.io/shadow-of": OURS})
-        error = await status_of(self.stub.RunPodSandbox(cri.RunPodSandboxRequest(config=config)))
+        error = await status_of(self.stub.RunPodSandbox(cri.RunPodSandboxRequest(config=config), timeout=60))
         self.assertEqual((error.code, self.theirs.requests), (Code.INVALID_ARGUMENT, []))
 
 
@@ -164,28 +168,28 @@ class DownTests(RouterCase):
     async def test_ours_goes_on_and_theirs_fails_in_one_sentence(self) -> None:
         await self.theirs.down()
         for call in (
-            self.stub.Version(cri.VersionRequest()),
-            self.stub.ListPodSandbox(cri.ListPodSandboxRequest()),
-            self.stub.Status(cri.StatusRequest()),
-            self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=new_id())),
-            drain_iterator(self.stub.StreamPodSandboxes(cri.StreamPodSandboxesRequest())),
+            self.stub.Version(cri.VersionRequest(), timeout=60),
+            self.stub.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=60),
+            self.stub.Status(cri.StatusRequest(), timeout=60),
+            self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=new_id()), timeout=60),
+            drain_iterator(self.stub.StreamPodSandboxes(cri.StreamPodSandboxesRequest(), timeout=60)),
         ):
             error = await status_of(call)
             self.assertIs(error.code, Code.UNAVAILABLE)
             self.assertIn(f"the delegate at {self.theirs.path} does not answer: ", error.message)
-        await self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=OURS))
-        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest(runtime_handler="infranetes"))
+        await self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=OURS), timeout=60)
+        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest(runtime_handler="infranetes"), timeout=60)
         self.assertIs(self.delegate.state, DelegateState.DOWN)
 
     async def test_one_that_is_restarted_is_found_again(self) -> None:
-        await self.stub.Version(cri.VersionRequest())
+        await self.stub.Version(cri.VersionRequest(), timeout=60)
         self.assertEqual((self.delegate.state, self.delegate.trouble), (DelegateState.UP, ""))
         await self.theirs.down()
-        await status_of(self.stub.Version(cri.VersionRequest()))
+        await status_of(self.stub.Version(cri.VersionRequest(), timeout=60))
         await self.theirs.start()
         while self.delegate.state is not DelegateState.UP:
             try:
-                await self.stub.Version(cri.VersionRequest())
+                await self.stub.Version(cri.VersionRequest(), timeout=60)
             except GrpcError as error:
                 self.assertIs(error.code, Code.UNAVAILABLE)
 
@@ -202,13 +206,13 @@ class DownTests(RouterCase):
     async def test_a_refused_one_takes_its_own_calls_and_no_pod_that_needs_it_begins(self) -> None:
         self.delegate.refuse(THEIR_IMAGES, "containerd deletes layers")
         run = cri.RunPodSandboxRequest(runtime_handler="infranetes")
-        error = await status_of(self.stub.RunPodSandbox(run))
+        error = await status_of(self.stub.RunPodSandbox(run, timeout=60))
         self.assertEqual((error.code, error.message), (Code.FAILED_PRECONDITION, "containerd deletes layers"))
-        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest())
-        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest(runtime_handler="machines"))
-        await self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=OURS))
+        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest(), timeout=60)
+        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest(runtime_handler="machines"), timeout=60)
+        await self.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=OURS), timeout=60)
         self.delegate.refuse(THEIR_IMAGES, "")
-        await self.stub.RunPodSandbox(run)
+        await self.stub.RunPodSandbox(run, timeout=60)
 
     async def test_it_is_met_once_it_answers(self) -> None:
         await self.theirs.down()
@@ -245,7 +249,7 @@ class DownTests(RouterCase):
             self.theirs.errors[name] = GrpcError(Code.UNIMPLEMENTED, words)
         meeting = start(self.delegate.meet())
         await until(lambda: "offers no CRI" in self.delegate.trouble, "it is told")
-        error = await status_of(self.stub.Status(cri.StatusRequest()))
+        error = await status_of(self.stub.Status(cri.StatusRequest(), timeout=60))
         self.assertEqual((error.code, error.message), (Code.UNIMPLEMENTED, self.delegate.trouble))
         expected = f"what listens at {self.theirs.path} offers no CRI ({words}): name containerd's or CRI-O's"
         self.assertIn(expected, error.message)
@@ -270,9 +274,9 @@ class DownTests(RouterCase):
     async def restarted(self) -> None:
         """Restart the delegate, and have the daemon notice that through kubelet's calls."""
         await self.theirs.down()
-        await status_of(self.stub.Status(cri.StatusRequest()))
+        await status_of(self.stub.Status(cri.StatusRequest(), timeout=60))
         self.assertIs(self.delegate.state, DelegateState.DOWN)
         await self.theirs.start()
         while self.delegate.state is DelegateState.DOWN:
             with contextlib.suppress(GrpcError):
-                await self.stub.Status(cri.StatusRequest())
+                await self.stub.Status(cri.StatusRequest(), timeout=60)

@@ -34,7 +34,7 @@ class StatusTests(RouterCase):
 
     async def status(self, verbose: bool = True) -> cri.StatusResponse:
         request = cri.StatusRequest(verbose=verbose).SerializeToString()
-        answer = await self.raw.call(f"{RUNTIME}/Status", request)
+        answer = await self.raw.call(f"{RUNTIME}/Status", request, timeout=60)
         self.assertIn(UNKNOWN, answer)
         return cri.StatusResponse.FromString(answer)
 
@@ -78,11 +78,13 @@ class StatusTests(RouterCase):
         self.assertEqual((condition.type, condition.status), ("InfranetesDelegate", False))
         self.assertIn("the runtime handler 'infranetes' is the delegate's, too", condition.message)
         run = cri.RunPodSandboxRequest(runtime_handler="infranetes")
-        self.assertEqual((await status_of(self.stub.RunPodSandbox(run))).code, Code.FAILED_PRECONDITION)
-        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest(runtime_handler="machines"))
+        self.assertEqual(
+            (await status_of(self.stub.RunPodSandbox(run, timeout=60))).code, Code.FAILED_PRECONDITION
+        )
+        await self.stub.RunPodSandbox(cri.RunPodSandboxRequest(runtime_handler="machines"), timeout=60)
         self.theirs.handlers.remove("infranetes")
         await self.status()
-        await self.stub.RunPodSandbox(run)
+        await self.stub.RunPodSandbox(run, timeout=60)
 
     async def test_what_is_refused_is_told_with_the_handlers_that_it_concerns(self) -> None:
         self.ours.answers["Status"] = ours(ready=True)
@@ -95,7 +97,7 @@ class StatusTests(RouterCase):
 
     async def test_a_delegate_that_is_no_runtime(self) -> None:
         self.theirs.answers["Status"] = lambda _: b"\xff"
-        error = await status_of(self.stub.Status(cri.StatusRequest()))
+        error = await status_of(self.stub.Status(cri.StatusRequest(), timeout=60))
         self.assertEqual(
             (error.code, error.message), (Code.UNAVAILABLE, "the delegate's Status can't be read")
         )
@@ -108,13 +110,13 @@ class OldStatusTests(RouterCase):
 
     async def test_pods_without_a_RuntimeClass_have_a_handler(self) -> None:
         self.ours.answers["Status"] = ours(ready=True)
-        status = await self.stub.Status(cri.StatusRequest())
+        status = await self.stub.Status(cri.StatusRequest(), timeout=60)
         self.assertEqual([each.name for each in status.runtime_handlers], ["", "infranetes", "machines"])
 
     async def test_what_it_does_not_have_nobody_has(self) -> None:
         for call in (
-            self.stub.RuntimeConfig(cri.RuntimeConfigRequest()),
-            self.stub.ListPodSandboxMetrics(cri.ListPodSandboxMetricsRequest()),
-            self.stub.ListMetricDescriptors(cri.ListMetricDescriptorsRequest()),
+            self.stub.RuntimeConfig(cri.RuntimeConfigRequest(), timeout=60),
+            self.stub.ListPodSandboxMetrics(cri.ListPodSandboxMetricsRequest(), timeout=60),
+            self.stub.ListMetricDescriptors(cri.ListMetricDescriptorsRequest(), timeout=60),
         ):
             self.assertEqual((await status_of(call)).code, Code.UNIMPLEMENTED)

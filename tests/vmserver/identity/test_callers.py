@@ -21,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.concurrency import sleep
 from infranetes_common.wire import vmserver
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from tests.harness.durations import slow
 from tests.support import flood as flooding
 from tests.support.waiting import until
@@ -180,7 +181,7 @@ class FloodTests(TestCase):
         self.agent = Agent(reactor, run_directory(self))
         self.addCleanup(lambda: Deferred.fromCoroutine(self.agent.stop()))
         self.service = await self.agent.start()
-        self.node = self.agent.channel().stub(vmserver.Agent)
+        self.node = AgentStub(self.agent.channel())
         self.authenticated: list[object] = []
         factory = self.service._listener.factory
         assert factory is not None
@@ -218,7 +219,7 @@ class FloodTests(TestCase):
         self.assertLess(flooded - share, 0.2)
         self.assertLess(during, before + 0.1)
         self.assertEqual(len(self.authenticated), 1, "the node's connection is the same all the time")
-        fresh = self.agent.channel().stub(vmserver.Agent)
+        fresh = AgentStub(self.agent.channel())
         info = await fresh.Info(vmserver.InfoRequest(), timeout=5.0)
         self.assertEqual(info.sandbox_id, SANDBOX)
         await until(lambda: flood.poll() is not None, "the flood ends")

@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import encode
 from infranetes_common.wire import vmserver
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from tests.support.waiting import until
 from tests.vmserver import harness, pki
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
@@ -59,7 +60,7 @@ class DoorTests(TestCase):
 
     async def _call(self, pair: Pair | None, authority: Authority | None = None) -> Any:
         channel = self.agent.channel(pair)
-        return await channel.stub(vmserver.Agent).Info(vmserver.InfoRequest(), timeout=10.0)
+        return await AgentStub(channel).Info(vmserver.InfoRequest(), timeout=10.0)
 
     async def _refused(self, pair: Pair | None) -> None:
         with self.assertRaises(GrpcError) as caught:
@@ -148,7 +149,7 @@ class DoorTests(TestCase):
         await self._still_serves()
 
     async def test_silent_peers_push_out_one_another_and_not_the_node(self) -> None:
-        node = self.agent.channel().stub(vmserver.Agent)
+        node = AgentStub(self.agent.channel())
         await node.Info(vmserver.InfoRequest(), timeout=10.0)
         peers = [await self._plain(b"") for _ in range(6)]
         await peers[0].lost
@@ -166,7 +167,7 @@ class DoorTests(TestCase):
             await self._call(None)
 
     async def test_a_renewed_certificate_serves_new_connections_and_old_ones_go_on(self) -> None:
-        node = self.agent.channel().stub(vmserver.Agent)
+        node = AgentStub(self.agent.channel())
         before = await node.Info(vmserver.InfoRequest(), timeout=10.0)
         port = self.service.port
         renewed = await self.service.accept(encode(self.agent.authority.identity(SANDBOX)))

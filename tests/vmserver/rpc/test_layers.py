@@ -14,6 +14,7 @@ from zope.interface import implementer
 
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from infranetes_simulation.containers import FakeProvider
 from tests.harness.needs import needs_mounts, needs_programs, needs_root
 from tests.support.erofs import Layer, layer
@@ -149,7 +150,7 @@ class LayerCallTests(AgentCase):
             await stalled
 
         channel = self.agent.channel()
-        putting = channel.stub(messages.Agent).PutLayer(requests(), timeout=20.0)
+        putting = AgentStub(channel).PutLayer(requests(), timeout=20.0)
         while (await self.state(big)).arrived < BATCH_BYTES:
             pass
         await channel.close()
@@ -207,14 +208,15 @@ class LayerCallTests(AgentCase):
         for disk in ({"diff_id": "../x"}, {"target": 256}, {"lun": 16384}, {"lun": 2**32 - 1}):
             await self.refused(Code.INVALID_ARGUMENT, self.mount(**disk))
         many = [LAYER.diff_id] * 513
-        for call, request in (
-            (self.stub.ListLayers, messages.ListLayersRequest(diff_ids=many)),
-            (self.stub.RemoveLayers, messages.RemoveLayersRequest(diff_ids=many)),
-            (self.stub.RemoveLayers, messages.RemoveLayersRequest(diff_ids=["/"])),
-            (self.stub.AddImage, messages.AddImageRequest(image_id="x")),
-            (self.stub.AddImage, messages.AddImageRequest(image_id=LAYER.diff_id, configuration=b"{}")),
+        without_layers = messages.AddImageRequest(image_id=LAYER.diff_id, configuration=b"{}")
+        for call in (
+            self.stub.ListLayers(messages.ListLayersRequest(diff_ids=many), timeout=10.0),
+            self.stub.RemoveLayers(messages.RemoveLayersRequest(diff_ids=many), timeout=10.0),
+            self.stub.RemoveLayers(messages.RemoveLayersRequest(diff_ids=["/"]), timeout=10.0),
+            self.stub.AddImage(messages.AddImageRequest(image_id="x"), timeout=10.0),
+            self.stub.AddImage(without_layers, timeout=10.0),
         ):
-            await self.refused(Code.INVALID_ARGUMENT, call(request, timeout=10.0))
+            await self.refused(Code.INVALID_ARGUMENT, call)
         header = messages.PutLayerHeader(diff_id=LAYER.diff_id, size=3, digest=LAYER.digest)
         for parts in (
             [],

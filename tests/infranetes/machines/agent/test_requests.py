@@ -29,6 +29,7 @@ from infranetes_common.filesync.wire import change_to_wire, to_wire
 from infranetes_common.nfs import NfsMount
 from infranetes_common.pod_firewall import Allowed, PodFirewall, Ports
 from infranetes_common.wire import cri, vmserver
+from infranetes_common.wire.vmserver_rpcs import AgentStub
 from txgrpc import Channel, Code, GrpcError
 from txgrpc.service import Method
 from txgrpc.turns import Turns
@@ -76,9 +77,6 @@ class FakeChannel:
         self.answers: dict[str, Any] = {}
         self.turns = Turns(Clock())
 
-    def stub(self, service: Any) -> FakeChannel:
-        return self
-
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = METHODS[name]
 
@@ -105,10 +103,18 @@ async def collected(values: Any) -> list[Any]:
     return [each async for each in values]
 
 
+class NotedClient(AgentClient):
+    """A client whose calls the channel itself notes."""
+
+    def __init__(self, channel: FakeChannel) -> None:
+        super().__init__("s1", cast(Channel, channel))
+        self._stub = cast(AgentStub, channel)
+
+
 class RequestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.channel = FakeChannel()
-        self.client = AgentClient("s1", cast(Channel, self.channel))
+        self.client = NotedClient(self.channel)
 
     def asked(self, call: Any, rpc: str, request: Any, seconds: float | None) -> Any:
         """Check that a call asks for this, and return what it makes of the answer."""
