@@ -36,9 +36,7 @@ from infranetes_common import errors
 from infranetes_common.concurrency import deferred, run_in_thread, start
 from infranetes_common.hangups import Hangups, differences, refuse, report
 from infranetes_common.reactors import IReactor
-from infranetes_common.wire import vmserver
 from txgrpc import Limits, Server
-from txgrpc import Service as GrpcService
 from vmserver import config as configuration
 from vmserver.config import Config
 from vmserver.containers import ProviderContext, create
@@ -130,7 +128,7 @@ class Vmserver(Service):
             find_notice=self._make_find_notice() if own_machine else None,
             guard=guard,
         )
-        service = GrpcService(vmserver.Agent, *self._agent.implementations)
+        service = self._agent.service
         limits = Limits(connection_window=CONNECTION_WINDOW, max_frame=MAX_FRAME)
         self._server = Server(reactor, [service], limits=limits, translate_error=errors.to_grpc)
         self._listener.inner = self._server.factory

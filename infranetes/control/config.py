@@ -8,12 +8,13 @@ from infranetes_common.concurrency import run_in_thread
 from infranetes_common.config_text import Setting
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlConfigRpcs
 from txgrpc import Call
 
 _NANOS = 10**9
 
 
-class ConfigCalls:
+class ConfigCalls(ControlConfigRpcs):
     """One method per RPC."""
 
     def __init__(self, reactor: IReactor, known: ConfigInForce) -> None:

@@ -9,10 +9,11 @@ from infranetes.machines.timeline import Timeline, bounded
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container, PastSandbox
 from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlDescriptionRpcs
 from txgrpc import Call
 
 
-class DescribeCalls:
+class DescribeCalls(ControlDescriptionRpcs):
     """Answers with a pod's timeline and its containers."""
 
     def __init__(self, node: NodeContext) -> None:

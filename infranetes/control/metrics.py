@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlMetricsRpcs
 from txgrpc import Call
 
 MAX_TEXT = 4 << 20  # bytes
@@ -15,7 +16,7 @@ Exposition = Callable[[], Awaitable[bytes]]
 """Returns the metrics in Prometheus' text format."""
 
 
-class MetricsCalls:
+class MetricsCalls(ControlMetricsRpcs):
     """One method per RPC. :param exposition: None: the daemon counts no metrics."""
 
     def __init__(self, exposition: Exposition | None) -> None:

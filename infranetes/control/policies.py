@@ -10,6 +10,7 @@ from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes_common.pod_firewall import Allowed, PodFirewall, Ports
 from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlPolicyRpcs
 from txgrpc import Call
 
 MOST_SHOWN = 1024  # the most networks
@@ -25,7 +26,7 @@ class InForce(Protocol):
         """Return why the last attempt to put another one in force failed; empty: it did not."""
 
 
-class PolicyCalls:
+class PolicyCalls(ControlPolicyRpcs):
     """One method per RPC.
 
     :param policies: None: NetworkPolicies don't hold on this node.

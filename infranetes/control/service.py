@@ -30,6 +30,7 @@ from infranetes_common.concurrency import settled, shielded, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
 from infranetes_common.redaction import redacted
 from infranetes_common.wire import control, cri
+from infranetes_common.wire.control_rpcs import ControlNodeRpcs
 from txgrpc import Call
 
 REMOVED, FAILED = "removed", "failed"  # the states of pods that have no record any more
@@ -123,7 +124,7 @@ def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
     return pod
 
 
-class ControlService:
+class ControlService(ControlNodeRpcs):
     """One method per RPC."""
 
     def __init__(self, node: NodeContext, reconciler: Reconciler) -> None:

@@ -19,6 +19,7 @@ from infranetes_common.addresses import Address, parse_address
 from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.wire import control, vmserver
+from infranetes_common.wire.control_rpcs import ControlServiceRpcs
 from txgrpc import Call
 
 VM_SECONDS = 10.0  # the longest wait for a VM's answer
@@ -27,7 +28,7 @@ MOST_SHOWN = 1024  # the most endpoints
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
 
 
-class ServiceCalls:
+class ServiceCalls(ControlServiceRpcs):
     """One method per RPC.
 
     :param services: None: VMs do not get Services.

@@ -10,13 +10,14 @@ from infranetes.providers.interface import Size
 from infranetes.providers.size_choices import IChoosesSizes, SizeOnOffer
 from infranetes_common.errors import FailedPrecondition, NotFound
 from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlSizeRpcs
 from txgrpc import Call
 
 _LIMIT = 5
 _NANOS = 10**9
 
 
-class SizeCalls:
+class SizeCalls(ControlSizeRpcs):
     """One method per RPC."""
 
     def __init__(self, providers: Providers) -> None:

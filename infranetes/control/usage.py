@@ -7,12 +7,13 @@ from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes.stats.gather import Figures, Gatherer
 from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlUsageRpcs
 from txgrpc import Call
 
 _MOST = (1 << 64) - 1
 
 
-class UsageCalls:
+class UsageCalls(ControlUsageRpcs):
     """Answers with what pods use, as their VMs' agents say."""
 
     def __init__(self, inventory: Inventory, gatherer: Gatherer) -> None:

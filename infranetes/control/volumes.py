@@ -26,6 +26,7 @@ from infranetes_common.errors import (
 )
 from infranetes_common.volume_disks import FILESYSTEMS
 from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlVolumeRpcs
 from txgrpc import Call
 
 MAX_SIZE = 1 << 60  # bytes; providers allow less
@@ -36,7 +37,7 @@ _PLAIN = re.compile(r"[a-z0-9.-]{1,62}[a-z0-9]")  # can be an id everywhere
 _log = Logger()
 
 
-class VolumeCalls:
+class VolumeCalls(ControlVolumeRpcs):
     """One method per RPC.
 
     :param publisher: None: no provider has volumes. :param allowed: as in `VolumesConfig.flexvolumes`."""

@@ -17,12 +17,13 @@ from infranetes_common import cpusets
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeContainerRpcs, RuntimeExecRpcs
 from txgrpc import Call
 
 MAX_EXEC_SECONDS = 86400
 
 
-class ContainerCalls:
+class ContainerCalls(RuntimeContainerRpcs):
     """The calls that change, show and list containers. `pods.Containers` decides; this class translates."""
 
     def __init__(self, node: NodeContext, containers: Containers) -> None:
@@ -120,7 +121,7 @@ class ContainerCalls:
         return cri.ReopenContainerLogResponse()
 
 
-class ExecCalls:
+class ExecCalls(RuntimeExecRpcs):
     """ExecSync: a command in a container, run to its end."""
 
     def __init__(self, containers: Containers) -> None:

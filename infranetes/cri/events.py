@@ -14,6 +14,7 @@ from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes_common.concurrency import Notifier
 from infranetes_common.errors import ResourceExhausted, Unavailable
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeEventRpcs
 from txgrpc import Call
 
 MAX_LISTENERS = 64
@@ -74,7 +75,7 @@ class Listener:
         return event
 
 
-class EventCalls:
+class EventCalls(RuntimeEventRpcs):
     """Sends every change to all listeners, and waits for none of them.
 
     :param now: returns the time in nanoseconds since 1970 UTC.

@@ -17,6 +17,7 @@ from infranetes.images.reference import parse
 from infranetes.images.several import SeveralStores
 from infranetes_common.errors import InvalidArgument, NotFound
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import ImageRpcs
 from txgrpc import Call
 
 
@@ -36,7 +37,7 @@ def to_cri(image: Image) -> cri.Image:
 
 
 @attrs.frozen
-class ImageService:
+class ImageService(ImageRpcs):
     """The ImageService, with one method per RPC.
 
     An image's `image_ref` is its id, as in container statuses."""

@@ -13,12 +13,11 @@ from infranetes.pods.containers.containers import Containers
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.streams import Streams
-from infranetes_common.wire import cri
-from txgrpc import Service
+from infranetes_common.wire.cri_rpcs import runtime_service
 
 
 class RuntimeService:
-    """The RuntimeService, with one object per group of calls. An RPC that none offers answers UNIMPLEMENTED.
+    """The RuntimeService, with one object per group of calls.
 
     :param handlers: the names of the runtime handlers besides the default one.
     :param url: makes the URLs of streams. :param settings: returns the configuration, for Status.
@@ -36,8 +35,7 @@ class RuntimeService:
         settings: Settings | None = None,
     ) -> None:
         self.events = EventCalls(node.inventory, node.now)
-        self.service = Service(
-            cri.RuntimeService,
+        self.service = runtime_service(
             StatusCalls(node, handlers, cgroup_driver, settings),
             SandboxCalls(node, sandboxes, handlers),
             ContainerCalls(node, containers),
@@ -45,4 +43,5 @@ class RuntimeService:
             StreamingCalls(Streams(sandboxes, containers), url),
             StatsCalls(node, sandboxes, containers),
             self.events,
+            checkpoint=None,
         )

@@ -17,6 +17,7 @@ from infranetes.pods.vm.resize import Resizer
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeSandboxRpcs
 from txgrpc import Call
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ ANSWER_SECONDS = 1.0
 """How long before its caller's deadline a slow call answers."""
 
 
-class SandboxCalls:
+class SandboxCalls(RuntimeSandboxRpcs):
     """The calls that change, show and list sandboxes. `pods.Sandboxes` decides; this class translates."""
 
     def __init__(self, node: NodeContext, sandboxes: Sandboxes, handlers: tuple[str, ...]) -> None:

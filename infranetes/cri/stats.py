@@ -30,6 +30,7 @@ from infranetes.stats.translate import container_stats, sandbox_stats
 from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.wire import cri, vmserver
+from infranetes_common.wire.cri_rpcs import RuntimeStatsRpcs
 from txgrpc import Call
 
 TURN_SECONDS = 0.01  # how long one turn of the reactor may work
@@ -55,7 +56,7 @@ class _Turns:
             self._began = time.perf_counter()
 
 
-class StatsCalls:
+class StatsCalls(RuntimeStatsRpcs):
     """The calls for stats and metrics, which the agents measure.
 
     A list leaves out the pods whose agents do not answer in time, and never fails or waits for them. Lists of

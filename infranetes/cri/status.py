@@ -19,6 +19,7 @@ from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.redaction import redacted
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeStatusRpcs
 from txgrpc import Call
 
 RUNTIME_NAME = "infranetes"
@@ -46,7 +47,7 @@ def versions() -> dict[str, str]:
     }
 
 
-class StatusCalls:
+class StatusCalls(RuntimeStatusRpcs):
     """The calls for the runtime's version, configuration and readiness.
 
     :param handlers: the names of the runtime handlers besides the default one.

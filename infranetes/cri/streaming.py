@@ -10,6 +10,7 @@ from infranetes.pods.containers.lifelog import log_command
 from infranetes.pods.streams import Streams
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
+from infranetes_common.wire.cri_rpcs import RuntimeStreamingRpcs
 from txgrpc import Call
 
 Url = Callable[[str, "cri.ExecRequest | cri.AttachRequest | cri.PortForwardRequest"], str]
@@ -23,7 +24,7 @@ def no_url(kind: str, request: object) -> str:
     raise FailedPrecondition("no streams are served here")
 
 
-class StreamingCalls:
+class StreamingCalls(RuntimeStreamingRpcs):
     """Exec, Attach and PortForward.
 
     A request may name a prefix of an id: the URL is for the container or sandbox that has it now."""

@@ -26,6 +26,7 @@ from infranetes_common.errors import (
     Unimplemented,
 )
 from infranetes_common.wire import csi
+from infranetes_common.wire.csi_rpcs import ControllerVolumeRpcs
 from txgrpc import Call, Code, GrpcError
 
 DEFAULT_SIZE = 1 << 30  # the size of a volume if none is requested
@@ -40,7 +41,7 @@ _OFFERED = (
 )
 
 
-class Controller:
+class Controller(ControllerVolumeRpcs):
     """CSI's Controller service: one method per RPC.
 
     :param volumes: the provider's. :param in_flight: shared with the Node service.

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from infranetes.csi.config import NAME
 from infranetes_common import __version__
 from infranetes_common.wire import csi
+from infranetes_common.wire.csi_rpcs import IdentityRpcs
 from txgrpc import Call
 
 _SERVICE = csi.PluginCapability.Service
 _EXPANSION = csi.PluginCapability.VolumeExpansion
 
 
-class Identity:
+class Identity(IdentityRpcs):
     """CSI's Identity service: one method per RPC. :param ready: whether the provider has started.
     :param has_places: whether only some nodes can use a volume; raises Unavailable until that is known."""
 

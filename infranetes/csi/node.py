@@ -13,6 +13,7 @@ from infranetes.providers.volumes import is_volume_id
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.errors import InvalidArgument, NotFound, Unimplemented
 from infranetes_common.wire import csi
+from infranetes_common.wire.csi_rpcs import NodeRpcs
 from txgrpc import Call
 
 _RPC = csi.NodeServiceCapability.RPC
@@ -20,7 +21,7 @@ _ALWAYS = (_RPC.VOLUME_MOUNT_GROUP, _RPC.SINGLE_NODE_MULTI_WRITER)
 _OF_PODS = (_RPC.GET_VOLUME_STATS, _RPC.EXPAND_VOLUME)
 
 
-class Node:
+class Node(NodeRpcs):
     """CSI's Node service: one method per RPC.
 
     :param name: the node's. :param pods: answers about volumes in VMs; None: nothing does."""

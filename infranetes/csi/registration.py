@@ -7,13 +7,14 @@ from twisted.logger import Logger
 
 from infranetes.csi.config import NAME
 from infranetes_common.wire import pluginregistration as wire
+from infranetes_common.wire.pluginregistration_rpcs import RegistrationRpcs
 from txgrpc import Call
 
 _VERSIONS = ("1.0.0",)  # of CSI, as kubelet compares them
 _log = Logger()
 
 
-class Registration:
+class Registration(RegistrationRpcs):
     """kubelet's Registration service: one method per RPC.
 
     :param endpoint: the path of the driver's own socket."""

@@ -19,12 +19,13 @@ from infranetes.providers.volumes import (
 )
 from infranetes_common.errors import InvalidArgument, NotFound
 from infranetes_common.wire import csi
+from infranetes_common.wire.csi_rpcs import ControllerSnapshotRpcs
 from txgrpc import Call
 
 _RPC = csi.ControllerServiceCapability.RPC
 
 
-class Snapshots:
+class Snapshots(ControllerSnapshotRpcs):
     """The RPCs of CSI's Controller service for snapshots: one method per RPC.
 
     :param snapshots: the provider's. :param in_flight: shared with the other services."""

@@ -92,9 +92,9 @@ from infranetes_common.concurrency import deferred, run_in_thread, settled
 from infranetes_common.config_files import Sources
 from infranetes_common.reactors import IReactor
 from infranetes_common.services import OrderedServices, StartStop
-from infranetes_common.wire import control, cri
+from infranetes_common.wire.control_rpcs import control_service
+from infranetes_common.wire.cri_rpcs import image_service
 from txgrpc import Server
-from txgrpc import Service as GrpcService
 
 SOCKET_MODE = 0o660
 CONTROL_MODE = 0o600
@@ -317,14 +317,12 @@ class Daemon(OrderedServices):
         policies = PolicyCalls(node.inventory, self._policies, self._firewalls)
         volumes = VolumeCalls(self._publisher, self._config.volumes.flexvolumes)
         sizes, settings = SizeCalls(node.providers), ConfigCalls(self._reactor, self._known)
-        lives = (
-            DescribeCalls(node),
-            UsageCalls(node.inventory, Gatherer(self._reactor, node.inventory, node.times.listing)),
-        )
+        description = DescribeCalls(node)
+        usage = UsageCalls(node.inventory, Gatherer(self._reactor, node.inventory, node.times.listing))
         figures = MetricsCalls(self._metrics.exposition if self._metrics is not None else None)
         shells = EnterCalls(self._reactor, node.inventory, lambda: self._known.now.running.control.enter)
-        calls = GrpcService(
-            control.Control, pods, *lives, services, policies, volumes, sizes, settings, figures, shells
+        calls = control_service(
+            pods, description, usage, shells, services, policies, sizes, volumes, settings, figures
         )
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
@@ -342,7 +340,7 @@ class Daemon(OrderedServices):
             partial(run_in_thread, self._reactor, lambda: self._known.now.shown()),
         )
         delegate, cri_images = self._backends.delegate, self._backends.cri_images
-        images = GrpcService(cri.ImageService, ImageService(cri_images))
+        images = image_service(ImageService(cri_images))
         services = [
             each.intercept(logged(self._reactor, self._observer)).intercept(traced(self._tracer))
             for each in (runtime.service, images)

@@ -28,9 +28,10 @@ from infranetes_common.concurrency import deferred
 from infranetes_common.errors import ConfigError, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.services import OrderedServices
-from infranetes_common.wire import csi, pluginregistration, vmserver
+from infranetes_common.wire import vmserver
+from infranetes_common.wire.csi_rpcs import controller_service, identity_service, node_service
+from infranetes_common.wire.pluginregistration_rpcs import registration_service
 from txgrpc import Server
-from txgrpc import Service as GrpcService
 
 MODE = 0o600
 
@@ -104,13 +105,13 @@ class CsiService(OrderedServices):
         volumes, in_flight = publisher.volumes, publisher.in_flight
         found = volumes.snapshots if IHasSnapshots.providedBy(volumes) else None
         controller = Controller(volumes, in_flight, pods is not None, found)
-        snapshots = [Snapshots(found, in_flight)] if found is not None else []
+        snapshots = Snapshots(found, in_flight) if found is not None else None
         driver = [
-            GrpcService(csi.Identity, Identity(ready, lambda: bool(volumes.topology))),
-            GrpcService(csi.Controller, controller, *snapshots),
-            GrpcService(csi.Node, Node(node, publisher, pods)),
+            identity_service(Identity(ready, lambda: bool(volumes.topology))),
+            controller_service(controller, snapshots),
+            node_service(Node(node, publisher, pods)),
         ]
-        registration = [GrpcService(pluginregistration.Registration, Registration(config.socket))]
+        registration = [registration_service(Registration(config.socket))]
         for path, services in ((config.socket, driver), (config.registration_socket, registration)):
             clear_socket(path)
             calls = [each.intercept(logged(reactor, observer)) for each in services]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infranetes_common.concurrency import deferred
 from infranetes_common.reactors import IReactor
+from infranetes_common.wire.vmserver_rpcs import agent_service
 from vmserver.config import LimitsConfig
 from vmserver.firewall.firewall import Firewall
 from vmserver.huge_pages import HugePages
@@ -57,7 +58,7 @@ class AgentService:
     :param own_machine: whether the machine belongs to one pod; false where simulated VMs share a machine.
     :param find_notice: checks for the cloud's notice that it will take the machine away; None: no check.
     :param guard: keeps the agent's port for the node; None: not here.
-    :ivar implementations: the objects that answer, for `txgrpc.Service`.
+    :ivar service: all the calls as one gRPC service.
     """
 
     def __init__(
@@ -118,24 +119,24 @@ class AgentService:
         others = (firewall,) if guard is None else (firewall, guard)
         self._upkeep = Upkeep(reactor, kernel, proxy, *others) if own_machine else None
         self._guard = guard
-        self.implementations: tuple[object, ...] = (
+        self.service = agent_service(
             self.machine,
             self.clock,
+            self.memory,
+            self.processors,
             self.watch,
             self.containers,
+            self.stats,
             self.sessions,
             self.shells,
             self.images,
             self.layers,
-            self.volumes,
-            self.disks,
-            self.nfs,
-            self.stats,
             self.services,
             self.pod_network,
             self.firewall,
-            self.memory,
-            self.processors,
+            self.volumes,
+            self.disks,
+            self.nfs,
         )
         identity.on_taken = self._begin
 

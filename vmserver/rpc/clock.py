@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from infranetes_common.errors import Unimplemented
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentClockRpcs
 from txgrpc import Call
 from vmserver.timekeeping import Timekeeping
 
 
-class ClockCalls:
+class ClockCalls(AgentClockRpcs):
     """Passes the times to `timekeeping`, which is None where the machine is shared: its clock stays."""
 
     def __init__(self, timekeeping: Timekeeping | None) -> None:

@@ -15,6 +15,7 @@ from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentContainerRpcs
 from txgrpc import Call
 from vmserver import validate
 from vmserver.huge_pages import HugePages
@@ -32,7 +33,7 @@ MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 _log = Logger()
 
 
-class ContainerCalls:
+class ContainerCalls(AgentContainerRpcs):
     """Validates requests, passes them to the provider, and limits the size of its answers.
 
     :param parts: where volumes are mounted. :param nfs: mounts those of NFS; None: there are none.

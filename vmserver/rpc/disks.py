@@ -6,12 +6,13 @@ from __future__ import annotations
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.volume_disks import FILESYSTEMS, SERIAL, checked_options
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentDiskRpcs
 from txgrpc import Call
 from vmserver.volumes.disk_records import DiskMount
 from vmserver.volumes.disks import PodDisks
 
 
-class DiskCalls:
+class DiskCalls(AgentDiskRpcs):
     """Validates requests. :param disks: None: the machine is shared, and has no disks of pods."""
 
     def __init__(self, disks: PodDisks | None) -> None:

@@ -9,12 +9,13 @@ from twisted.internet.address import IPv4Address, IPv6Address
 
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentFirewallRpcs
 from txgrpc import Call
 from vmserver.firewall.firewall import Firewall
 from vmserver.firewall.message import as_firewall
 
 
-class FirewallCalls:
+class FirewallCalls(AgentFirewallRpcs):
     """Passes the rules to `firewall`, which is None where the machine has none."""
 
     def __init__(self, firewall: Firewall | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentImageRpcs
 from txgrpc import Call
 from vmserver import validate
 from vmserver.containers.interface import IImageFetcher
@@ -14,7 +15,7 @@ from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc.uploads import data_of
 
 
-class ImageCalls:
+class ImageCalls(AgentImageRpcs):
     """Validates requests and passes them to the provider."""
 
     def __init__(self, choice: ProviderChoice) -> None:

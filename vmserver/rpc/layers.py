@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentLayerRpcs
 from txgrpc import Call
 from vmserver import validate
 from vmserver.containers.interface import ITakesLayers
@@ -20,7 +21,7 @@ AHEAD_BYTES = 4 * 1024 * 1024  # bytes of a layer held in memory while earlier o
 MAX_TARGET, MAX_LUN = 255, 16383  # the limits of virtio-scsi
 
 
-class LayerCalls:
+class LayerCalls(AgentLayerRpcs):
     """Validates requests and passes them to the provider's layer store, if it has one."""
 
     def __init__(self, choice: ProviderChoice) -> None:

@@ -13,6 +13,7 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentMachineRpcs
 from txgrpc import Call
 from vmserver.containers.interface import IHasUserNamespaces, ITakesLayers
 from vmserver.huge_pages import huge_page_sizes
@@ -24,7 +25,7 @@ from vmserver.provider_choice import ProviderChoice
 from vmserver.timekeeping import Timekeeping
 
 
-class MachineCalls:
+class MachineCalls(AgentMachineRpcs):
     """Answers for the VM. :param timekeeping: None: the machine is shared, and its clock is left alone."""
 
     def __init__(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentMemoryRpcs
 from txgrpc import Call
 from vmserver.memory import MachineMemory, Range
 
@@ -15,7 +16,7 @@ MAX_RANGES = 256  # as many as a machine has slots
 MAX_SECONDS = 3600.0
 
 
-class MemoryCalls:
+class MemoryCalls(AgentMemoryRpcs):
     """Passes the ranges to `memory`, which is None where the machine is shared."""
 
     def __init__(self, memory: MachineMemory | None) -> None:

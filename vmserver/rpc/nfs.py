@@ -6,6 +6,7 @@ from __future__ import annotations
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.nfs import checked
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentNfsRpcs
 from txgrpc import Call
 from vmserver import validate
 from vmserver.volumes.nfs import NfsMounts
@@ -13,7 +14,7 @@ from vmserver.volumes.nfs import NfsMounts
 MAX_SECONDS = 600
 
 
-class NfsCalls:
+class NfsCalls(AgentNfsRpcs):
     """Validates requests. :param nfs: None: the machine is shared."""
 
     def __init__(self, nfs: NfsMounts | None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from infranetes_common.errors import Unimplemented
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentPodNetworkRpcs
 from txgrpc import Call
 from vmserver.pod_tunnel import PodTunnel, pod_network
 
 
-class PodNetworkCalls:
+class PodNetworkCalls(AgentPodNetworkRpcs):
     """Creates the machine's end of the tunnel.
 
     :param tunnel: None: this machine has none.

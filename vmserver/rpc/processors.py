@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentProcessorRpcs
 from txgrpc import Call
 from vmserver.processors import MachineProcessors
 
 SECONDS = 60.0
 
 
-class ProcessorCalls:
+class ProcessorCalls(AgentProcessorRpcs):
     """Passes the number to `processors`, which is None where the machine is shared."""
 
     def __init__(self, processors: MachineProcessors | None) -> None:

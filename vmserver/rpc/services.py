@@ -8,6 +8,7 @@ from ipaddress import ip_address
 
 from infranetes_common.errors import InvalidArgument, Unavailable, Unimplemented
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentServiceRpcs
 from txgrpc import Call
 from vmserver.proxy import rules
 from vmserver.proxy.placement import DROPPED, REFUSED
@@ -18,7 +19,7 @@ MAX_RULES = 10_000  # per message
 MAX_SHOWN = 1024  # endpoints shown of one verdict
 
 
-class ServiceCalls:
+class ServiceCalls(AgentServiceRpcs):
     """Passes updates to the service proxy; only the newest call's count.
 
     :param proxy: None: this machine has none.

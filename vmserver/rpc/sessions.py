@@ -15,6 +15,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentSessionRpcs
 from txgrpc import Call, GrpcError
 from vmserver import validate
 from vmserver.containers.interface import ISession, Streams
@@ -34,7 +35,7 @@ T = TypeVar("T")
 _log = Logger()
 
 
-class SessionCalls:
+class SessionCalls(AgentSessionRpcs):
     """Copies data between a call's messages and a session's streams.
 
     :ivar sessions: limits Exec and Attach together. :ivar forwards: limits the connections of PortForward.

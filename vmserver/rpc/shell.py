@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentShellRpcs
 from txgrpc import Call
 from vmserver import shell, validate
 from vmserver.containers.interface import ISession
@@ -21,7 +22,7 @@ MAX_SHELLS = 8  # not counted as sessions in containers, so that those never kee
 _TERM = re.compile(r"[0-9A-Za-z+._-]{0,64}")
 
 
-class ShellCalls:
+class ShellCalls(AgentShellRpcs):
     """Runs shells in the machine.
 
     :ivar shells: limits how many run at a time.

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from infranetes_common.concurrency import Notifier
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentWatchRpcs
 from txgrpc import Call
 from vmserver.interruptions import Interruption
 from vmserver.provider_choice import ProviderChoice
@@ -59,7 +60,7 @@ class Watcher:
         self._notifier.notify()
 
 
-class WatchCalls:
+class WatchCalls(AgentWatchRpcs):
     """Passes the provider's reports to every Watch call.
 
     :ivar watchers: one for each call that is open.

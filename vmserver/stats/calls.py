@@ -6,6 +6,7 @@ from __future__ import annotations
 from infranetes_common.concurrency import Flight, run_in_thread
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentStatsRpcs
 from txgrpc.servercall import Call
 from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
@@ -15,7 +16,7 @@ from vmserver.stats.rates import Rates
 MACHINE = ""  # the VM's key in `Rates`; a container's is its id
 
 
-class StatsCalls:
+class StatsCalls(AgentStatsRpcs):
     """Measures when asked; concurrent calls share one measurement.
 
     :param own: whether the VM belongs to the pod alone. Otherwise (in a simulation) its usage is the sum of

@@ -24,6 +24,7 @@ from infranetes_common.filesync.wire import (
 )
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
+from infranetes_common.wire.vmserver_rpcs import AgentVolumeRpcs
 from txgrpc import Call
 from vmserver.stats.written import WrittenLayers
 from vmserver.volumes.store import VolumeStore
@@ -32,7 +33,7 @@ WATCH_SECONDS = 0.5  # between two scans of the watched volumes
 MAX_WATCHED = 1024
 
 
-class VolumeCalls:
+class VolumeCalls(AgentVolumeRpcs):
     """Applies what the node writes, and reports what containers write.
 
     A volume is written or removed by one call at a time.
