@@ -10,9 +10,8 @@ from infranetes.cri import translate, validate
 from infranetes.cri.paging import pages
 from infranetes.cri.sandboxes import before_deadline, found_or_none
 from infranetes.pods.containers.containers import Containers
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container
-from infranetes.pods.vm import listing
+from infranetes.pods.vm.listing import Listing, shown_state
 from infranetes_common import cpusets
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InvalidArgument
@@ -26,8 +25,8 @@ MAX_EXEC_SECONDS = 86400
 class ContainerCalls(RuntimeContainerRpcs):
     """The calls that change, show and list containers. `pods.Containers` decides; this class translates."""
 
-    def __init__(self, node: NodeContext, containers: Containers) -> None:
-        self._node = node
+    def __init__(self, listing: Listing, containers: Containers) -> None:
+        self._listing = listing
         self._containers = containers
 
     async def CreateContainer(
@@ -69,18 +68,16 @@ class ContainerCalls(RuntimeContainerRpcs):
             yield page
 
     async def _selected(self, wanted: cri.ContainerFilter) -> list[Container]:
-        await listing.refresh(
-            self._node.clock, self._node.times.listing, self._node.inventory.sandboxes.values()
-        )
-        found = listing.containers(self._node.inventory)
+        await self._listing.refresh(self._listing.inventory)
+        found = self._listing.containers()
         if wanted.id:
-            only = found_or_none(self._node.inventory.container, wanted.id)
+            only = found_or_none(self._listing.inventory.container, wanted.id)
             found = [one for one in found if one is only]
         if wanted.pod_sandbox_id:
-            sandbox = found_or_none(self._node.inventory.sandbox, wanted.pod_sandbox_id)
+            sandbox = found_or_none(self._listing.inventory.sandbox, wanted.pod_sandbox_id)
             found = [one for one in found if one.sandbox is sandbox]
         if wanted.HasField("state"):
-            found = [one for one in found if listing.shown_state(one) == wanted.state.state]
+            found = [one for one in found if shown_state(one) == wanted.state.state]
         if wanted.label_selector:
             selector = dict(wanted.label_selector)
             found = [one for one in found if validate.labels_match(one.config.labels, selector)]
@@ -90,7 +87,7 @@ class ContainerCalls(RuntimeContainerRpcs):
         self, request: cri.ContainerStatusRequest, call: Call
     ) -> cri.ContainerStatusResponse:
         container = self._containers.lookup(request.container_id)
-        await listing.refresh(self._node.clock, self._node.times.listing, [container.sandbox])
+        await self._listing.refresh([container.sandbox])
         response = cri.ContainerStatusResponse(status=translate.container_status(container))
         if request.verbose:
             seen = container.reported

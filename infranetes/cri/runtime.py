@@ -13,6 +13,8 @@ from infranetes.pods.containers.containers import Containers
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.streams import Streams
+from infranetes.pods.vm.listing import Listing
+from infranetes.pods.vm.resize import Resizer
 from infranetes_common.wire.cri_rpcs import runtime_service
 
 
@@ -34,14 +36,15 @@ class RuntimeService:
         url: Url = no_url,
         settings: Settings | None = None,
     ) -> None:
+        listing = Listing(node.clock, node.inventory, node.times.listing)
         self.events = EventCalls(node.inventory, node.now)
         self.service = runtime_service(
             StatusCalls(node, handlers, cgroup_driver, settings),
-            SandboxCalls(node, sandboxes, handlers),
-            ContainerCalls(node, containers),
+            SandboxCalls(node.clock, listing, node.providers, Resizer(node), sandboxes, handlers),
+            ContainerCalls(listing, containers),
             ExecCalls(containers),
             StreamingCalls(Streams(sandboxes, containers), url),
-            StatsCalls(node, sandboxes, containers),
+            StatsCalls(node.clock, listing, node.providers, sandboxes, containers),
             self.events,
             checkpoint=None,
         )

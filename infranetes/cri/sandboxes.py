@@ -7,15 +7,18 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
+from twisted.internet.interfaces import IReactorTime
+
 from infranetes.cri import translate, validate
 from infranetes.cri.paging import pages
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
-from infranetes.pods.vm import listing
+from infranetes.pods.vm.listing import Listing
 from infranetes.pods.vm.resize import Resizer
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InfranetesError, InvalidArgument
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.wire import cri
 from infranetes_common.wire.cri_rpcs import RuntimeSandboxRpcs
 from txgrpc import Call
@@ -28,11 +31,21 @@ ANSWER_SECONDS = 1.0
 class SandboxCalls(RuntimeSandboxRpcs):
     """The calls that change, show and list sandboxes. `pods.Sandboxes` decides; this class translates."""
 
-    def __init__(self, node: NodeContext, sandboxes: Sandboxes, handlers: tuple[str, ...]) -> None:
-        self._node = node
+    def __init__(
+        self,
+        clock: IReactorTime,
+        listing: Listing,
+        providers: Providers,
+        resizer: Resizer,
+        sandboxes: Sandboxes,
+        handlers: tuple[str, ...],
+    ) -> None:
+        self._clock = clock
+        self._listing = listing
+        self._providers = providers
         self._sandboxes = sandboxes
         self._handlers = handlers
-        self._resizer = Resizer(node)
+        self._resizer = resizer
 
     async def RunPodSandbox(self, request: cri.RunPodSandboxRequest, call: Call) -> cri.RunPodSandboxResponse:
         if not request.HasField("config"):
@@ -61,7 +74,7 @@ class SandboxCalls(RuntimeSandboxRpcs):
     ) -> cri.PodSandboxStatusResponse:
         sandbox = self._sandboxes.lookup(request.pod_sandbox_id)
         response = cri.PodSandboxStatusResponse(
-            status=translate.sandbox_status(sandbox), timestamp=self._node.now()
+            status=translate.sandbox_status(sandbox), timestamp=nanoseconds(self._clock)
         )
         if request.verbose:
             response.info["info"] = json.dumps(self._details(sandbox), default=str)
@@ -81,7 +94,7 @@ class SandboxCalls(RuntimeSandboxRpcs):
         return {
             "state": record.state.value,
             "message": sandbox.trouble,
-            "provider": self._node.providers.side_of(record).name,
+            "provider": self._providers.side_of(record).name,
             "vm": {
                 "id": record.instance_id,
                 "state": instance.state.value if instance is not None else "",
@@ -108,9 +121,9 @@ class SandboxCalls(RuntimeSandboxRpcs):
             yield page
 
     def _selected(self, wanted: cri.PodSandboxFilter) -> list[Sandbox]:
-        found = listing.sandboxes(self._node.inventory)
+        found = self._listing.sandboxes()
         if wanted.id:
-            only = found_or_none(self._node.inventory.sandbox, wanted.id)
+            only = found_or_none(self._listing.inventory.sandbox, wanted.id)
             found = [one for one in found if one is only]
         if wanted.HasField("state"):
             found = [one for one in found if translate.sandbox_state(one) == wanted.state.state]

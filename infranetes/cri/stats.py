@@ -18,12 +18,12 @@ from infranetes.cri.paging import pages_of
 from infranetes.cri.sandboxes import found_or_none
 from infranetes.cri.translate import framed
 from infranetes.pods.containers.containers import Containers
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.node.refusals import refusals
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.states import ContainerState, SandboxState
-from infranetes.pods.vm import listing
+from infranetes.pods.vm.listing import Listing
 from infranetes.stats import metrics
 from infranetes.stats.gather import Figures, Gatherer
 from infranetes.stats.translate import container_stats, sandbox_stats
@@ -62,11 +62,20 @@ class StatsCalls(RuntimeStatsRpcs):
     A list leaves out the pods whose agents do not answer in time, and never fails or waits for them. Lists of
     stats have no old figures either: crictl and kubelet compute rates between two answers."""
 
-    def __init__(self, node: NodeContext, sandboxes: Sandboxes, containers: Containers) -> None:
-        self._node = node
+    def __init__(
+        self,
+        clock: IReactorTime,
+        listing: Listing,
+        providers: Providers,
+        sandboxes: Sandboxes,
+        containers: Containers,
+    ) -> None:
+        self._clock = clock
+        self._listing = listing
+        self._providers = providers
         self._sandboxes = sandboxes
         self._containers = containers
-        self._gatherer = Gatherer(node.clock, node.inventory, node.times.listing)
+        self._gatherer = Gatherer(clock, listing)
         self._left_out: set[str] = set()  # sandboxes whose figures were left out and logged
 
     def _item(self, sandbox: Sandbox, make: Callable[[], Message]) -> bytes:
@@ -81,7 +90,7 @@ class StatsCalls(RuntimeStatsRpcs):
         if not error:
             return item
         if sandbox.id not in self._left_out:
-            self._left_out &= self._node.inventory.sandboxes.keys()
+            self._left_out &= self._listing.inventory.sandboxes.keys()
             self._left_out.add(sandbox.id)
             _log.error("figures of sandbox {sandbox} are left out: {error}", sandbox=sandbox.id, error=error)
         return b""
@@ -113,7 +122,7 @@ class StatsCalls(RuntimeStatsRpcs):
         for one in self._selected(wanted):
             by_sandbox.setdefault(one.sandbox.id, []).append(one)
         figures = await self._gatherer.now([containers[0].sandbox for containers in by_sandbox.values()])
-        turns = _Turns(self._node.clock)
+        turns = _Turns(self._clock)
         for id, containers in by_sandbox.items():
             for container, used in _shown(containers, figures.get(id)):
                 if item := self._item(container.sandbox, partial(container_stats, container, used)):
@@ -121,8 +130,8 @@ class StatsCalls(RuntimeStatsRpcs):
             await turns.rest()
 
     def _selected(self, wanted: cri.ContainerStatsFilter) -> list[Container]:
-        found = listing.containers(self._node.inventory)
-        inventory = self._node.inventory
+        found = self._listing.containers()
+        inventory = self._listing.inventory
         if wanted.id:
             only = found_or_none(inventory.container, wanted.id)
             found = [one for one in found if one is only]
@@ -155,13 +164,13 @@ class StatsCalls(RuntimeStatsRpcs):
                 yield page
 
     async def _of_sandboxes(self, wanted: cri.PodSandboxStatsFilter) -> AsyncGenerator[bytes, None]:
-        found = listing.sandboxes(self._node.inventory)
+        found = self._listing.sandboxes()
         if wanted.id:
-            only = found_or_none(self._node.inventory.sandbox, wanted.id)
+            only = found_or_none(self._listing.inventory.sandbox, wanted.id)
             found = [one for one in found if one is only]
         found = _with_labels(found, dict(wanted.label_selector))
         figures = await self._gatherer.now(found)
-        turns = _Turns(self._node.clock)
+        turns = _Turns(self._clock)
         for sandbox in found:
             if (
                 sandbox.id in figures
@@ -190,15 +199,15 @@ class StatsCalls(RuntimeStatsRpcs):
 
     async def _metrics(self) -> AsyncGenerator[bytes, None]:
         """Yield the metrics, including the last known ones of VMs that did not answer: each has its time."""
-        found = listing.sandboxes(self._node.inventory)
+        found = self._listing.sandboxes()
         await self._gatherer.now(found)
-        turns = _Turns(self._node.clock)
+        turns = _Turns(self._clock)
         for sandbox in found:
             figures = self._gatherer.last(sandbox.id)
             if (
                 figures is not None
                 and sandbox.state is SandboxState.READY
-                and (item := self._item(sandbox, partial(_metrics, self._node, sandbox, figures.stats)))
+                and (item := self._item(sandbox, partial(_metrics, self._providers, sandbox, figures.stats)))
             ):
                 yield item
             await turns.rest()
@@ -234,7 +243,7 @@ def _with_labels(found: list[Selectable], selector: dict[str, str]) -> list[Sele
     return [one for one in found if validate.labels_match(one.config.labels, selector)]
 
 
-def _metrics(node: NodeContext, sandbox: Sandbox, answer: vmserver.StatsResponse) -> cri.PodSandboxMetrics:
+def _metrics(providers: Providers, sandbox: Sandbox, answer: vmserver.StatsResponse) -> cri.PodSandboxMetrics:
     rules = sandbox.machine.rules
     progress = None if rules is None else rules.progress()
-    return metrics.sandbox_metrics(sandbox, answer, progress, refusals(node.providers, sandbox))
+    return metrics.sandbox_metrics(sandbox, answer, progress, refusals(providers, sandbox))

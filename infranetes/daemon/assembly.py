@@ -74,6 +74,7 @@ from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.logs import Logs
 from infranetes.pods.store.store import Store
 from infranetes.pods.streams import Streams
+from infranetes.pods.vm.listing import Listing
 from infranetes.pods.vm.node_names import node_dns
 from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.policies.cluster import ClusterPolicies
@@ -318,7 +319,10 @@ class Daemon(OrderedServices):
         volumes = VolumeCalls(self._publisher, self._config.volumes.flexvolumes)
         sizes, settings = SizeCalls(node.providers), ConfigCalls(self._reactor, self._known)
         description = DescribeCalls(node)
-        usage = UsageCalls(node.inventory, Gatherer(self._reactor, node.inventory, node.times.listing))
+        usage = UsageCalls(
+            node.inventory,
+            Gatherer(self._reactor, Listing(self._reactor, node.inventory, node.times.listing)),
+        )
         figures = MetricsCalls(self._metrics.exposition if self._metrics is not None else None)
         shells = EnterCalls(self._reactor, node.inventory, lambda: self._known.now.running.control.enter)
         calls = control_service(

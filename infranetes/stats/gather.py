@@ -16,9 +16,9 @@ import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import SandboxState
-from infranetes.pods.vm import listing
+from infranetes.pods.vm.listing import Listing
 from infranetes_common.concurrency import Flight, settled, sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
 from infranetes_common.wire import vmserver
@@ -45,14 +45,11 @@ class Figures:
 
 
 class Gatherer:
-    """Asks the agents for figures, and keeps the last ones of each VM.
+    """Asks the agents for figures, and keeps the last ones of each VM."""
 
-    :param listing_seconds: `Times.listing`."""
-
-    def __init__(self, clock: IReactorTime, inventory: Inventory, listing_seconds: float) -> None:
+    def __init__(self, clock: IReactorTime, listing: Listing) -> None:
         self._clock = clock
-        self._inventory = inventory
-        self._listing_seconds = listing_seconds
+        self._listing = listing
         self._last: dict[str, Figures] = {}  # by sandbox id
         self._asking: dict[str, Flight[None]] = {}
         self._slow: set[str] = set()
@@ -60,7 +57,7 @@ class Gatherer:
     async def now(self, sandboxes: Iterable[Sandbox]) -> dict[str, Figures]:
         """Return present figures by sandbox id, of those whose agents can be reached and answer in time."""
         wanted = [one for one in sandboxes if one.state is SandboxState.READY]
-        await listing.refresh(self._clock, self._listing_seconds, wanted)
+        await self._listing.refresh(wanted)
         since = self._clock.seconds() - FRESH_SECONDS
         waited: dict[str, Flight[None]] = {}
         begun = 0
@@ -104,7 +101,7 @@ class Gatherer:
         try:
             assert sandbox.client is not None
             stats = await sandbox.client.stats(within=CALL_SECONDS)
-            if sandbox.id in self._inventory.sandboxes:
+            if sandbox.id in self._listing.inventory.sandboxes:
                 self._last[sandbox.id] = Figures(stats, self._clock.seconds())
         except InfranetesError as error:
             _log.debug("no figures of sandbox {sandbox}: {error}", sandbox=sandbox.id, error=error)
@@ -116,7 +113,7 @@ class Gatherer:
         oldest = self._clock.seconds() - KEPT_SECONDS
         for id in [id for id, figures in self._last.items() if figures.at < oldest]:
             del self._last[id]
-        for id in self._last.keys() - self._inventory.sandboxes.keys():
+        for id in self._last.keys() - self._listing.inventory.sandboxes.keys():
             del self._last[id]
 
 

@@ -23,27 +23,43 @@ _SHOWN_AS = {
 }
 
 
-async def refresh(clock: IReactorTime, seconds: float, sandboxes: Iterable[Sandbox]) -> None:
-    """Wait a moment for those agents whose streams were just lost or are being opened, all together.
+class Listing:
+    """What the CRI's lists are made from.
 
-    :param seconds: `Times.listing`."""
-    watches = [
-        one.watch for one in sandboxes
-        if one.watch is not None and one.watch.worth_waiting and one.state is SandboxState.READY
-    ]  # fmt: skip
-    if not watches:
-        return
-    try:
-        await within(
-            clock,
-            seconds,
-            settled([watch.when_attempted() for watch in watches]),
-            "the agents",
-        )
-    except DeadlineExceeded:
-        for watch in watches:
-            if not watch.live:
-                watch.waited_in_vain()
+    :param seconds: how long a list waits for VMs whose stream was just lost."""
+
+    def __init__(self, clock: IReactorTime, inventory: Inventory, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self.inventory = inventory
+
+    def sandboxes(self) -> list[Sandbox]:
+        """Return the sandboxes that the CRI shows."""
+        return [one for one in self.inventory if one.state in SHOWN_SANDBOXES]
+
+    def containers(self) -> list[Container]:
+        """Return the containers that the CRI shows."""
+        return [one for one in self.inventory.containers.values() if one.shown]
+
+    async def refresh(self, sandboxes: Iterable[Sandbox]) -> None:
+        """Wait a moment for those agents whose streams were just lost or are being opened, all together."""
+        watches = [
+            one.watch for one in sandboxes
+            if one.watch is not None and one.watch.worth_waiting and one.state is SandboxState.READY
+        ]  # fmt: skip
+        if not watches:
+            return
+        try:
+            await within(
+                self._clock,
+                self._seconds,
+                settled([watch.when_attempted() for watch in watches]),
+                "the agents",
+            )
+        except DeadlineExceeded:
+            for watch in watches:
+                if not watch.live:
+                    watch.waited_in_vain()
 
 
 def shown_state(container: Container) -> cri.ContainerState:
@@ -55,13 +71,3 @@ def shown_state(container: Container) -> cri.ContainerState:
         if sandbox.watch is not None and sandbox.watch.reach is Reach.SILENT:
             return cri.CONTAINER_UNKNOWN
     return _SHOWN_AS[container.state]
-
-
-def sandboxes(inventory: Inventory) -> list[Sandbox]:
-    """Return the sandboxes that the CRI shows."""
-    return [one for one in inventory.sandboxes.values() if one.state in SHOWN_SANDBOXES]
-
-
-def containers(inventory: Inventory) -> list[Container]:
-    """Return the containers that the CRI shows."""
-    return [one for one in inventory.containers.values() if one.shown]

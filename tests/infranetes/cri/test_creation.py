@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.cri.containers import ContainerCalls
 from infranetes.pods.containers.containers import Containers
-from infranetes.pods.node.context import NodeContext
+from infranetes.pods.vm.listing import Listing
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 from txgrpc import Call
@@ -38,7 +38,7 @@ class LimitTests(SynchronousTestCase):
     def limit(self, remaining: float | None) -> float | None:
         """Return the limit of a call that has so many seconds left."""
         containers: Any = _Containers()  # Any: only one method of Containers is called
-        calls = ContainerCalls(cast(NodeContext, None), cast(Containers, containers))
+        calls = ContainerCalls(cast(Listing, None), cast(Containers, containers))
         config = cri.ContainerConfig(
             metadata=cri.ContainerMetadata(name="main"), image=cri.ImageSpec(image="busybox")
         )

@@ -91,8 +91,7 @@ class HostileRequestTests(PodsTestCase):
     """Every field of the two requests that make something, one at a time."""
 
     def calls(self) -> tuple[SandboxCalls, ContainerCalls]:
-        node = self.world.node
-        return SandboxCalls(node, self.world.sandboxes, ()), ContainerCalls(node, self.world.containers)
+        return self.world.sandbox_calls, self.world.container_calls
 
     def advance_until(self, work: Deferred[Any]) -> None:  # Any: an answer of any type
         if not work.called:

@@ -24,7 +24,13 @@ class StatsTests(PodsTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.calls = StatsCalls(self.world.node, self.world.sandboxes, self.world.containers)
+        self.calls = StatsCalls(
+            self.world.clock,
+            self.world.listing,
+            self.world.node.providers,
+            self.world.sandboxes,
+            self.world.containers,
+        )
         self.pods = [self.a_pod(name) for name in ("a", "b", "c")]
         self.bad = self.pods[1]
 

@@ -17,6 +17,8 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
+from infranetes.cri.containers import ContainerCalls
+from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.hostports.hostports import HostPorts
 from infranetes.hostports.mappings import HostPort
 from infranetes.hostports.table import Table, elements
@@ -46,6 +48,8 @@ from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store import database
 from infranetes.pods.store.records import Contents, SandboxRecord
 from infranetes.pods.store.store import Store
+from infranetes.pods.vm.listing import Listing
+from infranetes.pods.vm.resize import Resizer
 from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPodProvider
 from infranetes.services.timing import Progress
@@ -470,6 +474,22 @@ class FakeNode:
     def _ended(self, instance: Instance) -> None:
         self.sandboxes.ended(self.side, instance)
         self.node.pools.own.ended(instance)
+
+    @property
+    def listing(self) -> Listing:
+        """What the CRI's lists are made from."""
+        return Listing(self.node.clock, self.node.inventory, self.node.times.listing)
+
+    @property
+    def container_calls(self) -> ContainerCalls:
+        """The CRI's calls of containers."""
+        return ContainerCalls(self.listing, self.containers)
+
+    @property
+    def sandbox_calls(self) -> SandboxCalls:
+        """The CRI's calls of sandboxes."""
+        node = self.node
+        return SandboxCalls(node.clock, self.listing, node.providers, Resizer(node), self.sandboxes, ())
 
     @property
     def shown(self) -> ShownNode:

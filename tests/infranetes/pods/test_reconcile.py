@@ -39,9 +39,9 @@ class RestartTests(ContainersTestCase):
         self.agent.silent = True
         self.world.kill()
         self.world.begin()
-        (container,) = listing.containers(self.world.node.inventory)
+        (container,) = self.world.listing.containers()
         self.assertEqual((container.id, listing.shown_state(container)), (made, cri.CONTAINER_RUNNING))
-        self.assertEqual(len(listing.sandboxes(self.world.node.inventory)), 1)
+        self.assertEqual(len(self.world.listing.sandboxes()), 1)
 
     def test_what_ended_meanwhile_has_ended(self) -> None:
         made = self.run_container()
@@ -62,11 +62,11 @@ class RestartTests(ContainersTestCase):
             self.world.store.put_container(attrs.evolve(self.kept(made), state=state))
             self.agent.silent = True
             self.world.begin()
-            (container,) = listing.containers(self.world.node.inventory)
+            (container,) = self.world.listing.containers()
             self.assertEqual(listing.shown_state(container), shown)
             self.agent.silent = False
             self.world.restart()
-            (container,) = listing.containers(self.world.node.inventory)
+            (container,) = self.world.listing.containers()
             self.assertEqual(listing.shown_state(container), cri.CONTAINER_RUNNING)
 
     def test_a_vm_that_ended_meanwhile_is_lost(self) -> None:
@@ -375,8 +375,7 @@ class ListTests(ContainersTestCase):
 
     def refresh(self) -> Deferred[None]:
         """Wait for agents as a list does."""
-        node = self.world.node
-        return start(listing.refresh(node.clock, node.times.listing, node.inventory))
+        return start(self.world.listing.refresh(self.world.node.inventory))
 
     def test_live_views_are_waited_for_by_nobody(self) -> None:
         self.run_container()

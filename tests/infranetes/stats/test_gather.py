@@ -21,7 +21,7 @@ class GatherTests(PodsTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.gatherer = Gatherer(self.world.node.clock, self.world.node.inventory, self.world.times.listing)
+        self.gatherer = Gatherer(self.world.clock, self.world.listing)
         self.asked: list[str] = []
 
     def pods(self, count: int, answer: Callable[[], Any] | None = None) -> list[str]:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial import unittest
 
-from infranetes.cri.containers import ContainerCalls
 from infranetes.cri.events import EventCalls
 from infranetes.pods.containers.stop import STOP_DRAIN_SECONDS
 from infranetes_common.concurrency import start
@@ -228,7 +227,7 @@ class Story:
 
     def _listen_to(self, world: SlowFakeNode) -> None:
         """Observe the daemon as a client that lists and listens to events."""
-        self.list_calls = ContainerCalls(world.node, world.containers)
+        self.list_calls = world.container_calls
         events: Any = EventCalls(world.node.inventory, world.node.now).GetContainerEvents(
             cri.GetEventsRequest(), NO_CALL
         )

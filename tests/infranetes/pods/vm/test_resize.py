@@ -9,7 +9,6 @@ import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import alsoProvides
 
-from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.pods.vm.resize import SETTLE_SECONDS
 from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
 from infranetes_common.concurrency import deferred, start
@@ -56,7 +55,7 @@ class ResizeCase(PodsTestCase):
         self.agent = self.world.agents[self.sandbox]
         self.has = Size(1000, GIB)
         self.patch(self.agent, "info", self.info)
-        self.calls = SandboxCalls(self.world.node, self.world.sandboxes, ())
+        self.calls = self.world.sandbox_calls
 
     def before(self) -> None:
         """Prepare the world before the pod runs."""
@@ -179,7 +178,7 @@ class ResizeTests(ResizeCase):
 
     def restart(self) -> None:
         self.world.restart()
-        self.calls = SandboxCalls(self.world.node, self.world.sandboxes, ())
+        self.calls = self.world.sandbox_calls
 
     def test_the_next_daemon_knows_how_large_it_is(self) -> None:
         self.done(resources(2000, 4 * GIB))

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 
-from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.pods.vm.vm_size import SOURCE
 from infranetes.providers.interface import Size
 from infranetes_common.concurrency import start
@@ -138,7 +137,7 @@ class ResizeTests(AskingCase):
     """On a resize, the pod's current requests are looked up again."""
 
     def resize(self, memory: int) -> int:
-        calls = SandboxCalls(self.world.node, self.world.sandboxes, ())
+        calls = self.world.sandbox_calls
         request = cri.UpdatePodSandboxResourcesRequest(
             pod_sandbox_id=self.sandbox, resources=resources(0, memory)
         )
