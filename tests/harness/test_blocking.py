@@ -50,6 +50,26 @@ class StallTests(SynchronousTestCase):
         self.assertLess(computed, 2 * LONG / 1e6)
 
 
+class ProgramTests(SynchronousTestCase):
+    """A thread that starts a program sleeps until it is executed: see `stacks`."""
+
+    def found_of(self, sleep: Callable[[], None]) -> int:
+        guard = BlockingGuard(LIMIT, Stalled())
+        guard._stacks.start()
+        self.addCleanup(guard._stacks.stop)
+        guard._measure(lambda: "it", sleep)
+        return len(guard.take())
+
+    def test_a_callback_is_not_found_for_that(self) -> None:
+        def _execute_child() -> None:  # as in subprocess
+            time.sleep(0.2)
+
+        self.assertEqual(self.found_of(_execute_child), 0)
+
+    def test_it_is_for_any_other_sleep(self) -> None:
+        self.assertEqual(self.found_of(lambda: time.sleep(0.2)), 1)
+
+
 class CollectionTests(SynchronousTestCase):
     """Making any object may collect garbage, also when the guard makes its own."""
 
