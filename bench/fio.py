@@ -25,6 +25,7 @@ from bench.figures import Missing, Report, say
 from infranetes.volumes import published_devices
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.published import PublishedVolume
+from infranetes_common.commands import Command
 from infranetes_common.commands import run as run_program
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
@@ -109,7 +110,7 @@ async def _measure(
             return job.speed(await _exec(client, container, job.command(_IN_IMAGE, _DEVICE)))
 
         async def on_node(job: Job) -> float:
-            output = await run_program(reactor, job.command(("fio",), str(file)), _LIMIT)
+            output = await run_program(reactor, Command(job.command(("fio",), str(file)), _LIMIT))
             if output.code:
                 raise AssertionError(f"fio on the node: {output.message()}")
             return job.speed(output.stdout.decode())

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ from infranetes.providers.qemu.network import bridge
 from infranetes.providers.qemu.program.process import pids_by_argument
 from infranetes.providers.qemu.vm.paths import ProviderPaths
 from infranetes.providers.qemu.vm.record import VmRecords
+from infranetes_common.commands import Command, thd_check
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.overlay import NODE_MAC
 
@@ -182,16 +182,8 @@ def _tables() -> list[tuple[str, str]]:
 def _said(*command: str, stdin: bytes = b"") -> bytes:
     """Run a program, and return its standard output.
 
-    :raise Unavailable: it fails, or has not ended after `_COMMAND_SECONDS`."""
-    try:
-        return subprocess.run(  # noqa: S603
-            command, input=stdin, check=True, capture_output=True, timeout=_COMMAND_SECONDS
-        ).stdout
-    except subprocess.TimeoutExpired:
-        raise Unavailable(f"`{' '.join(command)}` does not end") from None
-    except subprocess.CalledProcessError as error:
-        words = error.stderr.decode(errors="replace").strip()
-        raise Unavailable(f"`{' '.join(command)}` failed: {words}") from None
+    :raise InfranetesError: it fails, or has not ended after `_COMMAND_SECONDS`."""
+    return thd_check(Command(command, _COMMAND_SECONDS, stdin))
 
 
 def _say(words: str) -> None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from infranetes_common.commands import check
+from infranetes_common.commands import Command, check
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError
 from infranetes_common.network_namespaces import thd_in_namespace
@@ -90,7 +90,7 @@ class Scripts:
                         error=error,
                     )
             inside = ["ip", "netns", "exec", self._namespace] if self._namespace else []
-            await check(self._reactor, [*inside, "nft", "-f", "-"], SECONDS, script.encode())
+            await check(self._reactor, Command([*inside, "nft", "-f", "-"], SECONDS, script.encode()))
 
     def _thd_run(self, script: str) -> None:
         """Run a script by the library. :raise OSError: there is none."""

@@ -26,7 +26,7 @@ import attrs
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from infranetes_common.commands import run
+from infranetes_common.commands import Command, run
 from infranetes_common.concurrency import replace_file, run_in_thread, shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
 from infranetes_common.huge_pages import pages_of, resource_name
@@ -186,7 +186,9 @@ class HugePages:
 
     async def _write(self, size: int, wanted: int) -> None:
         directory = self._directory(size)
-        output = await run(self._reactor, [*self._set_number, str(wanted), str(directory)], SET_SECONDS)
+        output = await run(
+            self._reactor, Command([*self._set_number, str(wanted), str(directory)], SET_SECONDS)
+        )
         found = await run_in_thread(self._reactor, self._thd_read, size)
         if found.reserved != wanted:
             raise ResourceExhausted(

@@ -11,15 +11,14 @@ import contextlib
 import ctypes
 import errno
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from infranetes_common.commands import ENVIRONMENT, find_program
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 from vmserver.mounts import Flag, mount, unmount
-from vmserver.processes import DEFAULT_PATH
 
 # The newer system calls have the same numbers on every architecture. Source: asm-generic/unistd.h.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
@@ -49,13 +48,11 @@ def keep_namespace(users: UserNamespace, at: Path) -> None:
     :raise FailedPrecondition: the kernel refuses, or `unshare` is not installed."""
     if os.path.ismount(at):
         return
-    program = shutil.which("unshare", path=DEFAULT_PATH)
-    if program is None:
-        raise FailedPrecondition("unshare is not installed in this VM; install util-linux in its image")
+    # Not by `commands.thd_run`: it is talked to while it runs.
     # `cat` keeps the namespace until its input ends. Once it echoes a byte, the namespace exists.
-    command = [program, "--user", "cat"]
+    command = [find_program("unshare"), "--user", "cat"]
     with subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=ENVIRONMENT
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         try:

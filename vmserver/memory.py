@@ -16,7 +16,7 @@ from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
-from infranetes_common.commands import run
+from infranetes_common.commands import Command, run
 from infranetes_common.concurrency import shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
@@ -139,7 +139,7 @@ class MachineMemory:
         if not blocks:
             return
         command = [*self._set_state, state, *map(str, blocks)]
-        output = await run(self._reactor, command, seconds)
+        output = await run(self._reactor, Command(command, seconds))
         wrong = [block.name for block in blocks if _state(block) not in (state, "")]
         if wrong:
             raise FailedPrecondition(

@@ -20,7 +20,7 @@ import attrs
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from infranetes_common.commands import check, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.overlay import NODE_MAC, OVERHEAD, VNI
 from infranetes_common.reactors import IReactor
@@ -133,12 +133,12 @@ class PodTunnel:
             }}
         }}
         """
-        await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
+        await check(self._reactor, Command([*self._inside, "nft", "-f", "-"], _SECONDS, script.encode()))
 
     async def _make_device(self, network: PodNetwork, mtu: int) -> None:
         mac = ":".join(f"{byte:02x}" for byte in (0x0A, 0x58, *network.address.packed))
         shown = await run(
-            self._reactor, [*self._inside, "ip", "-j", "-d", "link", "show", "dev", DEVICE], _SECONDS
+            self._reactor, Command([*self._inside, "ip", "-j", "-d", "link", "show", "dev", DEVICE], _SECONDS)
         )
         if shown.code == 0:
             [link] = json.loads(shown.stdout)
@@ -154,7 +154,7 @@ class PodTunnel:
             await set_sysctl(self._reactor, no_ipv6, "1")
         host = network.node_host
         shown_hosts = await check(
-            self._reactor, [*self._inside, "bridge", "-j", "fdb", "show", "dev", DEVICE], _SECONDS
+            self._reactor, Command([*self._inside, "bridge", "-j", "fdb", "show", "dev", DEVICE], _SECONDS)
         )
         others = [
             f"fdb delete {each['mac']} dev {DEVICE} dst {each['dst']} self"
@@ -198,8 +198,10 @@ class PodTunnel:
             )
 
     async def _ip(self, *words: str) -> bytes:
-        return await check(self._reactor, [*self._inside, "ip", "-j", *words], _SECONDS)
+        return await check(self._reactor, Command([*self._inside, "ip", "-j", *words], _SECONDS))
 
     async def _batch(self, program: str, commands: Sequence[str]) -> None:
         script = "".join(command + "\n" for command in commands)
-        await check(self._reactor, [*self._inside, program, "-batch", "-"], _SECONDS, script.encode())
+        await check(
+            self._reactor, Command([*self._inside, program, "-batch", "-"], _SECONDS, script.encode())
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twisted.internet.defer import DeferredLock
 
-from infranetes_common.commands import run
+from infranetes_common.commands import Command, run
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
 
@@ -54,7 +54,9 @@ class MachineProcessors:
     async def _set(self, state: str, processors: Sequence[Path], seconds: float) -> str:
         if not processors:
             return ""
-        return (await run(self._reactor, [*self._set_state, state, *map(str, processors)], seconds)).message()
+        return (
+            await run(self._reactor, Command([*self._set_state, state, *map(str, processors)], seconds))
+        ).message()
 
     def _processors(self) -> Sequence[Path]:
         """Return their directories, by number."""

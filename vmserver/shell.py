@@ -14,11 +14,12 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from infranetes_common.commands import PATH
 from infranetes_common.concurrency import run_in_thread, start
+from infranetes_common.processes import kill_family
 from infranetes_common.reactors import IReactor
 from vmserver.containers.child_sessions import ExecSession
 from vmserver.containers.interface import ISession, Streams
-from vmserver.processes import DEFAULT_PATH, kill_family
 
 FALLBACK = "/bin/sh"
 _NO_SHELLS = ("nologin", "false", "true", "sync")  # the shells of users who may not log in
@@ -43,7 +44,7 @@ class Account:
     def environment(self) -> dict[str, str]:
         """The environment of a shell, as after a login."""
         return {
-            "PATH": DEFAULT_PATH,
+            "PATH": PATH,
             "HOME": self.home,
             "USER": self.name,
             "LOGNAME": self.name,

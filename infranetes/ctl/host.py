@@ -18,7 +18,7 @@ from infranetes.guest import image as images
 from infranetes.pods.store.database import MIGRATIONS
 from infranetes.pods.store.store import FILE
 from infranetes_common import __version__
-from infranetes_common.commands import run
+from infranetes_common.commands import Command, run
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
@@ -52,7 +52,7 @@ async def programs(reactor: IReactor) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, flag in PROGRAMS:
         try:
-            output = await run(reactor, [name, flag], PROGRAM_SECONDS)
+            output = await run(reactor, Command([name, flag], PROGRAM_SECONDS))
             found[name] = output.stdout.decode(errors="replace").partition("\n")[0][:200]
         except InfranetesError as error:
             found[name] = str(error)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import re
 
-from infranetes_common.commands import check, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
 from infranetes_common.redaction import end_of
@@ -25,7 +25,7 @@ async def units(reactor: IReactor) -> str:
 
     :raise FailedPrecondition: systemd does not tell."""
     command = ["systemctl", "status", "--no-pager", "--full", "--lines=0", UNIT, GUEST_UNIT]
-    output = await run(reactor, command, SECONDS)
+    output = await run(reactor, Command(command, SECONDS))
     if not output.stdout:  # its exit status says only whether both of them run
         raise FailedPrecondition(f"`systemctl status` says nothing of {UNIT}: {output.message()}")
     return (output.stdout + output.stderr).decode(errors="replace")
@@ -38,7 +38,7 @@ async def journal(reactor: IReactor, unit: str) -> str:
     lines = f"--lines={JOURNAL_LINES}"
     # The newest first: of too much output the rest is dropped.
     command = ["journalctl", f"--unit={unit}", lines, "--reverse", "--no-pager", "--output=short-iso"]
-    output = await run(reactor, command, SECONDS, max_output=4 * MAX_JOURNAL)
+    output = await run(reactor, Command(command, SECONDS, most=4 * MAX_JOURNAL))
     if output.code:
         raise FailedPrecondition(f"the journal of {unit} can't be read: {output.message()}")
     return end_of(_turned(output.stdout.decode(errors="replace")), MAX_JOURNAL)
@@ -59,10 +59,10 @@ async def tables(reactor: IReactor) -> str:
     """Return those of nftables' tables that are ours, with what is in them.
 
     :raise InfranetesError: nftables does not tell."""
-    listed = (await check(reactor, ["nft", "list", "tables"], SECONDS)).decode(errors="replace")
+    listed = (await check(reactor, Command(["nft", "list", "tables"], SECONDS))).decode(errors="replace")
     ours = _OUR_TABLE.findall(listed)
     found = [f"# {len(ours)} tables\n"]
     for family, name in ours[:MOST_TABLES]:
-        output = await run(reactor, ["nft", "list", "table", family, name], SECONDS)
+        output = await run(reactor, Command(["nft", "list", "table", family, name], SECONDS))
         found.append((output.stdout + output.stderr).decode(errors="replace"))
     return "".join(found)

@@ -17,7 +17,7 @@ from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from infranetes.hostports.hostports import suffix_of
-from infranetes_common.commands import check, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.identity import AGENT_CALL
@@ -73,7 +73,7 @@ class AgentPorts:
     async def _is_there(self) -> bool:
         command = ["nft", "--terse", "list", "table", FAMILY, self._table]
         try:
-            return (await run(self._reactor, command, _SECONDS)).code == 0
+            return (await run(self._reactor, Command(command, _SECONDS))).code == 0
         except InfranetesError:  # `_apply` says why
             return False
 
@@ -89,7 +89,7 @@ class AgentPorts:
             if rules == self._in_force:
                 return
             try:
-                await check(self._reactor, ["nft", "-f", "-"], _SECONDS, rules.encode())
+                await check(self._reactor, Command(["nft", "-f", "-"], _SECONDS, rules.encode()))
                 self._in_force, self._trouble = rules, ""
             except InfranetesError as error:
                 if str(error) != self._trouble:  # otherwise it is known

@@ -28,7 +28,7 @@ from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from infranetes_common.addresses import nft_address
-from infranetes_common.commands import check, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.nftables_watch import TablesWatch, open_socket
@@ -132,7 +132,7 @@ class Firewalls(Generic[G]):
         async with self._lock:
             for family in self._families if self._there else ():
                 command = [*self._inside, "nft", "--terse", "list", "table", family, self._table]
-                if (await run(self._reactor, command, _SECONDS)).code != 0:
+                if (await run(self._reactor, Command(command, _SECONDS))).code != 0:
                     _log.warn("the nftables table {family} {table} was gone and is made again",
                               family=family, table=self._table)  # fmt: skip
                     await self._make()
@@ -316,7 +316,7 @@ class Firewalls(Generic[G]):
 
     async def _nft(self, script: str) -> None:
         with self.watch.ours():
-            await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
+            await check(self._reactor, Command([*self._inside, "nft", "-f", "-"], _SECONDS, script.encode()))
 
 
 def _chain(pod: FirewalledPod, way: Way) -> str:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from infranetes.guest.image import GuestImage
 from infranetes.guest.programs import Progress, check, run
 from infranetes.guest.recipe import Containers
 from infranetes.guest.sources import Sources, of_release
+from infranetes_common.commands import Command, thd_check
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted
 
 TOOLS = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg", "apt-get": "apt"}
@@ -262,8 +262,8 @@ def _prune(directory: Path, made: GuestImage) -> None:
 
 
 def _megabytes(tree: Path) -> int:
-    size = subprocess.run(["du", "-sk", str(tree)], capture_output=True, text=True, check=True)  # noqa: S603, S607
-    return int(size.stdout.split()[0]) // 1000
+    size = thd_check(Command(["du", "-sk", str(tree.absolute())], None))
+    return int(size.split()[0]) // 1000
 
 
 def say(started: float, words: str) -> None:

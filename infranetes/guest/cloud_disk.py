@@ -13,7 +13,6 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import uuid
@@ -25,6 +24,7 @@ from infranetes.guest import image as images
 from infranetes.guest.build import NEEDED_BYTES
 from infranetes.guest.programs import Progress, check, run
 from infranetes.guest.sources import of_this_machine
+from infranetes_common.commands import Command, thd_run
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from infranetes_common.loop_devices import loop_devices_of
 
@@ -163,5 +163,5 @@ def _clear(target: Path) -> None:
 def _remove(work: Path) -> None:
     """Remove a directory of work and its loop devices. Idempotent."""
     for device in loop_devices_of(str(work / "disk.raw")):
-        subprocess.run(["losetup", "--detach", device], check=False, capture_output=True)  # noqa: S603, S607
+        thd_run(Command(["losetup", "--detach", device], None))
     shutil.rmtree(work, ignore_errors=True)

@@ -8,7 +8,6 @@ the programs that it has started.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import attrs
 from infranetes.guest import cloud_recipe, cloud_time
 from infranetes.guest.cloud_recipe import MIB
 from infranetes.guest.programs import run
+from infranetes_common.commands import Command, thd_check
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
 _ENABLED = ("systemd-networkd.service", cloud_recipe.GROW_UNIT, cloud_time.UNIT)
@@ -145,7 +145,7 @@ class DiskMaker:
                 f"Linux {kernel} has no {', '.join(lacking)}: clouds' machines need them"
             )
         self.inside("update-initramfs", "-u", "-k", "all")
-        loop = said("losetup", "--find", "--show", str(self.disk))
+        loop = said("losetup", "--find", "--show", str(self.disk.absolute()))
         try:
             options = ("--target=i386-pc", "--modules=part_gpt ext2 search_fs_uuid")
             self.inside("grub-install", *options, loop)
@@ -210,7 +210,7 @@ def say(words: str) -> None:
 
 def said(*command: str) -> str:
     """Run a program to its end and return what it says."""
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
+    return thd_check(Command(command, None)).decode().strip()
 
 
 def main() -> int:
@@ -221,7 +221,7 @@ def main() -> int:
     )
     try:
         maker.make()
-    except (InfranetesError, OSError, subprocess.CalledProcessError) as error:
+    except (InfranetesError, OSError) as error:
         print(error)
         return 1
     return 0

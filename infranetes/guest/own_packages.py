@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from infranetes.guest import recipe
 from infranetes.guest.programs import Progress, run
+from infranetes_common.commands import Command, thd_run
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
+_SECONDS = 60.0  # for dpkg-query
 _INSTALLED = "infranetes"  # the package whose version the agent's has to have
 
 
@@ -43,8 +44,8 @@ def downloaded(progress: Progress) -> Iterator[Path]:
 def _installed_version() -> str:
     command = ["dpkg-query", "--show", "--showformat=${db:Status-Status} ${Version}", _INSTALLED]
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout  # noqa: S603
-    except FileNotFoundError:
+        shown = thd_run(Command(command, _SECONDS)).stdout.decode()
+    except FailedPrecondition:
         shown = ""
     status, _, version = shown.partition(" ")
     if status != "installed" or not version:

@@ -10,12 +10,12 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from infranetes_common.commands import PATH
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.redaction import redacted_end
 
 Progress = Callable[[str], None]
 
-_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _STEP = "I: "  # the prefix of mmdebstrap's steps
 
 
@@ -33,8 +33,9 @@ def run(
     :param directory: where it runs.
     :raise InfranetesError: it failed; the message has the end of its output.
     """
-    environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "PATH": _PATH}
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "PATH": PATH}
     output: list[str] = []
+    # Not by `commands.thd_run`: its steps are reported as it takes them, and it is ended as it needs to be.
     with subprocess.Popen(  # noqa: S603
         command,
         stdin=subprocess.DEVNULL,
@@ -65,6 +66,6 @@ def check(tools: Mapping[str, str], purpose: str) -> None:
     :param tools: Debian's package of each. :param purpose: what they are for: "to build a guest image".
     :raise FailedPrecondition: some are missing; the message says how to install them.
     """
-    missing = {package for tool, package in tools.items() if not shutil.which(tool, path=_PATH)}
+    missing = {package for tool, package in tools.items() if not shutil.which(tool, path=PATH)}
     if missing:
         raise FailedPrecondition(f"{purpose}, install: apt-get install {' '.join(sorted(missing))}")

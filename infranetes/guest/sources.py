@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 from pathlib import Path
 
 import attrs
 
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.commands import Command, thd_check
+from infranetes_common.errors import FailedPrecondition, InfranetesError
 
+_SECONDS = 60.0  # for apt to tell its settings
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _DEFAULT = (
     ("http://deb.debian.org/debian", "{codename}"),
@@ -82,8 +84,6 @@ def _codename() -> str:
 
 def _output(*command: str) -> str:
     try:
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout  # noqa: S603
-    except FileNotFoundError:
-        raise FailedPrecondition(f"{command[0]} is missing: guest images are built on Debian") from None
-    except subprocess.CalledProcessError as error:
-        raise FailedPrecondition(f"{' '.join(command[:2])} failed: {error.stderr.strip()}") from error
+        return thd_check(Command(command, _SECONDS, environment=os.environ)).decode()
+    except InfranetesError as error:
+        raise FailedPrecondition(f"guest images are built on Debian: {error}") from None

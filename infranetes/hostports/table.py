@@ -27,7 +27,7 @@ from twisted.logger import Logger
 
 from infranetes.hostports.mappings import HostPort
 from infranetes_common.addresses import nft_address
-from infranetes_common.commands import check, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
@@ -115,13 +115,13 @@ class Table:
         set route_localnet there: the table's map of that name."""
         if self._localnet is None:
             command = ["nft", "-j", "list", "map", "ip", self._name, "localnet"]
-            found = await run(self._reactor, command, _SECONDS)
+            found = await run(self._reactor, Command(command, _SECONDS))
             self._localnet = localnet_of(found.stdout) if found.code == 0 else {}
         return self._localnet
 
     async def current(self) -> set[str] | None:
         """Return the elements in the kernel, as `elements` writes them; None: there is no table."""
-        found = await run(self._reactor, ["nft", "-j", "list", "table", "ip", self._name], _SECONDS)
+        found = await run(self._reactor, Command(["nft", "-j", "list", "table", "ip", self._name], _SECONDS))
         if found.code != 0:
             return None
         listed: set[str] = set()
@@ -140,7 +140,7 @@ class Table:
             if port.protocol == "udp":
                 command = ["conntrack", "-D", "-p", "udp", "--orig-port-dst", str(port.host_port)]
                 try:
-                    await run(self._reactor, command, _SECONDS)
+                    await run(self._reactor, Command(command, _SECONDS))
                 except InfranetesError as error:
                     _log.debug(
                         "connections to host port {port} are still tracked by the kernel: {error}",
@@ -173,10 +173,10 @@ class Table:
         await run_in_thread(self._reactor, write_route_localnet, interface, value, self._proc_sys)
 
     async def _ip(self, *words: str) -> bytes:
-        return await check(self._reactor, ["ip", "-j", *words], _SECONDS)
+        return await check(self._reactor, Command(["ip", "-j", *words], _SECONDS))
 
     async def _nft(self, text: str) -> None:
-        await check(self._reactor, ["nft", "-f", "-"], _SECONDS, text.encode())
+        await check(self._reactor, Command(["nft", "-f", "-"], _SECONDS, text.encode()))
 
 
 def localnet_of(listed: bytes) -> dict[str, bool]:

@@ -9,19 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from twisted.internet.defer import TimeoutError
-from twisted.internet.error import ProcessDone, ProcessExitedAlready, ProcessTerminated
-from twisted.internet.interfaces import IProcessTransport
-from twisted.internet.protocol import ProcessProtocol
-from twisted.python.failure import Failure
 
 from infranetes.images.auth import Credentials
 from infranetes.images.config import ImagesConfig, default_policy
 from infranetes.images.manifest import MAX_MANIFEST_BYTES
 from infranetes.images.reference import Reference
-from infranetes_common.concurrency import Event, until_ended
+from infranetes_common.commands import Command, Output, Running
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -32,9 +28,9 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.reactors import IReactor
-from infranetes_common.redaction import end_of, redacted_end
+from infranetes_common.redaction import redacted_end
 
-STDERR_BYTES = 16 * 1024
+STDOUT_BYTES = 16 * 1024  # of a copy, which says nothing there
 MOST_WORDS = 400  # characters of an error's message that are skopeo's own
 WATCH_SECONDS = 1.0
 INHERITED = re.compile(
@@ -55,8 +51,10 @@ class Skopeo:
 
     async def manifest(self, reference: Reference, auth: Credentials | None, directory: str) -> bytes:
         """Return the manifest or index of a reference, byte for byte as the registry sent it."""
-        arguments = ["inspect", "--raw", *self._source(reference, auth, "--tls-verify", "--authfile")]
-        return await self._run(arguments, reference, auth, directory, MAX_MANIFEST_BYTES + 1, None)
+        with _in_memory(reference, auth) as secret:
+            source = self._source(reference, secret, "--tls-verify", "--authfile")
+            words = ["inspect", "--raw", *source]
+            return await self._run(words, secret, reference, directory, MAX_MANIFEST_BYTES, None)
 
     async def copy(
         self, reference: Reference, auth: Credentials | None, directory: str, blobs: str, watch: Watch
@@ -66,71 +64,60 @@ class Skopeo:
         A blob gets its name once it is whole and has the right digest; until then it is in
         `directory`/layout.
         """
-        arguments = ["copy", "--quiet", "--preserve-digests", f"--dest-shared-blob-dir={blobs}"]
-        arguments += self._source(reference, auth, "--src-tls-verify", "--src-authfile")
-        await self._run([*arguments, "oci:layout"], reference, auth, directory, STDERR_BYTES, watch)
+        with _in_memory(reference, auth) as secret:
+            source = self._source(reference, secret, "--src-tls-verify", "--src-authfile")
+            blobs_in = f"--dest-shared-blob-dir={blobs}"
+            words = ["copy", "--quiet", "--preserve-digests", blobs_in, *source, "oci:layout"]
+            await self._run(words, secret, reference, directory, STDOUT_BYTES, watch)
 
-    def _source(self, reference: Reference, auth: Credentials | None, tls: str, auth_file: str) -> list[str]:
-        arguments = []
+    def _source(self, reference: Reference, secret: Sequence[int], tls: str, auth_file: str) -> list[str]:
+        words = []
         if reference.registry in self._config.insecure_registries:
-            arguments.append(f"{tls}=false")
-        if auth is not None:
-            arguments.append(f"{auth_file}=/proc/self/fd/3")
+            words.append(f"{tls}=false")
+        if secret:
+            words.append(f"{auth_file}=/proc/self/fd/{secret[0]}")
         elif self._config.auth_file:
-            arguments.append(f"{auth_file}={self._config.auth_file}")
-        return [*arguments, f"docker://{reference}"]
+            words.append(f"{auth_file}={self._config.auth_file}")
+        return [*words, f"docker://{reference}"]
 
     async def _run(
         self,
-        arguments: Sequence[str],
+        words: Sequence[str],
+        secret: Sequence[int],
         reference: Reference,
-        auth: Credentials | None,
         directory: str,
-        limit: int,
+        most: int,
         watch: Watch | None,
     ) -> bytes:
-        run = _Run(limit)
         # So that skopeo does not outlive a daemon that is killed.
-        command = ["setpriv", "--pdeathsig", "KILL", "--", self._config.skopeo]
+        whole = ["setpriv", "--pdeathsig", "KILL", "--", self._config.skopeo]
         if self._config.registries_conf:
-            command.append(f"--registries-conf={self._config.registries_conf}")
-        command += ["--policy", self._config.policy or default_policy(), *arguments]
+            whole.append(f"--registries-conf={self._config.registries_conf}")
+        whole += ["--policy", self._config.policy or default_policy(), *words]
         environment = {k: v for k, v in os.environ.items() if INHERITED.fullmatch(k)}
         environment["TMPDIR"] = directory
-        fds: dict[int, int | str] = {0: "w", 1: "r", 2: "r"}
-        secret = None
-        try:
-            if auth is not None:  # in memory only: nothing on disk, nothing in the arguments
-                secret = os.memfd_create("auth", os.MFD_CLOEXEC)
-                os.write(secret, auth.auth_file(reference.registry))
-                fds[3] = secret
-            self._reactor.spawnProcess(
-                run, command[0], command, env=environment, path=directory, childFDs=fds
-            )
-        except OSError as e:
-            raise FailedPrecondition(f"{command[0]} can't be started: {e.strerror}") from None
-        finally:
-            if secret is not None:
-                os.close(secret)
-        status = await self._watched(run, reference, watch)
-        if status == 0 and len(run.out) < limit:
-            return bytes(run.out)
-        if len(run.out) >= limit:
-            raise FailedPrecondition(f"the registry's answer for image {reference} is over {limit - 1} bytes")
-        said = run.said()
-        if status == 127 and "setpriv" in said:
+        command = Command(
+            whole, None, environment=environment, directory=directory, inherited=secret, most=most
+        )
+        output = await self._watched(Running(self._reactor, command), reference, watch)
+        if output.cut:
+            raise FailedPrecondition(f"the registry's answer for image {reference} is over {most} bytes")
+        if output.code == 0:
+            return output.stdout
+        said = output.stderr.decode(errors="replace")
+        if output.code == 127 and "setpriv" in said:
             raise FailedPrecondition(
                 f"{self._config.skopeo!r} (images.skopeo) is not installed; install Debian's skopeo"
             )
         raise classify(said, reference)
 
-    async def _watched(self, run: _Run, reference: Reference, watch: Watch | None) -> int:
-        """Wait for the exit status. However this ends, the process has ended, too."""
+    async def _watched(self, running: Running, reference: Reference, watch: Watch | None) -> Output:
+        """Wait for the end. However this ends, the process has ended, too."""
         seen, since = -1, self._reactor.seconds()
         try:
-            while not run.ended.happened:
+            while not running.ended.happened and not running.cut:
                 with contextlib.suppress(TimeoutError):
-                    await run.ended.wait().addTimeout(WATCH_SECONDS, self._reactor)
+                    await running.ended.wait().addTimeout(WATCH_SECONDS, self._reactor)
                 now = await watch() if watch is not None else 0
                 if now != seen:
                     seen, since = now, self._reactor.seconds()
@@ -140,48 +127,22 @@ class Skopeo:
                         f"{self._config.stall_seconds:g} s; try again later"
                     )
         finally:
-            run.kill()
-            ended = run.ended.wait()
-            await until_ended(ended)
-        return await ended
+            await running.stop()
+        return await running.ended.wait()
 
 
-class _Run(ProcessProtocol):
-    """A process's output, within bounds.
-
-    :ivar ended: happens with the exit status, or 128 and the signal.
-    """
-
-    transport: IProcessTransport
-
-    def __init__(self, limit: int) -> None:
-        self.out, self.err = bytearray(), bytearray()
-        self.ended: Event[int] = Event()
-        self._limit = limit
-
-    def connectionMade(self) -> None:
-        self.transport.closeStdin()
-
-    def outReceived(self, data: bytes) -> None:
-        self.out += data[: self._limit - len(self.out)]
-        if len(self.out) >= self._limit:
-            self.kill()
-
-    def errReceived(self, data: bytes) -> None:
-        self.err = (self.err + data)[-STDERR_BYTES - 1 :]  # one more shows that this is not all
-
-    def processEnded(self, reason: Failure) -> None:
-        ended = reason.value
-        assert isinstance(ended, ProcessDone | ProcessTerminated)
-        self.ended.succeed(ended.exitCode if ended.exitCode is not None else 128 + (ended.signal or 0))
-
-    def said(self) -> str:
-        """Return the end of its messages, in whole lines or at least words."""
-        return end_of(self.err.decode("latin-1"), STDERR_BYTES).encode("latin-1").decode(errors="replace")
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessExitedAlready):
-            self.transport.signalProcess("KILL")
+@contextlib.contextmanager
+def _in_memory(reference: Reference, auth: Credentials | None) -> Iterator[Sequence[int]]:
+    """Yield a descriptor of the credentials: they are neither on a disk nor among the arguments."""
+    if auth is None:
+        yield ()
+        return
+    secret = os.memfd_create("auth", os.MFD_CLOEXEC)
+    try:
+        os.write(secret, auth.auth_file(reference.registry))
+        yield (secret,)
+    finally:
+        os.close(secret)
 
 
 # The first match counts. The words are those of skopeo, containers/image, Go and registries.

@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from infranetes.kubernetes.kubeconfig import Access, Plugin, thd_read
-from infranetes_common.commands import run
+from infranetes_common.commands import Command, run
 from infranetes_common.concurrency import Flight, run_in_thread
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
@@ -101,7 +101,7 @@ class Credentials:
         # Libraries that are there for the daemon alone are not the plug-in's: see docs/tracing.md.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment = {**inherited, **plugin.environment, "KUBERNETES_EXEC_INFO": _request(access, plugin)}
-        done = await run(self._reactor, plugin.command, PLUGIN_SECONDS, environment=environment)
+        done = await run(self._reactor, Command(plugin.command, PLUGIN_SECONDS, environment=environment))
         if done.code:
             raise FailedPrecondition(
                 f"{plugin.command[0]}, which the kubeconfig names, returned no credentials: {done.message()}"

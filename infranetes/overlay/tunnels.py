@@ -11,7 +11,7 @@ without the one that has them.
 The kernel's entries are compared with the wanted ones as a whole, and the differences corrected. So the
 daemon after one that was killed at any instant corrects them, and so does each sweep.
 
-What is unpacked is held as what VMs send on the node's own bridge (`providers.qemu.network.bridge`): an ICMP
+What is unpacked is held as what VMs send on the node's own bridge (`qemu.network.bridge`): an ICMP
 error has to quote a packet to the pod itself, nothing is for the node's loopback addresses, and each pod has
 a share of the kernel's tables.
 """
@@ -32,7 +32,7 @@ from twisted.logger import Logger
 from infranetes.firewalls import fragments, shares
 from infranetes.overlay.config import OverlayConfig
 from infranetes.providers.subnet import gateway, mac_of
-from infranetes_common.commands import check, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket
 from infranetes_common.overlay import NODE_MAC, VNI
@@ -164,7 +164,7 @@ class Tunnels:
             commands = [*shares.forgetting(self._device, address), (["nft", "-f", "-"], fragmented)]
             for command, script in commands:
                 with suppress(InfranetesError):
-                    await run(self._reactor, [*self._inside, *command], _SECONDS, script.encode())
+                    await run(self._reactor, Command([*self._inside, *command], _SECONDS, script.encode()))
 
     async def mtus(self) -> Mapping[str, int]:
         """Return the MTU within each present tunnel, by the pod's address."""
@@ -179,7 +179,8 @@ class Tunnels:
         if (await self._link()) is None:
             return not peers
         shown = await run(
-            self._reactor, [*self._inside, "nft", "-j", "list", "map", "ip", self._table, "peers"], _SECONDS
+            self._reactor,
+            Command([*self._inside, "nft", "-j", "list", "map", "ip", self._table, "peers"], _SECONDS),
         )
         if shown.code != 0:
             return False
@@ -190,15 +191,17 @@ class Tunnels:
         }
         shown = await run(
             self._reactor,
-            [*self._inside, "nft", "-t", "list", "table", "ip", shares.table_of(self._device)],
-            _SECONDS,
+            Command(
+                [*self._inside, "nft", "-t", "list", "table", "ip", shares.table_of(self._device)], _SECONDS
+            ),
         )
         expected = {str(each.host): each.chain for each in peers}
         return shown.code == 0 and chains == expected and await self._entries() == wanted(peers, network)
 
     async def _link(self) -> _Link | None:
         found = await run(
-            self._reactor, [*self._inside, "ip", "-j", "-d", "link", "show", "dev", self._device], _SECONDS
+            self._reactor,
+            Command([*self._inside, "ip", "-j", "-d", "link", "show", "dev", self._device], _SECONDS),
         )
         if found.code != 0:
             return None
@@ -251,7 +254,7 @@ class Tunnels:
         routes = json.loads(await self._ip("-4", "route", "show", "dev", name))
         neighbours = json.loads(await self._ip("-4", "neigh", "show", "dev", name, "nud", "permanent"))
         shown = await check(
-            self._reactor, [*self._inside, "bridge", "-j", "fdb", "show", "dev", name], _SECONDS
+            self._reactor, Command([*self._inside, "bridge", "-j", "fdb", "show", "dev", name], _SECONDS)
         )
         return Entries(
             frozenset(
@@ -339,7 +342,9 @@ class Tunnels:
             await self._forget(address for address, *_ in (await self._entries()).routes)
             await self._batch("ip", [f"link delete dev {self._device}"])
         if (
-            await run(self._reactor, [*self._inside, "nft", "list", "table", "ip", self._table], _SECONDS)
+            await run(
+                self._reactor, Command([*self._inside, "nft", "list", "table", "ip", self._table], _SECONDS)
+            )
         ).code == 0:
             own = (self._table, *(each.table_of(self._device) for each in (shares, fragments)))
             await self._nft("".join(f"table ip {each} {{}}\ndelete table ip {each}\n" for each in own))
@@ -348,16 +353,18 @@ class Tunnels:
         await set_sysctl(self._reactor, self._proc_sys / name, value)
 
     async def _ip(self, *words: str) -> bytes:
-        return await check(self._reactor, [*self._inside, "ip", "-j", *words], _SECONDS)
+        return await check(self._reactor, Command([*self._inside, "ip", "-j", *words], _SECONDS))
 
     async def _batch(self, program: str, commands: Sequence[str]) -> None:
         if commands:
             script = "".join(command + "\n" for command in commands)
-            await check(self._reactor, [*self._inside, program, "-batch", "-"], _SECONDS, script.encode())
+            await check(
+                self._reactor, Command([*self._inside, program, "-batch", "-"], _SECONDS, script.encode())
+            )
 
     async def _nft(self, script: str) -> None:
         with nullcontext() if self._watch is None else self._watch.ours():
-            await check(self._reactor, [*self._inside, "nft", "-f", "-"], _SECONDS, script.encode())
+            await check(self._reactor, Command([*self._inside, "nft", "-f", "-"], _SECONDS, script.encode()))
 
 
 @attrs.frozen

@@ -13,7 +13,6 @@ READY    any           delete the object and the archive
 
 from __future__ import annotations
 
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +36,7 @@ from infranetes.publish.interface import MACHINE, CloudImage, Publication, Publi
 from infranetes.publish.journal import Journal
 from infranetes.publish.plan import GIB, DiskPlan
 from infranetes.publish.progress import readable
+from infranetes_common.commands import Command, thd_check
 from infranetes_common.errors import (
     InfranetesError,
     InvalidArgument,
@@ -44,7 +44,6 @@ from infranetes_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from infranetes_common.redaction import redacted_end
 
 KEY, KIND = "infranetes-publication", "infranetes-kind"  # labels
 FEATURES = ("VIRTIO_SCSI_MULTIQUEUE", "GVNIC", "UEFI_COMPATIBLE")
@@ -225,18 +224,14 @@ def _archive_of(publication: Publication) -> Path:
 def _pack(disk: DiskPlan, archive: Path, report: Report) -> None:
     """Make the archive that Compute Engine imports: GNU tar's old format, with a sparse `disk.raw`."""
     begun = time.monotonic()
-    work = archive.with_name(archive.name + ".new")
+    work = archive.absolute().with_name(archive.name + ".new")
     command = [
         *("tar", "--create", "--sparse", "--format=oldgnu", "--gzip", f"--file={work}"),
         *("--owner=0", "--group=0", "--numeric-owner", "--mode=0644"),
         *(f"--directory={disk.path.absolute().parent}", "--transform=s|.*|disk.raw|", "--", disk.path.name),
     ]
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
-        if done.returncode:
-            raise InfranetesError(
-                f"tar can't pack {disk.path}: {redacted_end(' '.join(done.stderr.split()), 400)}"
-            )
+        thd_check(Command(command, None))
         work.replace(archive)
     finally:
         work.unlink(missing_ok=True)

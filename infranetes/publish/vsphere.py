@@ -13,7 +13,6 @@ another of its name  refused
 from __future__ import annotations
 
 import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,8 +27,8 @@ from infranetes.publish.interface import CloudImage, Publication, Published, Rep
 from infranetes.publish.progress import readable
 from infranetes.publish.vsphere_library import Shelf, StoredItem
 from infranetes.publish.vsphere_ovf import envelope
+from infranetes_common.commands import Command, thd_check
 from infranetes_common.errors import AlreadyExists, InfranetesError, PermissionDenied, Unavailable
-from infranetes_common.redaction import redacted_end
 
 _MARK = "Published by Infranetes"  # begins descriptions; the kind and the publication's key follow
 _DEPLOY_SECONDS = 2 * 3600.0
@@ -149,21 +148,10 @@ def _convert(disk: Path, vmdk: Path, report: Report) -> None:
     work = vmdk.with_name(vmdk.name + ".new")
     options = ("-f", "raw", "-O", "vmdk", "-o", "subformat=streamOptimized,adapter_type=lsilogic")
     try:
-        done = subprocess.run(  # noqa: S603
-            ["qemu-img", "convert", *options, str(disk), str(work)],  # noqa: S607
-            check=False,
-            capture_output=True,
-            text=True,
+        thd_check(
+            Command(["qemu-img", "convert", *options, str(disk.absolute()), str(work.absolute())], None)
         )
-        if done.returncode:
-            raise InfranetesError(
-                f"qemu-img can't convert {disk}: {redacted_end(' '.join(done.stderr.split()), 400)}"
-            )
         work.replace(vmdk)
-    except FileNotFoundError as error:
-        if error.filename != "qemu-img":
-            raise
-        raise InfranetesError("publishing to vsphere needs qemu-img: install qemu-utils") from None
     finally:
         work.unlink(missing_ok=True)
     report(f"{disk} was converted to {readable(vmdk.stat().st_size)} in {time.monotonic() - begun:.0f} s")

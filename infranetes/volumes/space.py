@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate64.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _log = Logger()
 
-ListSources = Callable[[], Mapping[str, Source]]
+Wanted = Callable[[], Mapping[str, Source]]
 
 
 class ShownSpace:
@@ -59,14 +59,12 @@ class ShownSpace:
         self._loops: dict[str, Deferred[None]] = {}  # by sandbox
         self._troubles: dict[str, str] = {}  # by path
 
-    def show(self, sandbox: Sandbox, list_sources: ListSources) -> None:
+    def show(self, sandbox: Sandbox, wanted: Wanted) -> None:
         """Show the usage of a sandbox's volumes, until `forget`. Idempotent.
 
-        :param list_sources: returns their sources by their ids."""
+        :param wanted: returns their sources by their ids."""
         if self._on and sandbox.id not in self._loops:
-            self._loops[sandbox.id] = start(self._run(sandbox, list_sources)).addErrback(
-                _log_unless_cancelled
-            )
+            self._loops[sandbox.id] = start(self._run(sandbox, wanted)).addErrback(_log_unless_cancelled)
 
     def forget(self, sandbox_id: str) -> None:
         """Stop looking at a sandbox's volumes. Idempotent."""
@@ -86,10 +84,10 @@ class ShownSpace:
         for sandbox_id in list(self._loops):
             self.forget(sandbox_id)
 
-    async def _run(self, sandbox: Sandbox, list_sources: ListSources) -> None:
+    async def _run(self, sandbox: Sandbox, wanted: Wanted) -> None:
         while True:
             await sleep(self._reactor, INTERVAL)
-            agent, sources = sandbox.client, list_sources()
+            agent, sources = sandbox.client, wanted()
             if agent is None or sandbox.watch is None or not sandbox.watch.live or not sources:
                 continue
             try:

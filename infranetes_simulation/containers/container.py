@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from infranetes_common.concurrency import Event, Flight
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.processes import ProcessEnd, kill_family, start_ticks
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from infranetes_simulation.containers.files import Exited, Files, Record, Running
 from infranetes_simulation.containers.shim_process import start_shim
 from vmserver.containers.resources import merge
-from vmserver.processes import ProcessEnd, kill_family, start_ticks
 
 _NEVER_NEGATIVE = ("cpu_period", "cpu_shares", "memory_limit_in_bytes")
 

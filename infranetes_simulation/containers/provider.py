@@ -12,8 +12,10 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
+from infranetes_common.commands import PATH
 from infranetes_common.concurrency import deferred, run_in_thread
 from infranetes_common.errors import FailedPrecondition, NotFound
+from infranetes_common.processes import kill_family, start_ticks
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
@@ -34,7 +36,6 @@ from vmserver.containers.interface import (
 from vmserver.containers.jsonlog import JsonLog
 from vmserver.containers.log_lines import records
 from vmserver.containers.signals import signal_number
-from vmserver.processes import DEFAULT_PATH, kill_family, start_ticks
 from vmserver.stats import family
 
 
@@ -178,14 +179,14 @@ class FakeProvider:
     @deferred
     async def exec_sync(self, id: str, command: Sequence[str], timeout: float, max_output: int) -> ExecResult:
         record = self._running(id).record
-        env, cwd = {"PATH": DEFAULT_PATH, **record.env}, record.cwd or "/"
+        env, cwd = {"PATH": PATH, **record.env}, record.cwd or "/"
         score = record.state.resources.oom_score_adj
         return await exec_sync(self._reactor, command, env, cwd, score, timeout, max_output)
 
     @deferred
     async def exec_session(self, id: str, command: Sequence[str], streams: Streams) -> ISession:
         record = self._running(id).record
-        env, cwd = {"PATH": DEFAULT_PATH, **record.env}, record.cwd or "/"
+        env, cwd = {"PATH": PATH, **record.env}, record.cwd or "/"
         score = record.state.resources.oom_score_adj
         session: ISession = ExecSession.spawn(self._reactor, command, env, cwd, score, streams)
         return session
@@ -268,7 +269,7 @@ def _record(id: str, image_id: str, config: cri.ContainerConfig) -> Record:
         return Record(state, argv, int(number))
     env = {env.key: env.value.decode(errors="surrogateescape") for env in config.envs}
     stdin = ("once" if config.stdin_once else "open") if config.stdin else ""
-    return Record(state, argv, int(number), {"PATH": DEFAULT_PATH, **env}, config.working_dir, stdin)
+    return Record(state, argv, int(number), {"PATH": PATH, **env}, config.working_dir, stdin)
 
 
 def _thd_measure(states: Sequence[messages.ContainerState]) -> list[messages.ContainerUsage]:

@@ -92,6 +92,7 @@ def ip(*commands: str, check: bool = True) -> str:
     """
     said = ""
     for words in commands:
+        # Not by `infranetes_common.commands`: each VM has such a process, which does without Twisted.
         done = subprocess.run(["ip", *words.split()], check=check, capture_output=True)  # noqa: S603, S607
         said += done.stdout.decode(errors="replace")
     return said

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -33,6 +32,7 @@ from infranetes.providers.qemu.volumes.files import VolumeFiles
 from infranetes.providers.qemu.volumes.room import UNIT
 from infranetes.providers.qemu.volumes.snapshot_files import SnapshotFiles
 from infranetes.providers.volumes import FromSnapshot
+from infranetes_common import commands
 from infranetes_common.errors import Unavailable
 from infranetes_common.overlay import NODE_MAC
 from tests.harness.needs import needs_mounts, needs_netns, needs_root
@@ -205,7 +205,7 @@ class NetworkTests(RemovalCase):
                 f"case $* in *list*|'-j link') echo '{listed}';; *) exec /bin/sleep 60;; esac\n"
             )
             (programs / name).chmod(0o755)
-        self.patch(os, "environ", {"PATH": str(programs)})
+        self.patch(commands, "PATH", str(programs))
         self.patch(removal, "_COMMAND_SECONDS", 0.5)
         with self.assertRaises(Unavailable) as caught:
             removal.remove_network(self.state_dir)
@@ -213,7 +213,7 @@ class NetworkTests(RemovalCase):
         called = calls.read_text().splitlines()
         for each in deletions:
             self.assertIn(each, called)
-            self.assertIn(f"`{each}` does not end", str(caught.exception))
+            self.assertIn(f"`{each}` did not end", str(caught.exception))
 
 
 @needs_netns

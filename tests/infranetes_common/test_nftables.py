@@ -6,7 +6,7 @@ from __future__ import annotations
 from twisted.trial.unittest import TestCase
 
 from infranetes_common import nftables
-from infranetes_common.commands import check, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import InfranetesError
 from infranetes_common.nftables import LARGE, Scripts
@@ -31,7 +31,7 @@ class LibraryTests(TestCase):
 
     async def listed(self) -> str:
         command = ["ip", "netns", "exec", self.space.name, "nft", "list", "ruleset"]
-        return (await run(reactor, command, 30)).stdout.decode()
+        return (await run(reactor, Command(command, 30))).stdout.decode()
 
     @deferred
     async def test_each_script_is_one_transaction(self) -> None:
@@ -47,7 +47,9 @@ class LibraryTests(TestCase):
     @deferred
     async def test_what_others_change_meanwhile_is_seen(self) -> None:
         await self.scripts.run(MAP)
-        await check(reactor, ["ip", "netns", "exec", self.space.name, "nft", "delete table ip mine"], 30)
+        await check(
+            reactor, Command(["ip", "netns", "exec", self.space.name, "nft", "delete table ip mine"], 30)
+        )
         with self.assertRaises(InfranetesError):
             await self.scripts.run("add element ip mine places { 10.0.0.1 : 80 }")
         await self.scripts.run(MAP)

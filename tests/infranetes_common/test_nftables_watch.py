@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes_common.commands import check
+from infranetes_common.commands import Command, check
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import (
@@ -133,7 +133,7 @@ class KernelTests(TestCase):
         )
         command = self.space.command("nft", "-f", "-")
         reactor.removeReader(watch)  # which has much else to do
-        await check(reactor, command, 30, script.encode())
+        await check(reactor, Command(command, 30, script.encode()))
         reactor.addReader(watch)
         self.assertIs(await word, False)
 

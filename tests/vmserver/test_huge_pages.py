@@ -49,7 +49,10 @@ echo $surplus >surplus_hugepages
 class Reactor(Clock):
     """Real processes and threads, with a virtual clock."""
 
-    spawnProcess = staticmethod(reactor.spawnProcess)
+    addReader = staticmethod(reactor.addReader)
+    removeReader = staticmethod(reactor.removeReader)
+    addWriter = staticmethod(reactor.addWriter)
+    removeWriter = staticmethod(reactor.removeWriter)
     getThreadPool = staticmethod(reactor.getThreadPool)
     callFromThread = staticmethod(reactor.callFromThread)
 

@@ -37,7 +37,10 @@ done
 class Reactor(Clock):
     """Real processes, with a virtual clock."""
 
-    spawnProcess = staticmethod(reactor.spawnProcess)
+    addReader = staticmethod(reactor.addReader)
+    removeReader = staticmethod(reactor.removeReader)
+    addWriter = staticmethod(reactor.addWriter)
+    removeWriter = staticmethod(reactor.removeWriter)
 
 
 class MemoryTests(TestCase):

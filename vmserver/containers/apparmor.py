@@ -9,15 +9,14 @@ securityfs' apparmor/profiles.
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IReactorThreads
 
+from infranetes_common.commands import Command, thd_run
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
-from infranetes_common.redaction import redacted_end
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 
 MAX_POLICY_BYTES = 256 * 1024
 
@@ -72,16 +71,12 @@ class ProfileLoader:
                 f"{_FIELD}: the VM has no AppArmor, so the node's profile {name} can't be loaded; "
                 "use RuntimeDefault or none"
             )
-        command = [self._parser, "--replace"]
         try:
-            done = subprocess.run(  # noqa: S603
-                command, input=policy.encode(), capture_output=True, timeout=_SECONDS
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise FailedPrecondition(f"{_FIELD}: profile {name} can't be loaded: {error}") from error
-        if done.returncode:
-            message = redacted_end(done.stderr.decode(errors="replace").strip(), 500)
-            raise InvalidArgument(f"{_FIELD}: profile {name} can't be loaded: {message}")
+            done = thd_run(Command([self._parser, "--replace"], _SECONDS, policy.encode()))
+        except InfranetesError as error:
+            raise FailedPrecondition(f"{_FIELD}: profile {name} can't be loaded: {error}") from None
+        if done.code:
+            raise InvalidArgument(f"{_FIELD}: profile {name} can't be loaded: {done.message()}")
         loaded = self._listed.read_text(errors="replace").splitlines()
         if not any(line.rpartition(" (")[0] == name for line in loaded):
             raise InvalidArgument(f"{_FIELD}: the node's file defines no profile {name}")

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ExecSync for providers whose commands are children of the agent."""
+"""ExecSync for providers whose commands are children of the agent.
+
+`spawnProcess` starts them, unlike the agent's own programs (`infranetes_common.commands`): some have a
+terminal, or more pipes than those of their output.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,21 @@ import errno
 from collections.abc import Mapping, Sequence
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
-from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall, IProcessTransport
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from infranetes_common.commands import exit_code, shell_code
 from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from infranetes_common.processes import as_command, kill_family
 from infranetes_common.reactors import IReactor
 from vmserver.containers.exec_limits import check_executable
 from vmserver.containers.interface import ExecResult
-from vmserver.processes import as_command, kill_family
 
 DRAIN_SECONDS = 2.0  # for reading output of a command's descendants after the command's end
 
 
-def exit_code(reason: Failure) -> int:
-    """Return the exit code in `processEnded`'s reason; 128 plus the number of the signal that killed it."""
-    status = reason.value
-    assert isinstance(status, ProcessDone | ProcessTerminated)
-    code: int | None = status.exitCode
-    return code if code is not None else 128 + (status.signal or 0)
-
-
-class Command(ProcessProtocol):
+class Captured(ProcessProtocol):
     """A command whose output is captured.
 
     :param limit: how many bytes of each stream are kept.
@@ -64,7 +60,7 @@ class Command(ProcessProtocol):
     def processEnded(self, reason: Failure) -> None:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        result = self.result(bytes(self._output[1]), bytes(self._output[2]), exit_code(reason))
+        result = self.result(bytes(self._output[1]), bytes(self._output[2]), shell_code(exit_code(reason)))
         if not self.done.called:
             self.done.callback(result)
 
@@ -134,7 +130,7 @@ async def exec_sync(
     :raise DeadlineExceeded: out of time; the command and its descendants have been killed.
     :raise InvalidArgument, Unavailable: see `spawn`.
     """
-    protocol = Command(reactor, limit)
+    protocol = Captured(reactor, limit)
     spawn(reactor, protocol, as_command(command, cwd, oom_score_adj), env)
     protocol.transport.closeStdin()
     return await protocol.finished(within)

@@ -27,16 +27,17 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from infranetes_common.commands import exit_code, shell_code
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.processes import as_command, kill_family
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers import pipes
-from vmserver.containers.child_exec import DRAIN_SECONDS, exit_code, spawn
+from vmserver.containers.child_exec import DRAIN_SECONDS, spawn
 from vmserver.containers.interface import ISession, Streams
 from vmserver.containers.sessions import Output, WriteGate
 from vmserver.containers.terminals import open_peer
-from vmserver.processes import as_command, kill_family
 
 _END_OF_FILE = b"\x04"
 _STREAM_OF = {1: "stdout", 2: "stderr"}
@@ -144,7 +145,7 @@ class ExecSession(ProcessProtocol):
         self._gate.stopProducing()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        self._ended.callback(self.exit_code(exit_code(reason)))
+        self._ended.callback(self.exit_code(shell_code(exit_code(reason))))
         self.output.end()
 
     # Hooks for subclasses

@@ -13,12 +13,13 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ProcessDone, ProcessExitedAlready, ProcessTerminated
+from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.interfaces import IReactorProcess
 from twisted.internet.process import Process
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from infranetes_common.commands import ENVIRONMENT, PATH, Output, exit_code
 from infranetes_common.concurrency import Notifier
 from infranetes_common.errors import Unavailable
 
@@ -102,11 +103,9 @@ class _Reader(ProcessProtocol):
         self._changed.notify()
 
     def processEnded(self, reason: Failure) -> None:
-        assert isinstance(reason.value, ProcessDone | ProcessTerminated)
-        code = reason.value.exitCode
-        if code and not self.failure:
-            message = self._stderr.decode(errors="replace").strip()
-            self.failure = f"journalctl failed: {message or f'exit code {code}'}"
+        ended = Output(exit_code(reason), b"", self._stderr)
+        if ended.code and not self.failure:
+            self.failure = f"journalctl {ended.how}: {ended.message()}"
         self.over = True
         self.ended.callback(None)
         self._changed.notify()
@@ -201,7 +200,7 @@ class Journal:
         :param since: skip older entries; nanoseconds since 1970.
         :raise Unavailable: journalctl is not installed.
         """
-        path = shutil.which(self._program)
+        path = shutil.which(self._program, path=PATH)
         if path is None:
             raise Unavailable(f"{self._program} is not installed; the VM's log is in systemd's journal")
         arguments = [path, "--quiet", "--no-pager", "--output=export", f"--output-fields={','.join(fields)}"]
@@ -214,7 +213,7 @@ class Journal:
         if follow:
             arguments += ["--follow", "--no-tail"]
         reader = _Reader()
-        environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-        self._reactor.spawnProcess(reader, path, [*arguments, *matches], env=environment, path="/")
+        # Not by `commands.run`: its output is read as it comes, for as long as the log is followed.
+        self._reactor.spawnProcess(reader, path, [*arguments, *matches], env=ENVIRONMENT, path="/")
         reader.transport.closeStdin()
         return Entries(reader)

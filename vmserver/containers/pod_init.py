@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import shutil
 
+from infranetes_common.commands import PATH
 from infranetes_common.errors import FailedPrecondition
-from vmserver.processes import DEFAULT_PATH
 
 # catatonit's pauses by itself. tini comes with Docker; it needs a child, and ends with it.
 _COMMANDS = (("catatonit", "-P"), ("tini", "--", "/usr/bin/sleep", "infinity"))
@@ -27,7 +27,7 @@ def init_command() -> list[str]:
 
     :raise FailedPrecondition: no such program is installed."""
     for name, *arguments in _COMMANDS:
-        path = shutil.which(name, path=DEFAULT_PATH)
+        path = shutil.which(name, path=PATH)
         if path is not None and path.startswith(f"{VISIBLE}/"):
             return [path, *arguments]
     raise FailedPrecondition(

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from infranetes_common.commands import run
+from infranetes_common.commands import Command, run
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.nftables import Scripts
 from infranetes_common.nftables_watch import TablesWatch, open_socket
@@ -123,7 +123,7 @@ class Firewall:
         found = b""
         for family in FAMILIES.values():
             command = [*self._inside, "nft", "--stateless", "list", "table", family, TABLE]
-            listing = await run(self._reactor, command, SECONDS, max_output=MAX_LISTING)
+            listing = await run(self._reactor, Command(command, SECONDS, most=MAX_LISTING))
             found += listing.stdout if listing.code == 0 else b""
         return found
 

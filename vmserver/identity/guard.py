@@ -24,7 +24,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
 from infranetes_common.addresses import Network, nft_address
-from infranetes_common.commands import run
+from infranetes_common.commands import Command, run
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.nftables import SECONDS, Scripts
@@ -152,7 +152,7 @@ class PortGuard:
 
     async def _listed(self) -> bytes:
         command = [*self._inside, "nft", "--terse", "--stateless", "list", "table", FAMILY, TABLE]
-        listing = await run(self._reactor, command, SECONDS)
+        listing = await run(self._reactor, Command(command, SECONDS))
         return listing.stdout if listing.code == 0 else b""
 
 

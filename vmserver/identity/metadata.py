@@ -26,15 +26,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
-from twisted.internet.error import ProcessDone, ProcessTerminated
-from twisted.internet.interfaces import IProcessTransport, ITCPTransport
-from twisted.internet.protocol import ProcessProtocol, Protocol, connectionDone
+from twisted.internet.interfaces import ITCPTransport
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, ResponseDone
 from twisted.web.http_headers import Headers
 
+from infranetes_common.commands import Command, check
 from infranetes_common.concurrency import cancellable, start
 from infranetes_common.errors import (
     FailedPrecondition,
@@ -330,50 +330,13 @@ class MetadataGate:
             await self._run(["nft", "-f", "-"], (_OPEN if wanted == "allow" else _CLOSED).encode())
 
 
-class _Program(ProcessProtocol):
-    """One run of a program, its output bounded."""
-
-    transport: IProcessTransport
-
-    def __init__(self, stdin: bytes) -> None:
-        self.ended: Deferred[str] = Deferred()  # fires with "", or with how the program failed
-        self.output, self.errors = b"", b""
-        self._stdin = stdin
-
-    def connectionMade(self) -> None:
-        self.transport.writeToChild(0, self._stdin)
-        self.transport.closeStdin()
-
-    def outReceived(self, data: bytes) -> None:
-        self.output += data[: MAX_DOCUMENT_BYTES * 2 - len(self.output)]
-
-    def errReceived(self, data: bytes) -> None:
-        self.errors += data[: 1000 - len(self.errors)]
-
-    def processEnded(self, reason: Failure) -> None:
-        status = reason.value
-        assert isinstance(status, ProcessDone | ProcessTerminated)
-        if isinstance(status, ProcessTerminated) and status.signal is not None:
-            self.ended.callback(f"signal {status.signal}")
-        else:
-            self.ended.callback(f"exit status {status.exitCode}" if status.exitCode else "")
-
-
 def runner(reactor: IReactor) -> Run:
     """Return a `Run` that starts child processes."""
 
     async def run(command: list[str], stdin: bytes) -> bytes:
-        program = _Program(stdin)
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-        transport = reactor.spawnProcess(program, command[0], command, env=environment)
         try:
-            failure = await program.ended.addTimeout(_SECONDS, reactor)
-        except TimeoutError:
-            transport.signalProcess("KILL")
-            raise Unavailable(f"{command[0]} did not end within {_SECONDS:g} s") from None
-        if failure:
-            words = " ".join(program.errors.decode(errors="replace").split())
-            raise Unavailable(f"{command[0]} failed: {words or failure}")
-        return program.output
+            return await check(reactor, Command(command, _SECONDS, stdin, most=MAX_DOCUMENT_BYTES * 2))
+        except InfranetesError as error:
+            raise Unavailable(str(error)) from None
 
     return run

@@ -8,14 +8,12 @@ milliseconds, and only such VMs pay them.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from infranetes_common.commands import ENVIRONMENT, find_program
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.commands import Command, thd_check
+from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.identity import Network, Route
-from infranetes_common.redaction import redacted_end
 
 _SECONDS = 60.0  # enough for an emulated VM
 _PROC_SYS = Path("/proc/sys")
@@ -31,19 +29,11 @@ def apply(network: Network, card: str, proc_sys: Path = _PROC_SYS) -> None:
         settings.write_text("0")
     script = "".join(line + "\n" for line in lines(network, card))
     try:
-        done = subprocess.run(  # noqa: S603  every word of the script is checked
-            [find_program("ip"), "-batch", "-"],
-            input=script.encode(),
-            capture_output=True,
-            timeout=_SECONDS,
-            env=ENVIRONMENT,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise FailedPrecondition(f"the network's routes can't be set: {error}") from error
-    if done.returncode != 0:
-        words = redacted_end(done.stderr.decode(errors="replace").strip(), 500)
-        raise FailedPrecondition(f"the network's routes can't be set: {words}; of {script!r}"[:2000])
+        thd_check(Command(["ip", "-batch", "-"], _SECONDS, script.encode()))
+    except InfranetesError as error:
+        raise FailedPrecondition(
+            f"the network's routes can't be set: {error}; of {script!r}"[:2000]
+        ) from None
 
 
 def lines(network: Network, card: str) -> Iterator[str]:

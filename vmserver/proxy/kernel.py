@@ -11,7 +11,7 @@ from pathlib import Path
 
 from twisted.logger import Logger
 
-from infranetes_common.commands import check, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.nftables import Scripts
@@ -64,9 +64,11 @@ class Kernel:
         """
         family = script.FAMILIES[version]
         command = [*self._inside, "nft", "list", "table", family, script.NAME]
-        found = await run(self._reactor, command, SECONDS, max_output=MAX_LISTING)
+        found = await run(self._reactor, Command(command, SECONDS, most=MAX_LISTING))
         if found.code:
-            tables = await check(self._reactor, [*self._inside, "nft", "list", "tables", family], SECONDS)
+            tables = await check(
+                self._reactor, Command([*self._inside, "nft", "list", "tables", family], SECONDS)
+            )
             if f"table {family} {script.NAME}".encode() not in tables.splitlines():
                 return None
             self._unread += 1
@@ -95,16 +97,18 @@ class Kernel:
             return
         try:
             command = [*self._inside, "conntrack", "-L", "-p", "udp"]
-            text = await check(self._reactor, command, SECONDS)
+            text = await check(self._reactor, Command(command, SECONDS))
             for address, port, reached in _flows(text.decode(errors="replace"), wanted):
                 what = ["--orig-dst", address, "--orig-port-dst", str(port), "--reply-src", reached]
-                await run(self._reactor, [*self._inside, "conntrack", "-D", "-p", "udp", *what], SECONDS)
+                await run(
+                    self._reactor, Command([*self._inside, "conntrack", "-D", "-p", "udp", *what], SECONDS)
+                )
         except InfranetesError as error:
             _log.warn("connections to endpoints that are gone may continue: {error}", error=error)
 
     async def addresses(self) -> list[str]:
         """Return this namespace's addresses. :raise InfranetesError: why they are not known."""
-        text = await check(self._reactor, [*self._inside, "ip", "-json", "address"], SECONDS)
+        text = await check(self._reactor, Command([*self._inside, "ip", "-json", "address"], SECONDS))
         return [each["local"] for link in json.loads(text) for each in link.get("addr_info", ())]
 
     async def chain(self, key: Key) -> str | None:
@@ -112,7 +116,7 @@ class Kernel:
         for name in ("services", "refusals"):
             command = ["nft", "get", "element", script.FAMILIES[key.version], script.NAME, name]
             found = await run(
-                self._reactor, [*self._inside, *command, f"{{ {script.written(key)} }}"], SECONDS
+                self._reactor, Command([*self._inside, *command, f"{{ {script.written(key)} }}"], SECONDS)
             )
             if not found.code:
                 return listing.chain(found.stdout.decode(errors="replace"))
@@ -121,7 +125,7 @@ class Kernel:
     async def counters(self, version: int) -> dict[str, int]:
         """Return the packets that a family's table has counted; nothing if it is not there."""
         command = [*self._inside, "nft", "list", "counters", "table", script.FAMILIES[version], script.NAME]
-        found = await run(self._reactor, command, SECONDS)
+        found = await run(self._reactor, Command(command, SECONDS))
         return listing.counters("" if found.code else found.stdout.decode(errors="replace"))
 
     async def flows(self) -> tuple[int, int]:

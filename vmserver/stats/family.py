@@ -10,8 +10,8 @@ import os
 import time
 from collections.abc import Iterable
 
+from infranetes_common.processes import family
 from infranetes_common.wire import vmserver as messages
-from vmserver.processes import family
 from vmserver.stats.cgroup import flat
 
 _TICK_NANOS = 10**9 // os.sysconf("SC_CLK_TCK")

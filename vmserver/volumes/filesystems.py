@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from infranetes_common.commands import run
+from infranetes_common.commands import Command, run
 from infranetes_common.errors import (
     DataLoss,
     FailedPrecondition,
@@ -139,7 +139,7 @@ async def found_on(reactor: IReactor, device: str) -> str:
 
     :raise FailedPrecondition: it holds signatures of several things."""
     command = ["blkid", "-p", "-o", "value", "-s", "TYPE", "-s", "PTTYPE", device]
-    output = await run(reactor, command, 30.0)
+    output = await run(reactor, Command(command, 30.0))
     if output.code == _NOTHING_FOUND:
         return ""
     if output.code != 0:
@@ -156,7 +156,7 @@ async def make(reactor: IReactor, device: str, filesystem: str, *, again: bool =
     :param again: over one that was half made. :raise FailedPrecondition: it can't be made: the disk is too
         small."""
     force = ["-f"] if again and filesystem == "xfs" else []  # mkfs.ext4 overwrites one in any case
-    output = await run(reactor, [*_MAKE[filesystem], *force, device], MAKE_SECONDS)
+    output = await run(reactor, Command([*_MAKE[filesystem], *force, device], MAKE_SECONDS))
     if output.code != 0:
         raise FailedPrecondition(f"{filesystem} can't be made on the volume: {output.message()[:400]}")
 
@@ -164,7 +164,7 @@ async def make(reactor: IReactor, device: str, filesystem: str, *, again: bool =
 async def grow(reactor: IReactor, device: str, filesystem: str, point: str) -> None:
     """Make a mounted file system as large as its disk. :raise ResourceExhausted: it can't be."""
     command = ["resize2fs", device] if filesystem == "ext4" else ["xfs_growfs", "-d", point]
-    output = await run(reactor, command, GROW_SECONDS)
+    output = await run(reactor, Command(command, GROW_SECONDS))
     if output.code != 0:
         raise ResourceExhausted(f"the file system of {device} can't be grown: {output.message()[:400]}")
 

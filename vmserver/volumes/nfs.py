@@ -21,7 +21,7 @@ import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes_common import commands
+from infranetes_common.commands import Command, run
 from infranetes_common.concurrency import Lanes, run_in_thread, settled, start
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -159,7 +159,7 @@ class NfsMounts:
             return
         if not await run_in_thread(self._reactor, _IDENTIFIER.exists):
             with contextlib.suppress(InfranetesError):  # mounting reports what is missing
-                await commands.run(self._reactor, ["modprobe", "nfs"], _MODULE_SECONDS)
+                await run(self._reactor, Command(["modprobe", "nfs"], _MODULE_SECONDS))
         await run_in_thread(self._reactor, _thd_write_identifier, name)
 
     def _point(self, id: str) -> Path:

@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 
 from infranetes.images.erofs.limits import MIB, Limits
 from infranetes_common import bounded_json
-from infranetes_common.commands import ENVIRONMENT, exit_code, find_program
+from infranetes_common.commands import ENVIRONMENT, exit_code, find_program, how_it_ended
 from infranetes_common.concurrency import Event, until_ended
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
@@ -207,8 +207,7 @@ class _Process(ProcessProtocol):
 
     def processEnded(self, reason: Failure) -> None:
         self.close()
-        code = exit_code(reason)
-        how = f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
+        how = how_it_ended(exit_code(reason))
         under_way, self._under_way = self._under_way, {}
         self.ended.succeed(None)
         for each in under_way.values():

@@ -16,7 +16,7 @@ from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.vm.paths import ProviderPaths
-from infranetes_common.commands import check, find_program
+from infranetes_common.commands import Command, check, find_program
 from infranetes_common.concurrency import lock_file_within
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
@@ -98,7 +98,7 @@ async def find_qemu(
     """
     qemu = _find(settings.qemu, "qemu-system-x86")
     _find(settings.qemu_img, "qemu-utils")
-    version = (await check(reactor, [qemu, "--version"], 30.0)).decode().splitlines()[0]
+    version = (await check(reactor, Command([qemu, "--version"], 30.0))).decode().splitlines()[0]
     chosen, reason = await accelerator.choose(
         reactor, settings.accelerator, qemu, version, user, kernel, kvm_cache
     )

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +20,7 @@ from infranetes.ctl import bundle_daemon, host, host_programs
 from infranetes.ctl.bundle import support_bundle
 from infranetes.ctl.bundle_daemon import MAX_CONSOLE
 from infranetes.ctl.session import DONE, Session
-from infranetes_common.commands import Output
+from infranetes_common.commands import Command, Output
 from infranetes_common.reactors import IReactor
 from infranetes_common.redaction import HIDDEN
 from infranetes_common.wire import control, cri
@@ -130,9 +130,20 @@ class _Daemon:
         return cri.StatusResponse(status=cri.RuntimeStatus(conditions=[condition]), info=info)
 
 
-async def _run(reactor: object, command: Sequence[str], *_: object, **__: object) -> Output:
+class _Channel:
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def stub(self, _: object) -> _Daemon:
+        return _Daemon()
+
+    async def close(self) -> None:
+        pass
+
+
+async def _run(reactor: object, command: Command) -> Output:
     lines = everything().splitlines(keepends=True)
-    if "--reverse" in command:  # each line is an entry of the journal
+    if "--reverse" in command.words:  # each line is an entry of the journal
         lines = [f"{line.rstrip()}\n" for line in reversed(lines)]
     return Output(0, "".join(lines).encode(), b"")
 

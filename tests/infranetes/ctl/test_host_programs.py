@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -12,7 +11,7 @@ from infranetes.ctl import host, host_programs
 from infranetes.guest import image as images
 from infranetes.guest.image import GuestImage
 from infranetes_common import commands
-from infranetes_common.commands import Output
+from infranetes_common.commands import Command, Output
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor, installed
@@ -31,15 +30,8 @@ class ProgramTests(SynchronousTestCase):
         for module in (host_programs, commands):
             self.patch(module, "run", self.run_fake)
 
-    async def run_fake(
-        self,
-        reactor: IReactor,
-        command: Sequence[str],
-        timeout: float,
-        stdin: bytes = b"",
-        max_output: int = 0,
-    ) -> Output:
-        self.asked.append(" ".join(command))
+    async def run_fake(self, reactor: IReactor, command: Command) -> Output:
+        self.asked.append(" ".join(command.words))
         return self.said.get(self.asked[-1], Output(0, f"<{self.asked[-1]}>\n".encode(), b""))
 
     def test_our_tables_are_listed_and_no_others(self) -> None:
@@ -54,15 +46,15 @@ class ProgramTests(SynchronousTestCase):
     def test_units_that_do_not_run_are_told_of(self) -> None:
         real = self.run_fake
 
-        async def stopped(reactor: IReactor, command: Sequence[str], timeout: float) -> Output:
-            return Output(3, (await real(reactor, command, timeout)).stdout, b"")
+        async def stopped(reactor: IReactor, command: Command) -> Output:
+            return Output(3, (await real(reactor, command)).stdout, b"")
 
         self.patch(host_programs, "run", stopped)
         text = self.successResultOf(start(host_programs.units(installed())))
         self.assertIn("infranetes infranetes-guest>", text)
 
     def test_a_node_without_systemd_is_told_of(self) -> None:
-        async def nothing(reactor: IReactor, command: Sequence[str], timeout: float) -> Output:
+        async def nothing(reactor: IReactor, command: Command) -> Output:
             return Output(1, b"", b"System has not been booted with systemd")
 
         self.patch(host_programs, "run", nothing)
@@ -75,8 +67,8 @@ class ProgramTests(SynchronousTestCase):
             self.assertIn(f"--unit={unit} ", text)
 
     def test_of_a_long_journal_the_end_is_kept(self) -> None:
-        async def lines(reactor: IReactor, command: Sequence[str], timeout: float, max_output: int) -> Output:
-            self.assertIn("--reverse", command)
+        async def lines(reactor: IReactor, command: Command) -> Output:
+            self.assertIn("--reverse", command.words)
             return Output(0, b"four\nthree\n  a\n  b\ntwo\none\n", b"")
 
         self.patch(host_programs, "run", lines)

@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images import index
 from infranetes.images.reference import parse
-from infranetes.images.skopeo import STDERR_BYTES, _Run, classify
+from infranetes.images.skopeo import classify
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -57,16 +57,6 @@ class WordsTests(SynchronousTestCase):
             self.assertIsInstance(error, Unavailable)
             self.assertIn('(hidden)": i/o timeout', str(error))
             self.assertNotIn("Planted", str(error))
-
-    def test_of_more_words_than_are_kept_the_first_is_whole(self) -> None:
-        run = _Run(1)
-        run.errReceived(b"one two\n")
-        self.assertEqual(run.said(), "one two\n")
-        for part in (b"GET /?token=", b"Planted\xc3\xa4" * STDERR_BYTES, b" failed\n", b"x" * 100):
-            run.errReceived(part)
-        self.assertEqual(run.said(), "x" * 100)
-        run.errReceived(b"\nagain\xff")
-        self.assertEqual(run.said(), "x" * 100 + "\nagain\ufffd")
 
 
 def skopeos(directory: Path) -> list[int]:

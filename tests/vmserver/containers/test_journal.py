@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.concurrency import start
+from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed
 from vmserver.containers.journal import Entries, ExportParser, Journal
 
@@ -61,3 +62,13 @@ class EntriesTests(TestCase):
     async def test_a_part_of_an_entry_is_not_yielded(self) -> None:
         entries = self.reading("printf MESSAGE=; sleep 0.3; printf 'a\\n\\n'; exec sleep 600")
         self.assertEqual(await anext(aiter(entries)), {"MESSAGE": b"a"})
+
+    async def test_a_journalctl_that_does_not_end_by_itself_has_failed(self) -> None:
+        """So that what it has not said is not taken for what is not there."""
+        for script, words in (
+            ("kill -KILL $$", "was killed by SIGKILL"),
+            ("echo no disk >&2; exit 3", "ended with exit code 3: no disk"),
+        ):
+            with self.assertRaises(Unavailable) as caught:
+                await anext(aiter(self.reading(script)))
+            self.assertIn(words, str(caught.exception))

@@ -304,7 +304,7 @@ class RunnerTests(TestCase):
         run = metadata.runner(reactors.installed())
         with self.assertRaises(Unavailable) as caught:
             await run(["sh", "-c", "kill -9 $$"], b"")
-        self.assertIn("signal 9", str(caught.exception))
+        self.assertIn("was killed by SIGKILL", str(caught.exception))
         self.assertEqual(await run(["sh", "-c", "cat"], b"words"), b"words")
 
 

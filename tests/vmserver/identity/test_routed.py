@@ -138,15 +138,6 @@ class RoutedTests(SynchronousTestCase):
             routed.apply(network, "nocard9")
         self.assertIn("nocard9", str(caught.exception))
 
-    def test_the_end_of_long_words_has_no_half_of_a_secret(self) -> None:
-        said = f"{'word ' * 80}GET /?token={'Planted' * 100} failed"
-        done = subprocess.CompletedProcess([], 1, b"", said.encode())
-        self.patch(subprocess, "run", lambda *_, **__: done)
-        with self.assertRaises(FailedPrecondition) as caught:
-            routed.apply(Network(MAC, "10.4.0.7/32", "", 1500, ()), "eth0", Path("/nonexistent"))
-        self.assertIn("(hidden) failed", str(caught.exception))
-        self.assertNotIn("Planted", str(caught.exception))
-
     def test_a_router_that_any_route_may_have(self) -> None:
         network = Network(MAC, "10.4.0.7/32", "", 1500, (Route("0.0.0.0/0", "10.9.9.9", onlink=True),))
         [route] = become(network)["routes"]

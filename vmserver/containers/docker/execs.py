@@ -15,11 +15,11 @@ from twisted.logger import Logger
 
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
+from infranetes_common.processes import kill_family
 from vmserver.containers.docker.bodies import ByteStream
 from vmserver.containers.docker.engine import Engine, EngineError
 from vmserver.containers.docker.hijack import Demultiplexer
 from vmserver.containers.interface import ExecResult
-from vmserver.processes import kill_family
 
 _KILL_TRIES = 20
 _KILL_PAUSE = 0.1

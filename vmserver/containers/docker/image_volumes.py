@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IReactorThreads
 
+from infranetes_common.commands import Command, thd_check
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers.docker.api import ImageInspect
 from vmserver.containers.docker.engine import Engine, EngineError
@@ -114,9 +114,10 @@ def _thd_mount(field: str, layers: list[Path], at: Path) -> None:
 
 
 def _run(command: list[str], directory: Path, what: str) -> None:
-    done = subprocess.run(command, cwd=directory, capture_output=True, timeout=_SECONDS)  # noqa: S603
-    if done.returncode:
-        raise FailedPrecondition(f"{what}: {done.stderr.decode(errors='replace').strip()}")
+    try:
+        thd_check(Command(command, _SECONDS, directory=str(directory)))
+    except InfranetesError as error:
+        raise FailedPrecondition(f"{what}: {error}") from None
 
 
 def _short_name(layer: Path) -> str:

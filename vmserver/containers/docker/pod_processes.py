@@ -14,12 +14,12 @@ from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from infranetes_common.errors import Unavailable
+from infranetes_common.processes import runs, start_ticks
 from vmserver.containers.docker.api import Request
 from vmserver.containers.docker.bodies import StreamBody
 from vmserver.containers.docker.engine import CALL_SECONDS, Engine, EngineError
 from vmserver.containers.docker.names import INIT_IMAGE, INIT_NAME, LABEL_INIT
 from vmserver.containers.pod_init import LINKS, MEMORY_BYTES, PROCESSES, VISIBLE, init_command
-from vmserver.processes import runs, start_ticks
 
 _DIRECTORIES = ("dev", "proc", "sys", VISIBLE.lstrip("/"))
 

@@ -4,21 +4,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from twisted.internet.interfaces import IReactorProcess
-from twisted.internet.utils import getProcessOutputAndValue
-
+from infranetes_common.commands import Command, check
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
+from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from vmserver.containers import mount_checks
 
 Mount = tuple[str, str, bool]
 """Source, target, and whether it is read-only."""
 
-_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+_SECONDS = 60.0  # for a mount: of a directory of this VM, from a file system that may be slow
 
 
 def validated(config: cri.ContainerConfig) -> list[Mount]:
@@ -36,7 +34,7 @@ def validated(config: cri.ContainerConfig) -> list[Mount]:
     return found
 
 
-async def mount(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
+async def mount(reactor: IReactor, mounts: Sequence[Mount]) -> None:
     """Make the mounts that do not exist yet.
 
     :raise FailedPrecondition: mounting fails. :raise Unavailable: a source is not in the VM."""
@@ -62,7 +60,7 @@ def _make_mount_point(source: str, target: str) -> None:
         raise FailedPrecondition(f"{target} can't be made for a mount: {error.strerror}") from error
 
 
-async def mount_each(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
+async def mount_each(reactor: IReactor, mounts: Sequence[Mount]) -> None:
     """As `mount`, but try every mount before raising the first failure."""
     failures = []
     for one in mounts:
@@ -74,7 +72,7 @@ async def mount_each(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
         raise failures[0]
 
 
-async def unmount(reactor: IReactorProcess, mounts: Sequence[Mount]) -> None:
+async def unmount(reactor: IReactor, mounts: Sequence[Mount]) -> None:
     """Undo `mount`. :raise FailedPrecondition: unmounting fails."""
     for _, target, _ in reversed(mounts):
         while mounted(target):
@@ -87,9 +85,8 @@ def mounted(target: str) -> bool:
     return any(line.split(" ", 2)[1] == octal for line in Path("/proc/self/mounts").read_text().splitlines())
 
 
-async def _run(reactor: IReactorProcess, program: str, *arguments: str) -> None:
-    path = shutil.which(program, path=_ENVIRONMENT["PATH"]) or program
-    _, stderr, code = await getProcessOutputAndValue(path, arguments, _ENVIRONMENT, "/", reactor)
-    if code:
-        message = stderr.decode(errors="replace").strip()[:300]
-        raise FailedPrecondition(f"{program} failed: {message or f'exit code {code}'}")
+async def _run(reactor: IReactor, *words: str) -> None:
+    try:
+        await check(reactor, Command(words, _SECONDS))
+    except InfranetesError as error:
+        raise FailedPrecondition(str(error)) from None

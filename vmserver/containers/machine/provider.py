@@ -12,12 +12,12 @@ from pathlib import Path
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock, fail, succeed
-from twisted.internet.utils import getProcessOutputAndValue
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from infranetes_common.commands import PATH, Command, check
 from infranetes_common.concurrency import Event, deferred
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, NotFound
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
@@ -37,9 +37,9 @@ from vmserver.containers.machine import log as logs
 from vmserver.containers.machine import mounts
 from vmserver.containers.records import Record
 from vmserver.containers.resources import check_not_negative, merge
-from vmserver.processes import DEFAULT_PATH
 from vmserver.stats import machine as stats
 
+_POWER_OFF_SECONDS = 60.0  # for systemctl, which does not wait for the VM's end
 _log = Logger()
 
 
@@ -204,17 +204,10 @@ class MachineProvider:
         return self._state()
 
     async def _run(self, command: Sequence[str]) -> None:
-        environment = {"PATH": DEFAULT_PATH}
-        arguments = ["-c", 'exec "$@"', "sh", *command]  # the shell looks the program up in PATH
-        _, stderr, code = await getProcessOutputAndValue(
-            "/bin/sh", arguments, environment, "/", self._reactor
-        )
-        if code:
-            _log.error(
-                "{command} did not power the VM off: {error}; the node will end it",
-                command=" ".join(command),
-                error=stderr.decode(errors="replace").strip()[:300],
-            )
+        try:
+            await check(self._reactor, Command(command, _POWER_OFF_SECONDS))
+        except InfranetesError as error:
+            _log.error("the VM was not powered off: {error}; the node will end it", error=error)
 
     @deferred
     async def remove(self, id: str) -> None:
@@ -262,7 +255,7 @@ class MachineProvider:
 
     def _environment(self, record: Record) -> dict[str, str]:
         variables = {env.key: env.value.decode(errors="surrogateescape") for env in record.config.envs}
-        return {"PATH": DEFAULT_PATH, "HOME": "/root", **variables}
+        return {"PATH": PATH, "HOME": "/root", **variables}
 
     @deferred
     async def exec_sync(self, id: str, command: Sequence[str], timeout: float, max_output: int) -> ExecResult:

@@ -27,13 +27,13 @@ from zope.interface import implementer
 
 from infranetes_common.concurrency import backoff, deferred, sleep, start
 from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.processes import ProcessEnd
 from infranetes_common.reactors import IReactor
 from vmserver.containers.interface import ISession, Streams
 from vmserver.containers.oci.conmon import Monitored, Process
 from vmserver.containers.oci.control import Control
 from vmserver.containers.oci.stdin import ContainerStdin
 from vmserver.containers.sessions import Output, WriteGate
-from vmserver.processes import ProcessEnd
 
 CONNECT_SECONDS = 10.0
 ACCEPT_SECONDS = 2.0

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from twisted.internet.interfaces import IReactorTime
 
+from infranetes_common.processes import process_state, start_ticks
 from vmserver.containers.oci.conmon import Process
 from vmserver.containers.oci.log import Cursor, numbers, renamed
-from vmserver.processes import process_state, start_ticks
 
 MOST_BYTES = 16 * 1024 * 1024  # unread, before the container is held back; it goes on at half of that
 LAG_BYTES = 4 * 1024 * 1024  # more than the node reads again after its daemon was killed

@@ -31,14 +31,14 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
+from infranetes_common.commands import find_program
 from infranetes_common.concurrency import backoff, run_in_thread, sleep, until_ended, within
 from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from infranetes_common.processes import ProcessEnd, start_ticks
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
 from vmserver.containers.oci.launch import Launch
-from vmserver.containers.oci.runtime import Crun
-from vmserver.containers.programs import located
-from vmserver.processes import ProcessEnd, start_ticks
+from vmserver.containers.oci.runtime import REMEDY, Crun
 
 CREATE_SECONDS = 60.0  # for crun to create a container; it takes 0.4 s under emulation
 LAST_SECONDS = 30.0  # for conmon to read and log the remaining output after its container's end
@@ -216,7 +216,7 @@ class Conmon:
             raise InvalidArgument(f"the log's path {container.log} has a colon, which conmon can't read")
         bundle = container.bundle
         command = [
-            located(self._program),
+            find_program(self._program, REMEDY),
             f"--cid={container.id}",
             f"--cuuid={container.id}",
             f"--bundle={bundle}",

@@ -28,13 +28,13 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.process import Process
 from twisted.internet.protocol import ProcessProtocol
 
+from infranetes_common.commands import ENVIRONMENT
 from infranetes_common.errors import Unavailable
+from infranetes_common.processes import family, kill_family, start_ticks
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci.addresses import fixed_addresses
 from vmserver.containers.oci.conmon import exit_code_of
 from vmserver.containers.oci.runtime import Crun, Status
-from vmserver.containers.programs import ENVIRONMENT
-from vmserver.processes import family, kill_family, start_ticks
 
 _SPECIFICATION = 3  # the descriptor from which crun reads what to execute
 _REFUSED = (1, 255)  # crun's own exit codes

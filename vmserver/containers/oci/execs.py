@@ -14,10 +14,11 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from infranetes_common.commands import exit_code, shell_code
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
-from vmserver.containers.child_exec import DRAIN_SECONDS, Command, exit_code
+from vmserver.containers.child_exec import DRAIN_SECONDS, Captured
 from vmserver.containers.child_sessions import ExecSession
 from vmserver.containers.interface import ExecResult, ISession, Streams
 from vmserver.containers.oci.exec_launch import CommandGroups, Launch
@@ -95,7 +96,7 @@ class Execs:
         )
 
 
-class _SyncCommand(Command):
+class _SyncCommand(Captured):
     transport: Process
 
     def __init__(self, reactor: IReactor, limit: int, launch: Launch, drain: float) -> None:
@@ -207,7 +208,7 @@ class TerminalSession(ProcessProtocol):
         self._finish()
 
     def processEnded(self, reason: Failure) -> None:
-        self._code = exit_code(reason)
+        self._code = shell_code(exit_code(reason))
         self._stdin_open = False
         self._gate.stopProducing()
         self._launch.over()

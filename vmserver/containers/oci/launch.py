@@ -16,12 +16,12 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from infranetes_common.commands import ENVIRONMENT
 from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
 from vmserver.containers.oci.addresses import fixed_addresses
-from vmserver.containers.programs import ENVIRONMENT
 
 TOLD = 3
 """conmon's descriptor of the pipe that reports the creation to the agent; conmon keeps it open."""

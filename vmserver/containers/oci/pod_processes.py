@@ -15,6 +15,7 @@ from twisted.logger import Logger
 
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.processes import runs
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from vmserver.containers.oci.addresses import PERSONALITY
@@ -25,7 +26,6 @@ from vmserver.containers.oci.runtime import Crun
 from vmserver.containers.oci.seccomp import container_seccomp
 from vmserver.containers.oci.strays import kill_strays
 from vmserver.containers.pod_init import LINKS, MEMORY_BYTES, PROCESSES, VISIBLE, init_command
-from vmserver.processes import runs
 
 _PREFIX = "pod-init-"  # of its names for crun, beside the containers' ids
 

@@ -21,16 +21,23 @@ from pathlib import Path
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
+from infranetes_common.commands import Command, Output, find_program, run
 from infranetes_common.concurrency import backoff, run_in_thread, sleep, start
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from infranetes_common.processes import start_ticks
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci.addresses import fixed_addresses
 from vmserver.containers.oci.cgroup import Cgroup
 from vmserver.containers.oci.read_only import thd_read_only
-from vmserver.containers.programs import Ended, located, run
-from vmserver.processes import start_ticks
 
 CALL_SECONDS = 30.0  # for any call of crun to end; it takes 0.3 s under emulation
+REMEDY = "install the packages crun and conmon in this VM's image"
 _MAX_STATUS_BYTES = 64 * 1024
 
 
@@ -93,11 +100,13 @@ class Crun:
     async def mount(self, at: Path) -> None:
         """Run crun from a read-only mount at `at` from now on: see `vmserver.containers.oci.read_only`."""
         with contextlib.suppress(FailedPrecondition):  # reported once crun is needed
-            self._program = await run_in_thread(self._reactor, thd_read_only, located(self._program), at)
+            self._program = await run_in_thread(
+                self._reactor, thd_read_only, find_program(self._program, REMEDY), at
+            )
 
     def command(self, *words: str) -> list[str]:
         """Return a command line of crun. :raise FailedPrecondition: it is not installed."""
-        return [located(self._program), f"--root={self.root}", *words]
+        return [find_program(self._program, REMEDY), f"--root={self.root}", *words]
 
     def status(self, id: str) -> Status | None:
         """Return crun's record of a container; None if there is none."""
@@ -121,7 +130,7 @@ class Crun:
         output = os.memfd_create("crun")  # not a pipe, which the container would keep open
         try:
             with fixed_addresses():
-                running = start(run(self._reactor, command, self.seconds, output=output))
+                running = start(self._ended(Command(command, self.seconds, output=output)))
             ended = await running
             said = os.pread(output, _MAX_STATUS_BYTES, 0)
         finally:
@@ -146,7 +155,7 @@ class Crun:
         # reports.
         ended = await self._run("start", id)
         if ended.code:
-            raise FailedPrecondition(f"container {id} can't be started: {ended.output}")
+            raise FailedPrecondition(f"container {id} can't be started: {ended.message()}")
 
     async def _release(self, id: str, status: Status) -> None:
         """Let the container's first process go on: as `crun start` does, without its process."""
@@ -169,7 +178,7 @@ class Crun:
             "update", "--resources=/proc/self/fd/0", id, input=json.dumps(resources).encode()
         )
         if ended.code:
-            raise InvalidArgument(f"resources of container {id}: {ended.output}")
+            raise InvalidArgument(f"resources of container {id}: {ended.message()}")
 
     async def delete(self, id: str) -> None:
         """Kill a container's processes and remove its cgroup. Does nothing if there is none.
@@ -179,12 +188,20 @@ class Crun:
         if (directory / "status").exists():
             ended = await self._run("delete", "--force", id)
             if ended.code and (directory / "status").exists():
-                raise Unavailable(f"container {id} can't be deleted: {ended.output}")
+                raise Unavailable(f"container {id} can't be deleted: {ended.message()}")
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)  # crun was killed before it wrote its status; removes a file or two
 
-    async def _run(self, *words: str, input: bytes = b"") -> Ended:
-        return await run(self._reactor, self.command(*words), self.seconds, input)
+    async def _run(self, *words: str, input: bytes = b"") -> Output:
+        return await self._ended(Command(self.command(*words), self.seconds, input))
+
+    async def _ended(self, command: Command) -> Output:
+        try:
+            return await run(self._reactor, command)
+        except DeadlineExceeded as error:
+            raise Unavailable(
+                f"{error}; try again, and if that goes on look at the VM's disk and memory"
+            ) from None
 
 
 async def _opened(clock: IReactorTime, fifo: Path, seconds: float) -> int:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import attrs
 
+from infranetes_common.commands import PATH
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers.accounts import ProcessUser
@@ -30,7 +31,6 @@ from vmserver.containers.security import refuse
 from vmserver.pod_settings import ipc_sysctls
 
 OCI_VERSION = "1.0.2"
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Docker's lists, for a container without a security context, which brings none.
 _MASKED = (

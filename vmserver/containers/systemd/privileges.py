@@ -6,15 +6,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
 
-from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
-from vmserver.processes import DEFAULT_PATH
 
 # A container's capabilities by default, the same as Docker's and containerd's.
 CAPABILITIES = (
@@ -97,14 +95,6 @@ def bounding() -> int:
         if line.startswith("CapBnd:"):
             return int(line.split()[1], 16)
     return 0
-
-
-def setpriv_program() -> str:
-    """Return the path of setpriv. :raise FailedPrecondition: it is not installed."""
-    path = shutil.which("setpriv", path=DEFAULT_PATH)
-    if path is None:
-        raise FailedPrecondition("there is no setpriv on this VM: install util-linux")
-    return path
 
 
 def capabilities(wanted: cri.Capability) -> int:

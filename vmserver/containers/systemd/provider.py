@@ -19,6 +19,7 @@ from zope.interface import implementer
 
 from infranetes_common.concurrency import deferred, run_in_thread, sleep, start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.processes import oom_score_adj
 from infranetes_common.reactors import IReactor
 from infranetes_common.systemd_bus import CONNECT_SECONDS
 from infranetes_common.wire import cri
@@ -49,7 +50,6 @@ from vmserver.containers.systemd.manager import RETRY_SECONDS
 from vmserver.containers.systemd.programs import NOT_EXECUTABLE, CannotRun, Located, locate
 from vmserver.containers.systemd.sessions import UnitAttachSession
 from vmserver.containers.systemd.starting import start_units
-from vmserver.processes import oom_score_adj
 from vmserver.stats import container as stats
 
 START_SECONDS = 120.0

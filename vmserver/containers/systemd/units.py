@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from infranetes_common.commands import PATH, find_program
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers import mount_checks, resources
@@ -19,9 +20,7 @@ from vmserver.containers.systemd.privileges import (
     capabilities,
     identity,
     setpriv,
-    setpriv_program,
 )
-from vmserver.processes import DEFAULT_PATH
 
 UNIT_PREFIX = "infranetes-"
 LOGGER_PREFIX = "infranetes.log-"
@@ -64,7 +63,7 @@ def argv(config: cri.ContainerConfig, executable: Path) -> list[str]:
 
 def environment(config: cri.ContainerConfig) -> dict[str, str]:
     """Return the environment variables. :raise InvalidArgument: systemd does not support a value."""
-    found = {"PATH": DEFAULT_PATH}
+    found = {"PATH": PATH}
     who = identity(config.linux.security_context)
     if who is not None:
         found["HOME"] = who.home
@@ -113,7 +112,7 @@ def unit_properties(
     context = config.linux.security_context
     who = identity(context)
     if who is not None:
-        command, program = [*setpriv(context), program, *command[1:]], setpriv_program()
+        command, program = [*setpriv(context), program, *command[1:]], find_program("setpriv")
     variables = [f"{name}={value}" for name, value in environment(config).items()]
     found: list[Property] = [
         ("Description", ("s", f"Infranetes container {id}")),

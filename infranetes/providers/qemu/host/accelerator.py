@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from infranetes.providers.qemu.host import kvm
 from infranetes.providers.qemu.host.privileges import QemuUser, unprivileged
-from infranetes_common.commands import find_program, run
+from infranetes_common.commands import Command, find_program, run
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition
 from infranetes_common.reactors import IReactor
@@ -54,7 +54,7 @@ async def probe(reactor: IReactor, qemu: str, accelerator: str, user: QemuUser, 
         os.chown(disk.name, user.uid, user.gid)
         command = unprivileged(probe_command(qemu, accelerator, disk.name), user, dies_with_parent=True)
         try:
-            output = await run(reactor, command, seconds)
+            output = await run(reactor, Command(command, seconds))
         except DeadlineExceeded:
             return f"a guest hung for {seconds:g} s"
     return "" if output.code == _EXIT_CODE else output.message().partition("\n")[0]
@@ -79,7 +79,7 @@ async def probe_kernel(
         os.chown(copy.name, user.uid, user.gid)
         command = unprivileged(kernel_command(qemu, accelerator, copy.name), user, dies_with_parent=True)
         try:
-            output = await run(reactor, command, seconds)
+            output = await run(reactor, Command(command, seconds))
         except DeadlineExceeded:
             return f"the guest's kernel hung for {seconds:g} s"
     return (

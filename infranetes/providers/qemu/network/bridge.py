@@ -57,7 +57,7 @@ from twisted.logger import Logger
 from infranetes.firewalls import fragments, shares
 from infranetes.providers.qemu.network import refusals
 from infranetes.providers.subnet import gateway, mac_of
-from infranetes_common.commands import check, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.identity import AGENT_CALL, AGENT_PORT
 from infranetes_common.pod_firewall_rules import ERRORS, QUOTED_TO
@@ -186,7 +186,7 @@ class Bridge:
         :raise FailedPrecondition: the name belongs to another interface, or a program or right is missing.
         :raise InvalidArgument: the subnet overlaps another one of the node.
         """
-        shown = await check(self._reactor, ["ip", "-j", "address", "show"], _SECONDS)
+        shown = await check(self._reactor, Command(["ip", "-j", "address", "show"], _SECONDS))
         interfaces: list[_Interface] = json.loads(shown)
         self._check_free(network, interfaces)
         if self._configured_mtu == 0:
@@ -223,7 +223,7 @@ class Bridge:
         """Make the tables again if they were removed, as the reload of a firewall does."""
         for family, table in self._tables():
             command = ["nft", "--terse", "list", "table", family, table]
-            if (await run(self._reactor, command, _SECONDS)).code != 0:
+            if (await run(self._reactor, Command(command, _SECONDS))).code != 0:
                 _log.warn("the nftables table {family} {table} was gone and is made again",
                           family=family, table=table)  # fmt: skip
                 await self._set_up_tables(network, list(ports))
@@ -251,7 +251,7 @@ class Bridge:
 
     async def _uplink_mtu(self, interfaces: list[_Interface]) -> int:
         routes = json.loads(
-            await check(self._reactor, ["ip", "-j", "-4", "route", "show", "default"], _SECONDS)
+            await check(self._reactor, Command(["ip", "-j", "-4", "route", "show", "default"], _SECONDS))
         )
         names = [route.get("dev") for route in routes]
         return next((each["mtu"] for each in interfaces if each.get("ifname") in names[:1]), _DEFAULT_MTU)
@@ -410,7 +410,7 @@ class Bridge:
         # program conntrack, the connections themselves stay until the kernel gives them up.
         for command, script in shares.forgetting(self.name, port.address):
             with contextlib.suppress(InfranetesError):
-                await check(self._reactor, command, _SECONDS, script.encode())
+                await check(self._reactor, Command(command, _SECONDS, script.encode()))
 
     def _element(self, verb: str, port: BridgePort) -> str:
         return "".join(self._elements(verb, port))
@@ -437,7 +437,9 @@ class Bridge:
         for family, table in self._tables():
             with contextlib.suppress(InfranetesError):
                 await self._nft(f"table {family} {table} {{}}\ndelete table {family} {table}")
-        await run(self._reactor, ["ip", "link", "delete", "dev", self.name, "type", "bridge"], _SECONDS)
+        await run(
+            self._reactor, Command(["ip", "link", "delete", "dev", self.name, "type", "bridge"], _SECONDS)
+        )
 
     def _tables(self) -> list[tuple[str, str]]:
         """Return the family and name of each table."""
@@ -446,7 +448,7 @@ class Bridge:
 
     async def _batch(self, program: str, commands: list[str]) -> None:
         script = "".join(command + "\n" for command in commands)
-        await check(self._reactor, [program, "-batch", "-"], _SECONDS, script.encode())
+        await check(self._reactor, Command([program, "-batch", "-"], _SECONDS, script.encode()))
 
     async def _nft(self, script: str) -> None:
-        await check(self._reactor, ["nft", "-f", "-"], _SECONDS, script.encode())
+        await check(self._reactor, Command(["nft", "-f", "-"], _SECONDS, script.encode()))

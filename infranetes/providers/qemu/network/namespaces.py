@@ -25,7 +25,7 @@ from typing import Any
 
 from infranetes.providers.interface import Attachment
 from infranetes.providers.qemu.network.bridge import open_tap
-from infranetes_common.commands import run
+from infranetes_common.commands import Command, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import Neighbour, Network, Route, check_network
@@ -96,7 +96,7 @@ class Namespaces:
         """
         name = f"infranetes-test-{secrets.token_hex(4)}"
         attachment = Attachment(Path("/run/netns") / name)
-        made = await run(self._reactor, ["ip", "netns", "add", name], _SECONDS)
+        made = await run(self._reactor, Command(["ip", "netns", "add", name], _SECONDS))
         if made.code != 0:
             raise FailedPrecondition(_RIGHTS if _no_right(made.message()) else made.message())
         try:
@@ -112,7 +112,7 @@ class Namespaces:
             )
             await self._pass_a_frame(attachment)
         finally:
-            await run(self._reactor, ["ip", "netns", "delete", name], _SECONDS)
+            await run(self._reactor, Command(["ip", "netns", "delete", name], _SECONDS))
 
     async def _pass_a_frame(self, attachment: Attachment) -> None:
         tap = f"inft{secrets.token_hex(4)}"
@@ -132,7 +132,7 @@ class Namespaces:
 
     async def _move(self, attachment: Attachment, tap: str) -> None:
         path = str(attachment.namespace)
-        moved = await run(self._reactor, ["ip", "link", "set", "dev", tap, "netns", path], _SECONDS)
+        moved = await run(self._reactor, Command(["ip", "link", "set", "dev", tap, "netns", path], _SECONDS))
         if moved.code == 0:
             return
         words = moved.message()
@@ -174,7 +174,7 @@ class Namespaces:
     async def _inside(self, attachment: Attachment, command: Sequence[str], script: bytes = b"") -> bytes:
         """Run a program in the namespace. :raise InfranetesError: it failed, or the namespace is no more."""
         whole = ["nsenter", f"--net={attachment.namespace}", "--", *command]
-        done = await run(self._reactor, whole, _SECONDS, script)
+        done = await run(self._reactor, Command(whole, _SECONDS, script))
         if done.code != 0:
             raise self._error(attachment, done.message())
         return done.stdout

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from infranetes.firewalls import fragments, shares
 from infranetes.providers.interface import Refused, Share
-from infranetes_common.commands import check
+from infranetes_common.commands import Command, check
 from infranetes_common.reactors import IReactor
 
 Counts = Mapping[str, Mapping[Share, int]]
@@ -25,7 +25,7 @@ async def read(reactor: IReactor, device: str) -> Counts:
     counts: dict[str, dict[Share, int]] = {}
     for share, table in _TABLES.items():
         command = ["nft", "-j", "list", "set", "ip", table.table_of(device), f"refused-{share.value}"]
-        for each in json.loads(await check(reactor, command, _SECONDS))["nftables"]:
+        for each in json.loads(await check(reactor, Command(command, _SECONDS)))["nftables"]:
             for one in each.get("set", {}).get("elem", ()):
                 counts.setdefault(one["elem"]["val"], {})[share] = one["elem"]["counter"]["packets"]
     return counts

@@ -18,7 +18,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from infranetes_common.commands import ENVIRONMENT, exit_code, find_program
+from infranetes_common.commands import ENVIRONMENT, exit_code, find_program, how_it_ended
 from infranetes_common.concurrency import Notifier
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class SpawnedProcess(ProcessProtocol):
         self.pid = int(transport.pid)
 
     def processExited(self, reason: Failure) -> None:
-        self.end = describe_end(exit_code(reason))
+        self.end = how_it_ended(exit_code(reason))
 
 
 def spawn(reactor: IReactor, command: Sequence[str], open_files: Mapping[int, int]) -> SpawnedProcess:
@@ -56,18 +56,6 @@ def spawn(reactor: IReactor, command: Sequence[str], open_files: Mapping[int, in
         child, find_program(command[0]), command, env=ENVIRONMENT, path="/", childFDs=dict(open_files)
     )
     return child
-
-
-def describe_end(code: int) -> str:
-    """Describe for people how a process ended. `code`: as in `infranetes_common.commands.Output`."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = " (by a person, or by the kernel for want of memory: see its log)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
 
 
 @implementer(IReadDescriptor)

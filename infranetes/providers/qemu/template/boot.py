@@ -19,7 +19,7 @@ from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.template.template import DISK, OVERLAY, RAM, STATE, Template
 from infranetes.providers.qemu.vm.consoles import tail
 from infranetes.providers.qemu.vm.record import CONSOLE, OUTPUT
-from infranetes_common.commands import check, find_program
+from infranetes_common.commands import Command, check, find_program
 from infranetes_common.concurrency import Event, run_in_thread, sleep
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
@@ -82,7 +82,7 @@ class TemplateBoot:
         for name, backing_format, backing in layers:
             options = ["-q", "-f", "qcow2", "-F", backing_format, "-b", backing]
             command = [self._settings.qemu_img, "create", *options, str(self._work / name), str(size)]
-            await check(self._reactor, command, 60.0)
+            await check(self._reactor, Command(command, 60.0))
 
     async def _start(self) -> WatchedProcess:
         command_line = self._template.command_line

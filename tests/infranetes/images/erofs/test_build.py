@@ -230,7 +230,7 @@ class ChildTests(WorkingCase):
         child = await self.child(layer)
         os.kill(self.parent(child), signal.SIGKILL)
         said = await self.refused(InfranetesError, work)
-        self.assertIn("was killed by signal 9; call again", said)
+        self.assertIn("of memory: see its log); call again", said)
         await until(lambda: not self.children(layer), "its child has died with it")
         await self.build(TAR)
 

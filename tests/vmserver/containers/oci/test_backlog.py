@@ -13,11 +13,11 @@ from pathlib import Path
 from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
+from infranetes_common.processes import process_state, start_ticks
 from tests.support.waiting import until
 from vmserver.containers.oci.backlog import LAG_BYTES, PATIENCE_SECONDS, Backlog, unread
 from vmserver.containers.oci.conmon import Process
 from vmserver.containers.oci.log import Cursor, renamed
-from vmserver.processes import process_state, start_ticks
 
 
 class Case(TestCase):

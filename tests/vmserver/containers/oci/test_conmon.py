@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.processes import oom_score_adj
 from tests.contract.container_sessions import living
 from tests.support.crun import CGROUPS
 from tests.vmserver.containers.oci.case import CONMONS, CrunCase, reactor
@@ -25,7 +26,6 @@ from vmserver.containers.oci import cgroup
 from vmserver.containers.oci import conmon as conmons
 from vmserver.containers.oci.conmon import CannotRun, Conmon, Exit, Process, exit_code_of
 from vmserver.containers.oci.runtime import Crun
-from vmserver.processes import oom_score_adj
 
 MIB = 1024 * 1024
 
@@ -268,7 +268,9 @@ class ConmonTests(CrunCase):
         ):
             with self.assertRaises(FailedPrecondition) as caught:
                 await conmon.create(container)
-            self.assertIn(f"{name} is not installed", str(caught.exception))
+            self.assertIn(
+                f"the program {name} is missing; install the packages crun and conmon", str(caught.exception)
+            )
 
     async def test_a_conmon_that_hangs_is_given_up(self) -> None:
         container = self.monitored("true")

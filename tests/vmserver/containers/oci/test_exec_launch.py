@@ -19,15 +19,14 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
+from infranetes_common.commands import ENVIRONMENT, exit_code, shell_code
 from infranetes_common.concurrency import within
+from infranetes_common.processes import family, process_state
 from infranetes_common.reactors import installed
 from tests.support.waiting import until
-from vmserver.containers.child_exec import exit_code
 from vmserver.containers.oci.cgroup import Cgroup
 from vmserver.containers.oci.exec_launch import CommandGroups, FirstProcess, Launch
 from vmserver.containers.oci.runtime import Crun, Status
-from vmserver.containers.programs import ENVIRONMENT
-from vmserver.processes import family, process_state
 
 reactor = installed()
 
@@ -55,7 +54,7 @@ class Child(ProcessProtocol):
 
     def processEnded(self, reason: Failure) -> None:
         self._launch.over()
-        self.ended.callback(exit_code(reason))
+        self.ended.callback(shell_code(exit_code(reason)))
 
 
 class FirstProcessTests(TestCase):

@@ -24,6 +24,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.cri_log import checked, render
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.processes import process_state
 from infranetes_common.wire.vmserver import LogRecord
 from tests.harness.durations import slow
 from tests.harness.needs import repetitions
@@ -35,7 +36,6 @@ from vmserver.containers.oci.backlog import Backlog
 from vmserver.containers.oci.control import Control
 from vmserver.containers.oci.log import CriLog, numbers, renamed
 from vmserver.containers.oci.rotation import Rotation
-from vmserver.processes import process_state
 
 MIB = 1024 * 1024
 MUCH = "for i in $(seq 40); do seq $((i*10000-9999)) $((i*10000)); sleep 0.03; done"

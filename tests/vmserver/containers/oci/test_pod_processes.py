@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.processes import start_ticks
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_programs
 from tests.support.threads import in_this_thread
@@ -25,7 +26,6 @@ from vmserver.containers.oci import runtime
 from vmserver.containers.oci.cgroup import Cgroup
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.pod_processes import PodProcesses, init_spec
-from vmserver.processes import start_ticks
 
 
 @needs_programs("catatonit")

@@ -15,10 +15,10 @@ from twisted.trial.unittest import TestCase
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.processes import start_ticks
 from infranetes_common.reactors import installed
 from vmserver.containers.oci import runtime
 from vmserver.containers.oci.runtime import Crun
-from vmserver.processes import start_ticks
 
 
 class RuntimeCase(TestCase):
@@ -75,7 +75,7 @@ class ProgramTests(RuntimeCase):
         await self.crun.mount(self.root / "bin" / "crun")
         with self.assertRaises(FailedPrecondition) as caught:
             self.crun.command("list")
-        self.assertIn("no-crun is not installed", str(caught.exception))
+        self.assertIn("no-crun is missing; install the packages crun and conmon", str(caught.exception))
 
     async def test_nothing_is_deleted_where_nothing_is(self) -> None:
         for _ in range(2):

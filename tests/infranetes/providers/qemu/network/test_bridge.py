@@ -22,6 +22,7 @@ from infranetes.providers.qemu.network.bridge import MAC, Bridge, BridgePort, op
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.vm.paths import ProviderPaths
 from infranetes_common import commands
+from infranetes_common.commands import Command
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_netns
@@ -220,17 +221,17 @@ class BridgeTests(TestCase):
 
     async def test_what_a_pod_has_begun_is_forgotten_with_it(self) -> None:
         await self.network.set_up(SUBNET, [])
-        ran: list[tuple[list[str], bytes]] = []
+        ran: list[Command] = []
         check = commands.check
 
-        async def noting(reactor: Any, command: list[str], seconds: float, given: bytes = b"") -> bytes:
-            ran.append((command, given))
-            return await check(reactor, command, seconds, given)
+        async def noting(reactor: Any, command: Command) -> bytes:
+            ran.append(command)
+            return await check(reactor, command)
 
         self.patch(bridge, "check", noting)
         await self.network.forbid(BridgePort("infaaaa", "10.217.0.5"))
-        self.assertIn(["conntrack", "-D", "-s", "10.217.0.5"], [command for command, _ in ran])
-        forgotten = b"".join(given for _, given in ran)
+        self.assertIn(["conntrack", "-D", "-s", "10.217.0.5"], [command.words for command in ran])
+        forgotten = b"".join(command.stdin for command in ran)
         for each in (b"begun { 10.217.0.5 . 0, ", b"refused-connections { 10.217.0.5 }"):
             self.assertIn(each, forgotten)
 

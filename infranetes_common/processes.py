@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of this VM: find their descendants, kill them, notice their end."""
+"""Processes of this machine: find their descendants, kill them, notice their end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +13,6 @@ from pathlib import Path
 from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
 from twisted.python.failure import Failure
 from zope.interface import implementer
-
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""$PATH of processes for which none is configured."""
 
 
 def kill_family(leader: int) -> None:
@@ -123,8 +121,12 @@ class ProcessEnd:
         return "process"
 
     def doRead(self) -> None:
-        self.close()
-        self._ended()
+        # The reactor may also deliver an event that it had fetched for an earlier file with the same number.
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        if poll.poll(0):
+            self.close()
+            self._ended()
 
     def connectionLost(self, reason: Failure) -> None:
         self.close()

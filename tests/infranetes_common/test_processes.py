@@ -10,11 +10,11 @@ from twisted.internet.process import Process
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes_common.errors import InvalidArgument, Unavailable
+from infranetes_common.processes import as_command, kill_family, oom_score_adj
 from infranetes_common.reactors import installed
 from vmserver.containers.child_exec import exec_sync
 from vmserver.containers.child_sessions import ExecSession
 from vmserver.containers.interface import Streams
-from vmserver.processes import as_command, kill_family, oom_score_adj
 
 reactor = installed()
 
