@@ -148,9 +148,9 @@ class Infranetes(Service):
         self._hangups = hangups
         config, source = options.reading.config, options.reading.sources.main
         manager = ServiceManager()
-        known = ConfigInForce(options.reading)
-        self._daemon = Daemon(reactor, config, manager, source=source, known=known)
-        self._reload = Reload(reactor, self._daemon, manager, output, known, options.read_again)
+        config_in_force = ConfigInForce(options.reading)
+        self._daemon = Daemon(reactor, config, manager, source=source, config_in_force=config_in_force)
+        self._reload = Reload(reactor, self._daemon, manager, output, config_in_force, options.read_again)
 
     def startService(self) -> None:
         """Begin to start the daemon."""

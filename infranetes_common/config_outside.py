@@ -117,7 +117,7 @@ def unseen(words: str, key: str = "") -> Finding:
     return Finding(Verdict.UNSEEN, words, key)
 
 
-def each(look: Look) -> Look:
+def for_each(look: Look) -> Look:
     """Return a look at each of several values."""
     return lambda values: (said for value in values for said in look(value))
 

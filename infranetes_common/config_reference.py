@@ -93,9 +93,9 @@ def plain(words: str) -> str:
     return _LINK.sub(r"\1", words).replace("`", "")
 
 
-def commented(given: Sequence[Table]) -> Iterator[str]:
+def commented(tables: Sequence[Table]) -> Iterator[str]:
     """Yield the lines of a TOML file that has every key, each commented out."""
-    for table in given:
+    for table in tables:
         if table.name:
             yield f"#[{table.name}]"
         for key in table.keys:

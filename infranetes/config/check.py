@@ -25,7 +25,7 @@ Make = Callable[[Config, str], None]
 """Makes the daemon's parts from a configuration, for their errors. Also takes the file, to name in these."""
 
 
-def made_of_keys(found: Config, source: str) -> None:
+def made_of_keys(config: Config, source: str) -> None:
     """Make no parts: check only the configuration's keys."""
 
 

@@ -67,14 +67,14 @@ def _origin(fault: str, sources: Sources, flags: Container[str]) -> str:
     return COMMAND_LINE if fault.partition(": ")[0] in flags else sources.main
 
 
-def with_base_ip(found: Config, base: str) -> Config:
-    """Return `found` with its provider's subnet for pods, given by its first three numbers.
+def with_base_ip(configuration: Config, base: str) -> Config:
+    """Return `configuration` with its provider's subnet for pods, given by its first three numbers.
 
     :raise ConfigError: they are malformed, or the provider gives no addresses."""
-    if found.provider not in ADDRESSING:
+    if configuration.provider not in ADDRESSING:
         raise ConfigError(
-            f"{COMMAND_LINE}: base-ip: provider {found.provider!r} takes pods' addresses from elsewhere; "
-            f"it is for {' and '.join(ADDRESSING)}"
+            f"{COMMAND_LINE}: base-ip: provider {configuration.provider!r} takes pods' addresses from "
+            f"elsewhere; it is for {' and '.join(ADDRESSING)}"
         )
     try:
         subnet = IPv4Network(f"{base.removesuffix('.')}.0/24")
@@ -82,5 +82,5 @@ def with_base_ip(found: Config, base: str) -> Config:
         raise ConfigError(
             f"{COMMAND_LINE}: base-ip: {base!r} is not the first three numbers of an address, such as 10.88.3"
         ) from None
-    table = {**found.providers.get(found.provider, {}), "pod_cidr": str(subnet)}
-    return attrs.evolve(found, providers={**found.providers, found.provider: table})
+    table = {**configuration.providers.get(configuration.provider, {}), "pod_cidr": str(subnet)}
+    return attrs.evolve(configuration, providers={**configuration.providers, configuration.provider: table})

@@ -18,32 +18,32 @@ MAX_SOCKET_PATH = 107  # bytes: sun_path of unix(7), with its ending zero
 _OF_CRIO = "crio.sock"
 
 
-def faults(found: Config) -> Iterator[str]:
+def faults(config: Config) -> Iterator[str]:
     """Yield everything that is wrong."""
-    yield from _of_paths(found)
+    yield from _of_paths(config)
     for key in ("cluster", "node", "provider"):
-        value = getattr(found, key)
+        value = getattr(config, key)
         if not value or len(value) > 63 or not value.isprintable():
             yield f"{key}: 1 to 63 printable characters are needed"
-    yield from _of_images(found)
-    yield from name_faults(found.runtime_handlers)
-    yield from handler_faults(found.handlers, found.kind)
-    for name, handler in found.handlers.items():
+    yield from _of_images(config)
+    yield from name_faults(config.runtime_handlers)
+    yield from handler_faults(config.handlers, config.kind)
+    for name, handler in config.handlers.items():
         if handler.network == CNI:
-            yield from _of_cni(found, name)
-    if found.kubernetes.network_policies and not found.kubernetes.kubeconfig:
+            yield from _of_cni(config, name)
+    if config.kubernetes.network_policies and not config.kubernetes.kubeconfig:
         yield ("kubernetes.network_policies: they are read from the API server: set kubernetes.kubeconfig")
-    if found.parallel_agents < 1:
+    if config.parallel_agents < 1:
         yield "parallel_agents: at least 1 is needed"
-    yield from streaming_faults(found.streaming)
-    yield from _of_delegate(found)
-    yield from metrics_faults(found.metrics)
+    yield from streaming_faults(config.streaming)
+    yield from _of_delegate(config)
+    yield from metrics_faults(config.metrics)
 
 
-def _of_paths(found: Config) -> Iterator[str]:
-    path = found.socket_path
+def _of_paths(config: Config) -> Iterator[str]:
+    path = config.socket_path
     if not path.startswith("/"):
-        yield f"socket: {found.socket!r} is not an absolute path or unix:///PATH"
+        yield f"socket: {config.socket!r} is not an absolute path or unix:///PATH"
     if len(path.encode()) > MAX_SOCKET_PATH:
         yield f"socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
     if path.endswith(_OF_CRIO):
@@ -52,47 +52,47 @@ def _of_paths(found: Config) -> Iterator[str]:
             "takes no statistics from the runtime; choose another name"
         )
     for key in ("state_dir", "run_dir"):
-        if not getattr(found, key).is_absolute():
-            yield f"{key}: {str(getattr(found, key))!r} is not an absolute path"
-    if len(os.fsencode(found.control_socket)) > MAX_SOCKET_PATH:
-        yield f"run_dir: {str(found.run_dir)!r} is too long for a socket in it"
-    if found.ca and not os.path.isabs(found.ca):
-        yield f"ca: {found.ca!r} is not an absolute path"
+        if not getattr(config, key).is_absolute():
+            yield f"{key}: {str(getattr(config, key))!r} is not an absolute path"
+    if len(os.fsencode(config.control_socket)) > MAX_SOCKET_PATH:
+        yield f"run_dir: {str(config.run_dir)!r} is too long for a socket in it"
+    if config.ca and not os.path.isabs(config.ca):
+        yield f"ca: {config.ca!r} is not an absolute path"
 
 
-def _of_images(found: Config) -> Iterator[str]:
-    if found.imgprovider not in (*IMAGE_PROVIDERS, found.provider):
+def _of_images(config: Config) -> Iterator[str]:
+    if config.imgprovider not in (*IMAGE_PROVIDERS, config.provider):
         yield (
-            f"imgprovider: {found.imgprovider!r} is not offered; known are "
+            f"imgprovider: {config.imgprovider!r} is not offered; known are "
             f"{', '.join(IMAGE_PROVIDERS)}, and the name of the provider where that is a cloud"
         )
-    if found.imgprovider not in IMAGE_PROVIDERS and found.pool.sizes:
+    if config.imgprovider not in IMAGE_PROVIDERS and config.pool.sizes:
         yield (
-            f"pool.sizes: with imgprovider = {found.imgprovider!r} each pod's image is its VM, so no VM can "
+            f"pool.sizes: with imgprovider = {config.imgprovider!r} each pod's image is its VM, so no VM can "
             "be booted before the pod is known; leave the pool out"
         )
-    if found.contprovider and found.kind != DOCKER:
+    if config.contprovider and config.kind != DOCKER:
         yield (
-            f"contprovider: with imgprovider = {found.imgprovider!r} nothing "
+            f"contprovider: with imgprovider = {config.imgprovider!r} nothing "
             "runs containers in VMs; leave it out"
         )
 
 
-def _of_cni(found: Config, name: str) -> Iterator[str]:
+def _of_cni(config: Config, name: str) -> Iterator[str]:
     where = f"handlers.{name}.network: the node's CNI"
-    if not found.delegate.socket:
+    if not config.delegate.socket:
         yield f"{where} is asked through the node's own runtime: set delegate.socket"
-    if found.provider_of(name) != "qemu":
+    if config.provider_of(name) != "qemu":
         yield f"{where} can only give networks to VMs of the provider qemu, which run on the node"
-    if found.kubernetes.network_policies:
+    if config.kubernetes.network_policies:
         yield f"{where} enforces NetworkPolicies itself; leave kubernetes.network_policies out"
 
 
-def _of_delegate(found: Config) -> Iterator[str]:
-    socket, path = found.delegate.socket, found.delegate.socket_path
+def _of_delegate(config: Config) -> Iterator[str]:
+    socket, path = config.delegate.socket, config.delegate.socket_path
     if socket and not os.path.isabs(path):
         yield f"delegate.socket: {socket!r} is not an absolute path or unix:///PATH"
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         yield f"delegate.socket: {path!r} is over {MAX_SOCKET_PATH} bytes, too long for a socket"
-    if path and os.path.realpath(path) == os.path.realpath(found.socket_path):
+    if path and os.path.realpath(path) == os.path.realpath(config.socket_path):
         yield f"delegate.socket: {path!r} is this daemon's own (socket): name that of containerd or CRI-O"

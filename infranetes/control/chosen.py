@@ -31,7 +31,7 @@ def chosen(inventory: Inventory, pod: str) -> list[Sandbox]:
     return found
 
 
-def known(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
+def find_sandbox(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
     """Return the sandbox that is meant: one that has a record, or else the newest that is gone.
 
     :param pod: its id or the beginning of it, namespace/name, or the name alone.
@@ -55,7 +55,7 @@ def known(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
 def id_meant(inventory: Inventory, pod: str) -> str:
     """Return the id of the sandbox that is meant, or the word itself, as an id, if no pod is known by it."""
     try:
-        return known(inventory, pod).record.id
+        return find_sandbox(inventory, pod).record.id
     except NotFound:
         return pod
 

@@ -17,12 +17,12 @@ _NANOS = 10**9
 class ConfigCalls(ControlConfigRpcs):
     """One method per RPC."""
 
-    def __init__(self, reactor: IReactor, known: ConfigInForce) -> None:
+    def __init__(self, reactor: IReactor, config_in_force: ConfigInForce) -> None:
         self._reactor = reactor
-        self._known = known
+        self._config_in_force = config_in_force
 
     async def GetConfig(self, request: control.GetConfigRequest, call: Call) -> control.GetConfigResponse:
-        now = self._known.now
+        now = self._config_in_force.now
         keys = await run_in_thread(self._reactor, lambda: [*now.entries()])
         return control.GetConfigResponse(
             files=now.read.sources.files,

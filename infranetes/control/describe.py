@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from infranetes.control.chosen import known
+from infranetes.control.chosen import find_sandbox
 from infranetes.control.service import past_pod, shown_pod
 from infranetes.machines.timeline import Timeline, bounded
 from infranetes.pods.node.context import NodeContext
@@ -22,7 +22,7 @@ class DescribeCalls(ControlDescriptionRpcs):
     async def DescribePod(
         self, request: control.DescribePodRequest, call: Call
     ) -> control.DescribePodResponse:
-        meant = known(self._node.inventory, request.pod)
+        meant = find_sandbox(self._node.inventory, request.pod)
         answer = control.DescribePodResponse(steps=_steps(meant.timeline), left_out=meant.timeline.left_out)
         if isinstance(meant, PastSandbox):
             answer.pod.CopyFrom(past_pod(meant))

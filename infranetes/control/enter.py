@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.control.chosen import known
+from infranetes.control.chosen import find_sandbox
 from infranetes.machines.agent.calls import SessionCall
 from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
 from infranetes.pods.store.states import SandboxState
@@ -128,7 +128,7 @@ class EnterCalls(ControlShellRpcs):
 
     def _meant(self, pod: str) -> Sandbox:
         """Return the sandbox whose VM is meant. :raise FailedPrecondition: it has none, or is not ready."""
-        meant = known(self._inventory, pod)
+        meant = find_sandbox(self._inventory, pod)
         if isinstance(meant, PastSandbox):
             raise FailedPrecondition(f"sandbox {meant.record.id} is gone, and its VM with it")
         if meant.state is SandboxState.READY and meant.client is None:

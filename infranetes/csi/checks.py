@@ -59,9 +59,9 @@ def text(name: str, value: str, most: int) -> str:
     return value
 
 
-def capability(found: csi.VolumeCapability) -> Wanted:
+def capability(volume_capability: csi.VolumeCapability) -> Wanted:
     """Translate a capability. :raise InvalidArgument: it is not supported; the message says what is."""
-    mode = found.access_mode.mode
+    mode = volume_capability.access_mode.mode
     if mode not in _MODES:
         names = csi.VolumeCapability.AccessMode.Mode
         shown = names.Name(mode) if mode in names.values() else str(mode)
@@ -69,14 +69,14 @@ def capability(found: csi.VolumeCapability) -> Wanted:
             f"access_mode {shown}: a volume is a disk of one pod's VM at a time; ask for ReadWriteOncePod or "
             "ReadWriteOnce"
         )
-    access_type = found.WhichOneof("access_type")
+    access_type = volume_capability.WhichOneof("access_type")
     if access_type == "block":
         return Wanted("", (), mode == _READ_ONLY, None)
     if access_type != "mount":
         raise InvalidArgument(
             "access_type is missing: a volume is a file system (volumeMode: Filesystem) or a raw disk (Block)"
         )
-    mount = found.mount
+    mount = volume_capability.mount
     if mount.fs_type and mount.fs_type not in FILESYSTEMS:
         raise InvalidArgument(
             f"fs_type: {mount.fs_type[:80]!r} is not offered; known are {' and '.join(FILESYSTEMS)}"
@@ -86,29 +86,29 @@ def capability(found: csi.VolumeCapability) -> Wanted:
     return Wanted(filesystem, options, mode == _READ_ONLY, _group(mount.volume_mount_group))
 
 
-def capabilities(found: Iterable[csi.VolumeCapability]) -> None:
+def capabilities(volume_capabilities: Iterable[csi.VolumeCapability]) -> None:
     """Check a volume's capabilities. :raise InvalidArgument: there are none, or one is not supported."""
-    several = list(found)
+    several = list(volume_capabilities)
     if not several:
         raise InvalidArgument("volume_capabilities are missing")
     for each in several:
         capability(each)
 
 
-def parameters(found: Mapping[str, str], kind: str = "StorageClass") -> None:
+def parameters(class_parameters: Mapping[str, str], kind: str = "StorageClass") -> None:
     """Check the parameters of a StorageClass, or of another `kind`, except those of the sidecars.
 
     :raise InvalidArgument: a parameter that does nothing."""
-    for name in sorted(found):
+    for name in sorted(class_parameters):
         if not name.startswith("csi.storage.k8s.io/"):
             raise InvalidArgument(f"parameters: {name[:80]!r} is unknown; leave it out of the {kind}")
 
 
-def size(found: csi.CapacityRange, default: int, unit: int) -> int:
+def size(capacity_range: csi.CapacityRange, default: int, unit: int) -> int:
     """Return the size of a volume that is to be made or enlarged, in whole units.
 
     :raise InvalidArgument: the range can't be. :raise GrpcError: OUT_OF_RANGE: no whole units are in it."""
-    least, most = found.required_bytes, found.limit_bytes
+    least, most = capacity_range.required_bytes, capacity_range.limit_bytes
     if least < 0 or most < 0 or (most and most < least):
         raise InvalidArgument(f"capacity_range: {least} to {most} bytes is no range")
     if not least and most:
@@ -121,9 +121,11 @@ def size(found: csi.CapacityRange, default: int, unit: int) -> int:
     return chosen
 
 
-def in_range(found: csi.CapacityRange, has: int) -> bool:
+def in_range(capacity_range: csi.CapacityRange, has: int) -> bool:
     """Return whether the size of an existing volume is in the range asked for."""
-    return found.required_bytes <= has and (not found.limit_bytes or has <= found.limit_bytes)
+    return capacity_range.required_bytes <= has and (
+        not capacity_range.limit_bytes or has <= capacity_range.limit_bytes
+    )
 
 
 def _group(value: str) -> int | None:

@@ -24,7 +24,7 @@ class HasId(Protocol):
 T = TypeVar("T", bound=HasId)
 
 
-def page(found: Sequence[T], most: int, token: str) -> tuple[Sequence[T], str]:
+def page(entries: Sequence[T], most: int, token: str) -> tuple[Sequence[T], str]:
     """Return a page of entries, which are in the order of their ids, and the next page's token; "": the last.
 
     :param most: how many entries; 0: all. :param token: from an earlier page; "": the first page.
@@ -36,6 +36,6 @@ def page(found: Sequence[T], most: int, token: str) -> tuple[Sequence[T], str]:
             raise GrpcError(
                 Code.ABORTED, "starting_token: it was not issued by this driver; list from the beginning"
             )
-        found = found[bisect_right([each.id for each in found], token.removeprefix(_AFTER)) :]
-    shown = found[:most] if most else found
-    return shown, f"{_AFTER}{shown[-1].id}" if len(shown) < len(found) else ""
+        entries = entries[bisect_right([each.id for each in entries], token.removeprefix(_AFTER)) :]
+    shown = entries[:most] if most else entries
+    return shown, f"{_AFTER}{shown[-1].id}" if len(shown) < len(entries) else ""

@@ -145,13 +145,13 @@ def enter(command: argparse.ArgumentParser) -> None:
     command.add_argument("words", nargs="*", default=[], metavar="COMMAND", help=words)
 
 
-def exactly(words: Sequence[str], given: Sequence[str]) -> list[str]:
+def exactly(words: Sequence[str], command_line: Sequence[str]) -> list[str]:
     """Return a command as it was given: argparse takes more away than the first `--`.
 
-    :param words: what is left of it. :param given: the whole command line."""
-    if "--" not in given:
+    :param words: what is left of it. :param command_line: the whole command line."""
+    if "--" not in command_line:
         return list(words)
-    behind = list(given[list(given).index("--") + 1 :])
+    behind = list(command_line[list(command_line).index("--") + 1 :])
     before = sum(word != "--" for word in words) - sum(word != "--" for word in behind)
     return [*words[: max(before, 0)], *behind[max(-before, 0) :]]
 

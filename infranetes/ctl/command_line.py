@@ -30,20 +30,20 @@ class CommandLine(argparse.ArgumentParser):
             self._named(given).error(words)
         return options
 
-    def in_order(self, given: Sequence[str]) -> list[str]:
+    def in_order(self, words: Sequence[str]) -> list[str]:
         """Return the words with the command first, as argparse wants them."""
         parts = {name: {part for whole, part in self.parts if whole == name} for name in self.commands}
         every = [self, *self.commands.values(), *self.parts.values()]
-        return command_first(given, parts, {option for each in every for option in _valued(each)})
+        return command_first(words, parts, {option for each in every for option in _valued(each)})
 
-    def _named(self, given: Sequence[str]) -> argparse.ArgumentParser:
+    def _named(self, words: Sequence[str]) -> argparse.ArgumentParser:
         """Return the parser of the command that ordered words begin with."""
-        name, part = [*given[:2], "", ""][:2]
+        name, part = [*words[:2], "", ""][:2]
         return self.parts.get((name, part)) or self.commands.get(name) or self
 
 
 def command_first(
-    given: Sequence[str], commands: Mapping[str, Collection[str]], valued: Collection[str]
+    words: Sequence[str], commands: Mapping[str, Collection[str]], valued: Collection[str]
 ) -> list[str]:
     """Move the command, and the part of it that is named, before the options in front of them.
 
@@ -53,11 +53,11 @@ def command_first(
     options: list[str] = []
     choice: Collection[str] = commands
     place = 0
-    while place < len(given) and choice and given[place] != "--":
-        word = given[place]
+    while place < len(words) and choice and words[place] != "--":
+        word = words[place]
         if word.startswith("-"):
             width = 2 if word in valued else 1
-            options += given[place : place + width]
+            options += words[place : place + width]
             place += width
         elif word in choice:
             found.append(word)
@@ -65,7 +65,7 @@ def command_first(
             place += 1
         else:
             break
-    return [*found, *options, *given[place:]]
+    return [*found, *options, *words[place:]]
 
 
 def _valued(parser: argparse.ArgumentParser) -> Iterable[str]:

@@ -39,9 +39,9 @@ def at(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def some(given: Iterable[str], count: int = 0, most: int = 3) -> str:
+def some(items: Iterable[str], count: int = 0, most: int = 3) -> str:
     """Return the first few of them in a line. :param count: of all, if these are not."""
-    its = list(given)
+    its = list(items)
     rest = max(count, len(its)) - most
     return ", ".join(its[:most]) + (f" and {rest} more" if rest > 0 else "")
 

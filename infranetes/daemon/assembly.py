@@ -110,7 +110,7 @@ class Daemon(OrderedServices):
 
     :param manager: the service manager to be notified. :param make_provider: makes the provider.
     :param source: the configuration's file, which errors name.
-    :param known: what is shown of the configuration.
+    :param config_in_force: what is shown of the configuration.
     :raise InfranetesError: what is in the way, and what to do.
     """
 
@@ -121,14 +121,14 @@ class Daemon(OrderedServices):
         manager: ServiceManager | None = None,
         make_provider: MakeProvider = registry.create,
         source: str = "configuration",
-        known: ConfigInForce | None = None,
+        config_in_force: ConfigInForce | None = None,
     ) -> None:
         super().__init__()
         self._reactor = reactor
         self._config = config
         self._make_provider = make_provider
         self._source = source
-        self._known = known or ConfigInForce(Reading(config, Sources(source)))
+        self._config_in_force = config_in_force or ConfigInForce(Reading(config, Sources(source)))
         self._manager = manager or ServiceManager()
         self._observer, metrics = make_observer(config)
         self._tracer = make_tracer(reactor, config.tracing, config.node, source)
@@ -317,14 +317,16 @@ class Daemon(OrderedServices):
         services = ServiceCalls(self._reactor, node.inventory, self._services)
         policies = PolicyCalls(node.inventory, self._policies, self._firewalls)
         volumes = VolumeCalls(self._publisher, self._config.volumes.flexvolumes)
-        sizes, settings = SizeCalls(node.providers), ConfigCalls(self._reactor, self._known)
+        sizes, settings = SizeCalls(node.providers), ConfigCalls(self._reactor, self._config_in_force)
         description = DescribeCalls(node)
         usage = UsageCalls(
             node.inventory,
             Gatherer(self._reactor, Listing(self._reactor, node.inventory, node.times.listing)),
         )
         figures = MetricsCalls(self._metrics.exposition if self._metrics is not None else None)
-        shells = EnterCalls(self._reactor, node.inventory, lambda: self._known.now.running.control.enter)
+        shells = EnterCalls(
+            self._reactor, node.inventory, lambda: self._config_in_force.now.running.control.enter
+        )
         calls = control_service(
             pods, description, usage, shells, services, policies, sizes, volumes, settings, figures
         )
@@ -341,7 +343,7 @@ class Daemon(OrderedServices):
             config.offered_handlers,
             config.cgroup_driver,
             streams.url,
-            partial(run_in_thread, self._reactor, lambda: self._known.now.shown()),
+            partial(run_in_thread, self._reactor, lambda: self._config_in_force.now.shown()),
         )
         delegate, cri_images = self._backends.delegate, self._backends.cri_images
         images = image_service(ImageService(cri_images))

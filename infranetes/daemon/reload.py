@@ -39,7 +39,7 @@ class Reload:
     """Reloads the configuration. A file with any error changes nothing.
 
     :param manager: the service manager, which is told of each reload and its end.
-    :param output: where the daemon logs to. :param known: what it was started with.
+    :param output: where the daemon logs to. :param config_in_force: what it was started with.
     :param read: reads the configuration again, flags included.
     """
 
@@ -49,16 +49,16 @@ class Reload:
         daemon: Daemon,
         manager: ServiceManager,
         output: Output,
-        known: ConfigInForce,
+        config_in_force: ConfigInForce,
         read: Callable[[], Reading],
     ) -> None:
         self._reactor = reactor
         self._daemon = daemon
         self._manager = manager
         self._output = output
-        self._known = known
+        self._config_in_force = config_in_force
         self._read = read
-        self._origin = known.now.started.sources.main
+        self._origin = config_in_force.now.started.sources.main
 
     async def __call__(self) -> None:
         """Reload. An error in the file is logged, and changes nothing."""
@@ -78,13 +78,13 @@ class Reload:
             read = await run_in_thread(self._reactor, self._checked)
         except InfranetesError as error:
             refuse(_log, error)
-            self._known.refuse(str(error))
+            self._config_in_force.refuse(str(error))
             return str(error)
-        before = self._known.now.running
+        before = self._config_in_force.now.running
         running = in_force(before, read.config)
         taken, waiting = differences(before, running), differences(running, read.config)
         self._daemon.reconfigure(running)
-        self._known.take(read, running, self._reactor.seconds())
+        self._config_in_force.take(read, running, self._reactor.seconds())
         # The report is written at the more verbose of the two levels.
         quieter = LEVELS.index(running.log.level) > LEVELS.index(before.log.level)
         if not quieter:

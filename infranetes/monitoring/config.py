@@ -79,14 +79,14 @@ class MetricsConfig:
         return split_address(self.listen)
 
 
-def metrics_faults(found: MetricsConfig) -> list[str]:
+def metrics_faults(metrics: MetricsConfig) -> list[str]:
     """Return what is wrong with the table as a whole."""
     faults = []
-    if bool(found.certificate_file) != bool(found.key_file):
+    if bool(metrics.certificate_file) != bool(metrics.key_file):
         faults.append("metrics.certificate_file: it and metrics.key_file have to be given together")
-    if not found.listen and (found.page or found.certificate_file or found.token_file):
+    if not metrics.listen and (metrics.page or metrics.certificate_file or metrics.token_file):
         faults.append("metrics.listen: it is missing; give the address at which this is served")
-    elif found.page and not found.token_file and not ip_address(found.address[0]).is_loopback:
+    elif metrics.page and not metrics.token_file and not ip_address(metrics.address[0]).is_loopback:
         faults.append(
             "metrics.page: the page shows the names of pods and the errors; at an address that is not the "
             "node's own, such as 127.0.0.1:9475, it needs metrics.token_file"

@@ -211,13 +211,13 @@ def read(annotations: Mapping[str, str]) -> Wishes:
     return Wishes(**found)
 
 
-def refuse_unknown(provider: str, annotations: Mapping[str, str], known: Collection[str] = ()) -> None:
+def refuse_unknown(provider: str, annotations: Mapping[str, str], supported: Collection[str] = ()) -> None:
     """Refuse what begins with a provider's own prefix, today's or that of earlier releases, and is not known.
 
-    :param known: the provider's own annotations, whole names.
+    :param supported: the provider's own annotations, whole names.
     :raise InvalidArgument: the message names the annotation, and what may be meant."""
     prefixes = (f"{provider}.{PREFIX}", f"infranetes.{provider}.")
-    names = [*known, *(name for row in TABLE for name in row.aliases if name.startswith(prefixes))]
+    names = [*supported, *(name for row in TABLE for name in row.aliases if name.startswith(prefixes))]
     for name in annotations:
         if name.startswith(prefixes) and name not in names:
             close = get_close_matches(name, names, n=1)

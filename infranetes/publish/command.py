@@ -275,14 +275,14 @@ def run_images(options: argparse.Namespace) -> None:
 
 
 def choose(
-    found: Sequence[CloudImage], ids: Sequence[str], days: int | None, keep: int | None, now: float
+    images: Sequence[CloudImage], ids: Sequence[str], days: int | None, keep: int | None, now: float
 ) -> list[CloudImage]:
     """Return the images to remove.
 
-    :param found: the newest first. :param ids: that were asked for. :param days: how old at least.
+    :param images: the newest first. :param ids: that were asked for. :param days: how old at least.
     :param keep: how many of each kind and name stay.
     :raise NotFound: there is none with an id. :raise FailedPrecondition: it is in use."""
-    by_id = {image.id: image for image in found}
+    by_id = {image.id: image for image in images}
     for id in ids:
         if id not in by_id:
             raise NotFound(f"there is no image {id} that was published by this command")
@@ -292,7 +292,7 @@ def choose(
         return [by_id[id] for id in dict.fromkeys(ids)]
     chosen = []
     seen: dict[tuple[str, str], int] = {}
-    for image in found:
+    for image in images:
         what = (image.kind, image.name)
         seen[what] = seen.get(what, 0) + 1
         old = days is not None and image.created < now - days * _DAY

@@ -115,12 +115,12 @@ class Table:
         self._services.pop(name, None)
         self._renew(name)
 
-    def put_slice(self, given: EndpointSlice) -> None:
+    def put_slice(self, endpoint_slice: EndpointSlice) -> None:
         """Add or change an EndpointSlice. Its Service may come later."""
-        if self._service_of.get(given.name, given.service) != given.service:
-            self.remove_slice(given.name)
-        self._keep(given)
-        self._renew(given.service)
+        if self._service_of.get(endpoint_slice.name, endpoint_slice.service) != endpoint_slice.service:
+            self.remove_slice(endpoint_slice.name)
+        self._keep(endpoint_slice)
+        self._renew(endpoint_slice.service)
 
     def remove_slice(self, name: Name) -> None:
         """Remove an EndpointSlice. Idempotent."""
@@ -163,9 +163,9 @@ class Table:
                 if number % STEP == 0:
                     yield
 
-    def _keep(self, given: EndpointSlice) -> None:
-        self._slices.setdefault(given.service, {})[given.name] = given
-        self._service_of[given.name] = given.service
+    def _keep(self, endpoint_slice: EndpointSlice) -> None:
+        self._slices.setdefault(endpoint_slice.service, {})[endpoint_slice.name] = endpoint_slice
+        self._service_of[endpoint_slice.name] = endpoint_slice.service
 
     # Rules
 

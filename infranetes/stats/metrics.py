@@ -144,8 +144,8 @@ _REST = (
 
 
 def _disk(name: str, help: str, field: str) -> _Metric[_Subject]:
-    def values(one: _Subject) -> Values:
-        return [((disk.device,), getattr(disk, field)) for disk in one.usage.disks]
+    def values(subject: _Subject) -> Values:
+        return [((disk.device,), getattr(disk, field)) for disk in subject.usage.disks]
 
     return _Metric(name, help, cri.COUNTER, values, ("device",))
 
@@ -166,11 +166,11 @@ _DISKS: _Metrics = (
 
 
 def _pressure(resource: str, kind: str, which: str, help: str) -> _Metric[_Subject]:
-    def values(one: _Subject) -> Values:
+    def values(subject: _Subject) -> Values:
         field = f"{resource}_pressure"
-        if not one.usage.HasField(field) or not getattr(one.usage, field).HasField(which):
+        if not subject.usage.HasField(field) or not getattr(subject.usage, field).HasField(which):
             return []
-        return [((), getattr(getattr(one.usage, field), which).Total // 10**6)]
+        return [((), getattr(getattr(subject.usage, field), which).Total // 10**6)]
 
     name = f"container_pressure_{resource}_{kind}_seconds_total"
     return _Metric(name, f"Time in which {help} for {resource}.", cri.COUNTER, values)

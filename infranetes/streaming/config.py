@@ -32,19 +32,19 @@ class StreamingConfig:
                 return
 
 
-def streaming_faults(found: StreamingConfig) -> Iterator[str]:
+def streaming_faults(streaming: StreamingConfig) -> Iterator[str]:
     """Yield what is wrong with the table `streaming`."""
     try:
-        address = IPv4Address(found.host)
+        address = IPv4Address(streaming.host)
     except ValueError:
-        yield f"streaming.host: {found.host!r} is not an IPv4 address"
+        yield f"streaming.host: {streaming.host!r} is not an IPv4 address"
     else:
-        if address.is_unspecified and not found.advertise:
+        if address.is_unspecified and not streaming.advertise:
             yield (
                 f"streaming.advertise: with the host {address} it has to say by which name or address "
                 "kubelet reaches this node"
             )
-    if not 0 <= found.port < 65536:
-        yield f"streaming.port: {found.port} is not 0 to 65535"
-    if not _HOST.fullmatch(found.advertise):
-        yield f"streaming.advertise: {found.advertise!r} is not a host name or address"
+    if not 0 <= streaming.port < 65536:
+        yield f"streaming.port: {streaming.port} is not 0 to 65535"
+    if not _HOST.fullmatch(streaming.advertise):
+        yield f"streaming.advertise: {streaming.advertise!r} is not a host name or address"

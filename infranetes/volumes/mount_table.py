@@ -214,10 +214,10 @@ def outermost_writable(layout: Layout) -> list[bytes]:
     return found
 
 
-def with_previous(found: Manifest, before: Manifest, changed: frozenset[bytes]) -> Manifest:
-    """Return `found`, with what is at and below the `changed` paths replaced by what was there `before`."""
+def with_previous(manifest: Manifest, before: Manifest, changed: frozenset[bytes]) -> Manifest:
+    """Return `manifest`, with what is at and below `changed` paths replaced by what was there `before`."""
     if not changed:
-        return found
+        return manifest
 
     def replaced(path: bytes) -> bool:
         while path not in changed:
@@ -226,5 +226,5 @@ def with_previous(found: Manifest, before: Manifest, changed: frozenset[bytes]) 
             path = path.rpartition(b"/")[0]
         return True
 
-    same = {path: entry for path, entry in found.items() if not replaced(path)}
+    same = {path: entry for path, entry in manifest.items() if not replaced(path)}
     return {**same, **{path: entry for path, entry in before.items() if replaced(path)}}

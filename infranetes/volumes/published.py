@@ -209,15 +209,15 @@ def check_target(target: str) -> None:
         raise InvalidArgument("target_path: nothing is published at the root directory")
 
 
-def check_same(target: str, there: PublishedVolume | None, volume: PublishedVolume) -> None:
+def check_same(target: str, published: PublishedVolume | None, volume: PublishedVolume) -> None:
     """Check that what is published at a path is what is to be.
 
     :raise AlreadyExists: it is in another way. :raise FailedPrecondition: it is another volume."""
-    if there == attrs.evolve(volume, below=""):
+    if published == attrs.evolve(volume, below=""):
         return
-    if there is not None and there.volume == volume.volume:
+    if published is not None and published.volume == volume.volume:
         raise AlreadyExists(f"{target}: volume {volume.volume} is published there in another way already")
-    other = there.volume if there is not None else "?"
+    other = published.volume if published is not None else "?"
     raise FailedPrecondition(f"{target}: volume {other} is published there, not {volume.volume}")
 
 

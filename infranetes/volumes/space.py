@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate64.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _log = Logger()
 
-Wanted = Callable[[], Mapping[str, Source]]
+ListSources = Callable[[], Mapping[str, Source]]
 
 
 class ShownSpace:
@@ -59,12 +59,14 @@ class ShownSpace:
         self._loops: dict[str, Deferred[None]] = {}  # by sandbox
         self._troubles: dict[str, str] = {}  # by path
 
-    def show(self, sandbox: Sandbox, wanted: Wanted) -> None:
+    def show(self, sandbox: Sandbox, list_sources: ListSources) -> None:
         """Show the usage of a sandbox's volumes, until `forget`. Idempotent.
 
-        :param wanted: returns their sources by their ids."""
+        :param list_sources: returns their sources by their ids."""
         if self._on and sandbox.id not in self._loops:
-            self._loops[sandbox.id] = start(self._run(sandbox, wanted)).addErrback(_log_unless_cancelled)
+            self._loops[sandbox.id] = start(self._run(sandbox, list_sources)).addErrback(
+                _log_unless_cancelled
+            )
 
     def forget(self, sandbox_id: str) -> None:
         """Stop looking at a sandbox's volumes. Idempotent."""
@@ -84,10 +86,10 @@ class ShownSpace:
         for sandbox_id in list(self._loops):
             self.forget(sandbox_id)
 
-    async def _run(self, sandbox: Sandbox, wanted: Wanted) -> None:
+    async def _run(self, sandbox: Sandbox, list_sources: ListSources) -> None:
         while True:
             await sleep(self._reactor, INTERVAL)
-            agent, sources = sandbox.client, wanted()
+            agent, sources = sandbox.client, list_sources()
             if agent is None or sandbox.watch is None or not sandbox.watch.live or not sources:
                 continue
             try:

@@ -84,9 +84,9 @@ class _Walk:
     :param device: the only file system to descend into; None: any.
     """
 
-    def __init__(self, tree: Tree, found: Manifest, check: BoundsCheck, device: int | None) -> None:
+    def __init__(self, tree: Tree, manifest: Manifest, check: BoundsCheck, device: int | None) -> None:
         self._tree = tree
-        self._found = found
+        self._manifest = manifest
         self._check = check
         self._device = device
 
@@ -105,11 +105,11 @@ class _Walk:
             try:
                 self._entry(directory, name, path)
             except (FileNotFoundError, NotADirectoryError):
-                self._found.pop(path, None)
+                self._manifest.pop(path, None)
             except OSError as error:
                 if not isinstance(error, PermissionError) and error.errno not in _PASSING:
                     raise
-                self._found.pop(path, None)
+                self._manifest.pop(path, None)
 
     def _entry(self, directory: int, name: str, path: bytes) -> None:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -119,7 +119,7 @@ class _Walk:
         if entry is None:
             return
         self._check.add(entry)
-        self._found[path] = entry
+        self._manifest[path] = entry
         if entry.kind == DIRECTORY and self._device in (None, status.st_dev):
             inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
             try:

@@ -11,7 +11,7 @@ from infranetes.config import rules as config_checks
 from tests.infranetes.daemon import crashing
 
 
-def _allow(found: Config, name: str) -> Iterator[str]:
+def _allow(config: Config, name: str) -> Iterator[str]:
     """Refuse nothing."""
     return iter(())
 

@@ -26,18 +26,18 @@ _SCHEME = re.compile(r"(?:Bearer|Basic|Token)[ \t]+", re.IGNORECASE)
 class Scrubber:
     """Takes secrets out of texts: those that are known, and whatever looks like one."""
 
-    def __init__(self, known: Iterable[str]) -> None:
-        values = {each for value in known for each in _meant(value.strip())}
+    def __init__(self, secrets: Iterable[str]) -> None:
+        values = {each for value in secrets for each in _meant(value.strip())}
         shapes = {shape for value in values if _is_worth(value) for shape in _shapes(value)}
         written = [each for each in shapes if len(each) >= SHORTEST]
-        self._known = _any_of(written) if written else None
+        self._secrets = _any_of(written) if written else None
 
     def clean(self, text: str) -> str:
         """Return the text without secrets.
 
         What is known and what looks so is found in the same text: neither takes from the other what it is
         recognised by."""
-        known = [] if self._known is None else [found.span(1) for found in self._known.finditer(text)]
+        known = [] if self._secrets is None else [found.span(1) for found in self._secrets.finditer(text)]
         return blotted(text, [*known, *spans(text)])
 
     def clean_document(self, document: object) -> object:

@@ -107,7 +107,7 @@ class QemuSettings:
     """Where volumes are kept, which outlive their pods; by default in the daemon's state directory."""
 
     devices: tuple[str, ...] = attrs.field(
-        default=(), validator=_are_devices, metadata=outside.names(outside.each(outside.block_device))
+        default=(), validator=_are_devices, metadata=outside.names(outside.for_each(outside.block_device))
     )
     """Block devices of the node that pods may have, each one pod's at a time; by default none."""
 
